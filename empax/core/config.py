@@ -1,0 +1,124 @@
+"""Settings: from a ConfigDict to frozen dataclasses, with errors that say what, where and how."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+S = TypeVar("S")
+
+
+class ConfigError(ValueError):
+    """Something that the user can fix: the message names what was found, what is allowed and where to change it."""
+
+
+def check_keys(values: Mapping[str, Any], allowed: typing.Iterable[str], *, where: str, owner: str) -> None:
+    """Raises ConfigError for the first key of `values` that `allowed` lacks, naming the nearest one."""
+    allowed = sorted(allowed)
+    for name in values:
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise ConfigError(f"{where}.{name} is not a setting of {owner}{hint} It takes: {', '.join(allowed)}.")
+
+
+def to_settings(cls: type[S], values: Mapping[str, Any], *, where: str) -> S:
+    """Makes the frozen dataclass `cls` of `values`, checking names and types, recursively.
+
+    Args:
+      cls: a dataclass; its annotations are the types, its defaults the only defaults.
+      values: a ConfigDict section or a dict.
+      where: path of the section, as the user would write it on the command line (`config.index`).
+
+    Raises:
+      ConfigError: an unknown key, a missing one, a value of the wrong type, or what `__post_init__` refuses.
+    """
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    check_keys(values, fields, where=where, owner=cls.__name__)
+    made = {name: _convert(values[name], hints[name], f"{where}.{name}") for name in values}
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in made and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{where} lacks {', '.join(missing)}, which {cls.__name__} needs; set it in the config file.")
+    try:
+        return cls(**made)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(value, args, where)
+    if origin is typing.Literal:
+        if value not in args:
+            raise ConfigError(f"{where} = {value!r} is not allowed; it takes one of {', '.join(map(repr, args))}.")
+        return value
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if not isinstance(value, Mapping) and not hasattr(value, "to_dict"):
+            raise ConfigError(f"{where} = {value!r} must be a section of settings ({hint.__name__}).")
+        return to_settings(hint, value, where=where)
+    if origin is tuple:
+        return _convert_tuple(value, args, where)
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if hasattr(value, "to_dict"):
+            value = value.to_dict()
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} = {value!r} must map names to values.")
+        return {key: _convert(item, args[1], f"{where}.{key}") for key, item in value.items()}
+    return _convert_plain(value, hint, where)
+
+
+def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    errors = []
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return _convert(value, option, where)
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _convert_tuple(value: Any, args: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{where} = {value!r} must be a list.")
+    if len(args) == 2 and args[1] is Ellipsis:
+        return tuple(_convert(item, args[0], f"{where}[{i}]") for i, item in enumerate(value))
+    if len(args) != len(value):
+        raise ConfigError(f"{where} = {value!r} must have {len(args)} entries.")
+    return tuple(_convert(item, arg, f"{where}[{i}]") for i, (item, arg) in enumerate(zip(value, args, strict=True)))
+
+
+def _convert_plain(value: Any, hint: Any, where: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint in (int, float, str, bool):
+        if type(value) is not hint:
+            raise ConfigError(f"{where} = {value!r} is of type {type(value).__name__}; it must be {hint.__name__}.")
+        return value
+    return value
+
+
+def split_keys(values: Mapping[str, Any], *groups: type, where: str) -> list[dict[str, Any]]:
+    """Deals the keys of one section out to several dataclasses; a key that none has is a ConfigError."""
+    names = [{field.name for field in dataclasses.fields(group)} for group in groups]
+    check_keys(values, set().union(*names), where=where, owner=" + ".join(group.__name__ for group in groups))
+    return [{key: values[key] for key in values if key in group} for group in names]

@@ -1,0 +1,134 @@
+"""Files of a run: atomic writes, JSON lines, hashes, and the layout of the work directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class DataError(ValueError):
+    """A file that is not what it should be; the message names the file, the place and what to do."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Calls `write` on a temporary neighbour of `path` and renames it, so `path` is whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path} is not valid JSON ({error}); delete it and run again.") from error
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
+    """One JSON object a line; dataclasses are written as their fields."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(_plain(row), ensure_ascii=False, default=_plain) + "\n")
+
+    write_atomically(path, write)
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a JSON-lines file; a bad line is a DataError with its number."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path}, line {number}: not valid JSON ({error}).") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{path}, line {number}: a {type(row).__name__}, must be a JSON object.")
+            yield row
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def hash_json(value: Any) -> str:
+    """A short, stable hash of plain values: the same settings give the same name on any machine."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkDir:
+    """Where everything of one run lies."""
+
+    root: Path
+
+    def stage(self, name: str) -> Path:
+        return self.root / name
+
+    def done(self, name: str) -> Path:
+        """Exists once stage `name` is finished."""
+        return self.root / name / "DONE"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.json"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def predictions(self) -> Path:
+        return self.root / "predictions.jsonl"
+
+    def instances(self, split: str) -> Path:
+        return self.root / "prepare" / f"{split}.jsonl"
+
+    def annotations(self, split: str) -> Path:
+        return self.root / "annotate" / f"{split}.jsonl"

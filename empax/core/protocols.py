@@ -1,0 +1,88 @@
+"""What the floors expect of each other. Structural types: nothing inherits from these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from empax.core.types import Batch, Generated, Mean, Metrics, Params, Prediction, Retrieved
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What can be trained. `frozen` (teacher, reference, scorers) is an argument, never a closure."""
+
+    def init(self, rng: jax.Array, batch: Batch) -> Params: ...
+
+    def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        """The loss to minimise and what to log; `rng` None = no dropout."""
+        ...
+
+
+@runtime_checkable
+class GenerativeTask(Task, Protocol):
+    def generate(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Generated: ...
+
+
+@runtime_checkable
+class OnlineTask(Task, Protocol):
+    def explore(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Batch:
+        """What the current model must try out before it can learn from `batch`; no gradient flows."""
+        ...
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Tokenised examples with random access: what batches are cut from.
+
+    `lengths[N]` is each example's source length in tokens, the bucketing key.
+    """
+
+    lengths: np.ndarray
+
+    def __len__(self) -> int: ...
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> Batch:
+        """Rows `indices[B]` (-1 = filler) as a batch of numpy arrays, sources padded to `length` tokens."""
+        ...
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    def search(self, queries: Float[Array, "Q D"], k: int) -> Retrieved: ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    def __call__(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Float[np.ndarray, "N C"]: ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids and back. `encode` adds no special ids; `token_id` looks one token up by its text."""
+
+    pad_id: int
+    eos_id: int
+    start_id: int  # what a decoder reads first
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def token_id(self, token: str) -> int: ...
+
+
+@runtime_checkable
+class Metric(Protocol):
+    def __call__(self, rows: Sequence[Prediction]) -> Mapping[str, float]: ...
+
+
+@runtime_checkable
+class StepFn(Protocol):
+    """One decoding step; decoding knows no model. B examples, K hypotheses each."""
+
+    def __call__(self, tokens: Int[Array, "B K"], cache: Any) -> tuple[Float[Array, "B K V"], Any]: ...

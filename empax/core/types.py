@@ -1,0 +1,169 @@
+"""The types that everything else speaks: text as frozen dataclasses, arrays as pytrees.
+
+One legend of dimension letters serves einsum, shape annotations and comments everywhere:
+B batch, K passages or beams, S source, T target, D model, H heads, N head dim, V vocabulary, L layers, Q queries.
+Masks are True where something real is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+Params: TypeAlias = Any
+"""A pytree of arrays, nested dicts with string keys."""
+
+EMOTIONS: tuple[str, ...] = (
+    "afraid", "angry", "annoyed", "anticipating", "anxious", "apprehensive", "ashamed", "caring",
+    "confident", "content", "devastated", "disappointed", "disgusted", "embarrassed", "excited", "faithful",
+    "furious", "grateful", "guilty", "hopeful", "impressed", "jealous", "joyful", "lonely",
+    "nostalgic", "prepared", "proud", "sad", "sentimental", "surprised", "terrified", "trusting",
+)  # fmt: skip
+"""The 32 emotions of EmpatheticDialogues, alphabetical. Stored by name; a number is only ever an index into this."""
+
+LEVELS: tuple[str, ...] = ("low", "mid", "high")
+"""The three levels of every emotion attribute."""
+
+ATTRIBUTES: tuple[str, ...] = ("sentiment", "emotional_reaction", "interpretation", "exploration")
+"""REG's four emotion attributes, in the order in which their tokens stand in an input."""
+
+MECHANISMS: tuple[str, ...] = ATTRIBUTES[1:]
+"""EPITOME's three communication mechanisms: the attributes that a trained classifier gives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Utterance:
+    """One turn. `speaker` is "speaker" (who tells) or "listener" (who answers)."""
+
+    speaker: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialogue:
+    """One conversation, turns in order; `situation` is what the speaker was asked to talk about."""
+
+    id: str
+    emotion: str
+    situation: str
+    utterances: tuple[Utterance, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """One listener turn with its whole history: the text-level unit of everything.
+
+    Attributes:
+      id: the dialogue's id, "#", and the 1-based index of the response in it.
+      context: the turns before the response, oldest first; they alternate, and the last is the speaker's.
+      response: the gold listener turn; empty where nobody has answered yet (chat).
+      emotion: one of EMOTIONS, or empty where unknown.
+      notes: what earlier stages added: attributes, labels, knowledge.
+    """
+
+    id: str
+    context: tuple[str, ...]
+    response: str
+    emotion: str
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def dialogue_id(self) -> str:
+        return self.id.rsplit("#", 1)[0]
+
+
+@flax.struct.dataclass
+class Batch:
+    """Token ids of one step. A system may extend it (Fusion-in-Decoder: `source[B,K,S]`).
+
+    `target` ends with the end-of-sequence id and has no start id; models shift it right themselves.
+    """
+
+    source: Int[Array, "B S"]
+    source_mask: Bool[Array, "B S"]
+    target: Int[Array, "B T"]
+    target_mask: Bool[Array, "B T"]
+    valid: Bool[Array, " B"]  # False on filler rows
+
+
+@flax.struct.dataclass
+class Mean:
+    """A mean as its two sums, so that parts add up exactly over micro-batches, devices and batches."""
+
+    total: Float[Array, ""]
+    weight: Float[Array, ""]
+
+    @classmethod
+    def of(cls, values: Float[Array, "..."], mask: Bool[Array, "..."]) -> Mean:
+        """The mean of `values` where `mask` is True; both of one shape."""
+        weight = mask.astype(jnp.float32)
+        # where, not a product: a masked NaN must not leak into the sum.
+        return cls(total=jnp.sum(jnp.where(mask, values.astype(jnp.float32), 0.0)), weight=jnp.sum(weight))
+
+    @classmethod
+    def zero(cls) -> Mean:
+        return cls(total=jnp.zeros((), jnp.float32), weight=jnp.zeros((), jnp.float32))
+
+    def __add__(self, other: Mean) -> Mean:
+        return Mean(total=self.total + other.total, weight=self.weight + other.weight)
+
+    def scale(self, factor: float) -> Mean:
+        """The same mean times `factor`."""
+        return Mean(total=self.total * factor, weight=self.weight)
+
+    def value(self) -> Float[Array, ""]:
+        """total / weight; 0 where nothing was counted."""
+        return self.total / jnp.maximum(self.weight, 1e-9)
+
+
+Metrics: TypeAlias = dict[str, Mean]
+
+
+@flax.struct.dataclass
+class TrainState:
+    """What a training step changes, and nothing else: nothing frozen lives here."""
+
+    step: Int[Array, ""]
+    params: Params
+    opt_state: Any
+    rng: jax.Array  # typed PRNG key
+
+
+@flax.struct.dataclass
+class Retrieved:
+    """The best K rows of an index for each query, best first; id -1 = none (its score is -inf)."""
+
+    ids: Int[Array, "Q K"]
+    scores: Float[Array, "Q K"]
+
+
+@flax.struct.dataclass
+class Generated:
+    """Decoded ids, best first. `tokens` has no start id and is padded after the end-of-sequence id.
+
+    `log_probs` is the sum of token log-probabilities under the model (not length-normalised).
+    """
+
+    tokens: Int[Array, "B K T"]
+    log_probs: Float[Array, "B K"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """One row of predictions.jsonl; everything a metric or a reader of the report needs."""
+
+    context: tuple[str, ...]
+    response: str
+    reference: str
+    id: str = ""
+    emotion: str = ""
+    emotion_prediction: str = ""
+    attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    exemplars: tuple[Mapping[str, Any], ...] = ()
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
