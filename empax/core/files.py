@@ -130,5 +130,13 @@ class WorkDir:
     def instances(self, split: str) -> Path:
         return self.root / "prepare" / f"{split}.jsonl"
 
+    def index(self, stage: str) -> Path:
+        """The index that stage `stage` built; beside it lie the candidates that were looked up in it."""
+        return self.root / stage / "store"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "prepare" / "tokenizer"
+
     def annotations(self, split: str) -> Path:
         return self.root / "annotate" / f"{split}.jsonl"

@@ -70,6 +70,11 @@ class Tokenizer(Protocol):
     start_id: int  # what a decoder reads first
     vocab_size: int
 
+    @property
+    def cls_id(self) -> int: ...  # what stands before a text for an encoder, and
+    @property
+    def sep_id(self) -> int: ...  # behind it
+
     def encode(self, text: str) -> list[int]: ...
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
     def decode(self, ids: Sequence[int]) -> str: ...

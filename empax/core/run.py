@@ -1,0 +1,74 @@
+"""What a stage gets to see of the run that it belongs to, and what a system hands to the training loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir
+from empax.core.protocols import Examples, Task
+from empax.core.types import Params
+
+
+def cache_dir() -> Path:
+    """Where things named by the hash of their contents are kept across runs: EMPAX_CACHE_DIR or ~/.cache/empax."""
+    return Path(os.environ.get("EMPAX_CACHE_DIR") or Path.home() / ".cache" / "empax")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunContext:
+    """One stage of one run.
+
+    Attributes:
+      files: the work directory.
+      config: the whole resolved config as plain values.
+      stage: name of the stage that is running.
+    """
+
+    files: WorkDir
+    config: Mapping[str, Any]
+    stage: str
+
+    @property
+    def seed(self) -> int:
+        return self.config["seed"]
+
+    @property
+    def directory(self) -> Path:
+        return self.files.stage(self.stage)
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A section of the config; ConfigError if the recipe has none of that name."""
+        if name not in self.config:
+            raise ConfigError(f"config.{self.stage} refers to config.{name}, which the config file does not have.")
+        return self.config[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """A task with everything that training it takes.
+
+    Attributes:
+      frozen: parameters that the loss needs and nobody trains.
+      initial: puts pretrained or earlier weights into freshly initialised parameters; None = train from scratch.
+      on_refresh: called between steps on the schedule of the stage (see `training.loop.fit`).
+    """
+
+    task: Task
+    train: Examples
+    validation: Examples
+    frozen: Params = dataclasses.field(default_factory=dict)
+    initial: Callable[[Params], Params] | None = None
+    on_refresh: Callable[[int, Params | None], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+    """How a system offers a task: the dataclass of its settings, and what makes an Assembly of them."""
+
+    settings: type
+    build: Callable[[Any, RunContext], Assembly]

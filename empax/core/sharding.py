@@ -1,0 +1,112 @@
+"""Devices as a mesh, and where arrays lie on it: batches are split, parameters replicated unless `fsdp` > 1."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from empax.core.config import ConfigError
+from empax.core.tree import map_named
+
+AXES: tuple[str, ...] = ("data", "fsdp", "tensor")
+"""Axes of every mesh: copies of the model, shards of its parameters, shards within a layer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSettings:
+    """How many devices lie along each axis.
+
+    Attributes:
+      data: copies of the model; -1 = all devices that the other two axes leave.
+      fsdp: devices over which the parameters are split; batches are split over them too.
+      tensor: devices over which single matrix products are split.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        if self.data != -1 and self.data < 1:
+            raise ValueError(f"data = {self.data} must be -1 (the rest of the devices) or at least 1.")
+        if self.fsdp < 1 or self.tensor < 1:
+            raise ValueError(f"fsdp = {self.fsdp} and tensor = {self.tensor} must be at least 1.")
+
+
+def make_mesh(settings: MeshSettings = MeshSettings(), devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Lays `devices` (default: all) out as a mesh with the axes data, fsdp and tensor.
+
+    Raises:
+      ConfigError: the devices do not divide by fsdp * tensor, or are fewer than the settings ask for.
+    """
+    devices = jax.devices() if devices is None else devices
+    inner = settings.fsdp * settings.tensor
+    data = settings.data
+    if data == -1:
+        if len(devices) % inner:
+            raise ConfigError(
+                f"mesh: {len(devices)} devices do not divide by fsdp * tensor = {settings.fsdp} * {settings.tensor}; "
+                "change mesh.fsdp or mesh.tensor."
+            )
+        data = len(devices) // inner
+    if data * inner > len(devices):
+        raise ConfigError(
+            f"mesh: data * fsdp * tensor = {data} * {settings.fsdp} * {settings.tensor} needs {data * inner} devices, "
+            f"there are {len(devices)}; make mesh.data smaller, or -1 for all devices."
+        )
+    grid = np.asarray(devices[: data * inner]).reshape(data, settings.fsdp, settings.tensor)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The leading axis split over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many parts a batch is split; batch sizes must divide by it."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def shard_params(shapes: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]] = ()) -> Any:
+    """Where each leaf of `shapes` lies on `mesh`.
+
+    The first rule whose regular expression is found in the leaf's name decides. Without one, a leaf is split over
+    `fsdp` along its largest axis that divides, and is replicated if there is none or if fsdp = 1. Names and shapes
+    of an optimizer's moments end like their parameters', so the same call places a whole `TrainState`.
+
+    Args:
+      shapes: a tree of arrays or `jax.ShapeDtypeStruct`.
+      mesh: with the axes of `AXES`.
+      rules: (regular expression, spec) pairs, most specific first.
+
+    Returns:
+      A tree like `shapes` of `NamedSharding`.
+    """
+
+    def place(name: str, leaf: Any) -> NamedSharding:
+        for pattern, spec in rules:
+            if re.search(pattern, name):
+                return NamedSharding(mesh, spec)
+        return NamedSharding(mesh, _largest_axis(leaf.shape, mesh.shape["fsdp"]))
+
+    return map_named(place, shapes)
+
+
+def _largest_axis(shape: tuple[int, ...], parts: int) -> PartitionSpec:
+    divisible = [axis for axis, size in enumerate(shape) if size % parts == 0 and size >= parts]
+    if parts == 1 or not divisible:
+        return PartitionSpec()
+    largest = max(divisible, key=lambda axis: shape[axis])
+    return PartitionSpec(*(None,) * largest, "fsdp")

@@ -1,0 +1,231 @@
+"""Batches as a pure function of (seed, step): the step number is the whole state of the input pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import grain
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Examples
+from empax.core.types import Batch
+from empax.data.features import pad
+
+WINDOW_BATCHES = 64
+"""Examples are sorted by length within windows of so many batches: few pads, and still nearly random batches."""
+
+
+class BatchPlan:
+    """Which examples make up the batch of a step, and how long its sources are padded.
+
+    Each epoch is a seeded permutation, sorted by length within windows, cut into batches whose order is shuffled
+    again; it holds every example exactly once. Filler rows (-1) complete the batch that falls short.
+
+    Args:
+      lengths: source length of each example, in tokens.
+      batch_size: rows of a batch over all processes.
+      buckets: padded source lengths, ascending; each costs one compilation. Longer examples get the last one.
+      seed: at least 0.
+
+    Raises:
+      ConfigError: no examples, or values out of range.
+    """
+
+    def __init__(self, lengths: np.ndarray, batch_size: int, buckets: Sequence[int], seed: int):
+        _check(len(lengths), batch_size, buckets)
+        if seed < 0:
+            raise ConfigError(f"seed = {seed} must be at least 0.")
+        self.lengths = np.asarray(lengths)
+        self.batch_size, self.buckets, self.seed = batch_size, tuple(buckets), seed
+        self.steps_per_epoch = -(-len(self.lengths) // batch_size)
+        self._epochs: dict[int, np.ndarray] = {}
+
+    def plan(self, step: int) -> tuple[Int[np.ndarray, " B"], int]:
+        """The example of each row (-1 = filler), and the padded source length."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        indices = self._epoch(epoch)[position]
+        return indices, bucket_of(int(self.lengths[indices[indices >= 0]].max()), self.buckets)
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        """[steps_per_epoch, batch_size]; the two last epochs asked for are kept, since threads straddle a border."""
+        epochs = self._epochs
+        if epoch not in epochs:
+            kept = dict([*epochs.items()][-1:])
+            kept[epoch] = self._shuffle(epoch)
+            # One assignment: other threads see the old table or the new one.
+            self._epochs = epochs = kept
+        return epochs[epoch]
+
+    def _shuffle(self, epoch: int) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, epoch])
+        order = rng.permutation(len(self.lengths))
+        window = WINDOW_BATCHES * self.batch_size
+        for start in range(0, len(order), window):
+            part = order[start : start + window]
+            order[start : start + window] = part[np.argsort(self.lengths[part], kind="stable")]
+        full = np.full(self.steps_per_epoch * self.batch_size, -1, np.int64)
+        full[: len(order)] = order
+        return rng.permutation(full.reshape(self.steps_per_epoch, self.batch_size))
+
+
+def bucket_of(length: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds `length`; the largest where none does."""
+    return next((bucket for bucket in buckets if length <= bucket), buckets[-1])
+
+
+def train_batches(
+    examples: Examples,
+    *,
+    batch_size: int,
+    buckets: Sequence[int],
+    seed: int,
+    start_step: int,
+    stop_step: int,
+    num_threads: int = 1,
+    prefetch: int = 8,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Batch]:
+    """Yields the batches of steps `start_step` to `stop_step` - 1, made ahead of time in threads.
+
+    The batch of a step depends on `seed` and the step alone: not on where the run started, nor on the number of
+    threads or processes. Every process collates the whole batch (shapes and random draws agree) and keeps its rows.
+
+    Args:
+      examples: what batches are cut from; `collate` must be safe to call from threads.
+      batch_size: rows over all processes, a multiple of `process_count`.
+      buckets: see `BatchPlan`.
+      seed: of order and of `collate`'s random draws, at least 0.
+      start_step: first step, 0 for a new run.
+      stop_step: first step that is not made.
+      num_threads: threads that collate; 0 = in the caller's.
+      prefetch: batches made ahead.
+      process_index: which rows to keep: `process_index::process_count`.
+      process_count: number of processes.
+
+    Raises:
+      ConfigError: values out of range.
+    """
+    _check_processes(batch_size, process_index, process_count)
+    plan = BatchPlan(examples.lengths, batch_size, buckets, seed)
+
+    def make(step: int) -> Batch:
+        indices, length = plan.plan(step)
+        batch = examples.collate(indices, length, np.random.default_rng([seed, step]))
+        return _process_rows(batch, process_index, process_count)
+
+    if stop_step <= start_step:
+        return iter(())
+    steps = grain.MapDataset.range(start_step, stop_step).map(make)
+    return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)))
+
+
+def eval_batches(
+    examples: Examples, *, batch_size: int, buckets: Sequence[int], process_index: int = 0, process_count: int = 1
+) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
+    """Yields every example once, shortest first, with the example of each row (-1 = filler).
+
+    Args:
+      examples: what batches are cut from.
+      batch_size: rows over all processes, a multiple of `process_count`; filler rows complete the last batch.
+      buckets: see `BatchPlan`.
+      process_index: which rows to keep: `process_index::process_count`.
+      process_count: number of processes.
+
+    Raises:
+      ConfigError: no examples, or values out of range.
+    """
+    _check(len(examples), batch_size, buckets)
+    _check_processes(batch_size, process_index, process_count)
+    return _eval_batches(examples, batch_size, buckets, process_index, process_count)
+
+
+def _eval_batches(
+    examples: Examples, batch_size: int, buckets: Sequence[int], process_index: int, process_count: int
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    order = np.argsort(examples.lengths, kind="stable")
+    for number, start in enumerate(range(0, len(order), batch_size)):
+        indices = np.full(batch_size, -1, np.int64)
+        rows = order[start : start + batch_size]
+        indices[: len(rows)] = rows
+        length = bucket_of(int(examples.lengths[rows[-1]]), buckets)
+        batch = examples.collate(indices, length, np.random.default_rng([0, number]))
+        yield indices[process_index::process_count], _process_rows(batch, process_index, process_count)
+
+
+def _process_rows(batch: Batch, process_index: int, process_count: int) -> Batch:
+    if process_count == 1:
+        return batch
+    return jax.tree.map(lambda leaf: leaf[process_index::process_count], batch)
+
+
+def _check(num_examples: int, batch_size: int, buckets: Sequence[int]) -> None:
+    if num_examples < 1:
+        raise ConfigError("there are no examples to make batches of; check the split and the data folder.")
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size} must be at least 1.")
+    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
+        raise ConfigError(f"buckets = {tuple(buckets)} must be ascending lengths, at least one.")
+
+
+def _check_processes(batch_size: int, process_index: int, process_count: int) -> None:
+    if batch_size % process_count:
+        raise ConfigError(f"batch_size = {batch_size} must be a multiple of the {process_count} processes.")
+    if not 0 <= process_index < process_count:
+        raise ConfigError(f"process_index = {process_index} must lie in [0, {process_count}).")
+
+
+class SequenceExamples:
+    """Pairs of token ids as random-access examples (`core.protocols.Examples`).
+
+    Args:
+      sources: ids of each source. One that is longer than its bucket keeps its last ids.
+      targets: ids of each target, the end-of-sequence id included; its last id stays where it is cut.
+      pad_id: fills up rows.
+      max_target_tokens: the most ids of a target.
+      target_multiple: targets are padded to the next multiple, or to `max_target_tokens` if that is less.
+
+    Raises:
+      ValueError: not as many targets as sources, or an empty target.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        *,
+        pad_id: int,
+        max_target_tokens: int,
+        target_multiple: int = 8,
+    ):
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} sources and {len(targets)} targets; there must be one for each.")
+        if not all(targets):
+            raise ValueError("a target is empty; it must hold at least the end-of-sequence id.")
+        if max_target_tokens < 1 or target_multiple < 1:
+            raise ConfigError("max_target_tokens and target_multiple must be at least 1.")
+        self.sources = sources
+        self.targets = [
+            [*ids[: max_target_tokens - 1], ids[-1]] if len(ids) > max_target_tokens else list(ids) for ids in targets
+        ]
+        self.pad_id, self.max_target_tokens, self.target_multiple = pad_id, max_target_tokens, target_multiple
+        self.lengths = np.fromiter(map(len, sources), np.int64, len(sources))
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> Batch:
+        """Rows `indices` (-1 = filler: all padding, not valid) as numpy arrays; draws nothing from `rng`."""
+        del rng
+        sources = [self.sources[i][-length:] if i >= 0 else [] for i in indices]
+        targets = [self.targets[i] if i >= 0 else [] for i in indices]
+        longest = max(map(len, targets), default=1)
+        multiple = self.target_multiple
+        columns = min(max(-(-longest // multiple), 1) * multiple, self.max_target_tokens)
+        source, source_mask = pad(sources, length, self.pad_id)
+        target, target_mask = pad(targets, columns, self.pad_id)
+        # Numpy arrays until they are put on devices; the annotations of Batch are those of the step.
+        return Batch(source, source_mask, target, target_mask, np.asarray(indices) >= 0)  # pyright: ignore

@@ -1,0 +1,106 @@
+"""From dialogues to instances: every listener turn with its whole history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from empax.core.files import DataError
+from empax.core.types import Dialogue, Instance
+
+_FIELDS = ("id", "context", "response", "emotion", "notes")
+
+
+def to_instances(dialogues: Iterable[Dialogue], *, moel_compat: bool = False) -> list[Instance]:
+    """Makes one instance of every listener turn (even 1-based index), in order, with all turns before it.
+
+    Args:
+      dialogues: those of one split, in the corpus's order.
+      moel_compat: repeat what the extraction behind MoEL (Lin et al. 2019) and its descendants does: neighbours with
+        the same situation text become one dialogue (of the first one's id and emotion), and the last dialogue of the
+        split is lost.
+
+    Raises:
+      DataError: a blank utterance, or turns that do not alternate between speaker and listener; names the dialogue.
+    """
+    if moel_compat:
+        dialogues = _as_moel(dialogues)
+    instances = []
+    for dialogue in dialogues:
+        texts = _checked_texts(dialogue, merged=moel_compat)
+        instances += [
+            Instance(
+                id=f"{dialogue.id}#{index}",
+                context=texts[: index - 1],
+                response=texts[index - 1],
+                emotion=dialogue.emotion,
+            )
+            for index in range(2, len(texts) + 1, 2)
+        ]
+    return instances
+
+
+def count_pairs(splits: Mapping[str, Sequence[Dialogue]], *, moel_compat: bool = False) -> dict[str, dict[str, int]]:
+    """By split: `dialogues`, `utterances` and (context, response) `pairs`, as `to_instances` makes them."""
+    counts = {}
+    for split, dialogues in splits.items():
+        kept = list(_as_moel(dialogues)) if moel_compat else dialogues
+        counts[split] = {
+            "dialogues": len(kept),
+            "utterances": sum(len(dialogue.utterances) for dialogue in kept),
+            "pairs": sum(len(dialogue.utterances) // 2 for dialogue in kept),
+        }
+    return counts
+
+
+def _checked_texts(dialogue: Dialogue, *, merged: bool) -> tuple[str, ...]:
+    for index, utterance in enumerate(dialogue.utterances, start=1):
+        expected = "listener" if index % 2 == 0 else "speaker"
+        # Merged dialogues keep the parity of the position, as MoEL's do, whoever spoke.
+        if utterance.speaker != expected and not merged:
+            raise DataError(
+                f"dialogue {dialogue.id!r}: utterance {index} is of {utterance.speaker!r}, must be of {expected!r}; "
+                "turns alternate and the speaker begins."
+            )
+        if not utterance.text.strip():
+            raise DataError(f"dialogue {dialogue.id!r}: utterance {index} is blank; remove it or the dialogue.")
+    return tuple(utterance.text for utterance in dialogue.utterances)
+
+
+def _as_moel(dialogues: Iterable[Dialogue]) -> Iterator[Dialogue]:
+    held: Dialogue | None = None
+    for dialogue in dialogues:
+        if held is None or dialogue.situation != held.situation:
+            if held is not None:
+                yield held
+            held = dialogue
+        else:
+            held = Dialogue(held.id, held.emotion, held.situation, held.utterances + dialogue.utterances)
+    # What is still held is dropped: that extraction writes a dialogue only when the next one begins.
+
+
+def instance_to_row(instance: Instance) -> dict[str, Any]:
+    """The instance as one object of a JSON-lines file."""
+    return {
+        "id": instance.id,
+        "context": list(instance.context),
+        "response": instance.response,
+        "emotion": instance.emotion,
+        "notes": dict(instance.notes),
+    }
+
+
+def instance_from_row(row: Mapping[str, Any]) -> Instance:
+    """The inverse of `instance_to_row`.
+
+    Raises:
+      DataError: a field is missing or unknown, or a context is no list of texts.
+    """
+    if set(row) != set(_FIELDS):
+        raise DataError(f"an instance has the fields {', '.join(_FIELDS)}; found {', '.join(row) or 'none'}.")
+    context = row["context"]
+    if not isinstance(context, (list, tuple)) or not all(isinstance(turn, str) for turn in context):
+        raise DataError(f"instance {row['id']!r}: context must be a list of texts, found {context!r}.")
+    return Instance(
+        id=row["id"], context=tuple(context), response=row["response"], emotion=row["emotion"], notes=dict(row["notes"])
+    )

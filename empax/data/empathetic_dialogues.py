@@ -1,0 +1,302 @@
+"""EmpatheticDialogues (Rashkin et al. 2019): from the official archive, through TFDS, to dialogues.
+
+The archive is a `.tar.gz` of `empatheticdialogues/{train,valid,test}.csv`. It comes from a folder that the user
+names or is downloaded once; TFDS turns it into `array_record` files, which every later run reads back.
+TensorFlow is neither needed nor imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import tempfile
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from empax.core.files import DataError, hash_file, write_atomically
+from empax.core.types import EMOTIONS, Dialogue, Utterance
+
+ARCHIVE_NAME = "empatheticdialogues.tar.gz"
+ARCHIVE_URL = f"https://dl.fbaipublicfiles.com/parlai/empatheticdialogues/{ARCHIVE_NAME}"
+ARCHIVE_SHA256 = "56f234d77b7dd1f005fd365bb17769cfe346c3c84295b69bc069c8ccb83be03d"
+DOWNLOAD_TIMEOUT_SECONDS = 60
+
+SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+"""Our name of each split, and the archive's."""
+
+_COLUMNS = ("conv_id", "utterance_idx", "context", "prompt", "speaker_idx", "utterance")  # those we read
+_WIDTHS = (8, 9)  # some versions end each row with candidate responses
+_POINT_TO_FOLDER = (
+    f"put {ARCHIVE_NAME} into a folder and name that folder with --config.data.dir=FOLDER or EMPAX_DATA_DIR=FOLDER"
+)
+
+
+def default_cache_dir() -> Path:
+    """Where downloads and prepared corpora lie: EMPAX_CACHE_DIR, else `~/.cache/empax`."""
+    named = os.environ.get("EMPAX_CACHE_DIR")
+    return Path(named) if named else Path.home() / ".cache" / "empax"
+
+
+def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The archive: in `data_dir`, else in EMPAX_DATA_DIR, else downloaded into the cache (28 MB).
+
+    Only a downloaded archive must have the pinned SHA-256; a local one is taken as it is.
+
+    Args:
+      data_dir: the archive, a folder that holds it, or one that holds it under `empathetic_dialogues/`.
+
+    Raises:
+      DataError: nothing where the user pointed, no network, or a download that is not the official archive.
+    """
+    folder, origin = data_dir, "config.data.dir"
+    if not folder:
+        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
+    if not folder:
+        return _downloaded(default_cache_dir() / "downloads" / ARCHIVE_NAME)
+    root = Path(folder).expanduser()
+    if root.is_file():
+        return root
+    places = [root / ARCHIVE_NAME, root / "empathetic_dialogues" / ARCHIVE_NAME]
+    for place in places:
+        if place.is_file():
+            return place
+    raise DataError(
+        f"{origin} = {str(folder)!r} holds no EmpatheticDialogues: neither {places[0]} nor {places[1]} exists. "
+        f"Point it to the folder with {ARCHIVE_NAME}, or leave it unset to download the archive from {ARCHIVE_URL}."
+    )
+
+
+def archive_hash(data_dir: str | os.PathLike[str] | None = None) -> str:
+    """SHA-256 of the archive that `find_archive` finds, for the record of a run."""
+    return hash_file(find_archive(data_dir))
+
+
+def _downloaded(path: Path) -> Path:
+    if not path.is_file():
+        write_atomically(path, _download)
+        return path
+    found = hash_file(path)
+    if found != ARCHIVE_SHA256:
+        raise DataError(
+            f"{path} has SHA-256 {found}, the official archive has {ARCHIVE_SHA256}; delete it to download it again, "
+            f"or, if you want another version, {_POINT_TO_FOLDER}."
+        )
+    return path
+
+
+def _download(path: Path) -> None:
+    digest = hashlib.sha256()
+    try:
+        with urllib.request.urlopen(ARCHIVE_URL, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer, path.open("wb") as file:
+            while chunk := answer.read(1 << 20):
+                digest.update(chunk)
+                file.write(chunk)
+    except (OSError, http.client.HTTPException) as error:
+        raise DataError(f"could not download {ARCHIVE_URL} ({error}). Without network, {_POINT_TO_FOLDER}.") from error
+    if digest.hexdigest() != ARCHIVE_SHA256:
+        raise DataError(
+            f"{ARCHIVE_URL} gave SHA-256 {digest.hexdigest()}, expected {ARCHIVE_SHA256}; nothing was kept. "
+            f"Run again to download it again, or {_POINT_TO_FOLDER}."
+        )
+
+
+def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
+    """Yields the dialogues of one split ("train", "validation", "test") in the archive's order.
+
+    Quoting is off: the files escape a comma inside a text as `_comma_` and use quotes freely. Utterances are
+    ordered by `utterance_idx`; odd ones are the speaker's, even ones the listener's (`speaker_idx` holds worker
+    numbers in the official archive).
+
+    Raises:
+      DataError: an archive that is cut short or lacks the file; a row with a wrong number of columns, an unknown
+        emotion, a blank utterance; utterances that are not numbered 1, 2, 3, ... within their conversation.
+    """
+    member = f"empatheticdialogues/{SPLITS[split]}.csv"
+    rows: dict[str, dict[int, list[str]]] = {}
+    for number, line in enumerate(_member_lines(archive, member), start=1):
+        row = line.rstrip("\r").split(",")
+        where = f"{archive}: {member}, line {number}"
+        if number == 1:
+            _check_header(row, where)
+        elif line.strip():
+            turns = rows.setdefault(row[0], {})
+            index = _checked_index(row, where)
+            if index in turns:
+                raise DataError(f"{where}: conversation {row[0]!r} has a second utterance {index}.")
+            turns[index] = row
+    for name, turns in rows.items():
+        if sorted(turns) != list(range(1, len(turns) + 1)):
+            raise DataError(f"{archive}: {member}: conversation {name!r} has utterances {sorted(turns)}, not 1, 2, ...")
+        ordered = [turns[index] for index in sorted(turns)]
+        yield Dialogue(
+            id=name,
+            emotion=ordered[0][2],
+            situation=_text(ordered[0][3]),
+            utterances=_alternate([_text(row[5]) for row in ordered]),
+        )
+
+
+def _member_lines(archive: Path, member: str) -> list[str]:
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            file = tar.extractfile(member)
+            if file is None:
+                raise DataError(f"{archive}: {member} is not a file in it.")
+            raw = file.read()
+    except KeyError as error:
+        raise DataError(
+            f"{archive} holds no {member}; it must be the official {ARCHIVE_NAME} or laid out alike."
+        ) from error
+    except (tarfile.ReadError, EOFError, zlib.error, OSError) as error:
+        raise DataError(
+            f"{archive} cannot be read ({error}): it is cut short or no .tar.gz; copy or download it again."
+        ) from error
+    try:
+        # Not splitlines: it would also cut at the exotic line separators that texts may hold.
+        return raw.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{archive}: {member}, line {line}: not UTF-8 ({error.reason}).") from error
+
+
+def _check_header(row: list[str], where: str) -> None:
+    if tuple(row[: len(_COLUMNS)]) != _COLUMNS:
+        raise DataError(f"{where}: the columns are {', '.join(row)}; they must begin with {', '.join(_COLUMNS)}.")
+
+
+def _checked_index(row: list[str], where: str) -> int:
+    if len(row) not in _WIDTHS:
+        raise DataError(f"{where}: {len(row)} columns, must be 8 or 9; found {','.join(row)[:200]!r}.")
+    if row[2] not in EMOTIONS:
+        raise DataError(f"{where}: unknown emotion {row[2]!r}; it must be one of {', '.join(EMOTIONS)}.")
+    if not _text(row[5]):
+        raise DataError(f"{where}: utterance {row[1]} of conversation {row[0]!r} is blank.")
+    if not row[1].isdecimal():
+        raise DataError(f"{where}: utterance_idx is {row[1]!r}, must be a whole number.")
+    return int(row[1])
+
+
+def _text(field: str) -> str:
+    return field.replace("_comma_", ",").strip()
+
+
+def _alternate(texts: list[str]) -> tuple[Utterance, ...]:
+    return tuple(Utterance("listener" if i % 2 else "speaker", text) for i, text in enumerate(texts))
+
+
+class EmpatheticDialogues(tfds.core.GeneratorBasedBuilder):
+    """TFDS builder of EmpatheticDialogues: one example a dialogue, in the archive's order.
+
+    Args:
+      archive: what `find_archive` gave; needed to prepare, not to read what is prepared.
+      kwargs: those of every TFDS builder; `file_format="array_record"` keeps TensorFlow out.
+    """
+
+    # TFDS has a catalogue entry "empathetic_dialogues"; ours must not shadow it.
+    name = "empax_empathetic_dialogues"
+    VERSION = tfds.core.Version("1.0.0")
+
+    def __init__(self, *, archive: Path | None = None, **kwargs: Any):
+        self._archive = archive
+        super().__init__(**kwargs)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="Conversations grounded in one of 32 emotions; odd utterances are the speaker's.",
+            homepage="https://github.com/facebookresearch/EmpatheticDialogues",
+            license="CC BY-NC 4.0",
+            features=tfds.features.FeaturesDict(
+                {
+                    "id": tfds.features.Text(),
+                    "emotion": tfds.features.Text(),
+                    "situation": tfds.features.Text(),
+                    "utterances": tfds.features.Sequence(tfds.features.Text()),
+                }
+            ),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+        del dl_manager  # find_archive downloads, so that the errors can say what to do
+        if self._archive is None:
+            raise DataError("EmpatheticDialogues(archive=...) needs the archive to prepare; see find_archive.")
+        return {split: self._generate_examples(self._archive, split) for split in SPLITS}
+
+    def _generate_examples(self, archive: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        for position, dialogue in enumerate(read_dialogues(archive, split)):
+            yield (
+                position,
+                {
+                    "id": dialogue.id,
+                    "emotion": dialogue.emotion,
+                    "situation": dialogue.situation,
+                    "utterances": [utterance.text for utterance in dialogue.utterances],
+                },
+            )
+
+
+def load_dialogues(
+    data_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = None
+) -> dict[str, list[Dialogue]]:
+    """The dialogues by split ("train", "validation", "test"), each in the archive's order.
+
+    The first call writes `array_record` files into `cache_dir`, under the archive's hash; later calls read them.
+
+    Args:
+      data_dir: see `find_archive`.
+      cache_dir: a folder for prepared data; None = `default_cache_dir()`.
+
+    Raises:
+      DataError: see `find_archive` and `read_dialogues`.
+    """
+    archive = find_archive(data_dir)
+    root = Path(cache_dir) if cache_dir else default_cache_dir()
+    folder = root / "tfds" / f"empathetic_dialogues-{hash_file(archive)[:16]}"
+    # The version is part of the path: a changed reader prepares anew.
+    if not (folder / EmpatheticDialogues.name / str(EmpatheticDialogues.VERSION)).is_dir():
+        _prepare(archive, folder)
+    builder = EmpatheticDialogues(data_dir=str(folder), file_format="array_record")
+    dialogues = {}
+    for split in SPLITS:
+        source = builder.as_data_source(split=split)  # pyright: ignore[reportCallIssue]  # its decorator hides the arguments
+        # All in one read: one by one is several times slower.
+        dialogues[split] = [_to_dialogue(row) for row in source.__getitems__(range(len(source)))]
+    return dialogues
+
+
+def _to_dialogue(row: dict[str, Any]) -> Dialogue:
+    return Dialogue(
+        id=row["id"].decode(),
+        emotion=row["emotion"].decode(),
+        situation=row["situation"].decode(),
+        utterances=_alternate([text.decode() for text in row["utterances"]]),
+    )
+
+
+def _prepare(archive: Path, folder: Path) -> None:
+    """Writes the TFDS files beside `folder` and renames: several processes may do so at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    tfds.disable_progress_bar()
+    try:
+        builder = EmpatheticDialogues(archive=archive, data_dir=str(temporary), file_format="array_record")
+        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+        shutil.rmtree(temporary / "downloads", ignore_errors=True)
+        version = Path(builder.name) / str(builder.VERSION)
+        (folder / version).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(temporary / version, folder / version)
+        except OSError:
+            if not (folder / version).is_dir():  # not a rival that was faster
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

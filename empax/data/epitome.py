@@ -1,0 +1,205 @@
+"""EPITOME (Sharma et al. 2020): pairs of posts with the levels of three communication mechanisms of empathy."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import os
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.types import LEVELS, MECHANISMS
+
+FILES = {
+    "emotional_reaction": "emotional-reactions-reddit.csv",
+    "interpretation": "interpretations-reddit.csv",
+    "exploration": "explorations-reddit.csv",
+}
+"""The file of each mechanism."""
+
+FOLDER = "empathy_mental_health"
+"""Where the files lie inside a data folder."""
+
+_COLUMNS = ("sp_id", "rp_id", "seeker_post", "response_post", "level", "rationales")
+
+
+@dataclasses.dataclass(frozen=True)
+class EpitomePair:
+    """A seeker's post and a peer's response; `levels` maps each mechanism to one of LEVELS (0, 1, 2 in the files)."""
+
+    seeker_id: str
+    response_id: str
+    seeker_post: str
+    response_post: str
+    levels: Mapping[str, str]
+
+
+def find_epitome(data_dir: str | None = None) -> Path:
+    """The folder with the three CSVs: `data_dir`, else EMPAX_DATA_DIR, itself or its `empathy_mental_health`.
+
+    Raises:
+      ConfigError: no folder is named, or it holds none of the files.
+    """
+    root = data_dir or os.environ.get("EMPAX_DATA_DIR")
+    if not root:
+        raise ConfigError(
+            "EPITOME is not downloaded by itself: put the three *-reddit.csv of the Empathy-Mental-Health repository "
+            "into FOLDER/empathy_mental_health and give --config.data.dir=FOLDER or EMPAX_DATA_DIR=FOLDER."
+        )
+    for folder in (Path(root) / "empathy_mental_health", Path(root)):
+        if (folder / FILES[MECHANISMS[0]]).is_file():
+            return folder
+    raise ConfigError(f"{root} holds no empathy_mental_health/{FILES[MECHANISMS[0]]}; see README.md, real data.")
+
+
+def find_epitome(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder with the three files: `data_dir` (else EMPAX_DATA_DIR) or `empathy_mental_health/` in it.
+
+    Raises:
+      DataError: no folder is named, or it does not hold the files.
+    """
+    folder, origin = data_dir, "config.data.dir"
+    if not folder:
+        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
+    wanted = f"the folder with {', '.join(FILES.values())}, or to one that holds them under {FOLDER}/"
+    if not folder:
+        raise DataError(f"EPITOME cannot be downloaded: set --config.data.dir or EMPAX_DATA_DIR to {wanted}.")
+    root = Path(folder).expanduser()
+    for place in (root, root / FOLDER):
+        if all((place / name).is_file() for name in FILES.values()):
+            return place
+    raise DataError(f"{origin} = {str(folder)!r} holds no EPITOME; set it to {wanted}.")
+
+
+def load_epitome(folder: Path | str) -> list[EpitomePair]:
+    """Reads the three files and joins them, in the order of the first.
+
+    A pair may have been annotated more than once; the n-th row of a pair in one file goes with its n-th row in the
+    others. The posts are those of the first file: the others differ from it in blanks only.
+
+    Args:
+      folder: the folder that holds the three CSVs.
+
+    Raises:
+      DataError: a file is missing, has other columns, a level that is not 0, 1 or 2, or other pairs than the first.
+    """
+    tables = {mechanism: _read(Path(folder) / name) for mechanism, name in FILES.items()}
+    first = tables[MECHANISMS[0]]
+    for mechanism, table in tables.items():
+        if table.keys() != first.keys():
+            (seeker, response, _), *_ = table.keys() ^ first.keys()
+            raise DataError(
+                f"{folder}: {FILES[mechanism]} and {FILES[MECHANISMS[0]]} do not hold the same pairs: "
+                f"sp_id {seeker}, rp_id {response} is not equally often in both."
+            )
+    return [
+        EpitomePair(
+            seeker_id=key[0],
+            response_id=key[1],
+            seeker_post=row["seeker_post"],
+            response_post=row["response_post"],
+            levels={mechanism: LEVELS[int(tables[mechanism][key]["level"])] for mechanism in MECHANISMS},
+        )
+        for key, row in first.items()
+    ]
+
+
+def _read(path: Path) -> dict[tuple[str, str, int], dict[str, str]]:
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; the folder must hold {', '.join(FILES.values())}.")
+    rows: dict[tuple[str, str, int], dict[str, str]] = {}
+    seen: Counter[tuple[str, str]] = Counter()
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != _COLUMNS:
+            raise DataError(f"{path}: the columns are {reader.fieldnames}, must be {', '.join(_COLUMNS)}.")
+        for row in reader:
+            if row["level"] not in ("0", "1", "2") or None in row:
+                raise DataError(f"{path}, line {reader.line_num}: level is {row['level']!r}, must be 0, 1 or 2.")
+            pair = row["sp_id"], row["rp_id"]
+            rows[*pair, seen[pair]] = row
+            seen[pair] += 1
+    return rows
+
+
+def split_by_seeker(
+    pairs: Sequence[EpitomePair], *, mechanism: str | None = None, holdout: float = 0.2, seed: int = 0
+) -> tuple[list[EpitomePair], list[EpitomePair]]:
+    """Splits so that no seeker's post is on both sides and each level keeps its share.
+
+    Greedy: posts in seeded random order change sides as long as that brings the held-out side's count of every
+    level closer to `holdout` times the whole count, rare levels weighing more. Source: ours.
+
+    Args:
+      pairs: what `load_epitome` gives.
+      mechanism: the one whose levels are balanced; None balances all three at once.
+      holdout: share of the held-out side, in (0, 1).
+      seed: of the order, at least 0.
+
+    Returns:
+      The training side and the held-out side, each in the order of `pairs`.
+
+    Raises:
+      ConfigError: a mechanism that is none, or a share outside (0, 1).
+    """
+    if mechanism is not None and mechanism not in MECHANISMS:
+        raise ConfigError(f"mechanism {mechanism!r} must be one of {', '.join(MECHANISMS)}, or None for all.")
+    if not 0.0 < holdout < 1.0:
+        raise ConfigError(f"holdout = {holdout} must lie between 0 and 1, both excluded.")
+    chosen = MECHANISMS if mechanism is None else (mechanism,)
+    # One column per level of each mechanism that is balanced.
+    labels = np.array([[pair.levels[m] == level for m in chosen for level in LEVELS] for pair in pairs], np.float64)
+    wanted = holdout * labels.sum(axis=0)
+    groups = _seeker_groups(pairs)
+    sums = np.array([labels[rows].sum(axis=0) for rows in groups])
+    order = np.random.default_rng(seed).permutation(len(groups))
+    held = np.zeros(len(pairs), bool)
+    for position in _closest_subset(sums, wanted, order):
+        held[groups[position]] = True
+    train = [pair for pair, out in zip(pairs, held, strict=True) if not out]
+    return train, [pair for pair, out in zip(pairs, held, strict=True) if out]
+
+
+def _closest_subset(sums: np.ndarray, wanted: np.ndarray, order: np.ndarray, max_passes: int = 20) -> list[int]:
+    """Rows of `sums[G, C]` whose total comes near `wanted[C]`: starts with none, toggles rows while that helps."""
+    weights = 1.0 / np.maximum(wanted, 1.0)
+    inside, excess = np.zeros(len(sums), bool), -wanted
+    for _ in range(max_passes):
+        changed = False
+        for row in order:
+            step = -sums[row] if inside[row] else sums[row]
+            # (excess + step)^2 - excess^2, class by class.
+            if np.sum(weights * step * (2.0 * excess + step)) < -1e-9:
+                excess = excess + step
+                inside[row] = not inside[row]
+                changed = True
+        if not changed:
+            break
+    return np.flatnonzero(inside).tolist()
+
+
+def _seeker_groups(pairs: Sequence[EpitomePair]) -> list[list[int]]:
+    """Rows whose posts share an id or a text, joined transitively, in order of first appearance."""
+    leader = list(range(len(pairs)))
+
+    def find(row: int) -> int:
+        while leader[row] != row:
+            leader[row] = leader[leader[row]]
+            row = leader[row]
+        return row
+
+    first: dict[Hashable, int] = {}
+    for row, pair in enumerate(pairs):
+        for key in (("id", pair.seeker_id), ("text", " ".join(pair.seeker_post.lower().split()))):
+            one, other = find(first.setdefault(key, row)), find(row)
+            leader[max(one, other)] = min(one, other)
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for row in range(len(pairs)):
+        groups[find(row)].append(row)
+    return list(groups.values())

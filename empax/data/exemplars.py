@@ -1,0 +1,295 @@
+"""Batches with exemplars: every instance beside retrieved (context, response) pairs of the training split."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import flax.struct
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.protocols import Tokenizer
+from empax.core.types import EMOTIONS, Batch, Instance
+from empax.data import features
+
+
+@flax.struct.dataclass
+class LabelledBatch(Batch):
+    """A batch that knows each dialogue's emotion."""
+
+    emotion: Int[Array, " B"]  # index into EMOTIONS, -1 = unknown
+
+
+@flax.struct.dataclass
+class ExemplarBatch(LabelledBatch):
+    """A batch whose sources are K passages each: the context beside one exemplar.
+
+    Exemplars come as keys for the retriever to read, or as embeddings that it made before: one of both is None.
+    Freshly collated, K stands for M retrieved candidates and R random ones behind them; `explore` picks K of them.
+    `utilities` is None until `explore` has tried the candidates out.
+    """
+
+    source: Int[Array, "B K S"]
+    source_mask: Bool[Array, "B K S"]
+    query: Int[Array, "B Q"]
+    query_mask: Bool[Array, "B Q"]
+    key: Int[Array, "B K P"] | None
+    key_mask: Bool[Array, "B K P"] | None
+    key_embedding: Float[Array, "B K D"] | None
+    candidate_mask: Bool[Array, "B K"]
+    key_emotion: Int[Array, "B K"]
+    utilities: Float[Array, "B K"] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutSettings:
+    """How many tokens of each text a model reads.
+
+    Attributes:
+      max_context_tokens: of the context in a source; the newest turns stay.
+      max_passage_tokens: of an exemplar in a source.
+      max_target_tokens: of a response, end-of-sequence included.
+      max_query_tokens: of the context as the retriever reads it; the newest turns stay.
+      max_key_tokens: of an exemplar as the retriever reads it.
+    """
+
+    max_context_tokens: int = 200
+    max_passage_tokens: int = 200
+    max_target_tokens: int = 50
+    max_query_tokens: int = 200
+    max_key_tokens: int = 200
+
+    @property
+    def max_source_tokens(self) -> int:
+        """Both attribute groups and the separator included."""
+        return self.max_context_tokens + self.max_passage_tokens + 2 * features.NUM_ATTRIBUTES + 1
+
+
+def emotion_ids(instances: Sequence[Instance]) -> np.ndarray:
+    """Index into EMOTIONS for each instance, -1 where unknown."""
+    order = {name: i for i, name in enumerate(EMOTIONS)}
+    return np.array([order.get(instance.emotion, -1) for instance in instances], np.int32)
+
+
+def attribute_ids(tokenizer: Tokenizer, instances: Sequence[Instance], note: str) -> list[list[int]]:
+    """Token ids of the attributes that stand under `note` in each instance's notes; empty where there are none."""
+    ids = {
+        (attribute, level): tokenizer.token_id(features.attribute_token(attribute, level))
+        for attribute, level in features.ATTRIBUTE_LEVELS
+    }
+    return [[ids[pair] for pair in instance.notes.get(note, {}).items()] for instance in instances]
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """The exemplars, tokenised twice: as the generator reads them and as the retriever does. Rows are index rows."""
+
+    instances: Sequence[Instance]
+    passages: list[list[int]]
+    attributes: list[list[int]]
+    keys: list[list[int]]
+    emotions: np.ndarray
+    groups: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        instances: Sequence[Instance],
+        tokenizer: Tokenizer,
+        key_tokenizer: Tokenizer,
+        layout: LayoutSettings,
+        *,
+        attributes: bool,
+    ) -> Corpus:
+        return cls(
+            instances=instances,
+            passages=features.render_exemplars(tokenizer, instances, max_tokens=layout.max_passage_tokens),
+            attributes=attribute_ids(tokenizer, instances, "response_attributes")
+            if attributes
+            else [[]] * len(instances),
+            keys=encode_keys(key_tokenizer, instances, layout.max_key_tokens),
+            emotions=emotion_ids(instances),
+            groups=dialogue_groups(instances),
+        )
+
+
+def encode_queries(tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int) -> list[list[int]]:
+    """Contexts as the retriever reads them; cut on the left, so that the newest turns stay."""
+    return features.encode_for_bert(
+        tokenizer, [features.plain_context(i.context) for i in instances], max_tokens, keep="right"
+    )
+
+
+def encode_keys(tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int) -> list[list[int]]:
+    """Exemplars as the retriever reads them: context and response (reproduction: "key = context + response")."""
+    texts = [features.plain_context((*i.context, i.response)) for i in instances]
+    return features.encode_for_bert(tokenizer, texts, max_tokens, keep="right")
+
+
+def dialogue_groups(instances: Sequence[Instance]) -> np.ndarray:
+    """One number per dialogue, equal for equal dialogue ids in every process: 31 bits of BLAKE2b.
+
+    Two of 20,000 dialogues share a number with probability 0.1; they then merely never retrieve each other.
+    """
+    digests = (hashlib.blake2b(i.dialogue_id.encode(), digest_size=4).digest() for i in instances)
+    return np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], np.int32)
+
+
+class ContextExamples:
+    """Instances as random-access examples (`core.protocols.Examples`): context in, response out.
+
+    With a corpus and candidates, a source shows one random candidate beside its context with `exemplar_probability`.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        tokenizer: Tokenizer,
+        layout: LayoutSettings,
+        *,
+        attributes: bool,
+        corpus: Corpus | None = None,
+        candidates: np.ndarray | None = None,
+        exemplar_probability: float = 0.0,
+    ):
+        self.instances, self.layout, self.corpus, self.pad_id = instances, layout, corpus, tokenizer.pad_id
+        self.exemplar_probability = exemplar_probability if corpus is not None else 0.0
+        self.separator = tokenizer.token_id(features.SEPARATOR)
+        self.attributes = attribute_ids(tokenizer, instances, "context_attributes") if attributes else None
+        self.contexts = features.render_contexts(
+            tokenizer, [i.context for i in instances], max_tokens=layout.max_context_tokens
+        )
+        responses = tokenizer.encode_batch([i.response for i in instances])
+        self.targets = [
+            features.render_target(ids, eos_id=tokenizer.eos_id, max_tokens=layout.max_target_tokens)
+            for ids in responses
+        ]
+        self.emotions, self.groups = emotion_ids(instances), dialogue_groups(instances)
+        self.set_candidates(np.full((len(instances), 1), -1) if candidates is None else candidates)
+
+    def __len__(self) -> int:
+        return len(self.instances)
+
+    def set_candidates(self, candidates: np.ndarray) -> None:
+        """Rows of the corpus for every instance, [N, M], best first, -1 = none."""
+        self.candidates = candidates
+        self.lengths = np.array([len(context) for context in self.contexts]) + features.NUM_ATTRIBUTES + 1
+        if self.corpus is not None:
+            pairs = zip(self.corpus.passages, self.corpus.attributes, strict=True)
+            sizes = np.array([len(passage) + len(attributes) for passage, attributes in pairs])
+            longest = np.where(candidates >= 0, sizes[np.maximum(candidates, 0)], 0).max(axis=1, initial=0)
+            self.lengths = self.lengths + longest
+
+    def source(self, i: int, row: int) -> list[int]:
+        """Context i beside corpus row `row` (-1: the context alone), as the generator reads it."""
+        own = self.attributes[i] if self.attributes is not None else []
+        if row < 0 or self.corpus is None:
+            return [*own, *self.contexts[i], self.separator]
+        return [*own, *self.contexts[i], self.separator, *self.corpus.attributes[row], *self.corpus.passages[row]]
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> LabelledBatch:
+        rows = [int(i) for i in indices]
+        show = rng.random(len(rows)) < self.exemplar_probability
+        column = rng.integers(self.candidates.shape[1], size=len(rows))
+        sources = [
+            self.source(i, int(self.candidates[i, c]) if shown else -1)[:length] if i >= 0 else []
+            for i, c, shown in zip(rows, column, show, strict=True)
+        ]
+        source, source_mask = features.pad(sources, length, self.pad_id)
+        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.layout.max_target_tokens)
+        valid = np.array(rows) >= 0
+        emotion = np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32)
+        return LabelledBatch(
+            source=source, source_mask=source_mask, target=target, target_mask=target_mask, valid=valid, emotion=emotion
+        )
+
+
+class ExemplarExamples(ContextExamples):
+    """Instances beside all their candidate exemplars.
+
+    Each collated row has the M retrieved candidates and `num_random` random ones, never of the row's own dialogue.
+    With `key_embeddings` (one per corpus row) the batch carries those, and no keys for the retriever to read.
+    """
+
+    corpus: Corpus
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        corpus: Corpus,
+        candidates: np.ndarray,
+        tokenizer: Tokenizer,
+        key_tokenizer: Tokenizer,
+        layout: LayoutSettings,
+        *,
+        attributes: bool,
+        num_random: int = 0,
+        key_embeddings: np.ndarray | None = None,
+    ):
+        super().__init__(instances, tokenizer, layout, attributes=attributes, corpus=corpus, candidates=candidates)
+        self.num_random, self.key_embeddings, self.key_pad_id = num_random, key_embeddings, key_tokenizer.pad_id
+        self.queries = encode_queries(key_tokenizer, instances, layout.max_query_tokens)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ExemplarBatch:
+        rows = [int(i) for i in indices]
+        chosen = np.full((len(rows), self.candidates.shape[1] + self.num_random), -1, np.int64)
+        for b, i in enumerate(rows):
+            if i >= 0:
+                chosen[b] = [*self.candidates[i], *self._random(i, rng)]
+        sources = [
+            # Cut: a random exemplar may be longer than the bucket, which was chosen for the retrieved ones.
+            self.source(i, int(row))[:length] if i >= 0 and row >= 0 else []
+            for b, i in enumerate(rows)
+            for row in chosen[b]
+        ]
+        return self._batch(rows, chosen, sources, length)
+
+    def _random(self, i: int, rng: np.random.Generator) -> list[int]:
+        if not self.num_random:
+            return []
+        # Twice as many as needed: the own dialogue's rows are few, and -1 stands where even that ran out.
+        drawn = rng.integers(len(self.corpus.groups), size=2 * self.num_random + 8)
+        others = drawn[self.corpus.groups[drawn] != self.groups[i]][: self.num_random]
+        return [*others.tolist(), *[-1] * (self.num_random - len(others))]
+
+    def _batch(self, rows: list[int], chosen: np.ndarray, sources: list[list[int]], length: int) -> ExemplarBatch:
+        shape, layout = chosen.shape, self.layout
+        source, source_mask = features.pad(sources, length, self.pad_id)
+        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, layout.max_target_tokens)
+        query, query_mask = pad_to_level(self.queries, rows, self.key_pad_id, layout.max_query_tokens)
+        key = key_mask = embedding = None
+        if self.key_embeddings is None:
+            key, key_mask = pad_to_level(self.corpus.keys, chosen.ravel(), self.key_pad_id, layout.max_key_tokens)
+            key, key_mask = key.reshape(*shape, -1), key_mask.reshape(*shape, -1)
+        else:
+            embedding = np.asarray(self.key_embeddings[np.maximum(chosen, 0)], np.float32)
+        valid = np.array(rows) >= 0
+        key_emotion = np.where(chosen >= 0, self.corpus.emotions[np.maximum(chosen, 0)], -1)
+        return ExemplarBatch(
+            source=source.reshape(*shape, -1),
+            source_mask=source_mask.reshape(*shape, -1),
+            target=target,
+            target_mask=target_mask,
+            valid=valid,
+            emotion=np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32),
+            query=query,
+            query_mask=query_mask,
+            key=key,
+            key_mask=key_mask,
+            key_embedding=embedding,
+            candidate_mask=chosen >= 0,
+            key_emotion=key_emotion.astype(np.int32),
+        )
+
+
+def pad_to_level(
+    texts: Sequence[list[int]], rows: Sequence[int] | np.ndarray, pad_id: int, max_tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of `texts` (-1 = none) padded to 16, 32, 64, ... or `max_tokens`: few shapes, few compilations."""
+    picked = [texts[i] if i >= 0 else [] for i in rows]
+    level = 16
+    while level < max(map(len, picked), default=1):
+        level *= 2
+    return features.pad(picked, min(level, max_tokens), pad_id)

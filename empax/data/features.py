@@ -1,0 +1,212 @@
+"""From text to rows of token ids: attribute tokens, turns, passages, targets, and padding. Pure functions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
+from empax.core.types import ATTRIBUTES, LEVELS, Instance
+from empax.data.tokenizers import LISTENER_TOKEN, SEPARATOR, SPEAKER_TOKEN
+
+NUM_ATTRIBUTES = len(ATTRIBUTES)
+
+ATTRIBUTE_LEVELS: tuple[tuple[str, str], ...] = tuple(itertools.product(ATTRIBUTES, LEVELS))
+"""All (attribute, level) pairs, attribute by attribute."""
+
+
+def attribute_token(attribute: str, level: str) -> str:
+    """The token of an attribute's level, `<sentiment:low>`.
+
+    Raises:
+      ConfigError: an unknown attribute or level.
+    """
+    if attribute not in ATTRIBUTES or level not in LEVELS:
+        raise ConfigError(
+            f"no token for {attribute}:{level}; attributes are {', '.join(ATTRIBUTES)}, levels {', '.join(LEVELS)}."
+        )
+    return f"<{attribute}:{level}>"
+
+
+ATTRIBUTE_TOKENS: tuple[str, ...] = tuple(attribute_token(*pair) for pair in ATTRIBUTE_LEVELS)
+"""The 12 attribute tokens."""
+
+SPECIAL_TOKENS: tuple[str, ...] = (SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN, *ATTRIBUTE_TOKENS)
+"""What a tokenizer must have beside its own tokens for `render_source`."""
+
+
+def render_context(
+    tokenizer: Tokenizer, context: Sequence[str], *, max_tokens: int, last: Literal["speaker", "listener"] = "speaker"
+) -> list[int]:
+    """Ids of one context; see `render_contexts`."""
+    return render_contexts(tokenizer, [context], max_tokens=max_tokens, last=last)[0]
+
+
+def render_contexts(
+    tokenizer: Tokenizer,
+    contexts: Sequence[Sequence[str]],
+    *,
+    max_tokens: int,
+    last: Literal["speaker", "listener"] = "speaker",
+) -> list[list[int]]:
+    """Ids of each context: every turn behind the token of who speaks, cut on the left so that the newest stay.
+
+    A turn that is cut keeps its speaker's token in front. Turns that several contexts share are tokenised once.
+
+    Args:
+      tokenizer: has `<speaker>` and `<listener>`.
+      contexts: turns, oldest first; they alternate.
+      max_tokens: the most ids of a row, at least 2.
+      last: whose the last turn is: the speaker's in a context, the listener's where the response is included.
+    """
+    _at_least("max_tokens", max_tokens, 2)
+    turns = list(dict.fromkeys(turn for context in contexts for turn in context))
+    ids = dict(zip(turns, tokenizer.encode_batch(turns), strict=True))
+    roles = [tokenizer.token_id(SPEAKER_TOKEN), tokenizer.token_id(LISTENER_TOKEN)]
+    if last == "listener":
+        roles.reverse()
+    rows = []
+    for context in contexts:
+        row: list[int] = []
+        for distance, turn in zip(range(len(context) - 1, -1, -1), context, strict=True):
+            row.append(roles[distance % 2])
+            row += ids[turn]
+        rows.append(keep_newest(row, max_tokens, roles))
+    return rows
+
+
+def render_exemplars(tokenizer: Tokenizer, instances: Sequence[Instance], *, max_tokens: int) -> list[list[int]]:
+    """Ids of each instance's context and response as one passage, cut on the left so that the response stays.
+
+    Args:
+      tokenizer: has `<speaker>` and `<listener>`.
+      instances: with their responses.
+      max_tokens: the most ids of a row, at least 2.
+    """
+    texts = [(*instance.context, instance.response) for instance in instances]
+    return render_contexts(tokenizer, texts, max_tokens=max_tokens, last="listener")
+
+
+def keep_newest(ids: Sequence[int], max_tokens: int, turn_ids: Sequence[int] = ()) -> list[int]:
+    """The last `max_tokens` of `ids`; where that cuts a turn, its token out of `turn_ids` stays in front."""
+    cut = len(ids) - max_tokens
+    if cut <= 0:
+        return list(ids)
+    kept = list(ids[cut:]) if max_tokens > 0 else []
+    if not kept or not turn_ids or kept[0] in turn_ids:
+        return kept
+    if len(kept) > 1 and kept[1] in turn_ids:
+        return kept[1:]  # else a turn would be nothing but its token
+    for position in range(cut - 1, -1, -1):
+        if ids[position] in turn_ids:
+            return [ids[position], *kept[1:]]
+    return kept
+
+
+def render_source(
+    attributes: Sequence[int],
+    context: Sequence[int],
+    passage_attributes: Sequence[int] = (),
+    passage: Sequence[int] = (),
+    *,
+    sep_id: int,
+    max_tokens: int,
+    turn_ids: Sequence[int] = (),
+) -> list[int]:
+    """`[attributes] context [SEP] [passage attributes] passage`; without a passage it ends behind the context.
+
+    Where that is too long the passage gives way first, down to half of what attributes and separator leave; then the
+    context. The context loses its oldest ids, the passage its last; attributes and separator are never cut.
+
+    Args:
+      attributes: ids of the attribute tokens that belong to the context; may be empty.
+      context: what `render_context` gives.
+      passage_attributes: ids of the attribute tokens that belong to the passage; may be empty.
+      passage: what `render_exemplars` gives, an exemplar's turns; may be empty.
+      sep_id: id of the separator.
+      max_tokens: the most ids of the row.
+      turn_ids: ids of `<speaker>` and `<listener>`, so that a cut turn keeps its token.
+
+    Raises:
+      ConfigError: `max_tokens` does not leave room for 2 ids of each text.
+    """
+    behind = [sep_id, *passage_attributes] if passage_attributes or passage else []
+    room = max_tokens - len(attributes) - len(behind)
+    if room < (4 if passage else 2):
+        raise ConfigError(
+            f"max_tokens = {max_tokens} leaves {room} tokens beside {len(attributes) + len(behind)} attribute tokens "
+            "and separators; set it higher."
+        )
+    for_passage = min(len(passage), max(room - len(context), room // 2))
+    context = keep_newest(context, room - for_passage, turn_ids)
+    return [*attributes, *context, *behind, *passage[:for_passage]]
+
+
+def render_target(ids: Sequence[int], eos_id: int, max_tokens: int) -> list[int]:
+    """`ids` cut on the right to at most `max_tokens`, the end-of-sequence id behind them included."""
+    _at_least("max_tokens", max_tokens, 1)
+    return [*ids[: max_tokens - 1], eos_id]
+
+
+def plain_context(context: Sequence[str], *, max_chars: int | None = None) -> str:
+    """The turns joined by single spaces, for encoders that know no turns.
+
+    With `max_chars` at most the last so many characters, beginning with a whole word where there is more than one.
+    """
+    text = " ".join(context)
+    if max_chars is None or len(text) <= max_chars:
+        return text
+    _at_least("max_chars", max_chars, 1)
+    kept = text[-max_chars:]
+    inside_word = not text[-max_chars - 1].isspace() and not kept[0].isspace()
+    if inside_word and " " in kept.strip():
+        kept = kept.split(" ", 1)[1]
+    return kept.strip()
+
+
+def encode_for_bert(
+    tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int, keep: Literal["left", "right"] = "right"
+) -> list[list[int]]:
+    """`[CLS] text [SEP]` for each text (the tokenizer's `cls_id` and `sep_id`), at most `max_tokens` ids each.
+
+    Args:
+      tokenizer: gives `cls_id` and `sep_id`.
+      texts: equal ones are tokenised once.
+      max_tokens: both frame tokens included, at least 3.
+      keep: the end of an overlong text that stays: "right" for contexts (newest turns), "left" for single posts.
+    """
+    _at_least("max_tokens", max_tokens, 3)
+    if keep not in ("left", "right"):
+        raise ConfigError(f"keep = {keep!r} must be 'left' or 'right'.")
+    first, last = tokenizer.cls_id, tokenizer.sep_id
+    room = max_tokens - 2
+    unique = list(dict.fromkeys(texts))
+    ids = dict(zip(unique, tokenizer.encode_batch(unique), strict=True))
+    return [[first, *(ids[text][-room:] if keep == "right" else ids[text][:room]), last] for text in texts]
+
+
+def pad(
+    rows: Sequence[Sequence[int]], length: int, pad_id: int
+) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+    """Rows as one int32 array of `length` columns, and the mask of what is real.
+
+    Raises:
+      ValueError: a row is longer than `length`; cutting is a decision of whoever made the rows.
+    """
+    sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+    if sizes.size and sizes.max() > length:
+        raise ValueError(f"row {int(sizes.argmax())} has {int(sizes.max())} ids, more than the {length} to pad to.")
+    mask = np.arange(length) < sizes[:, None]
+    ids = np.full(mask.shape, pad_id, np.int32)
+    ids[mask] = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(sizes.sum()))
+    return ids, mask
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} = {value} must be at least {least}.")

@@ -1,0 +1,77 @@
+r"""Scores anybody's outputs.
+
+  python -m empax.evaluate --predictions=FILE.jsonl
+  python -m empax.evaluate --predictions=FILE.jsonl --output=DIR --compare=OTHER.jsonl
+
+FILE.jsonl holds one JSON object a line: `context` (list of turns), `response`, `reference`, and optionally `emotion`,
+`emotion_prediction`, `id`, `exemplars`, `attributes`, `nll` with `num_tokens`, `intent` with `intent_prediction`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+_PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score.", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json, report.md and report.html.")
+_COMPARE = flags.DEFINE_string("compare", None, "Another system's file on the same rows: paired tests, first - other.")
+_SKIP = flags.DEFINE_bool("skip_bad_lines", False, "Score the other lines if some are bad; else nothing is scored.")
+_SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
+_VARIANTS = flags.DEFINE_bool("variants", False, "Also print the metrics as other papers compute them.")
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0, or 2 where the files are not what they should be."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
+    # Imported here so that --help and a mistyped flag answer at once.
+    from empax.core.files import DataError
+
+    try:
+        return _evaluate()
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _evaluate() -> int:
+    from empax.evaluation.scoring import ScoringSettings, compare, score
+    from empax.pipeline import render, report
+
+    rows = _read(Path(_PREDICTIONS.value))
+    others = _read(Path(_COMPARE.value)) if _COMPARE.value else None
+    if rows is None or (_COMPARE.value and others is None):
+        return 2
+    settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value)
+    scores = score(rows, settings=settings)
+    print(render.text_table({**scores.metrics, **(scores.variants if _VARIANTS.value else {})}))
+    print("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
+    compared = compare(rows, others, settings=settings) if others is not None else {}
+    if compared:
+        print("\n" + render.comparison_table(compared))
+    if _OUTPUT.value:
+        source = Path(_PREDICTIONS.value)
+        made = report.of_predictions(rows, scores, system=source.stem, source=source, comparison=compared)
+        report.write_report(made, Path(_OUTPUT.value))
+        print(f"\nwrote report.json, report.md and report.html to {_OUTPUT.value}")
+    return 0
+
+
+def _read(path: Path):
+    """The rows, or None after naming every bad line."""
+    from empax.evaluation.rows import read_predictions
+
+    rows, bad = read_predictions(path)
+    for line in bad:
+        print(f"{path}, {line}", file=sys.stderr)
+    if bad and not _SKIP.value:
+        print(f"error: {len(bad)} bad lines in {path}; --skip_bad_lines scores the others.", file=sys.stderr)
+        return None
+    return rows
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,243 @@
+"""Sentence-level BLEU, token F1 and ROUGE-L on token ids: REG's metric F, as array programs under `jax.jit`.
+
+All n-gram counting is done by comparing every position with every position, [N, T, T]: responses are short, no hash
+table or sort is needed, and no shape depends on the data. Rows are independent; [B, K] candidates are reshaped to
+[B * K] by the caller. Masks are True at real tokens, which stand first; what must not count (padding, the
+end-of-sequence token) is masked by the caller. A row without a candidate or without a reference scores 0 everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+Smoothing = Literal["exp", "epsilon", "add_k"]
+
+SMOOTHING_VALUES: dict[str, float] = {"exp": 0.0, "epsilon": 0.1, "add_k": 1.0}
+"""Defaults of `value`, those of sacrebleu and NLTK."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UtilityWeights:
+    """How much each metric counts in F; normalised to sum 1, and 0 leaves a metric out."""
+
+    bleu: float = 1 / 3
+    f1: float = 1 / 3
+    rouge_l: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        for name, weight in dataclasses.asdict(self).items():
+            if not weight >= 0.0:
+                raise ValueError(f"{name} = {weight} is not allowed; a weight must be at least 0.")
+        if self.total == 0.0:
+            raise ValueError("bleu = f1 = rouge_l = 0 is not allowed; at least one weight must be above 0.")
+
+    @property
+    def total(self) -> float:
+        return self.bleu + self.f1 + self.rouge_l
+
+
+class BleuStatistics(NamedTuple):
+    """Sums over a corpus; those of parts add up (`jax.tree.map(jnp.add, a, b)`)."""
+
+    matches: Int[Array, " n"]  # clipped n-gram matches, orders 1 to n
+    totals: Int[Array, " n"]  # n-grams of the candidates
+    candidate_length: Int[Array, ""]
+    reference_length: Int[Array, ""]
+
+
+def utility(
+    candidates: Int[Array, "N T"],
+    candidate_mask: Bool[Array, "N T"],
+    references: Int[Array, "N R"],
+    reference_mask: Bool[Array, "N R"],
+    *,
+    weights: UtilityWeights = UtilityWeights(),
+) -> Float[Array, " N"]:
+    """F: the weighted mean of sentence BLEU, token F1 and ROUGE-L, in [0, 1].
+
+    Source: REG (Wang et al.), Eq. 3, which leaves F open; its ablation removes each of the three in turn.
+    """
+    texts = candidates, candidate_mask, references, reference_mask
+    total = jnp.zeros(candidates.shape[0], jnp.float32)
+    for weight, metric in ((weights.bleu, sentence_bleu), (weights.f1, token_f1), (weights.rouge_l, rouge_l)):
+        if weight > 0.0:
+            total = total + weight / weights.total * metric(*texts)
+    return total
+
+
+def sentence_bleu(
+    candidates: Int[Array, "N T"],
+    candidate_mask: Bool[Array, "N T"],
+    references: Int[Array, "N R"],
+    reference_mask: Bool[Array, "N R"],
+    *,
+    max_order: int = 4,
+    smoothing: Smoothing = "exp",
+    value: float | None = None,
+    effective_order: bool = True,
+) -> Float[Array, " N"]:
+    """Smoothed BLEU of each row, in [0, 1]; 0 where no token matches.
+
+    With its defaults, what `sacrebleu.sentence_bleu` gives (over 100). "exp" is the default because it still ranks
+    candidates that share tokens but no 4-gram, as most replies do, gives less for every further order missed, leaves
+    the counts of matching orders alone, and is what readers expect of the name. Under "add_k" every order gains,
+    matched or not, and short candidates gain most.
+
+    Source: Papineni et al. 2002; smoothing: Chen and Cherry 2014.
+
+    Args:
+      candidates: token ids.
+      candidate_mask: True at real tokens.
+      references: token ids, as many rows.
+      reference_mask: True at real tokens.
+      max_order: longest n-gram, at least 1.
+      smoothing: of an order without matches: "exp" takes 1/2, 1/4, ... of a match in turn (sacrebleu "exp", NLTK's
+        method3); "epsilon" takes `value` of a match (sacrebleu "floor", method1); "add_k" adds `value` to the matches
+        and the totals of all orders above 1, matching or not (sacrebleu "add-k", method2).
+      value: of the smoothing; None = 0.1 for "epsilon", 1 for "add_k".
+      effective_order: orders that a short candidate does not have are left out, as sacrebleu does with sentences.
+        False: they count as one n-gram without a match, as NLTK does.
+
+    Raises:
+      ValueError: max_order below 1.
+    """
+    matches, totals = _count_ngrams(candidates, candidate_mask, references, reference_mask, max_order)
+    lengths = _length(candidate_mask), _length(reference_mask)
+    value = SMOOTHING_VALUES[smoothing] if value is None else value
+    if not effective_order:
+        totals = jnp.maximum(totals, 1)
+    hits, sizes = matches.astype(jnp.float32), totals.astype(jnp.float32)
+    if smoothing == "add_k":
+        above_one = (jnp.arange(max_order) > 0).astype(jnp.float32)[None] * value
+        hits, sizes = hits + above_one, sizes + above_one
+    elif smoothing == "exp":
+        nth_miss = jnp.cumsum(matches == 0, axis=1).astype(jnp.float32)
+        hits = jnp.where(matches == 0, jnp.exp2(-nth_miss), hits)
+    else:
+        hits = jnp.where(matches == 0, value, hits)
+    counted = sizes > 0.0
+    log_precisions = jnp.where(counted, jnp.log(hits) - jnp.log(jnp.where(counted, sizes, 1.0)), 0.0)
+    mean = jnp.sum(log_precisions, axis=1) / jnp.maximum(jnp.sum(counted, axis=1), 1).astype(jnp.float32)
+    score = jnp.exp(mean + _log_brevity(*lengths))
+    return jnp.where(matches[:, 0] > 0, score, 0.0)
+
+
+def token_f1(
+    candidates: Int[Array, "N T"],
+    candidate_mask: Bool[Array, "N T"],
+    references: Int[Array, "N R"],
+    reference_mask: Bool[Array, "N R"],
+) -> Float[Array, " N"]:
+    """F1 of the two bags of tokens, in [0, 1]. Source: Rajpurkar et al. 2016 (SQuAD), without its text clean-up."""
+    matches, _ = _count_ngrams(candidates, candidate_mask, references, reference_mask, 1)
+    return _f_measure(matches[:, 0], _length(candidate_mask), _length(reference_mask))
+
+
+def rouge_l(
+    candidates: Int[Array, "N T"],
+    candidate_mask: Bool[Array, "N T"],
+    references: Int[Array, "N R"],
+    reference_mask: Bool[Array, "N R"],
+) -> Float[Array, " N"]:
+    """F-measure (beta 1) of the longest common subsequence, in [0, 1]. Source: Lin 2004, Eq. 4."""
+    equal = _equal(candidates, candidate_mask, references, reference_mask)  # [N, T, R]
+    common = _longest_common_subsequence(equal)
+    return _f_measure(common, _length(candidate_mask), _length(reference_mask))
+
+
+def corpus_bleu_statistics(
+    candidates: Int[Array, "N T"],
+    candidate_mask: Bool[Array, "N T"],
+    references: Int[Array, "N R"],
+    reference_mask: Bool[Array, "N R"],
+    *,
+    max_order: int = 4,
+) -> BleuStatistics:
+    """What corpus BLEU is made of, summed over the rows. Rows that are all padding add nothing.
+
+    Raises:
+      ValueError: max_order below 1.
+    """
+    matches, totals = _count_ngrams(candidates, candidate_mask, references, reference_mask, max_order)
+    return BleuStatistics(
+        matches=jnp.sum(matches, axis=0),
+        totals=jnp.sum(totals, axis=0),
+        candidate_length=jnp.sum(_length(candidate_mask)),
+        reference_length=jnp.sum(_length(reference_mask)),
+    )
+
+
+def _length(mask: Bool[Array, "N T"]) -> Int[Array, " N"]:
+    return jnp.sum(mask, axis=1, dtype=jnp.int32)
+
+
+def _equal(
+    left: Int[Array, "N T"], left_mask: Bool[Array, "N T"], right: Int[Array, "N R"], right_mask: Bool[Array, "N R"]
+) -> Bool[Array, "N T R"]:
+    """Where token t of the left is token r of the right, both real."""
+    return (left[:, :, None] == right[:, None, :]) & left_mask[:, :, None] & right_mask[:, None, :]
+
+
+def _equal_ngrams(equal: Bool[Array, "N T R"], max_order: int) -> Iterator[Bool[Array, "N t r"]]:
+    """Orders 1 to `max_order`: where the n-grams that start at t and at r are equal."""
+    ngrams = equal
+    yield ngrams
+    for order in range(2, max_order + 1):
+        # An n-gram is the (n-1)-gram at the same start and one more token.
+        ngrams = ngrams[:, :-1, :-1] & equal[:, order - 1 :, order - 1 :]
+        yield ngrams
+
+
+def _count_ngrams(
+    candidates: Int[Array, "N T"],
+    candidate_mask: Bool[Array, "N T"],
+    references: Int[Array, "N R"],
+    reference_mask: Bool[Array, "N R"],
+    max_order: int,
+) -> tuple[Int[Array, "N n"], Int[Array, "N n"]]:
+    """Clipped matches and n-grams of the candidates, orders 1 to `max_order`."""
+    if max_order < 1:
+        raise ValueError(f"max_order = {max_order} is not allowed; it must be at least 1.")
+    across = _equal_ngrams(_equal(candidates, candidate_mask, references, reference_mask), max_order)
+    within = _equal_ngrams(_equal(candidates, candidate_mask, candidates, candidate_mask), max_order)
+    matches = []
+    for to_reference, to_self in zip(across, within, strict=True):
+        supply = jnp.sum(to_reference, axis=2, dtype=jnp.int32)  # [N, t]: how often the reference has it
+        earlier = jnp.tril(jnp.ones(to_self.shape[1:], bool), -1)[None]
+        used = jnp.sum(to_self & earlier, axis=2, dtype=jnp.int32)  # how often the candidate had it before t
+        # The first `supply` occurrences match, later ones are clipped.
+        matches.append(jnp.sum(used < supply, axis=1, dtype=jnp.int32))
+    orders = jnp.arange(max_order, dtype=jnp.int32)[None]
+    totals = jnp.maximum(_length(candidate_mask)[:, None] - orders, 0)
+    return jnp.stack(matches, axis=1), totals
+
+
+def _longest_common_subsequence(equal: Bool[Array, "N T R"]) -> Int[Array, " N"]:
+    def row(best: Int[Array, "N R"], same: Bool[Array, "N R"]) -> tuple[Int[Array, "N R"], None]:
+        # best[r]: the longest within the first t tokens of the left and r + 1 of the right.
+        shorter = jnp.pad(best[:, :-1], ((0, 0), (1, 0)))
+        best = jnp.maximum(best, jnp.where(same, shorter + 1, 0))
+        return jax.lax.cummax(best, axis=1), None  # best never falls along r: this is the step from r - 1
+
+    start = jnp.zeros((equal.shape[0], equal.shape[2]), jnp.int32)
+    best, _ = jax.lax.scan(row, start, jnp.moveaxis(equal, 1, 0))
+    return jnp.max(best, axis=1, initial=0)
+
+
+def _f_measure(
+    common: Int[Array, " N"], candidate_length: Int[Array, " N"], reference_length: Int[Array, " N"]
+) -> Float[Array, " N"]:
+    # 2PR / (P + R) with P = common / candidate length and R = common / reference length.
+    both = jnp.maximum(candidate_length + reference_length, 1)
+    return 2.0 * common.astype(jnp.float32) / both.astype(jnp.float32)
+
+
+def _log_brevity(candidate_length: Int[Array, " N"], reference_length: Int[Array, " N"]) -> Float[Array, " N"]:
+    candidate = jnp.maximum(candidate_length, 1).astype(jnp.float32)
+    return jnp.minimum(0.0, 1.0 - reference_length.astype(jnp.float32) / candidate)

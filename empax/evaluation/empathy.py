@@ -1,0 +1,186 @@
+"""Emotion, intent and empathy: accuracies, F1 scores, confusion matrices, sentiment distance.
+
+Letters: N rows, C classes, R resamples.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from empax.core.types import Prediction
+from empax.evaluation.significance import SumStatistic, divide
+
+Average = Literal["weighted", "macro"]
+
+
+def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """Percentage of predictions equal to their labels; 0.0 of nothing.
+
+    Raises:
+      ValueError: different numbers of labels and predictions.
+    """
+    _check_lengths(labels, predictions)
+    hits = sum(label == prediction for label, prediction in zip(labels, predictions, strict=True))
+    return 100.0 * hits / len(labels) if labels else 0.0
+
+
+def emotion_accuracy(rows: Sequence[Prediction]) -> float | None:
+    """Percentage of rows whose predicted emotion is the dialogue's; None if no row has both.
+
+    As MoEL and its descendants measure it: a property of the model's reading of the context, not of its response.
+    """
+    known = [row for row in rows if row.emotion and row.emotion_prediction]
+    if not known:
+        return None
+    return accuracy([row.emotion for row in known], [row.emotion_prediction for row in known])
+
+
+def intent_accuracy(rows: Sequence[Prediction]) -> float | None:
+    """Percentage of rows whose `notes["intent_prediction"]` is `notes["intent"]`; None if no row has both."""
+    known = [row for row in rows if row.notes.get("intent") and row.notes.get("intent_prediction")]
+    if not known:
+        return None
+    return accuracy([row.notes["intent"] for row in known], [row.notes["intent_prediction"] for row in known])
+
+
+def exemplar_matches(rows: Sequence[Prediction]) -> Float[np.ndarray, "N 2"]:
+    """Per row: exemplars whose dialogue has the row's emotion, and all exemplars whose emotion is known.
+
+    Rows without an emotion count nothing.
+    """
+    counts = np.zeros((len(rows), 2))
+    for i, row in enumerate(rows):
+        emotions = [exemplar["emotion"] for exemplar in row.exemplars if exemplar.get("emotion")] if row.emotion else []
+        counts[i] = sum(emotion == row.emotion for emotion in emotions), len(emotions)
+    return counts
+
+
+def exemplar_emotion_match(rows: Sequence[Prediction]) -> float | None:
+    """Percentage of retrieved exemplars that come from a dialogue of the row's emotion; None without exemplars.
+
+    Source: REG, Table 5 (there judged by hand on 500 contexts with 6 exemplars each).
+    """
+    matches, total = exemplar_matches(rows).sum(axis=0)
+    return float(100.0 * matches / total) if total else None
+
+
+@functools.cache
+def _vader():
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # reads its lexicon: only when asked
+
+    return SentimentIntensityAnalyzer()
+
+
+@functools.lru_cache(maxsize=100_000)
+def sentiment(text: str) -> float:
+    """VADER's compound score, in [-1, 1]; 0.0 of an empty text."""
+    return float(_vader().polarity_scores(text)["compound"])
+
+
+def sentiment_distances(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
+    """|compound(response) - compound(reference)| of every row, in [0, 2]."""
+    _check_lengths(responses, references)
+    pairs = zip(responses, references, strict=True)
+    return np.asarray([abs(sentiment(a) - sentiment(b)) for a, b in pairs], np.float64)
+
+
+def sentiment_mae(responses: Sequence[str], references: Sequence[str]) -> float:
+    """Mean absolute difference of VADER compound scores, in [0, 2]; 0.0 of nothing. Source: LEMPEx."""
+    distances = sentiment_distances(responses, references)
+    return float(np.mean(distances)) if len(distances) else 0.0
+
+
+def confusion_matrix(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, "C C"]:
+    """Counts, rows = label, columns = prediction, both in the order of `names`.
+
+    Raises:
+      ValueError: a label or prediction that `names` lacks, or different numbers of both.
+    """
+    matrix = np.zeros((len(names), len(names)), np.int64)
+    for label, prediction in zip(*_indices(labels, predictions, names), strict=True):
+        matrix[label, prediction] += 1
+    return matrix
+
+
+def f1_of_confusion(matrices: Float[np.ndarray, "R C C"], average: Average) -> Float[np.ndarray, " R"]:
+    r"""F1 in percent from confusion matrices.
+
+    .. math:: F_1(c) = \frac{2 m_{cc}}{\sum_j m_{cj} + \sum_i m_{ic}}
+
+    averaged over the classes that occur as label or prediction ("macro"), or over the labels ("weighted": each class
+    counts as often as it is a label). As scikit-learn does with zero_division=0; nan for an empty matrix.
+    """
+    hits = np.diagonal(matrices, axis1=1, axis2=2)
+    num_labels, num_predictions = matrices.sum(axis=2), matrices.sum(axis=1)
+    scores = np.nan_to_num(divide(2.0 * hits, num_labels + num_predictions))
+    weights = num_labels if average == "weighted" else (num_labels + num_predictions > 0).astype(np.float64)
+    return 100.0 * divide((scores * weights).sum(axis=1), weights.sum(axis=1))
+
+
+def weighted_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """F1 in percent, each class weighted by its share of the labels (EmpRL's Emp-F1); 0.0 of nothing."""
+    return _f1(labels, predictions, "weighted")
+
+
+def macro_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """F1 in percent, every class weighing the same (LEMPEx); 0.0 of nothing."""
+    return _f1(labels, predictions, "macro")
+
+
+def _f1(labels: Sequence[str], predictions: Sequence[str], average: Average) -> float:
+    _check_lengths(labels, predictions)
+    if not labels:
+        return 0.0
+    names = sorted({*labels, *predictions})
+    matrix = confusion_matrix(labels, predictions, names).astype(np.float64)
+    return float(f1_of_confusion(matrix[None], average)[0])
+
+
+def f1_statistic(
+    labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]], names: Sequence[str], average: Average
+) -> SumStatistic:
+    """The mean F1 of several classifiers over the same N rows, for intervals.
+
+    Args:
+      labels: for each classifier, N labels; "" = unknown, the row does not count.
+      predictions: the same for predictions.
+      names: the classes.
+      average: over classes.
+    """
+    num_classes, num_rows = len(names), len(labels[0])
+    cells = np.zeros((num_rows, len(labels), num_classes, num_classes))
+    for task, (golds, guesses) in enumerate(zip(labels, predictions, strict=True)):
+        known = np.asarray([bool(gold and guess) for gold, guess in zip(golds, guesses, strict=True)], bool)
+        rows = np.flatnonzero(known).tolist()
+        gold, guess = _indices([golds[i] for i in rows], [guesses[i] for i in rows], names)
+        cells[rows, task, gold, guess] = 1.0
+
+    def combine(sums: Float[np.ndarray, "R M"]) -> Float[np.ndarray, " R"]:
+        matrices = sums.reshape(len(sums) * len(labels), num_classes, num_classes)
+        return f1_of_confusion(matrices, average).reshape(len(sums), len(labels)).mean(axis=1)
+
+    return SumStatistic(cells.reshape(num_rows, -1), combine)
+
+
+def _indices(
+    labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
+) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
+    _check_lengths(labels, predictions)
+    index = {name: i for i, name in enumerate(names)}
+    unknown = sorted({*labels, *predictions} - set(index))
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not a class; the classes are {', '.join(names)}.")
+    return (
+        np.asarray([index[label] for label in labels], np.int64),
+        np.asarray([index[prediction] for prediction in predictions], np.int64),
+    )
+
+
+def _check_lengths(first: Sequence[str], second: Sequence[str]) -> None:
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} and {len(second)} items; there must be one for each row.")

@@ -1,0 +1,280 @@
+"""All metrics of a set of predictions, with intervals: one function behind reports and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from empax.core.files import DataError
+from empax.core.types import LEVELS, MECHANISMS, Prediction
+from empax.evaluation import empathy, text
+from empax.evaluation.perplexity import perplexity_statistics
+from empax.evaluation.significance import (
+    Statistic,
+    approximate_randomisation,
+    estimate,
+    interval,
+    paired_bootstrap,
+    ratio_statistic,
+    resampled_values,
+)
+
+METRICS: tuple[str, ...] = (
+    "perplexity", "perplexity_per_word", "bits_per_byte",
+    "bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "distinct_1", "distinct_2",
+    "emotion_accuracy", "intent_accuracy",
+    "empathy_f1", "emotional_reaction_f1", "interpretation_f1", "exploration_f1",
+    "sentiment_mae", "sentence_std", "top5_share", "exemplar_emotion_match",
+)  # fmt: skip
+"""Every metric of a report, in its order."""
+
+LOWER_IS_BETTER: frozenset[str] = frozenset(
+    {"perplexity", "perplexity_per_word", "bits_per_byte", "sentiment_mae", "sentence_std", "top5_share"}
+)
+
+VARIANTS: tuple[str, ...] = (
+    "perplexity:utterance_mean",
+    "perplexity:mean_of_utterances",
+    "perplexity_per_word:without_eos",
+    "perplexity_per_word:utterance_mean",
+    *(f"bleu_{n}:{name}" for name in text.BLEU_VARIANTS[1:] for n in range(1, text.MAX_ORDER + 1)),
+    *(f"distinct_{n}:{name}" for name in text.DISTINCT_VARIANTS[1:] for n in (1, 2)),
+    "token_f1",
+)
+"""The same metrics as other papers compute them, and token F1."""
+
+Interval = dict[str, float]
+"""`value` with its 95% bootstrap interval `low`, `high`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoringSettings:
+    """How to score.
+
+    Attributes:
+      bootstrap_samples: resamples behind each interval, at least 1.
+      seed: of the resamples.
+      variants: which of VARIANTS to compute besides the metrics.
+    """
+
+    bootstrap_samples: int = 1000
+    seed: int = 0
+    variants: tuple[str, ...] = VARIANTS
+
+    def __post_init__(self) -> None:
+        if self.bootstrap_samples < 1:
+            raise ValueError(f"bootstrap_samples must be at least 1, got {self.bootstrap_samples}.")
+        for name in self.variants:
+            if name not in VARIANTS:
+                raise ValueError(f"variants has {name!r}, which is not one of {', '.join(VARIANTS)}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What `score` found: metrics under their fixed names, named variants of them, and what was counted."""
+
+    metrics: dict[str, Interval]
+    variants: dict[str, Interval]
+    counts: dict[str, int]
+
+
+def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None) -> Scores:
+    """Every metric whose inputs the rows have, with 95% bootstrap intervals.
+
+    A metric without inputs is absent. One whose inputs only some rows have is over those rows; `counts` says how many.
+    An empty response is scored as it is (it matches nothing) and counted.
+
+    Args:
+      rows: predictions; order matters only for the resamples.
+      settings: how; defaults if None.
+
+    Raises:
+      DataError: no rows, or a likelihood that is not a number.
+    """
+    if not rows:
+        raise DataError("there are no predictions to score.")
+    settings = settings or ScoringSettings()
+    statistics = make_statistics(rows, (*METRICS, *settings.variants))
+    resampled = resampled_values(statistics, samples=settings.bootstrap_samples, seed=settings.seed)
+    scores: dict[str, Interval] = {}
+    for name, statistic in statistics.items():
+        value = estimate(statistic)
+        low, high = interval(resampled[name], value, statistic.bounds)
+        scores[name] = {"value": value, "low": low, "high": high}
+    return Scores(
+        metrics={name: scores[name] for name in METRICS if name in scores},
+        variants={name: scores[name] for name in settings.variants if name in scores},
+        counts=count_rows(rows),
+    )
+
+
+def count_rows(rows: Sequence[Prediction]) -> dict[str, int]:
+    """How many rows there are, how many are empty, and how many have the inputs of optional metrics."""
+    return {
+        "rows": len(rows),
+        "empty_responses": sum(not row.response.strip() for row in rows),
+        "empty_references": sum(not row.reference.strip() for row in rows),
+        "with_nll": sum(_has_nll(row) for row in rows),
+        "with_emotion_prediction": sum(bool(row.emotion and row.emotion_prediction) for row in rows),
+        "with_intent_prediction": sum(bool(_note(row, "intent") and _note(row, "intent_prediction")) for row in rows),
+        "with_exemplars": sum(bool(row.exemplars) for row in rows),
+        "exemplars": sum(len(row.exemplars) for row in rows),
+    }
+
+
+def make_statistics(rows: Sequence[Prediction], names: Sequence[str]) -> dict[str, Statistic]:
+    """The named metrics of `rows` as statistics; those without inputs are left out."""
+    groups: tuple[tuple[str, Callable[[Sequence[Prediction], frozenset[str]], dict[str, Statistic]]], ...] = (
+        ("perplexity", _perplexities),
+        ("bits_per_byte", _perplexities),
+        ("bleu", _bleu),
+        ("distinct", _distinct),
+        ("", _others),
+    )
+    statistics: dict[str, Statistic] = {}
+    left = frozenset(names)
+    for prefix, make in groups:
+        wanted = frozenset(name for name in left if name.startswith(prefix))
+        if wanted:
+            statistics.update(make(rows, wanted))
+        left -= wanted
+    return {name: statistics[name] for name in names if name in statistics}
+
+
+def _has_nll(row: Prediction) -> bool:
+    return bool(row.notes.get("num_tokens")) and row.notes.get("nll") is not None
+
+
+def _note(row: Prediction, name: str) -> str:
+    return row.notes.get(name) or ""
+
+
+def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
+    known = [_has_nll(row) for row in rows]
+    if not any(known):
+        return {}
+    nll = np.asarray([row.notes["nll"] if has else 0.0 for row, has in zip(rows, known, strict=True)], np.float64)
+    if not np.isfinite(nll).all():
+        row = int(np.flatnonzero(~np.isfinite(nll))[0])
+        raise DataError(f"prediction {row + 1} ({rows[row].id or 'no id'}) has a likelihood (nll) of {nll[row]}.")
+    num_tokens = [row.notes["num_tokens"] if has else 0 for row, has in zip(rows, known, strict=True)]
+    made = perplexity_statistics(
+        nll,
+        np.asarray(num_tokens, np.float64),
+        np.asarray([len(text.tokenize(row.reference)) for row in rows], np.float64),
+        np.asarray([len(row.reference.encode()) for row in rows], np.float64),
+    )
+    # A perplexity of references without a word or a byte is no number.
+    return {name: made[name] for name in names if math.isfinite(estimate(made[name]))}
+
+
+def _bleu(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
+    responses, references = _texts(rows)
+    counts: dict[Callable[[str], tuple[str, ...]], np.ndarray] = {}
+    statistics: dict[str, Statistic] = {}
+    for name in names:
+        metric, _, variant = name.partition(":")
+        variant = variant or "nltk"
+        split = text.bleu_tokens(variant)
+        if split not in counts:
+            counts[split] = text.count_matches(responses, references, variant)
+        statistics[name] = text.bleu_statistic(counts[split], int(metric.removeprefix("bleu_")), variant)
+    return statistics
+
+
+def _distinct(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
+    responses, _ = _texts(rows)
+    statistics: dict[str, Statistic] = {}
+    for name in names:
+        metric, _, variant = name.partition(":")
+        statistics[name] = text.distinct_statistic(responses, int(metric.removeprefix("distinct_")), variant or "nltk")
+    return statistics
+
+
+def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
+    responses, references = _texts(rows)
+    ones = np.ones(len(rows))
+    makers: Mapping[str, Callable[[], Statistic | None]] = {
+        "rouge_l": lambda: ratio_statistic(text.rouge_l_rows(responses, references), ones),
+        "token_f1": lambda: ratio_statistic(text.token_f1_rows(responses, references), ones),
+        "sentiment_mae": lambda: ratio_statistic(empathy.sentiment_distances(responses, references), ones),
+        "sentence_std": lambda: text.sentence_std_statistic(responses),
+        "top5_share": lambda: text.top5_share_statistic(responses),
+        "emotion_accuracy": lambda: _accuracy([(row.emotion, row.emotion_prediction) for row in rows]),
+        "intent_accuracy": lambda: _accuracy([(_note(row, "intent"), _note(row, "intent_prediction")) for row in rows]),
+        "exemplar_emotion_match": lambda: _exemplar_match(rows),
+        "empathy_f1": lambda: _mechanism_f1(rows, MECHANISMS),
+        **{f"{name}_f1": functools.partial(_mechanism_f1, rows, (name,)) for name in MECHANISMS},
+    }
+    made = {name: makers[name]() for name in names}
+    return {name: statistic for name, statistic in made.items() if statistic is not None}
+
+
+def _texts(rows: Sequence[Prediction]) -> tuple[list[str], list[str]]:
+    return [row.response for row in rows], [row.reference for row in rows]
+
+
+def _accuracy(pairs: Sequence[tuple[str, str]]) -> Statistic | None:
+    known = np.asarray([bool(label and guess) for label, guess in pairs], np.float64)
+    hits = np.asarray([float(label == guess) for label, guess in pairs], np.float64)
+    return ratio_statistic(hits * known, known, scale=100.0) if known.any() else None
+
+
+def _exemplar_match(rows: Sequence[Prediction]) -> Statistic | None:
+    counts = empathy.exemplar_matches(rows)
+    return ratio_statistic(counts[:, 0], counts[:, 1], scale=100.0) if counts[:, 1].any() else None
+
+
+def _mechanism_f1(rows: Sequence[Prediction], mechanisms: Sequence[str]) -> Statistic | None:
+    """Weighted F1 of the mechanisms in the responses against those in the references (EmpRL's Emp-F1).
+
+    From `notes["reference_attributes"]` and `notes["response_attributes"]`, mechanism → level, as the empathy
+    identifiers of a run give them.
+    """
+    labels = [[_level(row, "reference_attributes", name) for row in rows] for name in mechanisms]
+    guesses = [[_level(row, "response_attributes", name) for row in rows] for name in mechanisms]
+    for golds, found in zip(labels, guesses, strict=True):
+        if not any(gold and guess for gold, guess in zip(golds, found, strict=True)):
+            return None
+    return empathy.f1_statistic(labels, guesses, LEVELS, "weighted")
+
+
+def _level(row: Prediction, note: str, mechanism: str) -> str:
+    levels: Any = row.notes.get(note) or {}
+    return levels.get(mechanism) or ""
+
+
+def compare(
+    rows_a: Sequence[Prediction],
+    rows_b: Sequence[Prediction],
+    *,
+    settings: ScoringSettings | None = None,
+    names: Sequence[str] = METRICS,
+) -> dict[str, dict[str, float]]:
+    """Paired tests of a against b for every metric whose inputs both have.
+
+    Returns:
+      By metric: `difference` (a - b), its 95% interval `low`, `high`, the bootstrap's `p_value` and
+      `p_randomisation`, the approximate randomisation test's.
+
+    Raises:
+      DataError: the rows do not pair up, see `significance.pair_rows`.
+    """
+    settings = settings or ScoringSettings()
+    shared = [name for name in make_statistics(rows_a, names) if name in make_statistics(rows_b, (name,))]
+    compared = {}
+    for name in shared:
+        metric = functools.partial(_one, name=name)
+        options = {"samples": settings.bootstrap_samples, "seed": settings.seed}
+        compared[name] = paired_bootstrap(rows_a, rows_b, metric, **options)
+        compared[name]["p_randomisation"] = approximate_randomisation(rows_a, rows_b, metric, **options)["p_value"]
+    return compared
+
+
+def _one(rows: Sequence[Prediction], *, name: str) -> Statistic:
+    return make_statistics(rows, (name,))[name]

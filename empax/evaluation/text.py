@@ -1,0 +1,359 @@
+"""Metrics of text against text: BLEU, Distinct, ROUGE-L, token F1, and how much a system repeats itself.
+
+Papers of the field print the same names for different computations; each computation has a name here. BLEU and
+Distinct keep per-row counts, so that an interval is arithmetic on arrays. Letters: N rows, R resamples.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from empax.evaluation.significance import DistinctStatistic, Statistic, SumStatistic, divide, estimate, ratio_statistic
+
+MAX_ORDER = 4
+BLEU_VARIANTS: tuple[str, ...] = ("nltk", "nltk_cased", "sentence_avg", "precision", "moses", "sacrebleu")
+DISTINCT_VARIANTS: tuple[str, ...] = ("nltk", "cased", "no_punctuation", "whitespace")
+
+_EPSILON = 1e-12  # NLTK's method1 as NEC and DCKS call it
+_METHOD4_K = 5  # NLTK's constant of Chen and Cherry's method 4
+
+# Words whose full stop ends no sentence. NLTK's trained English model knows more; these are the ones of dialogue.
+_ABBREVIATIONS = frozenset(
+    (
+        "mr mrs ms dr prof st jr sr vs etc inc co ltd corp dept approx est gen sgt capt lt col rev hon mt ft "
+        + "a.m p.m u.s u.k e.g i.e ph.d b.a m.a d.c jan feb mar apr jun jul aug sep sept oct nov dec"
+    ).split(" ")
+)
+_INNER_SENTENCE_END = re.compile(r"[.?!][^\w\s]*\s+\S")
+
+
+@functools.cache
+def _nltk_tokenizers() -> tuple[Callable[[str], list[str]], Callable[[str], Iterable[str]]]:
+    # Imported when first asked for: NLTK takes seconds to import.
+    from nltk.tokenize.destructive import NLTKWordTokenizer
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+
+    parameters = PunktParameters()
+    parameters.abbrev_types = set(_ABBREVIATIONS)  # Punkt may add to it
+    return NLTKWordTokenizer().tokenize, PunktSentenceTokenizer(parameters).tokenize
+
+
+@functools.lru_cache(maxsize=200_000)
+def tokenize(text: str) -> tuple[str, ...]:
+    """NLTK word tokens, as `nltk.word_tokenize` gives them, case kept.
+
+    The word tokenizer only parts a full stop at the end of its input ("sorry. What" keeps "sorry."), so the text is
+    cut into sentences first. Departure: NLTK downloads a trained sentence model; this uses the same algorithm
+    (Punkt) with a short list of abbreviations and no download.
+    """
+    words, sentences = _nltk_tokenizers()
+    parts = sentences(text) if _INNER_SENTENCE_END.search(text) else (text,)
+    return tuple(itertools.chain.from_iterable(words(part) for part in parts))
+
+
+@functools.lru_cache(maxsize=200_000)
+def lower_tokens(text: str) -> tuple[str, ...]:
+    """`tokenize`, lower-cased: the words of every default here."""
+    return tuple(token.lower() for token in tokenize(text))
+
+
+def tokenize_13a(text: str) -> tuple[str, ...]:
+    """Tokens of mteval-v13a, sacrebleu's default: punctuation apart, but not inside numbers; case kept."""
+    text = html.unescape(text.replace("<skipped>", "").replace("-\n", "").replace("\n", " "))
+    text = re.sub(r"""([!-&(-+/:-@\[-`{-~])""", r" \1 ", f" {text} ")
+    text = re.sub(r"([^0-9])([.,])", r"\1 \2 ", text)
+    text = re.sub(r"([.,])([^0-9])", r" \1 \2", text)
+    return tuple(re.sub(r"([0-9])(-)", r"\1 \2 ", text).split())
+
+
+def _lower_split(text: str) -> tuple[str, ...]:
+    return tuple(text.lower().split())
+
+
+_BLEU_TOKENS: dict[str, Callable[[str], tuple[str, ...]]] = {
+    "nltk": lower_tokens,
+    "nltk_cased": tokenize,
+    "sentence_avg": lower_tokens,
+    "precision": lower_tokens,
+    "moses": _lower_split,
+    "sacrebleu": tokenize_13a,
+}
+
+
+def ngrams(tokens: Sequence[str], order: int) -> list[tuple[str, ...]]:
+    """All runs of `order` tokens."""
+    return [tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1)]
+
+
+def _all_ngrams(tokens: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+    return (tokens[i : i + n] for n in range(1, MAX_ORDER + 1) for i in range(len(tokens) - n + 1))
+
+
+def bleu_tokens(variant: str) -> Callable[[str], tuple[str, ...]]:
+    """The tokenizer of a BLEU variant; variants with the same one share their `count_matches`."""
+    _check_variant(variant, BLEU_VARIANTS)
+    return _BLEU_TOKENS[variant]
+
+
+def count_matches(hypotheses: Sequence[str], references: Sequence[str], variant: str) -> Float[np.ndarray, "N 10"]:
+    """What BLEU needs to know of each row.
+
+    Columns 0-3: clipped n-gram matches for n = 1..4; 4-7: n-grams of the hypothesis; 8: its length; 9: the reference's.
+    """
+    split = bleu_tokens(variant)
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} hypotheses and {len(references)} references; there must be one for each.")
+    counts = np.zeros((len(hypotheses), 2 * MAX_ORDER + 2))
+    for row, (hypothesis, reference) in enumerate(zip(hypotheses, references, strict=True)):
+        said, wanted = split(hypothesis), split(reference)
+        wanted_counts = Counter(_all_ngrams(wanted))
+        for ngram, count in Counter(_all_ngrams(said)).items():
+            counts[row, len(ngram) - 1] += min(count, wanted_counts[ngram])
+        counts[row, MAX_ORDER : 2 * MAX_ORDER] = [max(0, len(said) - n) for n in range(MAX_ORDER)]
+        counts[row, 8:] = len(said), len(wanted)
+    return counts
+
+
+def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str = "nltk") -> SumStatistic:
+    """BLEU of rows counted by `count_matches` with the same variant; see `bleu`.
+
+    Raises:
+      ValueError: `order` outside 1..4 or an unknown variant.
+    """
+    _check_variant(variant, BLEU_VARIANTS)
+    if not 1 <= order <= MAX_ORDER:
+        raise ValueError(f"BLEU goes from 1 to {MAX_ORDER}, got {order}.")
+    if variant in ("nltk", "nltk_cased"):
+        return SumStatistic(_nltk_counts(counts), functools.partial(_corpus_bleu, order=order, smooth=_epsilon))
+    if variant == "moses":
+        return SumStatistic(counts, functools.partial(_corpus_bleu, order=order, smooth=_no_smoothing))
+    if variant == "sacrebleu":
+        return SumStatistic(counts, functools.partial(_corpus_bleu, order=order, smooth=_exponential))
+    if variant == "sentence_avg":
+        scores = _corpus_bleu(_nltk_counts(counts), order=order, smooth=_chen_cherry)
+    else:
+        scores = 100.0 * np.nan_to_num(divide(counts[:, order - 1], counts[:, MAX_ORDER + order - 1]))
+    return ratio_statistic(scores, np.ones(len(counts)))
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], order: int = 4, variant: str = "nltk") -> float:
+    r"""BLEU-`order` in percent, one reference each.
+
+    .. math:: BLEU_n = 100 \min(1, e^{1 - r/c}) \exp\Big(\frac{1}{n} \sum_{i=1}^{n} \log p_i\Big)
+
+    Source: Papineni et al. 2002. Variants:
+      nltk: corpus level, lower case, NLTK words, zero precisions become 1e-12 / total (NLTK's method 1): DCKS.
+      nltk_cased: the same with the case kept: NEC.
+      sentence_avg: mean over rows of sentence BLEU, NLTK words, NLTK's smoothing method 4: DiffusEmp.
+      precision: mean over rows of p_n alone, no brevity penalty: EmpDG.
+      moses: multi-bleu.perl -lc: white-space tokens, lower case, no smoothing: MoEL, MIME.
+      sacrebleu: corpus level, 13a tokens, case kept, exponential smoothing (Post 2018).
+    An empty hypothesis has no n-grams and length 0.
+
+    Raises:
+      ValueError: different numbers of both, `order` outside 1..4, an unknown variant.
+    """
+    if not hypotheses:
+        return 0.0
+    return estimate(bleu_statistic(count_matches(hypotheses, references, variant), order, variant))
+
+
+def _nltk_counts(counts: Float[np.ndarray, "N 10"]) -> Float[np.ndarray, "N 10"]:
+    # NLTK counts at least one n-gram per row, also where the row is too short to have one.
+    counts = counts.copy()
+    counts[:, MAX_ORDER : 2 * MAX_ORDER] = np.maximum(counts[:, MAX_ORDER : 2 * MAX_ORDER], 1.0)
+    return counts
+
+
+_Smooth = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def _corpus_bleu(sums: Float[np.ndarray, "R 10"], *, order: int, smooth: _Smooth) -> Float[np.ndarray, " R"]:
+    matches, totals = sums[:, :order], sums[:, MAX_ORDER : MAX_ORDER + order]
+    said, wanted = sums[:, 8], sums[:, 9]
+    precisions = smooth(matches, totals, said)
+    # Without a single match there is nothing to smooth; a zero precision makes the product zero.
+    positive = (precisions > 0).all(axis=1) & (matches > 0).any(axis=1)
+    log_mean = np.log(np.where(precisions > 0, precisions, 1.0)).mean(axis=1)
+    log_penalty = np.minimum(0.0, 1.0 - wanted / np.maximum(said, 1e-9))
+    return np.where(positive & (said > 0), 100.0 * np.exp(log_penalty + log_mean), 0.0)
+
+
+def _no_smoothing(matches: np.ndarray, totals: np.ndarray, said: np.ndarray) -> np.ndarray:
+    del said
+    return matches / np.maximum(totals, 1.0)
+
+
+def _epsilon(matches: np.ndarray, totals: np.ndarray, said: np.ndarray) -> np.ndarray:
+    del said
+    return np.where(matches == 0, _EPSILON, matches) / np.maximum(totals, 1.0)
+
+
+def _exponential(matches: np.ndarray, totals: np.ndarray, said: np.ndarray) -> np.ndarray:
+    del said
+    zeros_so_far = np.cumsum(matches == 0, axis=1)
+    return np.where(totals == 0, 0.0, np.where(matches == 0, 0.5**zeros_so_far, matches) / np.maximum(totals, 1.0))
+
+
+def _chen_cherry(matches: np.ndarray, totals: np.ndarray, said: np.ndarray) -> np.ndarray:
+    zeros_so_far = np.cumsum(matches == 0, axis=1)
+    log_length = np.log(np.maximum(said, 2.0))[:, None]
+    smoothed = np.where(matches == 0, log_length / (_METHOD4_K * 2.0**zeros_so_far), matches) / np.maximum(totals, 1.0)
+    # One word has no bigram to smooth; NLTK leaves those precisions out of the product.
+    return np.where((matches == 0) & (said[:, None] <= 1), 1.0, smoothed)
+
+
+_PUNCTUATION = frozenset(",.?!")
+_DISTINCT_TOKENS: dict[str, Callable[[str], Sequence[str]]] = {
+    "nltk": lower_tokens,
+    "cased": tokenize,
+    "no_punctuation": lambda text: [token for token in lower_tokens(text) if token not in _PUNCTUATION],
+    "whitespace": str.split,
+}
+
+
+def distinct_statistic(responses: Sequence[str], n: int, variant: str = "nltk") -> DistinctStatistic:
+    """Distinct-n of N rows; see `distinct_n`."""
+    _check_variant(variant, DISTINCT_VARIANTS)
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}.")
+    split = _DISTINCT_TOKENS[variant]
+    per_row = [ngrams(split(response), n) for response in responses]
+    ids, rows, _ = _number(per_row)
+    return DistinctStatistic(ids, rows, len(responses))
+
+
+def distinct_n(responses: Sequence[str], n: int, variant: str = "nltk") -> float:
+    """Corpus-level Distinct-n: different n-grams over all n-grams, in percent.
+
+    Source: Li et al. 2016, Sec. 5.1. It falls as the corpus grows: compare only equal test sets. Variants:
+      nltk: lower case, NLTK words: DCKS, CEM, CASE. cased: EmpRL. no_punctuation: lower case without , . ? !: NEC.
+      whitespace: white-space tokens as they are: EmpDG, KEMP (whose bigrams are glued without a separator).
+    0.0 if no response has n tokens.
+
+    Raises:
+      ValueError: `n` < 1 or an unknown variant.
+    """
+    return estimate(distinct_statistic(responses, n, variant))
+
+
+def _number(per_row: Iterable[Iterable[Hashable]]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Items as (id, row) pairs, ids in order of appearance; and how many ids there are."""
+    index: dict[Hashable, int] = {}
+    pairs = [(index.setdefault(item, len(index)), row) for row, items in enumerate(per_row) for item in items]
+    array = np.asarray(pairs, np.int64).reshape(-1, 2)
+    return array[:, 0], array[:, 1], len(index)
+
+
+def rouge_l_rows(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
+    """ROUGE-L F of every row, in [0, 1]; see `rouge_l`."""
+    words = [[re.findall(r"[a-z0-9]+", text.lower()) for text in texts] for texts in (responses, references)]
+    scores = []
+    for said, wanted in zip(*words, strict=True):
+        scores.append(2.0 * _common_length(said, wanted) / max(1, len(said) + len(wanted)))
+    return np.asarray(scores, np.float64)
+
+
+def rouge_l(responses: Sequence[str], references: Sequence[str]) -> float:
+    """Mean over rows of ROUGE-L F (longest common subsequence, Lin 2004), in [0, 1]; 0.0 of nothing.
+
+    Tokens are runs of a-z and 0-9 of the lower-cased text, no stemming, as in Google's rouge-score.
+    """
+    scores = rouge_l_rows(responses, references)
+    return float(np.mean(scores)) if len(scores) else 0.0
+
+
+def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
+    """Length of the longest common subsequence, one bit per token of `second` (Hyyrö 2004)."""
+    places: dict[str, int] = {}
+    for i, token in enumerate(second):
+        places[token] = places.get(token, 0) | (1 << i)
+    full = (1 << len(second)) - 1
+    row = full
+    for token in first:
+        matched = row & places.get(token, 0)
+        row = ((row + matched) | (row - matched)) & full
+    return len(second) - row.bit_count()
+
+
+def token_f1_rows(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
+    """Bag-of-words F1 of every row, in percent; see `token_f1`."""
+    scores = []
+    for response, reference in zip(responses, references, strict=True):
+        said, wanted = lower_tokens(response), lower_tokens(reference)
+        common = (Counter(said) & Counter(wanted)).total()
+        scores.append(200.0 * common / max(1, len(said) + len(wanted)))
+    return np.asarray(scores, np.float64)
+
+
+def token_f1(responses: Sequence[str], references: Sequence[str]) -> float:
+    """Mean over rows of the F1 of shared words (lower case, NLTK words, punctuation kept), in percent."""
+    scores = token_f1_rows(responses, references)
+    return float(np.mean(scores)) if len(scores) else 0.0
+
+
+def clauses(response: str) -> list[str]:
+    """A response split at , ? ! . with empty pieces dropped; the case is kept."""
+    return [clause for part in re.split(r"[,?!.]", response) if (clause := part.strip())]
+
+
+class ClauseStatistic:
+    """A number made of how often each distinct clause occurs: `sentence_std` and `top5_share`."""
+
+    def __init__(
+        self,
+        responses: Sequence[str],
+        of_counts: Callable[[Float[np.ndarray, " M"]], float],
+        bounds: tuple[float, float],
+    ):
+        self.num_rows = len(responses)
+        self.bounds: tuple[float, float] | None = bounds
+        self._ids, self._rows, self._num_ids = _number(map(clauses, responses))
+        self._of_counts = of_counts
+
+    def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
+        values = np.zeros(len(weights))
+        for i, row_weights in enumerate(weights):
+            counts = np.bincount(self._ids, weights=row_weights[self._rows], minlength=self._num_ids)
+            counts = counts[counts > 0]
+            values[i] = self._of_counts(counts) if len(counts) else 0.0
+        return values
+
+
+def _top5(counts: Float[np.ndarray, " M"]) -> float:
+    top = counts if len(counts) <= 5 else np.partition(counts, len(counts) - 5)[-5:]
+    return float(100.0 * top.sum() / counts.sum())
+
+
+def sentence_std_statistic(responses: Sequence[str]) -> Statistic:
+    return ClauseStatistic(responses, lambda counts: float(np.std(counts)), (0.0, float("inf")))
+
+
+def top5_share_statistic(responses: Sequence[str]) -> Statistic:
+    return ClauseStatistic(responses, _top5, (0.0, 100.0))
+
+
+def sentence_std(responses: Sequence[str]) -> float:
+    """Population standard deviation of how often each distinct clause occurs (NEC's Sent-Std); 0.0 without clauses.
+
+    High = a few stock phrases come again and again. Grows with the number of responses.
+    """
+    return estimate(sentence_std_statistic(responses))
+
+
+def top5_share(responses: Sequence[str]) -> float:
+    """The five most frequent clauses as a percentage of all clauses (NEC's Top-5); 0.0 without clauses."""
+    return estimate(top5_share_statistic(responses))
+
+
+def _check_variant(variant: str, allowed: Sequence[str]) -> None:
+    if variant not in allowed:
+        raise ValueError(f"there is no variant {variant!r}; the variants are {', '.join(allowed)}.")

@@ -1,0 +1,157 @@
+"""Foreign parameter names and layouts against ours: one table per architecture, read in both directions.
+
+`{layer}` in a foreign name stands for the layers that we keep stacked, [L, ...].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+
+from empax.models.bert import BertConfig
+from empax.models.stack import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How one array stands on either side.
+
+    Attributes:
+      split: how many of our axes are inputs; PyTorch's Linear is [outputs, inputs], each flattened, so the
+        foreign array is the transpose. None = no transpose, only flattening.
+      flat: whether the untransposed array is one axis there (biases of heads).
+    """
+
+    split: int | None = None
+    flat: bool = False
+
+    def foreign_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The foreign shape of our `shape` (of one layer)."""
+        if self.split is None:
+            return (int(np.prod(shape)),) if self.flat else shape
+        return int(np.prod(shape[self.split :])), int(np.prod(shape[: self.split]))
+
+    def to_ours(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """A foreign array as ours of `shape`."""
+        return (array if self.split is None else array.T).reshape(shape)
+
+    def to_foreign(self, array: np.ndarray) -> np.ndarray:
+        """Our array (of one layer) as the foreign one."""
+        foreign = self.foreign_shape(array.shape)
+        if self.split is None:
+            return array.reshape(foreign)
+        return np.ascontiguousarray(array.reshape(foreign[::-1]).T)
+
+
+SAME = Layout()
+FLAT = Layout(flat=True)
+LINEAR = Layout(split=1)  # [D, F] and [D, H, N]: one input axis
+LINEAR_OUT = Layout(split=2)  # [H, N, D]: two input axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One parameter: our name, the foreign name, the layout."""
+
+    ours: str
+    foreign: str
+    layout: Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapping:
+    """The table of one architecture.
+
+    Attributes:
+      rows: every parameter once.
+      prefixes: what foreign names may begin with, to be taken off.
+      ignored: regular expressions of foreign names that carry nothing of ours (buffers, tied copies, heads).
+      may_drop_layers: whether a checkpoint may have more layers than the model, of which the first are taken.
+    """
+
+    rows: tuple[Row, ...]
+    prefixes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    may_drop_layers: bool = False
+
+    def ignores(self, name: str) -> bool:
+        """Whether the foreign `name` carries nothing of ours."""
+        if any(re.fullmatch(pattern, name) for pattern in self.ignored):
+            return True
+        return self.may_drop_layers and any(
+            re.fullmatch(re.escape(row.foreign).replace(r"\{layer\}", r"\d+"), name)
+            for row in self.rows
+            if "{layer}" in row.foreign
+        )
+
+
+def _attention(ours: str, foreign: str) -> tuple[Row, ...]:
+    rows = [Row(f"{ours}/{name}", f"{foreign}.{name[0]}.weight", LINEAR) for name in ("query", "key", "value")]
+    return (*rows, Row(f"{ours}/out", f"{foreign}.o.weight", LINEAR_OUT))
+
+
+def t5_mapping(config: TransformerConfig) -> Mapping:
+    """T5, v1.0 (relu, tied) and v1.1 (gated, untied)."""
+    gated = config.activation.startswith("gated-")
+    rows = [Row("token_embedding", "shared.weight", SAME)]
+    if not config.tie_embeddings:
+        rows.append(Row("output_embedding", "lm_head.weight", SAME))
+    for stack in ("encoder", "decoder"):
+        block, layers = f"{stack}.block.{{layer}}.layer", f"{stack}/layers"
+        relative = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        rows.append(Row(f"{stack}/relative_bias", relative, SAME))
+        rows.append(Row(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight", SAME))
+        rows += _attention(f"{layers}/attention", f"{block}.0.SelfAttention")
+        rows.append(Row(f"{layers}/attention_norm/scale", f"{block}.0.layer_norm.weight", SAME))
+        last = 1
+        if stack == "decoder":
+            last = 2
+            rows += _attention(f"{layers}/cross_attention", f"{block}.1.EncDecAttention")
+            rows.append(Row(f"{layers}/cross_attention_norm/scale", f"{block}.1.layer_norm.weight", SAME))
+        feed = f"{block}.{last}.DenseReluDense"
+        # Theirs: wi_0 passes through the activation, wi_1 is what it gates.
+        names = {"gate": "wi_0", "wi": "wi_1", "wo": "wo"} if gated else {"wi": "wi", "wo": "wo"}
+        rows += [Row(f"{layers}/feed_forward/{our}", f"{feed}.{their}.weight", LINEAR) for our, their in names.items()]
+        rows.append(Row(f"{layers}/feed_forward_norm/scale", f"{block}.{last}.layer_norm.weight", SAME))
+    # Copies of the embedding; the cross-attention bias is a leftover of the original conversion, never used.
+    ignored = [
+        r"(en|de)coder\.embed_tokens\.weight",
+        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    ]
+    if config.tie_embeddings:
+        ignored.append(r"lm_head\.weight")
+    return Mapping(rows=tuple(rows), ignored=tuple(ignored))
+
+
+def bert_mapping(config: BertConfig) -> Mapping:
+    """BERT's encoder without pooler and heads."""
+    del config  # one table fits all
+    layer, layers = "encoder.layer.{layer}", "stack/layers"
+    rows = [
+        Row("token_embedding", "embeddings.word_embeddings.weight", SAME),
+        Row("position_embedding", "embeddings.position_embeddings.weight", SAME),
+        Row("type_embedding", "embeddings.token_type_embeddings.weight", SAME),
+    ]
+    for name in ("query", "key", "value"):
+        rows.append(Row(f"{layers}/attention/{name}", f"{layer}.attention.self.{name}.weight", LINEAR))
+        rows.append(Row(f"{layers}/attention/{name}_bias", f"{layer}.attention.self.{name}.bias", FLAT))
+    rows.append(Row(f"{layers}/attention/out", f"{layer}.attention.output.dense.weight", LINEAR_OUT))
+    rows.append(Row(f"{layers}/attention/out_bias", f"{layer}.attention.output.dense.bias", SAME))
+    for ours, theirs in (("wi", "intermediate.dense"), ("wo", "output.dense")):
+        rows.append(Row(f"{layers}/feed_forward/{ours}", f"{layer}.{theirs}.weight", LINEAR))
+        rows.append(Row(f"{layers}/feed_forward/{ours}_bias", f"{layer}.{theirs}.bias", SAME))
+    for ours, theirs in (
+        ("embedding_norm", "embeddings.LayerNorm"),
+        (f"{layers}/attention_norm", f"{layer}.attention.output.LayerNorm"),
+        (f"{layers}/feed_forward_norm", f"{layer}.output.LayerNorm"),
+    ):
+        rows.append(Row(f"{ours}/scale", f"{theirs}.weight", SAME))
+        rows.append(Row(f"{ours}/bias", f"{theirs}.bias", SAME))
+    return Mapping(
+        rows=tuple(rows),
+        prefixes=("bert.",),
+        ignored=(r"embeddings\.(position_ids|token_type_ids)", r"pooler\..*", r"cls\..*"),
+        may_drop_layers=True,
+    )

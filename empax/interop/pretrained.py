@@ -1,0 +1,145 @@
+"""Encoders and generators from settings: random ones by their sizes, pretrained ones by their name or folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from empax.core.config import ConfigError
+from empax.core.files import read_json
+from empax.core.protocols import Tokenizer
+from empax.core.types import Params
+from empax.data.tokenizers import load_tokenizer
+from empax.interop.huggingface import load_pretrained, resolve
+from empax.models.bert import BertConfig, BertEncoder, bert_config
+from empax.models.dual_encoder import DualEncoder
+from empax.models.t5 import t5_config
+from empax.models.transformer import EncoderDecoder, scratch
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderSettings:
+    """A BERT-like text encoder with pooling.
+
+    Attributes:
+      pretrained: "minilm" (the wheel), a folder, or a Hub name; empty = random, with the sizes below.
+      num_layers: of the random encoder; of a pretrained one, how many of its first layers to keep (0 = all).
+      pooling: "mean" over real tokens (Contriever, MiniLM) or "cls".
+      normalize: to unit length, so that the dot product is the cosine.
+    """
+
+    pretrained: str = ""
+    num_layers: int = 0
+    d_model: int = 64
+    num_heads: int = 2
+    d_ff: int = 128
+    max_positions: int = 256
+    dropout: float = 0.1
+    pooling: Literal["mean", "cls"] = "mean"
+    normalize: bool = False
+    remat: bool = False
+    dtype: str = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedEncoder:
+    """An encoder, its tokenizer, and its pretrained parameters (None: initialise at random)."""
+
+    model: DualEncoder
+    tokenizer: Tokenizer
+    params: Params | None
+
+
+def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params: bool = True) -> LoadedEncoder:
+    """Makes the encoder that `settings` describe.
+
+    Args:
+      settings: see there.
+      tokenizer: what a random encoder reads with; a pretrained one brings its own.
+      with_params: False reads no weights (`--mode=plan`).
+    """
+    if not settings.pretrained:
+        config = BertConfig(
+            vocab_size=tokenizer.vocab_size,
+            d_model=settings.d_model,
+            num_heads=settings.num_heads,
+            d_ff=settings.d_ff,
+            num_layers=settings.num_layers or 2,
+            max_positions=settings.max_positions,
+            dropout=settings.dropout,
+            remat=settings.remat,
+            dtype=settings.dtype,
+        )
+        return LoadedEncoder(_dual(config, settings), tokenizer, None)
+    folder = resolve(settings.pretrained)
+    config = bert_config(read_json(folder / "config.json"))
+    layers = settings.num_layers or config.num_layers
+    if layers > config.num_layers:
+        raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
+    changes: dict[str, Any] = {"num_layers": layers, "dropout": settings.dropout, "remat": settings.remat}
+    config = dataclasses.replace(config, **changes, dtype=settings.dtype)
+    params = load_pretrained(folder, **changes, dtype=settings.dtype)[2] if with_params else None
+    return LoadedEncoder(_dual(config, settings), load_tokenizer(folder), params)
+
+
+def _dual(config: BertConfig, settings: EncoderSettings) -> DualEncoder:
+    return DualEncoder(encoder=BertEncoder(config), pooling=settings.pooling, normalize=settings.normalize)
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorSettings:
+    """An encoder-decoder.
+
+    Attributes:
+      architecture: "transformer" (from scratch) or "t5".
+      pretrained: of "t5": a folder or a Hub name; empty = random.
+      preset: of a random "t5": "t5-small", "flan-t5-base", ...; the sizes below are then unused.
+    """
+
+    architecture: Literal["transformer", "t5"] = "transformer"
+    pretrained: str = ""
+    preset: str = ""
+    d_model: int = 256
+    num_heads: int = 4
+    head_dim: int = 64
+    d_ff: int = 1024
+    num_encoder_layers: int = 4
+    num_decoder_layers: int = 4
+    dropout: float = 0.1
+    remat: bool = False
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.architecture == "transformer" and (self.pretrained or self.preset):
+            raise ConfigError("pretrained and preset go with architecture = 't5'; a 'transformer' starts from scratch.")
+        if self.architecture == "t5" and not (self.pretrained or self.preset):
+            raise ConfigError("architecture = 't5' needs pretrained (a folder or a Hub name) or preset ('t5-small').")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedGenerator:
+    model: EncoderDecoder
+    params: Params | None
+
+
+def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_params: bool = True) -> LoadedGenerator:
+    """Makes the encoder-decoder that `settings` describe; its vocabulary is the tokenizer's."""
+    changes: dict[str, Any] = {"dropout": settings.dropout, "remat": settings.remat, "dtype": settings.dtype}
+    if settings.architecture == "transformer":
+        sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
+        changes |= {name: getattr(settings, name) for name in sizes}
+        config = scratch(tokenizer.vocab_size, start_id=tokenizer.start_id, **changes)
+        return LoadedGenerator(EncoderDecoder(config), None)
+    if not settings.pretrained:
+        config = t5_config(settings.preset, **changes)
+        size = max(config.vocab_size, tokenizer.vocab_size)
+        return LoadedGenerator(EncoderDecoder(dataclasses.replace(config, vocab_size=size)), None)
+    folder = resolve(settings.pretrained)
+    config, params = t5_config(read_json(folder / "config.json"), **changes), None
+    if with_params:
+        _, config, params = load_pretrained(folder, **changes)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, but {settings.pretrained} only {config.vocab_size} rows."
+        )
+    return LoadedGenerator(EncoderDecoder(config), params)

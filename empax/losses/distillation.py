@@ -1,0 +1,114 @@
+"""Teaching a retriever which passages help the generator: REG's metric distillation, Atlas's PDist, EMDR2.
+
+Masked candidates get probability 0 and no gradient, whatever their scores are (-inf and NaN included).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from empax.core.types import Mean
+
+Form = Literal["softmax", "literal_sigmoid"]
+
+
+def target_distribution(
+    utilities: Float[Array, "B K"], mask: Bool[Array, "B K"], *, temperature: float
+) -> Float[Array, "B K"]:
+    r"""Which candidate should be retrieved, as a distribution; no gradient flows.
+
+    .. math:: P_k = \exp(F_k / \tau) / \sum_j \exp(F_j / \tau)
+
+    Source: REG (Wang et al.), Eq. 3, with utilities = F of the decoded candidates. With utilities = log-likelihoods
+    of the response given each passage, these are the targets of perplexity distillation (Izacard et al. 2023, Atlas,
+    Sec. 2.2, "PDist").
+
+    Args:
+      utilities: the higher, the better.
+      mask: True at real candidates.
+      temperature: tau > 0, in units of the utilities.
+
+    Returns:
+      Sums to 1 over the real candidates; all 0 where a row has none.
+    """
+    log_probs = _masked_log_softmax(utilities, mask, temperature)
+    return jax.lax.stop_gradient(jnp.where(mask, jnp.exp(log_probs), 0.0))
+
+
+def retriever_kl(
+    scores: Float[Array, "B K"],
+    targets: Float[Array, "B K"],
+    mask: Bool[Array, "B K"],
+    valid: Bool[Array, " B"],
+    *,
+    temperature: float = 1.0,
+    form: Form = "softmax",
+) -> Mean:
+    r"""Distance of the retriever from the targets, averaged over queries (not over candidates).
+
+    .. math:: L = \sum_k P_k (\log P_k - \log Q_k)
+
+    "softmax": Q = softmax(scores / T). "literal_sigmoid": Q = sigmoid(scores / T), each candidate for itself.
+    Source: REG (Wang et al.), Eq. 4; with the targets of PDist: Izacard et al. 2023.
+
+    Departure: Eq. 4 prints the sigmoid. That Q is no distribution: the loss is then a constant minus
+    sum_k P_k log sigmoid(s_k), which falls for every candidate as its score rises, can be negative, and is least when
+    all scores are infinite. So "softmax" is the default, and the printed form a switch.
+
+    Args:
+      scores: query times passage, before any temperature.
+      targets: P of `target_distribution`; no gradient flows.
+      mask: True at real candidates.
+      valid: False on filler rows; a row without candidates does not count either.
+      temperature: T > 0, in units of the scores.
+      form: what Q is.
+    """
+    targets = jax.lax.stop_gradient(jnp.where(mask, targets, 0.0))
+    if form == "softmax":
+        log_probs = _masked_log_softmax(scores, mask, temperature)
+    else:
+        log_probs = jax.nn.log_sigmoid(jnp.where(mask, scores, 0.0) / temperature)
+    # Where P is 0 its term is 0: neither log 0 nor the log of a masked candidate may enter.
+    counts = targets > 0.0
+    surprise = jnp.log(jnp.where(counts, targets, 1.0)) - jnp.where(counts, log_probs, 0.0)
+    return Mean.of(jnp.sum(targets * surprise, axis=1), valid & jnp.any(mask, axis=1))
+
+
+def emdr2(
+    scores: Float[Array, "B K"],
+    log_likelihoods: Float[Array, "B K"],
+    mask: Bool[Array, "B K"],
+    valid: Bool[Array, " B"],
+    *,
+    temperature: float = 1.0,
+) -> Mean:
+    r"""The likelihood of the response with the passage summed out, averaged over queries.
+
+    .. math:: L = -\log \sum_k \mathrm{softmax}(s / T)_k \, p(y \mid x, d_k)
+
+    Source: Singh et al. 2021 (EMDR2), Eq. 4, the retriever's term.
+
+    Args:
+      scores: query times passage, before any temperature.
+      log_likelihoods: log p(y | x, d_k) of the whole response, at most 0; no gradient flows.
+      mask: True at real candidates.
+      valid: False on filler rows; a row without candidates does not count either.
+      temperature: T > 0, in units of the scores.
+    """
+    likelihoods = jax.lax.stop_gradient(jnp.where(mask, log_likelihoods, 0.0))
+    joint = _masked_log_softmax(scores, mask, temperature) + likelihoods
+    return Mean.of(-jax.nn.logsumexp(joint, axis=1), valid & jnp.any(mask, axis=1))
+
+
+def _masked_log_softmax(
+    values: Float[Array, "B K"], mask: Bool[Array, "B K"], temperature: float
+) -> Float[Array, "B K"]:
+    if not temperature > 0.0:
+        raise ValueError(f"temperature = {temperature} is not allowed; it must be above 0.")
+    scaled = jnp.where(mask, values, 0.0).astype(jnp.float32) / temperature
+    # Finite, so that a row without candidates gives numbers; far enough below any score to be exactly 0 as probability.
+    return jax.nn.log_softmax(jnp.where(mask, scaled, -1e9), axis=1)

@@ -1,0 +1,44 @@
+"""What stands on top of an encoder: pooling and classification."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from empax.models.layers import Dropout, normal
+
+
+def masked_mean(states: Float[Array, "B S D"], mask: Bool[Array, "B S"]) -> Float[Array, "B D"]:
+    """Mean over real tokens, in float32; zeros for a row that has none."""
+    weights = mask.astype(jnp.float32)
+    total = jnp.einsum("BSD,BS->BD", states.astype(jnp.float32), weights)
+    return total / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1.0)
+
+
+class ClassificationHead(nn.Module):
+    """Linear classifier, or one with a hidden tanh layer.
+
+    Attributes:
+      num_classes: C.
+      hidden: width of the hidden layer; None = none.
+      dropout: rate before each projection.
+    """
+
+    num_classes: int
+    hidden: int | None = None
+    dropout: float = 0.1
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "B D"], *, deterministic: bool = True) -> Float[Array, "B C"]:
+        """Logits, float32."""
+        features = Dropout(self.dropout)(features.astype(jnp.float32), deterministic=deterministic)
+        if self.hidden is not None:
+            size = features.shape[-1]
+            weights = self.param("hidden", normal(size**-0.5), (size, self.hidden))
+            bias = self.param("hidden_bias", nn.initializers.zeros, (self.hidden,))
+            features = jnp.tanh(features @ weights + bias[None])
+            features = Dropout(self.dropout)(features, deterministic=deterministic)
+        size = features.shape[-1]
+        weights = self.param("out", normal(size**-0.5), (size, self.num_classes))
+        return features @ weights + self.param("out_bias", nn.initializers.zeros, (self.num_classes,))[None]

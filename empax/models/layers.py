@@ -1,0 +1,284 @@
+"""What every Transformer here is made of: one attention core, norms, feed-forward, positions, dropout.
+
+Layers say how they are sharded in one table (`logical_axes`), by parameter name, so parameters stay plain arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Num, UInt32
+
+Activation: TypeAlias = Callable[[jax.Array], jax.Array]
+
+MASKED = -1e9
+"""Logit of what may not be attended to. Not -inf: a row with nothing to attend to must give numbers, not NaN."""
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": jax.nn.relu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "silu": jax.nn.silu,
+}
+GATED_ACTIVATIONS = {"gated-gelu": "gelu_new", "gated-silu": "silu", "gated-relu": "relu"}
+"""Gated feed-forwards and the activation of their gate. T5 v1.1 calls the tanh approximation "gated-gelu"."""
+
+_LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"(token|output)_embedding$", ("vocab", "embed")),
+    (r"(position|type)_embedding$", (None, "embed")),
+    (r"relative_bias$", (None, "heads")),
+    (r"attention/(query|key|value)$", ("embed", "heads", "head_dim")),
+    (r"attention/(query|key|value)_bias$", ("heads", "head_dim")),
+    (r"attention/out$", ("heads", "head_dim", "embed")),
+    (r"feed_forward/(wi|gate)$", ("embed", "mlp")),
+    (r"feed_forward/wi_bias$", ("mlp",)),
+    (r"feed_forward/wo$", ("mlp", "embed")),
+    (r"(attention/out_bias|feed_forward/wo_bias|norm/scale|norm/bias)$", ("embed",)),
+)
+
+
+def logical_axes(name: str, shape: tuple[int, ...]) -> tuple[str | None, ...]:
+    """Names the axes of a parameter: "vocab", "embed", "heads", "head_dim", "mlp", "layers" or None.
+
+    Args:
+      name: path of the parameter, "encoder/layers/attention/query".
+      shape: its shape; one axis more than the table gives is the stack of scanned layers, in front.
+
+    Returns:
+      One name per axis; all None for a parameter that the table does not know (it is then replicated).
+    """
+    for pattern, axes in _LOGICAL_AXES:
+        if re.search(pattern, name):
+            if len(axes) == len(shape):
+                return axes
+            if len(axes) + 1 == len(shape):
+                return ("layers", *axes)
+    return (None,) * len(shape)
+
+
+def hashed_bits(rng: jax.Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
+    """Pseudo-random bits as a hash of (key, index): a dozen integer operations that fuse into what uses them.
+
+    Threefry, JAX's default, costs more on a CPU than the matrix product whose result it drops out; dropout needs
+    no such quality. Each element depends on the key and its own index only, so any sharding gives the same bits.
+    Source: the finaliser "lowbias32" of Wellons 2018; keyed and counted here.
+    """
+    seeds = jax.random.bits(rng, (2,), jnp.uint32)
+    index = jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    for axis in reversed(range(len(shape))):
+        step = jnp.uint32(stride & 0xFFFFFFFF)
+        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * step
+        stride *= shape[axis]
+    bits = (index * jnp.uint32(0x9E3779B1)) ^ seeds[0]
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B) + seeds[1]
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
+    return bits ^ (bits >> 15)
+
+
+def dropout(values: Float[Array, "..."], rate: float, rng: jax.Array) -> Float[Array, "..."]:
+    """Sets a share `rate` (0 <= rate < 1) of the elements to 0 and scales the rest by 1 / (1 - rate)."""
+    threshold = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    keep = hashed_bits(rng, values.shape) >= threshold
+    return jnp.where(keep, values * (1.0 / (1.0 - rate)), jnp.zeros((), values.dtype))
+
+
+class Dropout(nn.Module):
+    """`dropout` with the module's "dropout" key; the identity when `deterministic` or at rate 0."""
+
+    rate: float
+
+    def __call__(self, values: Float[Array, "..."], *, deterministic: bool) -> Float[Array, "..."]:
+        if deterministic or self.rate == 0.0:
+            return values
+        return dropout(values, self.rate, self.make_rng("dropout"))
+
+
+class Norm(nn.Module):
+    """LayerNorm ("layer") or RMS norm without mean and bias ("rms", T5), computed in float32.
+
+    Source: Ba et al. 2016, Eq. 4; Zhang and Sennrich 2019, Eq. 4.
+    """
+
+    kind: str
+    eps: float
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, values: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        size = values.shape[-1]
+        scale = self.param("scale", nn.initializers.ones, (size,))
+        values = values.astype(jnp.float32)
+        if self.kind == "layer":
+            values = values - jnp.mean(values, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(values), axis=-1, keepdims=True)
+        values = values * jax.lax.rsqrt(variance + self.eps) * _over_last(scale, values.ndim)
+        if self.kind == "layer":
+            values = values + _over_last(self.param("bias", nn.initializers.zeros, (size,)), values.ndim)
+        return values.astype(self.dtype)
+
+
+def _over_last(vector: Num[Array, " D"], ndim: int) -> Num[Array, "*B D"]:
+    return vector.reshape((1,) * (ndim - 1) + vector.shape)
+
+
+def normal(stddev: float) -> nn.initializers.Initializer:
+    """Normal initialiser; `stddev` is that of the weights themselves."""
+    return nn.initializers.normal(stddev)
+
+
+class FeedForward(nn.Module):
+    """Two projections with an activation between, gated or not.
+
+    Source: Vaswani et al. 2017, Eq. 2; gated: Shazeer 2020, Eq. 6.
+    """
+
+    d_ff: int
+    activation: str
+    use_bias: bool
+    dropout: float
+    init_scale: float = 1.0
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, states: Float[Array, "B T D"], *, deterministic: bool) -> Float[Array, "B T D"]:
+        size = states.shape[-1]
+        inward = normal(self.init_scale * size**-0.5)
+        hidden = jnp.einsum("BTD,DF->BTF", states, self.param("wi", inward, (size, self.d_ff)).astype(self.dtype))
+        if self.use_bias:
+            bias = self.param("wi_bias", nn.initializers.zeros, (self.d_ff,))
+            hidden = hidden + _over_last(bias.astype(self.dtype), 3)
+        if self.activation in GATED_ACTIVATIONS:
+            gate = jnp.einsum("BTD,DF->BTF", states, self.param("gate", inward, (size, self.d_ff)).astype(self.dtype))
+            hidden = ACTIVATIONS[GATED_ACTIVATIONS[self.activation]](gate) * hidden
+        else:
+            hidden = ACTIVATIONS[self.activation](hidden)
+        hidden = Dropout(self.dropout)(hidden, deterministic=deterministic)
+        outward = self.param("wo", normal(self.init_scale * self.d_ff**-0.5), (self.d_ff, size))
+        result = jnp.einsum("BTF,FD->BTD", hidden, outward.astype(self.dtype))
+        if self.use_bias:
+            bias = self.param("wo_bias", nn.initializers.zeros, (size,))
+            result = result + _over_last(bias.astype(self.dtype), 3)
+        return result
+
+
+class Attention(nn.Module):
+    """Multi-head attention; self, cross and cached attention are three ways to call `attend`.
+
+    Weights are [D, H, N], so `num_heads * head_dim` need not be `d_model`. T5 has neither biases nor the
+    1/sqrt(N) scale (`scale` False). Source: Vaswani et al. 2017, Eq. 1.
+    """
+
+    d_model: int
+    num_heads: int
+    head_dim: int
+    use_bias: bool
+    scale: bool
+    dropout: float
+    init_scale: float = 1.0
+    dtype: DTypeLike = jnp.float32
+
+    def setup(self) -> None:
+        inner = (self.num_heads, self.head_dim)
+        # T5 leaves the scale out of the logits and puts it into the initial query weights.
+        unscaled = 1.0 if self.scale else self.head_dim**-0.5
+        for name, factor in (("query", unscaled), ("key", 1.0), ("value", 1.0)):
+            init = normal(self.init_scale * factor * self.d_model**-0.5)
+            setattr(self, f"{name}_weight", self.param(name, init, (self.d_model, *inner)))
+            if self.use_bias:
+                setattr(self, f"{name}_offset", self.param(f"{name}_bias", nn.initializers.zeros, inner))
+        init = normal(self.init_scale * (self.num_heads * self.head_dim) ** -0.5)
+        self.out_weight = self.param("out", init, (*inner, self.d_model))
+        if self.use_bias:
+            self.out_offset = self.param("out_bias", nn.initializers.zeros, (self.d_model,))
+        self.weights_dropout = Dropout(self.dropout)
+
+    def _project(self, states: Float[Array, "B T D"], name: str) -> Float[Array, "B H T N"]:
+        heads = jnp.einsum("BTD,DHN->BHTN", states, getattr(self, f"{name}_weight").astype(self.dtype))
+        if self.use_bias:
+            heads = heads + getattr(self, f"{name}_offset").astype(self.dtype)[None, :, None, :]
+        return heads
+
+    def queries(self, states: Float[Array, "B T D"]) -> Float[Array, "B H T N"]:
+        """Queries, with the 1/sqrt(N) already in them."""
+        query = self._project(states, "query")
+        return query * self.head_dim**-0.5 if self.scale else query
+
+    def keys_values(self, states: Float[Array, "B S D"]) -> tuple[Float[Array, "B H S N"], Float[Array, "B H S N"]]:
+        """Keys and values of what is attended to."""
+        return self._project(states, "key"), self._project(states, "value")
+
+    def attend(
+        self,
+        query: Float[Array, "B H T N"],
+        key: Float[Array, "B H S N"],
+        value: Float[Array, "B H S N"],
+        *,
+        mask: Bool[Array, "#B #T S"] | None,
+        bias: Float[Array, "#B H T S"] | None,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
+        """Attends and projects out. `mask` True = may be attended to; softmax in float32."""
+        logits = jnp.einsum("BHTN,BHSN->BHTS", query, key).astype(jnp.float32)
+        if bias is not None:
+            logits = logits + bias
+        if mask is not None:
+            logits = jnp.where(mask[:, None, :, :], logits, MASKED)
+        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)
+        weights = self.weights_dropout(weights, deterministic=deterministic)
+        heads = jnp.einsum("BHTS,BHSN->BHTN", weights, value)
+        result = jnp.einsum("BHTN,HND->BTD", heads, self.out_weight.astype(self.dtype))
+        if self.use_bias:
+            result = result + _over_last(self.out_offset.astype(self.dtype), 3)
+        return result
+
+    def __call__(
+        self,
+        target: Float[Array, "B T D"],
+        source: Float[Array, "B S D"],
+        *,
+        mask: Bool[Array, "#B #T S"] | None,
+        bias: Float[Array, "#B H T S"] | None,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
+        """Attention from `target` to `source` (the same states in self-attention)."""
+        key, value = self.keys_values(source)
+        return self.attend(self.queries(target), key, value, mask=mask, bias=bias, deterministic=deterministic)
+
+
+def relative_bucket(
+    distance: Int[Array, "T S"], *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> Int[Array, "T S"]:
+    """T5's bucket of `distance` = key position - query position.
+
+    Half of the buckets are one distance each, the rest grow logarithmically up to `max_distance`.
+    Source: Raffel et al. 2020, Sec. 2.1.
+    """
+    bucket = jnp.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        bucket = bucket + (distance > 0).astype(distance.dtype) * num_buckets
+        distance = jnp.abs(distance)
+    else:
+        distance = jnp.maximum(-distance, 0)
+    exact = num_buckets // 2
+    ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
+    far = exact + (ratio * (num_buckets - exact)).astype(distance.dtype)
+    return bucket + jnp.where(distance < exact, distance, jnp.minimum(far, num_buckets - 1))
+
+
+def sinusoidal_positions(positions: Int[Array, " T"], size: int) -> Float[Array, "T D"]:
+    """Sines in the first half of the features, cosines in the second. Source: Vaswani et al. 2017, Sec. 3.5."""
+    half = size // 2
+    rates = jnp.exp(-math.log(10_000.0) / max(half - 1, 1) * jnp.arange(half, dtype=jnp.float32))
+    angles = positions.astype(jnp.float32)[:, None] * rates[None, :]
+    signal = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return jnp.pad(signal, ((0, 0), (0, size - 2 * half)))

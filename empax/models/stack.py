@@ -1,0 +1,307 @@
+"""Scanned Transformer layers, and the settings that tell one Transformer from another.
+
+Layers are scanned: their parameters are stacked, [L, ...], and compile time does not grow with depth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.config import ConfigError
+from empax.models.layers import (
+    ACTIVATIONS,
+    GATED_ACTIVATIONS,
+    Attention,
+    Dropout,
+    FeedForward,
+    Norm,
+    normal,
+    relative_bucket,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """Everything that tells one Transformer from another.
+
+    Attributes:
+      inner_dropout: whether dropout also follows the activation of the feed-forward (T5).
+      attention_scale: logits times head_dim ** -0.5; T5 has none.
+      position: "relative" (T5's bias, shared by all layers of a stack), "sinusoidal" or "learned".
+      max_positions: length of the table of learned positions; the others know no limit.
+      embed_scale: embeddings times sqrt(d_model), as in Vaswani et al. 2017.
+      output_scale: output logits times d_model ** -0.5 (T5 v1.0).
+      init_scale: factor on every initial weight but embeddings.
+      embedding_stddev: of initial embeddings; None = d_model ** -0.5.
+      start_id: what the decoder reads first.
+      remat: recompute layers in the backward pass: less memory, a third more time.
+      dtype: of the arithmetic; parameters, softmax, norms and logits stay float32.
+    """
+
+    vocab_size: int
+    d_model: int
+    num_heads: int
+    head_dim: int
+    d_ff: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    dropout: float = 0.1
+    inner_dropout: bool = True
+    activation: str = "relu"
+    norm: Literal["rms", "layer"] = "layer"
+    pre_norm: bool = True
+    use_bias: bool = True
+    attention_scale: bool = True
+    position: Literal["relative", "sinusoidal", "learned"] = "relative"
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
+    max_positions: int = 512
+    embed_scale: bool = False
+    tie_embeddings: bool = True
+    output_scale: bool = False
+    layer_norm_eps: float = 1e-6
+    final_norm: bool = True
+    init_scale: float = 1.0
+    embedding_stddev: float | None = None
+    start_id: int = 0
+    remat: bool = False
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        known = sorted([*ACTIVATIONS, *GATED_ACTIVATIONS])
+        if self.activation not in known:
+            raise ConfigError(f"activation = {self.activation!r} is unknown; it is one of {', '.join(known)}.")
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ConfigError(f"dtype = {self.dtype!r} must be float32, bfloat16 or float16.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1).")
+        for name in ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1.")
+
+
+@flax.struct.dataclass
+class DecodeCache:
+    """What decoding remembers. Cross keys and values stand once per example, not once per hypothesis.
+
+    The fields are arrays, but annotated Any: JAX also builds pytrees of specs, axes and placeholders.
+    """
+
+    self_key: Any  # [L, B, K, H, T, N]
+    self_value: Any  # [L, B, K, H, T, N]
+    cross_key: Any  # [L, B, H, S, N]
+    cross_value: Any  # [L, B, H, S, N]
+    source_mask: Any  # [B, S] bool
+    position: Any  # [] int32, how many tokens have been read
+
+    def reorder(self, parents: Int[Array, "B K"]) -> DecodeCache:
+        """Makes hypothesis k a continuation of `parents[b, k]`; only the self-attention cache moves."""
+        rows = jnp.arange(parents.shape[0])[:, None]
+        return self.replace(  # type: ignore[attr-defined]
+            self_key=self.self_key[:, rows, parents], self_value=self.self_value[:, rows, parents]
+        )
+
+
+class Layer(nn.Module):
+    """One layer: self-attention, cross-attention in a decoder, feed-forward; pre- or post-norm."""
+
+    config: TransformerConfig
+    cross: bool
+
+    def setup(self) -> None:
+        c = self.config
+        dtype = jnp.dtype(c.dtype)
+
+        def attention() -> Attention:
+            return Attention(
+                c.d_model, c.num_heads, c.head_dim, c.use_bias, c.attention_scale, c.dropout, c.init_scale, dtype
+            )
+
+        def norm() -> Norm:
+            return Norm(c.norm, c.layer_norm_eps, dtype)
+
+        self.attention, self.attention_norm = attention(), norm()
+        if self.cross:
+            self.cross_attention, self.cross_attention_norm = attention(), norm()
+        inner = c.dropout if c.inner_dropout else 0.0
+        self.feed_forward = FeedForward(c.d_ff, c.activation, c.use_bias, inner, c.init_scale, dtype)
+        self.feed_forward_norm = norm()
+        self.dropout = Dropout(c.dropout)
+
+    def _residual(self, norm: Norm, states: jax.Array, sublayer: Any, deterministic: bool) -> jax.Array:
+        changed = sublayer(norm(states) if self.config.pre_norm else states)
+        states = states + self.dropout(changed, deterministic=deterministic)
+        return states if self.config.pre_norm else norm(states)
+
+    def _feed(self, states: Float[Array, "B T D"], deterministic: bool) -> Float[Array, "B T D"]:
+        def feed(inputs: jax.Array) -> jax.Array:
+            return self.feed_forward(inputs, deterministic=deterministic)
+
+        return self._residual(self.feed_forward_norm, states, feed, deterministic)
+
+    def __call__(
+        self,
+        states: Float[Array, "B T D"],
+        mask: Bool[Array, "#B #T T"],
+        bias: Float[Array, "1 H T T"] | None,
+        source: Float[Array, "B S D"] | None,
+        source_mask: Bool[Array, "B S"] | None,
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
+        def attend(inputs: jax.Array) -> jax.Array:
+            return self.attention(inputs, inputs, mask=mask, bias=bias, deterministic=deterministic)
+
+        def attend_source(inputs: jax.Array) -> jax.Array:
+            assert source is not None
+            assert source_mask is not None
+            mask = source_mask[:, None, :]
+            return self.cross_attention(inputs, source, mask=mask, bias=None, deterministic=deterministic)
+
+        states = self._residual(self.attention_norm, states, attend, deterministic)
+        if self.cross:
+            states = self._residual(self.cross_attention_norm, states, attend_source, deterministic)
+        return self._feed(states, deterministic)
+
+    def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "B H S N"], Float[Array, "B H S N"]]:
+        """Keys and values of cross-attention."""
+        return self.cross_attention.keys_values(source)
+
+    def step(
+        self,
+        states: Float[Array, "B K D"],
+        self_key: Float[Array, "L B K H T N"],
+        self_value: Float[Array, "L B K H T N"],
+        layer: Int[Array, ""],
+        cross: tuple[Float[Array, "B H S N"], Float[Array, "B H S N"]],
+        source_mask: Bool[Array, "B S"],
+        bias: Float[Array, "1 H 1 T"] | None,
+        position: Int[Array, ""],
+    ) -> tuple[Float[Array, "B K D"], Float[Array, "L B K H T N"], Float[Array, "L B K H T N"]]:
+        """One token of every hypothesis, reading and extending the caches of all layers at `layer`."""
+        batch, hypotheses, size = states.shape
+        length = self_key.shape[4]
+        caches = {}
+
+        def attend(inputs: jax.Array) -> jax.Array:
+            flat = inputs.reshape(batch * hypotheses, 1, size)
+            new = self.attention.keys_values(flat)
+            read = []
+            for name, cache, item in zip(("key", "value"), (self_key, self_value), new, strict=True):
+                item = item.reshape(1, batch, hypotheses, *item.shape[1:])
+                # Written in place in the loop's carry: no other part of the cache is copied.
+                start = (layer, 0, 0, 0, position, 0)
+                caches[name] = jax.lax.dynamic_update_slice(cache, item.astype(cache.dtype), start)
+                one = jax.lax.dynamic_index_in_dim(caches[name], layer, 0, keepdims=False)
+                read.append(one.reshape(batch * hypotheses, *one.shape[2:]))
+            mask = (jnp.arange(length) <= position)[None, None, :]
+            query = self.attention.queries(flat)
+            result = self.attention.attend(query, *read, mask=mask, bias=bias, deterministic=True)
+            return result.reshape(batch, hypotheses, size)
+
+        def attend_source(inputs: jax.Array) -> jax.Array:
+            # Hypotheses stand where the positions of a target stand in training.
+            query = self.cross_attention.queries(inputs)
+            mask = source_mask[:, None, :]
+            return self.cross_attention.attend(query, *cross, mask=mask, bias=None, deterministic=True)
+
+        states = self._residual(self.attention_norm, states, attend, True)
+        states = self._residual(self.cross_attention_norm, states, attend_source, True)
+        return self._feed(states, True), caches["key"], caches["value"]
+
+
+class Stack(nn.Module):
+    """The scanned layers of an encoder or a decoder, with their relative bias and final norm."""
+
+    config: TransformerConfig
+    num_layers: int
+    decoder: bool
+
+    def setup(self) -> None:
+        c = self.config
+        self.layers = Layer(c, cross=self.decoder)
+        if c.position == "relative":
+            init = normal(c.init_scale * c.d_model**-0.5)
+            self.relative_bias = self.param("relative_bias", init, (c.relative_buckets, c.num_heads))
+        if c.final_norm:
+            self.final_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
+        self.dropout = Dropout(c.dropout)
+
+    def _bias(self, queries: Int[Array, " T"], keys: Int[Array, " S"]) -> Float[Array, "1 H T S"] | None:
+        c = self.config
+        if c.position != "relative":
+            return None
+        distance = keys[None, :] - queries[:, None]
+        bucket = relative_bucket(
+            distance,
+            bidirectional=not self.decoder,
+            num_buckets=c.relative_buckets,
+            max_distance=c.relative_max_distance,
+        )
+        return jnp.transpose(self.relative_bias[bucket], (2, 0, 1))[None]
+
+    def _scan(self, function: Any, carry: Any, per_layer: Any, *shared: Any) -> Any:
+        """Scans `function(layer, carry, per_layer, *shared) -> (carry, outputs)` over the layers."""
+        scanned = nn.scan(
+            function,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(0, *(nn.broadcast,) * len(shared)),  # type: ignore[arg-type]
+            length=self.num_layers,
+        )
+        return scanned(self.layers, carry, per_layer, *shared)
+
+    def _finish(self, states: Float[Array, "B T D"], deterministic: bool) -> Float[Array, "B T D"]:
+        if not self.config.final_norm:
+            return states
+        return self.dropout(self.final_norm(states), deterministic=deterministic)
+
+    def __call__(
+        self,
+        states: Float[Array, "B T D"],
+        mask: Bool[Array, "#B #T T"],
+        source: Float[Array, "B S D"] | None = None,
+        source_mask: Bool[Array, "B S"] | None = None,
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
+        def body(layer: Layer, states: jax.Array, _: None, *shared: Any) -> tuple[jax.Array, None]:
+            return layer(states, *shared, deterministic=deterministic), None
+
+        if self.config.remat:
+            body = nn.remat(body, prevent_cse=False)
+        positions = jnp.arange(states.shape[1])
+        bias = self._bias(positions, positions)
+        states, _ = self._scan(body, states, None, mask, bias, source, source_mask)
+        return self._finish(states, deterministic)
+
+    def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "L B H S N"], Float[Array, "L B H S N"]]:
+        """Keys and values of the cross-attention of every layer."""
+
+        def body(layer: Layer, carry: None, _: None, source: jax.Array) -> tuple[None, Any]:
+            return carry, layer.keys_values(source)
+
+        return self._scan(body, None, None, source)[1]
+
+    def step(self, states: Float[Array, "B K D"], cache: DecodeCache) -> tuple[Float[Array, "B K D"], DecodeCache]:
+        """One token of every hypothesis through all layers."""
+        length = cache.self_key.shape[4]
+        bias = self._bias(cache.position[None], jnp.arange(length))
+
+        def body(layer: Layer, carry: Any, per_layer: Any, *shared: Any) -> tuple[Any, None]:
+            index, cross_key, cross_value = per_layer
+            return layer.step(*carry, index, (cross_key, cross_value), *shared), None  # type: ignore[call-arg]
+
+        carry = (states, cache.self_key, cache.self_value)
+        per_layer = (jnp.arange(self.num_layers), cache.cross_key, cache.cross_value)
+        shared = (cache.source_mask, bias, cache.position)
+        (states, self_key, self_value), _ = self._scan(body, carry, per_layer, *shared)
+        changed = cache.replace(self_key=self_key, self_value=self_value, position=cache.position + 1)  # type: ignore[attr-defined]
+        return self._finish(states, True), changed

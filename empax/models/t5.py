@@ -1,0 +1,98 @@
+"""T5: settings from Hugging Face fields, and presets. The module is `transformer.EncoderDecoder`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from empax.core.config import ConfigError
+from empax.models.transformer import TransformerConfig
+
+_SIZES: dict[str, tuple[int, int, int, int, int]] = {  # d_model, d_ff, head_dim, heads, layers
+    "t5-small": (512, 2048, 64, 8, 6),
+    "t5-base": (768, 3072, 64, 12, 12),
+    "t5-large": (1024, 4096, 64, 16, 24),
+    "t5-3b": (1024, 16384, 128, 32, 24),
+    "t5-11b": (1024, 65536, 128, 128, 24),
+    "flan-t5-small": (512, 1024, 64, 6, 8),
+    "flan-t5-base": (768, 2048, 64, 12, 12),
+    "flan-t5-large": (1024, 2816, 64, 16, 24),
+    "flan-t5-xl": (2048, 5120, 64, 32, 24),
+    "flan-t5-xxl": (4096, 10240, 64, 64, 24),
+}
+"""Source: Raffel et al. 2020, Sec. 3.7 (t5-*); the released T5 v1.1 and Flan configurations (flan-*, t5-v1_1-*)."""
+
+_ALIASES = {"t5-xl": "t5-3b"} | {
+    name.replace("flan-t5-", "t5-v1_1-"): name for name in _SIZES if name.startswith("flan-")
+}
+
+
+def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
+    """Settings of a T5.
+
+    Args:
+      name_or_fields: a preset ("t5-small", "flan-t5-xl", "t5-v1_1-base", …) or the fields of a Hugging Face
+        `config.json`.
+      changes: fields of TransformerConfig that shall differ.
+
+    Raises:
+      ConfigError: an unknown preset, or a field is missing.
+    """
+    if isinstance(name_or_fields, str):
+        name_or_fields = _preset(name_or_fields)
+    fields = name_or_fields
+    required = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
+    missing = [name for name in required if name not in fields]
+    if missing:
+        raise ConfigError(f"config.json of a T5 lacks {', '.join(missing)}.")
+    # Hugging Face ties and scales v1.0, and does neither in v1.1. Old versions write the one, new ones the other.
+    first = all(name not in fields or fields[name] for name in ("tie_word_embeddings", "scale_decoder_outputs"))
+    optional = {
+        "dropout": "dropout_rate",
+        "relative_buckets": "relative_attention_num_buckets",
+        "relative_max_distance": "relative_attention_max_distance",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "start_id": "decoder_start_token_id",
+        "num_decoder_layers": "num_decoder_layers",
+        "activation": "feed_forward_proj",
+    }
+    given = {ours: fields[theirs] for ours, theirs in optional.items() if theirs in fields}
+    given = {ours: value for ours, value in given.items() if value is not None}
+    config = TransformerConfig(
+        vocab_size=fields["vocab_size"],
+        d_model=fields["d_model"],
+        num_heads=fields["num_heads"],
+        head_dim=fields["d_kv"],
+        d_ff=fields["d_ff"],
+        num_encoder_layers=fields["num_layers"],
+        num_decoder_layers=given.pop("num_decoder_layers", fields["num_layers"]),
+        norm="rms",
+        use_bias=False,
+        attention_scale=False,
+        tie_embeddings=first,
+        output_scale=first,
+        embedding_stddev=1.0,
+        final_norm=True,
+    )
+    return dataclasses.replace(config, **(given | changes))
+
+
+def _preset(name: str) -> dict[str, Any]:
+    name = name.rsplit("/", maxsplit=1)[-1]
+    keys = {known: known for known in _SIZES} | _ALIASES
+    if name not in keys:
+        raise ConfigError(f"{name!r} is not a T5 preset; it is one of {', '.join(sorted(keys))}.")
+    key = keys[name]
+    d_model, d_ff, head_dim, heads, layers = _SIZES[key]
+    first = not key.startswith("flan-")
+    return {
+        "vocab_size": 32128,
+        "d_model": d_model,
+        "d_ff": d_ff,
+        "d_kv": head_dim,
+        "num_heads": heads,
+        "num_layers": layers,
+        "feed_forward_proj": "relu" if first else "gated-gelu",
+        "tie_word_embeddings": first,
+    }

@@ -1,0 +1,135 @@
+"""Stage "annotate": emotion attributes of every instance and of every exemplar (REG, Eq. 1).
+
+`context_attributes` are those of the context alone: all that is known before anybody has answered.
+`response_attributes` are those of the training pairs (context and response), which serve as exemplars; validation and
+test have none, so that no gold response can reach an input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+from empax.core.config import ConfigError
+from empax.core.files import hash_json, read_json, read_jsonl, write_json, write_jsonl
+from empax.core.run import RunContext, cache_dir
+from empax.core.types import ATTRIBUTES, LEVELS, Instance
+from empax.data.dialogues import instance_from_row
+from empax.evaluation.empathy import confusion_matrix, weighted_f1
+from empax.systems import attributes
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the stage.
+
+    Attributes:
+      classifiers: the stages that trained the classifiers; together they must cover all three mechanisms.
+      sentiment_threshold: VADER's compound at or beyond which a text is "high" (or, negative, "low").
+    """
+
+    kind: str = "annotate"
+    classifiers: tuple[str, ...] = ("attributes",)
+    sentiment_threshold: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.sentiment_threshold <= 1.0:
+            raise ConfigError(f"sentiment_threshold = {self.sentiment_threshold} must lie in [0, 1].")
+
+
+def sentiment_levels(texts: Sequence[str], threshold: float) -> list[str]:
+    """Low, mid or high by VADER's compound score. Source: Hutto and Gilbert 2014; thresholds: VADER's own."""
+    analyzer = SentimentIntensityAnalyzer()
+    compounds = (analyzer.polarity_scores(text)["compound"] for text in texts)
+    return ["high" if c >= threshold else "low" if c <= -threshold else "mid" for c in compounds]
+
+
+def judge_levels(
+    judges: Sequence[attributes.Judge],
+    contexts: Sequence[Sequence[str]],
+    responses: Sequence[str],
+    threshold: float,
+) -> list[dict[str, str]]:
+    """The four attributes of each text, by name and level, in the order of ATTRIBUTES."""
+    texts = [" ".join([*context, response]).strip() for context, response in zip(contexts, responses, strict=True)]
+    columns = {"sentiment": sentiment_levels(texts, threshold)}
+    for judge in judges:
+        best = judge(contexts, responses).argmax(axis=-1)
+        for c, mechanism in enumerate(judge.task.mechanisms):
+            columns[mechanism] = [LEVELS[level] for level in best[:, c]]
+    return [{name: columns[name][row] for name in ATTRIBUTES} for row in range(len(texts))]
+
+
+def load_judges(settings: Settings, context: RunContext) -> list[attributes.Judge]:
+    judges = [attributes.load_judge(context, stage) for stage in settings.classifiers]
+    covered = {mechanism for judge in judges for mechanism in judge.task.mechanisms}
+    if missing := [name for name in ATTRIBUTES[1:] if name not in covered]:
+        raise ConfigError(f"config.{context.stage}.classifiers lacks a classifier of {', '.join(missing)}.")
+    return judges
+
+
+def run(settings: Settings, context: RunContext) -> None:
+    judges = load_judges(settings, context)
+    made_by = [judge.hash for judge in judges]
+    for split in SPLITS:
+        instances = [instance_from_row(row) for row in read_jsonl(context.files.instances(split))]
+        rows = _annotated(instances, judges, settings, split, hash_json([made_by, settings.sentiment_threshold]))
+        write_jsonl(context.files.annotations(split), rows)
+    write_json(context.directory / "classifiers.json", _held_out_quality(settings, context, judges))
+
+
+def _annotated(
+    instances: list[Instance], judges: Sequence[attributes.Judge], settings: Settings, split: str, made_by: str
+) -> list[dict[str, Any]]:
+    """One row per instance; kept across runs under a hash of the texts and of what made it."""
+    texts = [(i.id, i.context, i.response if split == "train" else "") for i in instances]
+    path = cache_dir() / "annotations" / f"{hash_json([made_by, split, texts])}.jsonl"
+    if path.exists():
+        logging.info("attributes of %s: taken from %s", split, path)
+        return list(read_jsonl(path))
+    contexts = [i.context for i in instances]
+    rows = [{"id": i.id, "context_attributes": {}} for i in instances]
+    for row, levels in zip(
+        rows, judge_levels(judges, contexts, [""] * len(rows), settings.sentiment_threshold), strict=True
+    ):
+        row["context_attributes"] = levels
+    if split == "train":
+        responses = [i.response for i in instances]
+        for row, levels in zip(
+            rows, judge_levels(judges, contexts, responses, settings.sentiment_threshold), strict=True
+        ):
+            row["response_attributes"] = levels
+    write_jsonl(path, rows)
+    return rows
+
+
+def _held_out_quality(settings: Settings, context: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
+    """Accuracy, weighted F1 and confusion of every classifier on the seeker posts that it never saw."""
+    quality: dict[str, Any] = {}
+    for judge, stage in zip(judges, settings.classifiers, strict=True):
+        holdout = attributes.load_holdout(context, stage)
+        predicted = judge([p.context for p in holdout], [p.response for p in holdout]).argmax(axis=-1)
+        for c, mechanism in enumerate(judge.task.mechanisms):
+            gold = [LEVELS[p.levels[c]] for p in holdout]
+            guess = [LEVELS[level] for level in predicted[:, c]]
+            quality[mechanism] = {
+                "accuracy": 100.0 * float(np.mean([g == p for g, p in zip(gold, guess, strict=True)])),
+                "weighted_f1": weighted_f1(gold, guess),
+                "confusion": np.asarray(confusion_matrix(gold, guess, LEVELS)).tolist(),
+                "pairs": len(gold),
+            }
+            logging.info("%s: accuracy %.1f", mechanism, quality[mechanism]["accuracy"])
+    return quality
+
+
+def load_quality(context: RunContext) -> dict[str, Any]:
+    """What `run` found out about the classifiers; empty where the recipe has none."""
+    path = context.files.stage("annotate") / "classifiers.json"
+    return read_json(path) if path.exists() else {}

@@ -1,0 +1,164 @@
+"""Small SVG charts as text: lines, stacked shares, heat maps. Colours are CSS variables of the page they stand in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+Points = Sequence[tuple[float, float]]
+
+_WIDTH, _HEIGHT = 460, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 40
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from at or below `low` to at or above `high`, about `count` of them."""
+    if not high > low:
+        margin = abs(low) * 0.1 or 1.0
+        low, high = low - margin, low + margin
+    raw = (high - low) / max(1, count - 1)
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= raw * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * i for i in range(first, last + 1)]
+
+
+def number(value: float) -> str:
+    """A number as short as it can be read: 1200 → 1.2k, 0.00012 → 1.2e-4."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value / 1e6:.3g}M"
+    if size >= 1e4:
+        return f"{value / 1e3:.3g}k"
+    if size < 1e-3:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.4g}"
+
+
+def line_chart(series: Mapping[str, Points], *, x_label: str, y_label: str) -> str:
+    """Lines over a common x axis, one class of colour each, with a legend; points that are not finite are left out."""
+    shown = {
+        name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for name, points in series.items()
+    }
+    shown = {name: points for name, points in shown.items() if points}
+    if not shown:
+        return '<p class="empty">No points.</p>'
+    xs = [x for points in shown.values() for x, _ in points]
+    ys = [y for points in shown.values() for _, y in points]
+    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
+    x_low, x_high = (min(xs), max(xs)) if max(xs) > min(xs) else (x_ticks[0], x_ticks[-1])
+    y_low, y_high = y_ticks[0], y_ticks[-1]
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
+        up = (y - y_low) / (y_high - y_low) * (_HEIGHT - _TOP - _BOTTOM)
+        return _LEFT + across, _HEIGHT - _BOTTOM - up
+
+    parts = []
+    for y in y_ticks:
+        height = place(x_low, y)[1]
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{number(y)}</text>')
+    for x in (tick for tick in x_ticks if x_low <= tick <= x_high):
+        left = place(x, y_low)[0]
+        parts.append(
+            f'<text class="tick" x="{left:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{number(x)}</text>'
+        )
+    for i, points in enumerate(shown.values()):
+        places = [place(x, y) for x, y in sorted(points)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline class="line s{i % 4}" points="{path}"/>')
+        if len(places) <= 12:  # few enough to be told apart, or a single one, which makes no line
+            parts.extend(f'<circle class="dot s{i % 4}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
+    middle = (_HEIGHT - _BOTTOM + _TOP) / 2
+    parts.append(
+        f'<text class="axis" x="{(_WIDTH + _LEFT) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>'
+    )
+    parts.append(_upright(y_label, middle))
+    return _svg(_WIDTH, _HEIGHT, parts, f"{y_label} over {x_label}") + _legend(list(shown))
+
+
+def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:
+    """One bar for each name, cut into the shares (summing to 1) of its parts."""
+    names = list(shares)
+    parts_of = list(dict.fromkeys(part for bar in shares.values() for part in bar))
+    left, width, row = 190, 330, 26
+    svg = []
+    for i, name in enumerate(names):
+        top, start = i * row + 4, float(left)
+        svg.append(f'<text class="tick" x="{left - 8}" y="{top + 14}" text-anchor="end">{escape(name)}</text>')
+        for j, part in enumerate(parts_of):
+            share = shares[name].get(part, 0.0)
+            length = share * width
+            title = f"<title>{escape(name)}, {escape(part)}: {100 * share:.1f}%</title>"
+            svg.append(
+                f'<rect class="bar l{j % 3}" x="{start:.1f}" y="{top}" width="{length:.1f}" height="19">{title}</rect>'
+            )
+            if length > 34:
+                svg.append(
+                    f'<text class="value l{j % 3}" x="{start + length / 2:.1f}" y="{top + 14}" text-anchor="middle">'
+                    f"{100 * share:.0f}%</text>"
+                )
+            start += length
+    return _svg(left + width + 10, len(names) * row + 6, svg, "Shares") + _legend(parts_of, "l")
+
+
+def heat_map(
+    labels: Sequence[str], matrix: Sequence[Sequence[float]], *, row_title: str, column_title: str, cell: int = 14
+) -> str:
+    """A confusion matrix, each row shaded by its share of the row's sum; the count shows on hover, and if it fits."""
+    size = len(labels)
+    margin = 24 + 7 * max(map(len, labels), default=0)
+    svg = []
+    for i, label in enumerate(labels):
+        centre = margin + i * cell + cell / 2
+        svg.append(f'<text class="tick" x="{margin - 5}" y="{centre + 4}" text-anchor="end">{escape(label)}</text>')
+        svg.append(
+            f'<text class="tick" x="{centre + 4}" y="{margin - 5}" transform="rotate(-90 {centre + 4} {margin - 5})">'
+            f"{escape(label)}</text>"
+        )
+        total = sum(matrix[i])
+        for j, count in enumerate(matrix[i]):
+            share = count / total if total else 0.0
+            x, y = margin + j * cell, margin + i * cell
+            title = f"<title>{escape(label)} → {escape(labels[j])}: {count:g} ({100 * share:.1f}%)</title>"
+            svg.append(f'<rect class="cell" x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}"/>')
+            if count:
+                svg.append(
+                    f'<rect class="heat" x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}" '
+                    f'fill-opacity="{max(0.06, share):.3f}">{title}</rect>'
+                )
+            if cell >= 40:
+                shade = "strong" if share > 0.55 else "weak"
+                svg.append(
+                    f'<text class="value {shade}" x="{x + cell / 2}" y="{y + cell / 2 + 4}" text-anchor="middle">'
+                    f"{100 * share:.0f}%</text>"
+                )
+    middle = margin + size * cell / 2
+    svg.append(_upright(row_title, middle))
+    svg.append(f'<text class="axis" x="{middle}" y="12" text-anchor="middle">{escape(column_title)}</text>')
+    side = margin + size * cell + 4
+    return _svg(side, side, svg, f"{row_title} against {column_title}")
+
+
+def _upright(title: str, middle: float) -> str:
+    turned = f'transform="rotate(-90 12 {middle})"'
+    return f'<text class="axis" x="12" y="{middle}" text-anchor="middle" {turned}>{escape(title)}</text>'
+
+
+def _svg(width: float, height: float, parts: Sequence[str], label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img" aria-label="{escape(label)}">'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def _legend(names: Sequence[str], kind: str = "s") -> str:
+    count = 4 if kind == "s" else 3
+    keys = (f'<span><i class="key {kind}{i % count}"></i>{escape(name)}</span>' for i, name in enumerate(names))
+    return f'<div class="legend">{"".join(keys)}</div>'

@@ -1,0 +1,72 @@
+"""Stage "index": embed the training pairs, build the index, and look up candidates for the stages that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import Any
+
+import numpy as np
+
+from empax.core.files import write_atomically, write_json
+from empax.core.run import RunContext
+from empax.data.exemplars import dialogue_groups
+from empax.retrieval.index import IndexSettings, build_index, measure_recall
+from empax.data.store import load_instances
+
+RECALL_QUERIES = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the stage.
+
+    Attributes:
+      encoder: the stage that trained the retriever; empty = as pretrained.
+      candidates: M, rows looked up per context; training over-retrieves these and picks K of them.
+      queries: how many instances of each split are searched (0 = all), chosen once at random by the run's seed, so that
+        stages which search fewer see a part of what stages that search more see.
+    """
+
+    kind: str = "index"
+    encoder: str = ""
+    store: IndexSettings = dataclasses.field(default_factory=IndexSettings)
+    candidates: int = 6
+    queries: dict[str, int] = dataclasses.field(default_factory=lambda: {"train": 0, "validation": 0})
+
+
+def run(settings: Settings, context: RunContext, system: Any) -> None:
+    encoder = system.corpus_encoder(context, settings.encoder)
+    corpus = load_instances(context, "train")
+    groups = dialogue_groups(corpus)
+    begin = time.perf_counter()
+    keys = encoder.embed_keys(corpus, progress=f"{context.stage}: keys")
+    embedded = time.perf_counter()
+    index = build_index(keys, settings.store, groups=groups, encoder_hash=encoder.hash)
+    built = time.perf_counter()
+    index.save(context.files.index(context.stage))
+    queries: np.ndarray | None = None
+    for split, limit in settings.queries.items():
+        instances = load_instances(context, split)
+        order = np.random.default_rng(context.seed).permutation(len(instances))
+        positions = order[:limit] if limit else order
+        chosen = [instances[p] for p in positions]
+        queries = encoder.embed_queries(chosen, progress=f"{context.stage}: {split}")
+        found = index.search(queries, settings.candidates, query_groups=dialogue_groups(chosen))
+        _save(context, split, positions, np.asarray(found.ids))
+    sample = keys[:RECALL_QUERIES] if queries is None else queries[:RECALL_QUERIES]
+    about = {
+        "rows": len(corpus),
+        "method": settings.store.method,
+        "recall_at_10": measure_recall(index, index.exact, sample, k=min(10, len(corpus))),
+        "seconds_embedding": embedded - begin,
+        "seconds_building": built - embedded,
+    }
+    logging.info("%s: recall@10 %.4f over %d rows", context.stage, about["recall_at_10"], len(corpus))
+    write_json(context.directory / "index.json", about)
+
+
+def _save(context: RunContext, split: str, positions: np.ndarray, ids: np.ndarray) -> None:
+    path = context.directory / f"candidates_{split}.npz"
+    write_atomically(path, lambda temporary: np.savez(temporary, positions=positions, ids=ids))

@@ -1,0 +1,93 @@
+"""Stage "prepare": corpus to instances by split, and the tokenizer of a generator from scratch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import write_json, write_jsonl
+from empax.core.run import RunContext
+from empax.core.types import Dialogue, Instance
+from empax.data import empathetic_dialogues, sample
+from empax.data.dialogues import instance_to_row, to_instances
+from empax.data.features import SPECIAL_TOKENS
+from empax.data.tokenizers import load_tokenizer, train_bpe
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSettings:
+    """`config.data`.
+
+    Attributes:
+      name: the corpus.
+      dir: folder with the corpora, as README.md lays it out; empty = EMPAX_DATA_DIR, then the official download.
+      moel_compat: pairs as the MoEL lineage cuts them.
+      limit: at most this many instances of each split (0 = all); for trials.
+    """
+
+    name: Literal["empathetic_dialogues", "sample"] = "empathetic_dialogues"
+    dir: str = ""
+    moel_compat: bool = False
+    limit: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerSettings:
+    """Pretrained ("minilm", a folder, a Hub name), or trained on the training split."""
+
+    pretrained: str = ""
+    vocab_size: int = 12_000
+    lowercase: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    kind: str = "prepare"
+    tokenizer: TokenizerSettings = dataclasses.field(default_factory=TokenizerSettings)
+
+
+def data_settings(run: RunContext) -> DataSettings:
+    return to_settings(DataSettings, run.section("data"), where="config.data")
+
+
+def load_dialogues(settings: DataSettings) -> tuple[dict[str, list[Dialogue]], str]:
+    """The dialogues by split, and a hash of the file that they were read from."""
+    if settings.name == "sample":
+        from empax.core.files import hash_file
+
+        return sample.load_dialogues(), hash_file(sample.PATH)
+    folder = settings.dir or None
+    return empathetic_dialogues.load_dialogues(folder), empathetic_dialogues.archive_hash(folder)
+
+
+def run(settings: Settings, context: RunContext) -> None:
+    data = data_settings(context)
+    splits, source_hash = load_dialogues(data)
+    counts: dict[str, Any] = {"source_hash": source_hash}
+    instances: dict[str, list[Instance]] = {}
+    for split, dialogues in splits.items():
+        made = to_instances(dialogues, moel_compat=data.moel_compat)
+        instances[split] = made[: data.limit] if data.limit else made
+        counts[split] = {"dialogues": len(dialogues), "instances": len(instances[split])}
+        logging.info("%s: %d dialogues, %d instances", split, len(dialogues), len(instances[split]))
+        if not instances[split]:
+            raise ConfigError(f"the split {split!r} of config.data.name = {data.name!r} has no instances.")
+        write_jsonl(context.files.instances(split), map(instance_to_row, instances[split]))
+    _tokenizer(settings.tokenizer, _texts(instances["train"])).save(context.files.tokenizer)
+    write_json(context.files.stage("prepare") / "counts.json", counts)
+
+
+def _texts(instances: Iterable[Instance]) -> list[str]:
+    """Every turn of the training split once."""
+    return list(dict.fromkeys(turn for i in instances for turn in (*i.context, i.response)))
+
+
+def _tokenizer(settings: TokenizerSettings, texts: list[str]) -> Any:
+    if settings.pretrained:
+        return load_tokenizer(settings.pretrained, extra_tokens=SPECIAL_TOKENS)
+    return train_bpe(
+        texts, vocab_size=settings.vocab_size, lowercase=settings.lowercase, special_tokens=SPECIAL_TOKENS
+    )

@@ -1,0 +1,63 @@
+"""An encoder with its tokenizer: instances in, vectors out, kept across runs by the hash of what made them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.files import hash_json, write_atomically
+from empax.core.protocols import Tokenizer
+from empax.core.run import cache_dir
+from empax.core.types import Instance, Params
+from empax.data.exemplars import encode_keys, encode_queries
+from empax.models.dual_encoder import DualEncoder
+from empax.retrieval.encode import embed
+
+
+@functools.lru_cache(maxsize=8)
+def _embedder(
+    model: DualEncoder,
+) -> Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], Float[Array, "B D"]]:
+    """One function per model, so that its compiled code is found again."""
+    return lambda params, ids, mask: model.apply({"params": params}, ids, mask, method="embed")
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusEncoder:
+    """The retriever's tower as index stages, evaluation and chat use it.
+
+    Attributes:
+      hash: of parameters and settings; an index made with another one is refused.
+    """
+
+    model: DualEncoder
+    params: Params
+    tokenizer: Tokenizer
+    max_query_tokens: int
+    max_key_tokens: int
+    hash: str
+
+    def embed_queries(self, instances: Sequence[Instance], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
+        """Embeds the contexts, without looking at any response."""
+        return self._embed(encode_queries(self.tokenizer, instances, self.max_query_tokens), progress)
+
+    def embed_keys(self, instances: Sequence[Instance], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
+        """Embeds contexts with their responses: the exemplars."""
+        return self._embed(encode_keys(self.tokenizer, instances, self.max_key_tokens), progress)
+
+    def _embed(self, token_ids: list[list[int]], progress: str | None) -> Float[np.ndarray, "N D"]:
+        path = cache_dir() / "embeddings" / f"{hash_json([self.hash, token_ids])}.npy"
+        if path.exists():
+            logging.info("%s: %d embeddings taken from %s", progress, len(token_ids), path)
+            return np.load(path)
+        made = embed(
+            _embedder(self.model), self.params, token_ids, pad_id=self.tokenizer.pad_id, progress=progress
+        )
+        if len(token_ids) >= 1000:  # below that, making them again is as fast as looking
+            write_atomically(path, lambda temporary: np.save(temporary, made))
+        return made

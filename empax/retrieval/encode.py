@@ -1,0 +1,131 @@
+"""Embedding a corpus: token ids in, vectors out, with few compiled shapes."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+import tqdm
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.types import Params
+
+Encoder: TypeAlias = Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], Float[Array, "B D"]]
+"""`(params, ids, mask) -> embeddings`; jax-traceable, and rows must not look at each other."""
+
+BUCKETS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 200, 256)
+"""Lengths in tokens to which texts are padded."""
+
+_IN_FLIGHT = 2  # one batch computes while the next is being assembled; more only costs memory
+
+
+def embed(
+    apply: Encoder,
+    params: Params,
+    token_ids: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    tokens_per_batch: int = 8192,
+    buckets: Sequence[int] = BUCKETS,
+    mesh: Mesh | None = None,
+    axis: str = "data",
+    progress: str | None = None,
+) -> Float[np.ndarray, "N D"]:
+    """Embeds every text of a corpus, in the order given.
+
+    Texts are sorted by length and padded to the next bucket; a bucket always runs with the same number of rows
+    (`tokens_per_batch // bucket`, fewer only if it has fewer texts), the last batch being filled up. So a corpus
+    compiles once per bucket in use, and embedding it again compiles nothing, provided `apply` is the same object.
+
+    The same call gives the same bits. An embedding depends on its own text alone: the neighbours and the padding are
+    masked, and change it only by the rounding of a differently shaped matrix product (about 1e-6).
+
+    Args:
+      apply: the encoder; jitted here. Pass one long-lived function, not a fresh lambda, to keep its compiled code.
+      params: its parameters.
+      token_ids: N texts with their special tokens, each of 1 to `max(buckets)` tokens. Cutting is the caller's work,
+        since only the caller knows which end matters.
+      pad_id: what to fill with; masked.
+      tokens_per_batch: padded tokens in one batch, the bound on memory.
+      buckets: allowed padded lengths.
+      mesh: spreads the rows of a batch over its `axis`; None = the default device.
+      axis: name of the mesh axis that holds the data.
+      progress: label of a progress bar on standard error; None = no bar.
+
+    Returns:
+      float32, one row per text.
+
+    Raises:
+      ValueError: a text with no token or with more than `max(buckets)`, no bucket, or `tokens_per_batch` < 1.
+    """
+    if not buckets or tokens_per_batch < 1:
+        raise ValueError(f"buckets = {tuple(buckets)}, tokens_per_batch = {tokens_per_batch}: both must be positive.")
+    lengths = np.array([len(ids) for ids in token_ids], np.int64)
+    ordered = np.array(sorted(buckets))
+    _check_lengths(lengths, int(ordered[-1]))
+    shards = 1 if mesh is None else mesh.shape[axis]
+    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(axis))
+    run = jax.jit(apply)
+    example = jax.ShapeDtypeStruct((shards, int(ordered[0])), np.int32)
+    dim = jax.eval_shape(apply, params, example, jax.ShapeDtypeStruct(example.shape, np.bool_)).shape[-1]
+    embeddings = np.empty((len(lengths), dim), np.float32)
+    pending: collections.deque[tuple[np.ndarray, Any]] = collections.deque()
+
+    def collect() -> None:
+        rows, output = pending.popleft()
+        embeddings[rows] = np.asarray(output, np.float32)[: len(rows)]  # the rest are filler rows
+        bar.update(len(rows))
+
+    with tqdm.tqdm(total=len(lengths), desc=progress, disable=progress is None, unit="text") as bar:
+        for rows, length, height in _plan(lengths, ordered, tokens_per_batch, shards):
+            ids, mask = _pad([token_ids[row] for row in rows], length, height, pad_id)
+            if sharding is not None:
+                ids, mask = jax.device_put((ids, mask), sharding)
+            pending.append((rows, run(params, ids, mask)))
+            if len(pending) > _IN_FLIGHT:
+                collect()
+        while pending:
+            collect()
+    return embeddings
+
+
+def _check_lengths(lengths: np.ndarray, longest: int) -> None:
+    for wrong in np.flatnonzero((lengths < 1) | (lengths > longest))[:1]:
+        raise ValueError(
+            f"Text {wrong} has {lengths[wrong]} tokens; an encoder takes 1 to {longest}. "
+            "Cut long texts and add the special tokens before embedding, or pass longer buckets."
+        )
+
+
+def _plan(
+    lengths: np.ndarray, buckets: np.ndarray, tokens_per_batch: int, shards: int
+) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Yields (texts, padded length, rows of the batch), longest bucket first: memory trouble shows at once."""
+    order = np.argsort(-lengths, kind="stable")
+    bucket_of = np.searchsorted(buckets, lengths[order])
+    for bucket in np.unique(bucket_of)[::-1]:
+        texts = order[bucket_of == bucket]
+        length = int(buckets[bucket])
+        height = max(1, tokens_per_batch // length)
+        # A lone query must not pay for hundreds of filler rows; powers of two keep the shapes few.
+        height = min(height, 1 << (len(texts) - 1).bit_length())
+        height = -(-height // shards) * shards
+        for start in range(0, len(texts), height):
+            yield texts[start : start + height], length, height
+
+
+def _pad(
+    texts: Sequence[Sequence[int]], length: int, height: int, pad_id: int
+) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
+    ids = np.full((height, length), pad_id, np.int32)
+    mask = np.zeros((height, length), np.bool_)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = text
+        mask[row, : len(text)] = True
+    # A filler row is a text of one pad token: the mean over no token at all would be 0 / 0.
+    mask[len(texts) :, 0] = True
+    return ids, mask

@@ -1,0 +1,189 @@
+"""Exact maximum inner product search on the device: the oracle, sharded over a mesh."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from empax.core.types import Retrieved
+
+NO_GROUP = -1
+"""Group of what belongs to none: never excluded as a row, excludes nothing as a query."""
+
+_QUERY_BLOCKS = (1, 8, 64, 256)
+
+
+class ExactIndex:
+    """The rows of largest inner product, found by looking at all of them.
+
+    Scores are float32 whatever the embeddings are stored as. Rows are read in chunks and queries in blocks, so at
+    most `256 * chunk_rows` scores exist at a time. Searches of the same shapes share their compiled code, also
+    between indexes, so re-embedding a corpus compiles nothing.
+
+    Args:
+      embeddings: N >= 1 rows, float32 or float16, finite; a memory-mapped array is read shard by shard.
+      groups: one number >= 0 per row (the dialogue it comes from), or NO_GROUP; None = no exclusion.
+      mesh: spreads the rows over its `axis`, each device searching its own; None = one device.
+      axis: name of the mesh axis that holds the data.
+      chunk_rows: rows scored at a time on one device.
+
+    Raises:
+      ValueError: no rows, or `groups` of another length.
+    """
+
+    def __init__(
+        self,
+        embeddings: Float[np.ndarray, "N D"],
+        *,
+        groups: Int[np.ndarray, " N"] | None = None,
+        mesh: Mesh | None = None,
+        axis: str = "data",
+        chunk_rows: int = 65_536,
+    ):
+        self.num_rows, self.dim = embeddings.shape
+        self.has_groups = groups is not None
+        self._mesh = Mesh(np.array(jax.local_devices()[:1]), (axis,)) if mesh is None else mesh
+        self._axis = axis
+        if self.num_rows < 1 or chunk_rows < 1:
+            raise ValueError(f"{self.num_rows} rows, chunk_rows = {chunk_rows}: both must be at least 1.")
+        row_groups = np.full(self.num_rows, NO_GROUP, np.int32) if groups is None else groups.astype(np.int32)
+        if row_groups.shape != (self.num_rows,):
+            raise ValueError(f"groups of shape {row_groups.shape}; it must be ({self.num_rows},), one per row.")
+        shards = self._mesh.shape[axis]
+        per_shard = -(-self.num_rows // shards)
+        self._chunks = -(-per_shard // chunk_rows)
+        padded = -(-per_shard // self._chunks) * self._chunks * shards
+        self._rows = self._place(embeddings, padded, 0)
+        self._groups = self._place(row_groups, padded, NO_GROUP)
+
+    def _place(self, values: np.ndarray, padded: int, filler: int) -> Array:
+        """Puts `values`, filled up to `padded` rows, onto the mesh; each device reads only what it holds."""
+
+        def part(index: Any) -> np.ndarray:
+            start, stop, _ = index[0].indices(padded)
+            rows = np.asarray(values[start:stop])
+            missing = np.full((stop - start - len(rows), *values.shape[1:]), filler, values.dtype)
+            return np.concatenate([rows, missing]) if len(missing) else rows
+
+        sharding = NamedSharding(self._mesh, PartitionSpec(self._axis))
+        return jax.make_array_from_callback((padded, *values.shape[1:]), sharding, part)
+
+    def search(
+        self,
+        queries: Float[np.ndarray | Array, "Q D"],
+        k: int,
+        *,
+        query_groups: Int[np.ndarray, " Q"] | None = None,
+    ) -> Retrieved:
+        """The k best rows of each query, best first; of equal scores the lower id first.
+
+        Args:
+          queries: float32.
+          k: at least 1; may exceed the rows there are, the rest being id -1, score -inf.
+          query_groups: rows of a query's own group are never returned; NO_GROUP excludes nothing.
+
+        Raises:
+          ValueError: k < 1, another dimension than the index has, or groups that do not fit.
+        """
+        queries = np.asarray(queries, np.float32)
+        query_groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
+        found = []
+        for start, stop, block in _blocks(len(queries)):
+            vectors = np.zeros((block, self.dim), np.float32)
+            vectors[: stop - start] = queries[start:stop]
+            groups = np.full(block, NO_GROUP, np.int32)
+            groups[: stop - start] = query_groups[start:stop]
+            result = _search(self._rows, self._groups, vectors, groups, np.int32(self.num_rows),
+                             k=k, chunks=self._chunks, mesh=self._mesh, axis=self._axis)  # fmt: skip
+            found.append((stop - start, result))  # still being computed: the next block is prepared meanwhile
+        ids = [np.asarray(ids)[:count] for count, (ids, _) in found]
+        scores = [np.asarray(scores)[:count] for count, (_, scores) in found]
+        return Retrieved(
+            ids=jnp.asarray(np.concatenate([np.zeros((0, k), np.int32), *ids])),
+            scores=jnp.asarray(np.concatenate([np.zeros((0, k), np.float32), *scores])),
+        )
+
+
+def check_search(
+    queries: np.ndarray, k: int, query_groups: np.ndarray | None, *, dim: int, has_groups: bool
+) -> Int[np.ndarray, " Q"]:
+    """Checks the arguments of a search; returns the groups, NO_GROUP where there are none.
+
+    Raises:
+      ValueError: as `ExactIndex.search` says.
+    """
+    if queries.ndim != 2 or queries.shape[1] != dim:
+        raise ValueError(f"Queries of shape {queries.shape}; the index holds vectors of {dim} numbers: [Q, {dim}].")
+    if k < 1:
+        raise ValueError(f"k = {k}; it must be at least 1.")
+    if query_groups is None:
+        return np.full(len(queries), NO_GROUP, np.int32)
+    if not has_groups:
+        raise ValueError("query_groups given, but the index was built without groups; pass them when building it.")
+    if query_groups.shape != (len(queries),):
+        raise ValueError(f"query_groups of shape {query_groups.shape}; it must be ({len(queries)},), one per query.")
+    return query_groups.astype(np.int32)
+
+
+def _blocks(num_queries: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (first query, last + 1, padded size): few sizes, so few compilations."""
+    for start in range(0, num_queries, _QUERY_BLOCKS[-1]):
+        stop = min(start + _QUERY_BLOCKS[-1], num_queries)
+        yield start, stop, next(size for size in _QUERY_BLOCKS if size >= stop - start)
+
+
+@functools.partial(jax.jit, static_argnames=("k", "chunks", "mesh", "axis"))
+def _search(rows, groups, queries, query_groups, num_rows, *, k, chunks, mesh, axis):
+    """Best k of each shard, then the best k of those; returns (ids, scores), replicated."""
+    spread, whole = PartitionSpec(axis), PartitionSpec()
+
+    def local(rows, groups, queries, query_groups, num_rows):
+        first = jax.lax.axis_index(axis) * rows.shape[0]
+        return _best_of_rows(rows, groups, queries, query_groups, num_rows, first, k=k, chunks=chunks, axis=axis)
+
+    side_by_side = PartitionSpec(None, axis)
+    searched = jax.shard_map(
+        local, mesh=mesh, in_specs=(spread, spread, whole, whole, whole), out_specs=(side_by_side, side_by_side)
+    )
+    # In order of the shards, so that the lower id still comes first.
+    ids, scores = searched(rows, groups, queries, query_groups, num_rows)
+    replicated = NamedSharding(mesh, whole)
+    ids, scores = jax.lax.with_sharding_constraint((ids, scores), replicated)
+    ids, scores = _merge(ids, scores, k)
+    return jnp.where(scores == -jnp.inf, -1, ids), scores
+
+
+def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, chunks, axis):
+    size = rows.shape[0] // chunks
+
+    def one_chunk(best, chunk):
+        vectors, chunk_groups, start = chunk
+        # HIGHEST: a TPU would otherwise multiply in bfloat16, and this is the oracle.
+        scores = jnp.einsum("QD,RD->QR", queries, vectors.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+        ids = start + jnp.arange(size, dtype=jnp.int32)
+        own = (chunk_groups[None, :] == query_groups[:, None]) & (query_groups >= 0)[:, None]
+        scores = jnp.where(own | (ids >= num_rows)[None, :], -jnp.inf, scores)
+        top_scores, places = jax.lax.top_k(scores, min(k, size))  # of equals, the lower place first
+        ids = jnp.concatenate([best[0], start + places], axis=1)
+        scores = jnp.concatenate([best[1], top_scores], axis=1)
+        return _merge(ids, scores, k), None
+
+    none = (jnp.full((queries.shape[0], k), -1, jnp.int32), jnp.full((queries.shape[0], k), -jnp.inf, jnp.float32))
+    none = jax.lax.pcast(none, (axis,), to="varying")  # every shard finds its own
+    starts = first + size * jnp.arange(chunks, dtype=jnp.int32)
+    parts = (rows.reshape(chunks, size, rows.shape[1]), groups.reshape(chunks, size), starts)
+    best, _ = jax.lax.scan(one_chunk, none, parts)
+    return best
+
+
+def _merge(ids, scores, k):
+    """The best k of candidates standing in order of their ids (where scores are equal)."""
+    scores, places = jax.lax.top_k(scores, k)
+    return jnp.take_along_axis(ids, places, axis=1), scores

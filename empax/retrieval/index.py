@@ -1,0 +1,264 @@
+"""The index of a run: build it, search it, keep it on disk, and refuse it when the encoder has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import DataError, hash_file, read_json, write_json
+from empax.core.types import Retrieved
+from empax.retrieval.exact import ExactIndex
+from empax.retrieval.scann import ScannIndex, ScannSettings
+
+Searcher: TypeAlias = ExactIndex | ScannIndex
+
+_EMBEDDINGS, _GROUPS, _SCANN, _DESCRIPTION = "embeddings.npy", "groups.npy", "scann", "index.json"
+_FORMAT = 1
+
+
+class StaleIndexError(DataError):
+    """An index made by another encoder, or of other texts, than the one that wants to use it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexSettings:
+    """How the exemplars are searched and stored.
+
+    Attributes:
+      method: "scann" is fast and misses a few rows; "exact" misses none and runs on the accelerator.
+      dtype: of the stored embeddings; float16 halves the disk and the memory, at about 1e-3 of relative error.
+      scann: speed against recall of "scann".
+    """
+
+    method: Literal["exact", "scann"] = "scann"
+    dtype: Literal["float32", "float16"] = "float32"
+    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)
+
+
+class Index:
+    """Embeddings and what searches them. Made by `build_index` and `load_index`.
+
+    Attributes:
+      embeddings: [N, D] in the stored dtype; memory-mapped if the index was loaded. For re-scoring candidates.
+      groups: [N] what each row belongs to, or None.
+      settings: how it was built.
+      encoder_hash: which encoder made the embeddings.
+      keys_hash: of which texts they are; empty = not recorded.
+    """
+
+    def __init__(
+        self,
+        embeddings: Float[np.ndarray, "N D"],
+        settings: IndexSettings,
+        *,
+        groups: Int[np.ndarray, " N"] | None,
+        encoder_hash: str,
+        keys_hash: str,
+        mesh: Mesh | None = None,
+        scann_folder: Path | None = None,
+    ):
+        self.embeddings, self.groups, self.settings = embeddings, groups, settings
+        self.encoder_hash, self.keys_hash = encoder_hash, keys_hash
+        self._mesh = mesh
+        self._searcher: Searcher | None = None
+        if settings.method == "scann":
+            self._searcher = ScannIndex(embeddings, settings.scann, groups=groups, mesh=mesh, folder=scann_folder)
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    @property
+    def searcher(self) -> Searcher:
+        """What answers; an exact index is put on the device when first used, so that loading reads nothing."""
+        if self._searcher is None:
+            self._searcher = ExactIndex(self.embeddings, groups=self.groups, mesh=self._mesh)
+        return self._searcher
+
+    @property
+    def exact(self) -> ExactIndex:
+        """The exact index of the same rows, for measuring recall."""
+        return self.searcher.exact if isinstance(self.searcher, ScannIndex) else self.searcher
+
+    def search(
+        self,
+        queries: Float[np.ndarray | Array, "Q D"],
+        k: int,
+        query_groups: Int[np.ndarray, " Q"] | None = None,
+    ) -> Retrieved:
+        """The k best rows of each query, best first; id -1 and score -inf where there are no more.
+
+        Args:
+          queries: float32, by the encoder that made the index.
+          k: at least 1.
+          query_groups: rows of the query's own group are never returned (a dialogue must not retrieve itself);
+            -1 excludes nothing, None excludes nothing for all queries.
+
+        Raises:
+          ValueError: k < 1, another dimension than the index has, or groups that do not fit.
+        """
+        return self.searcher.search(queries, k, query_groups=query_groups)
+
+    def save(self, folder: Path) -> None:
+        """Writes the index; `folder` is whole or absent, whatever happens, and replaces an older index."""
+        partial, old = (folder.parent / f".{folder.name}.{name}" for name in ("partial", "old"))
+        for leftover in (partial, old):  # of a save that was interrupted
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir(parents=True)
+        np.save(partial / _EMBEDDINGS, self.embeddings)
+        if self.groups is not None:
+            np.save(partial / _GROUPS, self.groups)
+        if isinstance(self._searcher, ScannIndex):
+            self._searcher.save(partial / _SCANN)
+        write_json(partial / _DESCRIPTION, self._describe(partial))
+        _flush(partial)
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(partial, folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _describe(self, folder: Path) -> dict[str, Any]:
+        rows, dim = self.embeddings.shape
+        # Not the embeddings: hashing them would mean reading them, and their size already shows a cut file.
+        small = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _EMBEDDINGS)
+        return {
+            "format": _FORMAT,
+            "method": self.settings.method,
+            "settings": dataclasses.asdict(self.settings),
+            "rows": rows,
+            "dim": dim,
+            "dtype": str(self.embeddings.dtype),
+            "encoder_hash": self.encoder_hash,
+            "keys_hash": self.keys_hash,
+            "files": {str(path.relative_to(folder)): hash_file(path) for path in small},
+        }
+
+
+def build_index(
+    embeddings: Float[np.ndarray, "N D"],
+    settings: IndexSettings,
+    *,
+    encoder_hash: str,
+    keys_hash: str = "",
+    groups: Int[np.ndarray, " N"] | None = None,
+    mesh: Mesh | None = None,
+) -> Index:
+    """Builds an index in memory.
+
+    Args:
+      embeddings: N >= 1 rows; kept as `settings.dtype`, so searching gives the same before and after saving.
+      settings: method, storage, recall.
+      encoder_hash: of the parameters and settings that made the embeddings; `load_index` compares it.
+      keys_hash: of the embedded texts; `load_index` compares it.
+      groups: one number >= 0 per row, or -1; rows of a query's own group can be excluded.
+      mesh: where an exact index goes; None = one device.
+
+    Raises:
+      ConfigError: ScaNN is wanted and not installed, or cannot be built with these settings.
+      DataError: no rows, or embeddings that are not finite (in float16: above 65504).
+    """
+    with np.errstate(over="ignore"):  # the check below says it better
+        stored = np.ascontiguousarray(embeddings, settings.dtype)
+    if not len(stored):
+        raise DataError("There is nothing to index: 0 embeddings. Is the training split empty?")
+    # Both carry a NaN along; unlike isfinite of everything they need no array of the corpus's size.
+    bad = np.flatnonzero(~(np.isfinite(stored.min(axis=1)) & np.isfinite(stored.max(axis=1))))
+    if len(bad):
+        raise DataError(
+            f"{len(bad)} of {len(stored)} embeddings are not finite in {settings.dtype}, the first is row {bad[0]}. "
+            "Check the encoder's parameters; index.dtype = 'float32' reaches further than 'float16'."
+        )
+    groups = None if groups is None else groups.astype(np.int32)
+    return Index(stored, settings, groups=groups, encoder_hash=encoder_hash, keys_hash=keys_hash, mesh=mesh)
+
+
+def load_index(
+    folder: Path, *, encoder_hash: str | None = None, keys_hash: str | None = None, mesh: Mesh | None = None
+) -> Index:
+    """Opens a saved index; the embeddings stay on disk until they are used.
+
+    Args:
+      folder: what `Index.save` wrote.
+      encoder_hash: the encoder that will make the queries; None = do not compare.
+      keys_hash: the texts that the rows must stand for; None = do not compare.
+      mesh: where an exact index goes; None = one device.
+
+    Raises:
+      StaleIndexError: made by another encoder or of other texts.
+      DataError: missing, cut or altered files.
+      ConfigError: the index needs ScaNN, which is not installed.
+    """
+    again = f"delete {folder} and run the index stage again."
+    try:
+        about = read_json(folder / _DESCRIPTION)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataError(f"{folder} holds no index ({_DESCRIPTION} is missing); run the index stage.") from error
+    _check_description(about, folder, again)
+    for name, wanted, what in (("encoder_hash", encoder_hash, "encoder"), ("keys_hash", keys_hash, "set of texts")):
+        if wanted is not None and about[name] != wanted:
+            raise StaleIndexError(
+                f"{folder} was made with {what} {about[name]!r}, but {wanted!r} is asked for; its rows would be "
+                f"compared with queries they do not belong to. To rebuild it, {again}"
+            )
+    for name, digest in about["files"].items():
+        if not (folder / name).is_file() or hash_file(folder / name) != digest:
+            raise DataError(f"{folder / name} is missing or has been altered; {again}")
+    try:
+        settings = to_settings(IndexSettings, about["settings"], where=f"{folder / _DESCRIPTION}: settings")
+    except ConfigError as error:
+        raise DataError(f"{error} The index is of another version: {again}") from error
+    embeddings = _open(folder / _EMBEDDINGS, (about["rows"], about["dim"]), about["dtype"], again)
+    groups = _open(folder / _GROUPS, (about["rows"],), "int32", again) if _GROUPS in about["files"] else None
+    hashes = {"encoder_hash": about["encoder_hash"], "keys_hash": about["keys_hash"]}
+    return Index(embeddings, settings, groups=groups, **hashes, mesh=mesh, scann_folder=folder / _SCANN)
+
+
+def measure_recall(
+    index: Index | Searcher, exact: ExactIndex, queries: Float[np.ndarray | Array, "Q D"], k: int = 10
+) -> float:
+    """Share of the exact k best rows that `index` finds, in [0, 1]; over queries with at least one row.
+
+    Raises:
+      ValueError: no queries.
+    """
+    found, wanted = np.asarray(index.search(queries, k).ids), np.asarray(exact.search(queries, k).ids)
+    if not len(queries):
+        raise ValueError("Recall needs at least one query.")
+    real = wanted >= 0
+    hits = (found[:, None, :] == wanted[:, :, None]).any(axis=2) & real
+    return float(hits.sum() / real.sum())
+
+
+def _check_description(about: Any, folder: Path, again: str) -> None:
+    expected = {"format": int, "settings": Mapping, "rows": int, "dim": int, "dtype": str,
+                "encoder_hash": str, "keys_hash": str, "files": Mapping}  # fmt: skip
+    if not isinstance(about, Mapping) or any(not isinstance(about.get(name), kind) for name, kind in expected.items()):
+        raise DataError(f"{folder / _DESCRIPTION} does not describe an index ({', '.join(expected)}); {again}")
+    if about["format"] != _FORMAT:
+        raise DataError(f"{folder / _DESCRIPTION} is of format {about['format']}, this is {_FORMAT}; {again}")
+
+
+def _open(path: Path, shape: tuple[int, ...], dtype: str, again: str) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read ({error}); {again}") from error
+    if array.shape != shape or array.dtype != dtype:
+        raise DataError(f"{path} holds {array.dtype}{array.shape}, must be {dtype}{shape}; {again}")
+    return array
+
+
+def _flush(folder: Path) -> None:
+    """Forces the files to disk before the folder gets its name: a renamed folder must not be hollow."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

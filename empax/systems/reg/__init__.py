@@ -1,0 +1,8 @@
+"""REG: the system (`tasks`), its stages (`stages`) and what answers when it is trained (`responder`)."""
+
+from empax.systems.reg.responder import load_responder
+from empax.systems.reg.stages import TASKS, RegSettings, corpus_encoder
+
+SETTINGS = RegSettings
+
+__all__ = ["SETTINGS", "TASKS", "corpus_encoder", "load_responder"]

@@ -1,0 +1,384 @@
+"""REG: retrieval via emotion similarity for guiding empathetic dialogue generation (Wang et al.).
+
+Four emotion attributes go in front of everything that is read. G1 learns to answer (Eq. 2); the retriever learns to
+rank the exemplars that help G1 (Eq. 3 to 5); both then train together, G2 reading all exemplars at once with
+Fusion-in-Decoder (Eq. 6 and 7). PAPERS.md lists every equation and every departure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.config import ConfigError
+from empax.core.types import Batch, Generated, Mean, Metrics, Params
+from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.evaluation.device_metrics import UtilityWeights, utility
+from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.losses.distillation import emdr2, retriever_kl, target_distribution
+from empax.models.dual_encoder import DualEncoder
+from empax.models.fusion_in_decoder import FusionInDecoder, flatten_mask
+from empax.models.heads import ClassificationHead, masked_mean
+from empax.models.transformer import EncoderDecoder
+
+
+def apply(
+    module: nn.Module, params: Params, *args: Any, method: str = "__call__", rng: jax.Array | None, **kwargs: Any
+) -> Any:
+    """`module.apply` with dropout where there is an `rng`."""
+    rngs = None if rng is None else {"dropout": rng}
+    return module.apply({"params": params}, *args, method=method, rngs=rngs, deterministic=rng is None, **kwargs)
+
+
+def emotion_loss(
+    head: ClassificationHead,
+    params: Params,
+    encoding: Float[Array, "N D"],
+    emotion: Int[Array, " N"],
+    rng: jax.Array | None,
+) -> tuple[Mean, Metrics]:
+    """Cross-entropy of the 32-way head where the emotion is known (-1 = unknown), and its accuracy.
+
+    Source: the head on the context encoding of CEM; REG prints its accuracy without saying how it is made.
+    """
+    logits = apply(head, params, encoding, rng=rng)
+    known = emotion >= 0
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    nll = -jnp.take_along_axis(log_probs, jnp.maximum(emotion, 0)[:, None], axis=1)[:, 0]
+    hit = (logits.argmax(axis=-1) == emotion).astype(jnp.float32)
+    return Mean.of(nll, known), {"emotion_loss": Mean.of(nll, known), "emotion_accuracy": Mean.of(hit, known)}
+
+
+def weighted(parts: Sequence[tuple[float, Mean]], valid: Bool[Array, " B"]) -> Mean:
+    """Sum of weight times mean, as a mean over the valid examples."""
+    total = sum((weight * part.value() for weight, part in parts), start=jnp.zeros(()))
+    count = jnp.sum(valid.astype(jnp.float32))
+    return Mean(total=total * count, weight=count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """How a generator turns states into ids: the model, the ids it begins and ends with, the search."""
+
+    settings: DecodeSettings
+    start_id: int
+    eos_id: int
+    pad_id: int
+
+    def __call__(
+        self, model: Any, params: Params, source: Int[Array, "..."], mask: Bool[Array, "..."], rng: jax.Array
+    ) -> Generated:
+        """Decodes from `source` with `model`, an EncoderDecoder ([B, S]) or a FusionInDecoder ([B, K, S])."""
+        variables = {"params": params}
+        states = model.apply(variables, source, mask, method="encode", deterministic=True)
+        cache = model.apply(
+            variables,
+            states,
+            mask,
+            num_hypotheses=num_hypotheses(self.settings),
+            max_length=self.settings.max_tokens,
+            method="start_cache",
+        )
+        return generate(
+            lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
+            cache,
+            batch_size=source.shape[0],
+            start_id=self.start_id,
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+            settings=self.settings,
+            rng=rng,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+    """Stage 1: G1, context and attributes in, response out (Eq. 2).
+
+    Departure: some examples show an exemplar beside the context, so that G1 knows what one is when it later judges
+    them (Eq. 3 feeds it exemplars that Eq. 2 never showed it). `exemplar_probability=0` is the paper's text.
+    """
+
+    model: EncoderDecoder
+    head: ClassificationHead
+    decoder: Decoder
+    emotion_weight: float
+    label_smoothing: float = 0.0
+
+    def init(self, rng: jax.Array, batch: Batch) -> Params:
+        first, second = jax.random.split(rng)
+        model = self.model.init(first, batch.source, batch.source_mask, batch.target)["params"]
+        encoding = jnp.zeros((1, self.model.config.d_model))
+        return {"model": model, "emotion": self.head.init(second, encoding)["params"]}
+
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        first, second, third = (None,) * 3 if rng is None else jax.random.split(rng, 3)
+        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=first)
+        return generation_loss(
+            self, self.model, params, batch, states, batch.source_mask, (second, third), self.label_smoothing
+        )
+
+    def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
+        return self.decoder(self.model, params["model"], batch.source, batch.source_mask, rng)
+
+    def judge(self, params: Params, batch: Any) -> dict[str, Array]:
+        """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
+        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
+        nll, num_tokens = row_nll(self.model, params["model"], batch, states, batch.source_mask)
+        emotion = apply(self.head, params["emotion"], masked_mean(states, batch.source_mask), rng=None)
+        return {"nll": nll, "num_tokens": num_tokens, "generator": emotion.argmax(axis=-1)}
+
+
+def generation_loss(
+    task: Any,
+    model: Any,
+    params: Params,
+    batch: Any,
+    states: Float[Array, "B S D"],
+    states_mask: Bool[Array, "B S"],
+    rngs: tuple[jax.Array | None, jax.Array | None],
+    label_smoothing: float,
+) -> tuple[Mean, Metrics]:
+    """Negative log-likelihood of the response, plus the emotion head over the pooled encoding."""
+    mask = batch.target_mask & batch.valid[:, None]
+    logits = apply(model, params["model"], batch.target, states, states_mask, method="decode", rng=rngs[0])
+    nll = cross_entropy(logits, batch.target, mask)
+    smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=label_smoothing) if label_smoothing else nll
+    emotion, metrics = emotion_loss(
+        task.head, params["emotion"], masked_mean(states, states_mask), batch.emotion, rngs[1]
+    )
+    loss = weighted([(1.0, smoothed), (task.emotion_weight, emotion)], batch.valid)
+    return loss, {"nll": nll, **metrics}
+
+
+def row_nll(
+    model: Any, params: Params, batch: Any, states: Float[Array, "B S D"], mask: Bool[Array, "B S"]
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Each row's negative log-likelihood of its response, in nats, and its tokens (end of sequence included)."""
+    logits = apply(model, params, batch.target, states, mask, method="decode", rng=None)
+    log_probs = jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)
+    return -log_probs.sum(axis=1), batch.target_mask.sum(axis=1).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillationSettings:
+    """Where the retriever's lesson comes from.
+
+    Attributes:
+      signal: "metrics" (Eq. 3), "likelihood" (teacher-forced; the paper's G1+RAG row, Atlas' PDist) or "emdr2".
+      utility: weights of F's parts; 0 leaves one out (the paper's w/o BLEU, w/o F1, w/o R-L).
+      target_temperature: tau of Eq. 3; for the likelihood, of the mean log-likelihood per token.
+      score_temperature: divides the retriever's scores before the softmax.
+      loss: "softmax", or Eq. 4 to the letter.
+      replace_probability: k of Eq. 5; 0 is w/o RCA.
+      emotion_weight: of the 32-way head over the retriever's encodings of contexts and exemplars; ours.
+      explore_tokens: how long G1's trial answers may get.
+    """
+
+    signal: Literal["metrics", "likelihood", "emdr2"] = "metrics"
+    utility: UtilityWeights = dataclasses.field(default_factory=UtilityWeights)
+    target_temperature: float = 0.1
+    score_temperature: float = 1.0
+    loss: Literal["softmax", "literal_sigmoid"] = "softmax"
+    replace_probability: float = 0.2
+    emotion_weight: float = 0.0
+    explore_tokens: int = 30
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.replace_probability <= 1.0:
+            raise ConfigError(f"replace_probability = {self.replace_probability} must lie in [0, 1].")
+        if self.target_temperature <= 0 or self.score_temperature <= 0:
+            raise ConfigError("target_temperature and score_temperature must be above 0.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Retriever:
+    """Stage 2: the retriever learns from what its candidates do for G1 (Eq. 3 to 5).
+
+    `frozen` is G1's parameters under "generator".
+    """
+
+    encoder: DualEncoder
+    head: ClassificationHead
+    model: EncoderDecoder
+    decoder: Decoder
+    settings: DistillationSettings
+    passages: int
+
+    def init(self, rng: jax.Array, batch: Any) -> Params:
+        first, second = jax.random.split(rng)
+        encoder = self.encoder.init(first, batch.query, batch.query_mask)["params"]
+        encoding = jnp.zeros((1, self.encoder.encoder.config.d_model))
+        return {"encoder": encoder, "emotion": self.head.init(second, encoding)["params"]}
+
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        loss, emotion, metrics = self.parts(params, batch, rng)
+        return weighted([(1.0, loss), (self.settings.emotion_weight, emotion)], batch.valid), metrics
+
+    def parts(self, params: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Mean, Metrics]:
+        """L_R over the batch's candidates, the emotion loss, and what to log."""
+        first, second, third = (None,) * 3 if rng is None else jax.random.split(rng, 3)
+        query = self.embed(params, batch.query, batch.query_mask, first)
+        key = self.embed_keys(params, batch, second)
+        encodings, emotions = query, batch.emotion
+        if batch.key_embedding is None:  # the exemplars' emotions teach too, where their encodings are trained
+            encodings = jnp.concatenate([query, key.reshape(-1, key.shape[-1])])
+            emotions = jnp.concatenate([emotions, batch.key_emotion.ravel()])
+        emotion, _ = emotion_loss(self.head, params["emotion"], _unit_variance(encodings), emotions, third)
+        _, metrics = emotion_loss(self.head, params["emotion"], _unit_variance(query), batch.emotion, None)
+        if batch.utilities is None:  # evaluation without exploring: only the emotions are known
+            return Mean.zero(), emotion, metrics
+        scores = jnp.einsum("BD,BKD->BK", query, key)
+        loss = self.distil(scores, batch.utilities, batch)
+        best = jnp.take_along_axis(batch.utilities, scores.argmax(axis=1)[:, None], axis=1)[:, 0]
+        mean = jnp.sum(jnp.where(batch.candidate_mask, batch.utilities, 0.0), axis=1) / jnp.maximum(
+            batch.candidate_mask.sum(axis=1), 1
+        )
+        metrics["retriever_loss"] = loss
+        metrics["utility"] = Mean.of(mean, batch.valid)
+        # How much better the retriever's first choice does than the average candidate: what distillation should raise.
+        metrics["utility_gain"] = Mean.of(best - mean, batch.valid)
+        return loss, emotion, metrics
+
+    def distil(self, scores: Float[Array, "B K"], utilities: Float[Array, "B K"], batch: Any) -> Mean:
+        settings, mask, valid = self.settings, batch.candidate_mask, batch.valid
+        if settings.signal == "emdr2":
+            return emdr2(scores, utilities, mask, valid, temperature=settings.score_temperature)
+        targets = target_distribution(utilities, temperature=settings.target_temperature, mask=mask)
+        return retriever_kl(scores, targets, mask, valid, temperature=settings.score_temperature, form=settings.loss)
+
+    def embed(
+        self, params: Params, ids: Int[Array, "N S"], mask: Bool[Array, "N S"], rng: jax.Array | None
+    ) -> Float[Array, "N D"]:
+        return apply(self.encoder, params["encoder"], ids, mask, method="embed", rng=rng)
+
+    def embed_keys(self, params: Params, batch: Any, rng: jax.Array | None) -> Float[Array, "B K D"]:
+        if batch.key_embedding is not None:
+            return batch.key_embedding
+        flat = (-1, batch.key.shape[-1])
+        embedded = self.embed(params, batch.key.reshape(flat), batch.key_mask.reshape(flat), rng)
+        return embedded.reshape(*batch.key.shape[:2], -1)
+
+    def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
+        """Picks K candidates with the current encoder, swaps some for random ones, and tries each of them out."""
+        first, second = jax.random.split(rng)
+        chosen = self.choose(params, batch, first)
+        return chosen.replace(utilities=self.utilities(frozen["generator"], chosen, second))
+
+    def choose(self, params: Params, batch: Any, rng: jax.Array) -> Any:
+        """The best K of the M retrieved candidates by the current encoders; each replaced with probability k (Eq. 5)."""
+        k = self.passages
+        retrieved = batch.candidate_mask.shape[1] - k  # behind them stand the K random ones
+        query = self.embed(params, batch.query, batch.query_mask, None)
+        scores = jnp.einsum("BD,BKD->BK", query, self.embed_keys(params, batch, None))
+        scores = jnp.where(batch.candidate_mask, scores, -jnp.inf)[:, :retrieved]
+        _, best = jax.lax.top_k(scores, k)
+        replace = jax.random.bernoulli(rng, self.settings.replace_probability, best.shape)
+        spare = retrieved + jnp.arange(k)[None, :]
+        return take_candidates(batch, jnp.where(replace, spare, best))
+
+    def utilities(self, generator: Params, batch: Any, rng: jax.Array) -> Float[Array, "B K"]:
+        """What each candidate does for G1: F of its greedy answer, or the gold response's log-likelihood."""
+        rows, k, width = batch.source.shape
+        source, mask = batch.source.reshape(-1, width), batch.source_mask.reshape(-1, width)
+        target, target_mask = jnp.repeat(batch.target, k, axis=0), jnp.repeat(batch.target_mask, k, axis=0)
+        if self.settings.signal == "metrics":
+            tokens = self.decoder(self.model, generator["model"], source, mask, rng).tokens[:, 0]
+            made = tokens != self.decoder.pad_id
+            made &= tokens != self.decoder.eos_id
+            gold = target_mask & (target != self.decoder.eos_id)
+            return utility(tokens, made, target, gold, weights=self.settings.utility).reshape(rows, k)
+        logits = apply(self.model, generator["model"], source, mask, target, rng=None)
+        log_probs = jnp.where(target_mask, token_log_probs(logits, target), 0.0).sum(axis=1)
+        if self.settings.signal == "likelihood":
+            log_probs = log_probs / jnp.maximum(target_mask.sum(axis=1), 1)
+        return log_probs.reshape(rows, k)
+
+
+def take_candidates(batch: Any, picked: Int[Array, "B K"]) -> Any:
+    """The batch with only the candidates `picked` (columns) of each row."""
+
+    def take(leaf: Array | None) -> Array | None:
+        if leaf is None:
+            return None
+        index = picked.reshape(picked.shape + (1,) * (leaf.ndim - 2))
+        return jnp.take_along_axis(leaf, index, axis=1)
+
+    names = ("source", "source_mask", "key", "key_mask", "key_embedding", "candidate_mask", "key_emotion")
+    return batch.replace(**{name: take(getattr(batch, name)) for name in names})
+
+
+def _unit_variance(encoding: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    """Unit vectors blown up to entries of order one, so that a fresh linear head learns at its usual rate."""
+    norm = jnp.linalg.norm(encoding, axis=-1, keepdims=True)
+    return encoding / jnp.maximum(norm, 1e-6) * encoding.shape[-1] ** 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+    """Stage 3: retriever and FiD generator G2 together (Eq. 6 and 7). `frozen` is G1 under "generator"."""
+
+    retriever: Retriever
+    model: FusionInDecoder
+    head: ClassificationHead
+    decoder: Decoder
+    retriever_weight: float
+    emotion_weight: float
+    label_smoothing: float = 0.0
+
+    def init(self, rng: jax.Array, batch: Any) -> Params:
+        first, second, third = jax.random.split(rng, 3)
+        model = self.model.init(first, batch.source, batch.source_mask, batch.target)["params"]
+        encoding = jnp.zeros((1, self.retriever.model.config.d_model))
+        return {
+            "retriever": self.retriever.init(second, batch),
+            "generator": {
+                "model": model,
+                "emotion": self.head.init(third, encoding)["params"],
+            },
+        }
+
+    def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
+        if self.retriever_weight == 0.0:
+            return self.retriever.choose(params["retriever"], batch, rng)
+        return self.retriever.explore(params["retriever"], frozen, batch, rng)
+
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        first, second, third, fourth = (None,) * 4 if rng is None else jax.random.split(rng, 4)
+        generator = params["generator"]
+        states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=first)
+        mask = flatten_mask(batch.source_mask)
+        loss, metrics = generation_loss(
+            self, self.model, generator, batch, states, mask, (second, third), self.label_smoothing
+        )
+        retriever, emotion, logged = self.retriever.parts(params["retriever"], batch, fourth)
+        alpha = self.retriever_weight
+        parts = [(1.0 - alpha, loss), (alpha, retriever), (self.retriever.settings.emotion_weight, emotion)]
+        return weighted(parts, batch.valid), {**logged, **_renamed(metrics)}
+
+    def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
+        return self.decoder(self.model, params["generator"]["model"], batch.source, batch.source_mask, rng)
+
+    def judge(self, params: Params, batch: Any) -> dict[str, Array]:
+        """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
+        generator, retriever = params["generator"], params["retriever"]
+        states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=None)
+        mask = flatten_mask(batch.source_mask)
+        nll, num_tokens = row_nll(self.model, generator["model"], batch, states, mask)
+        query = self.retriever.embed(retriever, batch.query, batch.query_mask, None)
+        heads = {
+            "generator": apply(self.head, generator["emotion"], masked_mean(states, mask), rng=None),
+            "retriever": apply(self.retriever.head, retriever["emotion"], _unit_variance(query), rng=None),
+        }
+        return {"nll": nll, "num_tokens": num_tokens, **{name: x.argmax(axis=-1) for name, x in heads.items()}}
+
+
+def _renamed(metrics: Metrics) -> Metrics:
+    """The generator's emotion metrics beside the retriever's."""
+    return {f"generator_{name}" if name.startswith("emotion") else name: value for name, value in metrics.items()}

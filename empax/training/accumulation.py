@@ -1,0 +1,87 @@
+"""Metrics summed on the device between two looks at them, so that the host need not wait for every step."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from empax.core.types import Mean, Metrics
+
+_RUN_AHEAD_STEPS = 4  # steps that may wait on the device: enough to keep it busy, few enough to stop quickly
+
+
+class NonFiniteError(RuntimeError):
+    """A metric became NaN or infinite; names the step and the metric. The checkpoints on disk are from before."""
+
+
+@flax.struct.dataclass
+class Window:
+    """Sums of metrics over some steps, on the device."""
+
+    sums: Metrics
+    bad_step: dict[str, Int[Array, ""]]  # first step whose metric was not finite; -1 = none
+
+    @classmethod
+    def starting_from(cls, sums: Metrics) -> Window:
+        return cls(sums=sums, bad_step={name: jnp.full((), -1, jnp.int32) for name in sums})
+
+    @classmethod
+    def restored(cls, totals: Mapping[str, list[float]]) -> Window:
+        """The inverse of `fetch`, bit for bit."""
+        return cls.starting_from(
+            {name: Mean(total=jnp.float32(t), weight=jnp.float32(w)) for name, (t, w) in totals.items()}
+        )
+
+    def fetch(self) -> dict[str, list[float]]:
+        """Waits for the device; total and weight of each metric.
+
+        Raises:
+          NonFiniteError: a metric was not finite; `loss` is named before what follows from it.
+        """
+        sums, bad_step = jax.device_get((self.sums, self.bad_step))
+        bad = [(int(step), name != "loss", name) for name, step in bad_step.items() if step >= 0]
+        if bad:
+            step, _, name = min(bad)
+            raise NonFiniteError(f"{name} is not finite at step {step}")
+        return {name: [float(mean.total), float(mean.weight)] for name, mean in sums.items()}
+
+
+@jax.jit
+def _add(window: Window, metrics: Metrics, step: Any) -> Window:
+    def first_bad(name: str) -> jax.Array:
+        found = (window.bad_step[name] < 0) & ~jnp.isfinite(metrics[name].value())
+        return jnp.where(found, step, window.bad_step[name])
+
+    sums = {name: window.sums[name] + metric for name, metric in metrics.items()}
+    return Window(sums=sums, bad_step={name: first_bad(name) for name in metrics})
+
+
+def add_metrics(window: Window, metrics: Metrics, step: int) -> Window:
+    """Adds the metrics of step number `step` to `window`; does not wait for the device."""
+    if not window.sums:
+        window = Window.starting_from({name: Mean.zero() for name in metrics})
+    return _add(window, metrics, np.int32(step))
+
+
+def averages(totals: Mapping[str, list[float]]) -> dict[str, float]:
+    """Name to total / weight; 0 where nothing was counted."""
+    return {name: total / max(weight, 1e-9) for name, (total, weight) in totals.items()}
+
+
+class RunAhead:
+    """Blocks on what was dispatched a few calls ago, so that the host does not run away from the device."""
+
+    def __init__(self) -> None:
+        self._arrays: collections.deque[jax.Array] = collections.deque()
+
+    def push(self, array: jax.Array) -> None:
+        self._arrays.append(array)
+        if len(self._arrays) > _RUN_AHEAD_STEPS:
+            jax.block_until_ready(self._arrays.popleft())

@@ -1,0 +1,292 @@
+"""Checkpoints of a stage, written in the background by orbax, complete or not counted.
+
+`STAGE/checkpoints/STEP/` holds `params` and `rest` (optimizer state, step, PRNG key), `STAGE/best/STEP/` holds
+`params`. A checkpoint counts once its `COMPLETE` file is there: it is written last and holds the CRC-32 of every other
+file, so what a killed process left behind is passed over and a damaged file is noticed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+
+from empax.core.files import read_json, write_json
+from empax.core.tree import named_leaves
+from empax.core.types import Params, TrainState
+
+_COMPLETE = "COMPLETE"
+_FOLDERS = {"last": "checkpoints", "best": "best"}
+_DAMAGE = (OSError, ValueError, KeyError)  # from reading a file that is missing, cut short or changed
+_SAVE_ERRORS = (OSError, ValueError)  # tensorstore has no class of its own for a disk that refuses
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that could not be written or read; the message names it and says what is still intact."""
+
+
+class Checkpointer:
+    """Saves and restores the training state of one stage. Saves run in the background, one at a time.
+
+    Args:
+      directory: the stage's folder.
+      keep: how many of the newest checkpoints stay; at least 2, so that a damaged one leaves another.
+
+    Raises:
+      CheckpointError: from any method, if the previous save failed (a full disk, for one). Checkpoints that were
+        complete before are untouched.
+    """
+
+    def __init__(self, directory: Path, *, keep: int = 2) -> None:
+        if keep < 2:
+            raise ValueError(f"keep = {keep} must be at least 2: one checkpoint, and one to fall back to.")
+        self._directory = directory.absolute()
+        self._keep = keep
+        self._orbax = ocp.AsyncCheckpointer(_handler())
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: tuple[Path, Future[None]] | None = None
+        for name in _FOLDERS.values():
+            _remove_unfinished(self._directory / name)
+
+    def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
+        """Starts saving `state` and returns; `extra` is what the loop knows besides, as JSON.
+
+        The state may be donated to the next step at once. Call after `save_best` of the same step, if there is one.
+        """
+        rest = {
+            "step": state.step,
+            "rng": jax.random.key_data(state.rng),
+            # Indices, because an optimizer state is no nested dict; the template gives its structure back.
+            "opt_state": {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state.opt_state))},
+        }
+        items = {"params": ocp.args.PyTreeSave(state.params), "rest": ocp.args.PyTreeSave(rest)}
+        leaves = {**_signature(state.params, "params"), **_signature(rest, "rest")}
+        self._start(self._directory / _FOLDERS["last"] / str(step), items, {"extra": dict(extra), "leaves": leaves})
+
+    def save_best(self, step: int, params: Params, value: float | None) -> None:
+        """Starts saving the parameters with the best evaluation so far and returns; None = nothing was evaluated."""
+        path = self._directory / _FOLDERS["best"] / str(step)
+        self._start(path, {"params": ocp.args.PyTreeSave(params)}, {"value": value})
+
+    def wait(self) -> None:
+        """Blocks until everything is on disk."""
+        if self._pending is None:
+            return
+        (path, future), self._pending = self._pending, None
+        try:
+            future.result()
+        except _SAVE_ERRORS as error:
+            shutil.rmtree(path, ignore_errors=True)
+            _remove_unfinished(path.parent)  # makes room again, if the disk was full
+            steps = [str(step) for step, _ in _complete(self._directory / _FOLDERS["last"])]
+            intact = f"intact: the checkpoints of steps {', '.join(steps)}" if steps else "there is no earlier one"
+            message = f"saving {path} failed ({type(error).__name__}: {error}); {intact}. Make room and run again."
+            logging.error("%s", message)
+            raise CheckpointError(message) from error
+
+    def check(self) -> None:
+        """Raises what a finished background save ran into; does not block."""
+        if self._pending is not None and self._pending[1].done():
+            self.wait()
+
+    def restore_latest(self, template: TrainState) -> tuple[int, TrainState, dict[str, Any]] | None:
+        """The newest undamaged checkpoint as (step, state, extra), None if there is none.
+
+        A damaged one is passed over with a warning. Best parameters saved after the restored step are removed: the run
+        will meet them again.
+
+        Args:
+          template: arrays or shapes with shardings, which say what to make and where to put it.
+
+        Raises:
+          CheckpointError: the checkpoint is sound but of another model or optimizer.
+        """
+        self.wait()
+        folder = self._directory / _FOLDERS["last"]
+        for step, path in reversed(list(_complete(folder))):
+            try:
+                record = _verified(path)
+            except _DAMAGE as error:
+                logging.warning("%s is damaged (%s); falling back to the checkpoint before it.", path, error)
+                continue
+            state = self._restore(path, record, template)
+            logging.info("Going on from the checkpoint %s.", path)
+            self._forget_best(after=step)
+            return step, state, record["extra"]
+        if folder.is_dir() and any(folder.iterdir()):
+            logging.warning("%s holds no complete, undamaged checkpoint; training starts anew.", folder)
+        self._forget_best(after=-1)
+        return None
+
+    def close(self) -> None:
+        """Waits for the last save and frees the background threads."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            self._orbax.close()
+
+    def _start(self, path: Path, items: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        self.wait()
+        try:
+            shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
+            self._orbax.save(path, args=ocp.args.Composite(**items))
+        except _SAVE_ERRORS as error:
+            future: Future[None] = Future()
+            future.set_exception(error)
+        else:
+            future = self._thread.submit(self._finish, path, record)
+        self._pending = (path, future)
+        self.check()
+
+    def _finish(self, path: Path, record: Mapping[str, Any]) -> None:
+        self._orbax.wait_until_finished()
+        if jax.process_index() != 0:
+            return
+        write_json(path / _COMPLETE, {**record, "checksums": _checksums(path)})
+        for _, old in list(_complete(self._directory / _FOLDERS["last"]))[: -self._keep]:
+            _remove(old)
+        if path.parent.name == _FOLDERS["last"]:
+            self._drop_old_best()
+
+    def _drop_old_best(self) -> None:
+        """Keeps the best that the oldest checkpoint knows and all later ones: a resumed run may need them."""
+        oldest, _ = next(_complete(self._directory / _FOLDERS["last"]))
+        best = [path for step, path in _complete(self._directory / _FOLDERS["best"]) if step <= oldest]
+        for path in best[:-1]:
+            _remove(path)
+
+    def _forget_best(self, *, after: int) -> None:
+        for step, path in list(_complete(self._directory / _FOLDERS["best"])):
+            if step > after:
+                _remove(path)
+
+    def _restore(self, path: Path, record: Mapping[str, Any], template: TrainState) -> TrainState:
+        rng = jax.eval_shape(jax.random.key_data, template.rng)
+        leaves, structure = jax.tree.flatten(template.opt_state)
+        rest = {
+            "step": template.step,
+            "rng": jax.ShapeDtypeStruct(rng.shape, rng.dtype, sharding=_sharding(template.step)),
+            "opt_state": {str(i): leaf for i, leaf in enumerate(leaves)},
+        }
+        _check_signature(path, record["leaves"], {**_signature(template.params, "params"), **_signature(rest, "rest")})
+        made = self._orbax.restore(
+            path,
+            args=ocp.args.Composite(
+                params=ocp.args.PyTreeRestore(template.params, restore_args=_restore_args(template.params)),
+                rest=ocp.args.PyTreeRestore(rest, restore_args=_restore_args(rest)),
+            ),
+        )
+        opt_state = jax.tree.unflatten(structure, [made["rest"]["opt_state"][str(i)] for i in range(len(leaves))])
+        rng = jax.random.wrap_key_data(made["rest"]["rng"], impl=_key_impl(template.rng))
+        return TrainState(step=made["rest"]["step"], params=made["params"], opt_state=opt_state, rng=rng)
+
+
+def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Params:
+    """The parameters of a stage as numpy arrays; no model is needed to read them.
+
+    Args:
+      directory: the stage's folder.
+      which: "best" by validation, or the "last" checkpointed.
+
+    Raises:
+      CheckpointError: the stage has not been trained, or its newest file is damaged.
+    """
+    folder = directory.absolute() / _FOLDERS[which]
+    found = list(_complete(folder))
+    if not found:
+        raise CheckpointError(f"{folder} holds no complete checkpoint; run the stage {directory.name!r} first.")
+    path = found[-1][1]
+    try:
+        _verified(path)
+    except _DAMAGE as error:
+        raise CheckpointError(f"{path} is damaged ({error}); delete it and run the stage again.") from error
+    with ocp.Checkpointer(_handler()) as orbax:
+        tree = orbax.metadata(path).item_metadata["params"].tree
+        args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        restored = orbax.restore(path, args=ocp.args.Composite(params=ocp.args.PyTreeRestore(restore_args=args)))
+    return restored["params"]
+
+
+def _handler() -> ocp.CompositeCheckpointHandler:
+    return ocp.CompositeCheckpointHandler(params=ocp.PyTreeCheckpointHandler(), rest=ocp.PyTreeCheckpointHandler())
+
+
+def _complete(folder: Path) -> Iterator[tuple[int, Path]]:
+    """(step, path) of the complete checkpoints, oldest first."""
+    paths = [path for path in folder.glob("*") if path.name.isdecimal() and (path / _COMPLETE).exists()]
+    return ((int(path.name), path) for path in sorted(paths, key=lambda path: int(path.name)))
+
+
+def _remove(path: Path) -> None:
+    """Deletes a checkpoint; its mark goes first, so a half-deleted one does not count."""
+    (path / _COMPLETE).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Deletes what a killed process or a failed save left behind."""
+    for path in list(folder.glob("*")):
+        if not (path / _COMPLETE).exists():
+            logging.warning("%s was never finished and does not count; removing it.", path)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _checksums(path: Path) -> dict[str, int]:
+    files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith(f".{_COMPLETE}"))
+    return {str(file.relative_to(path)): _crc32(file) for file in files if file.name != _COMPLETE}
+
+
+def _crc32(file: Path) -> int:
+    value = 0
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _verified(path: Path) -> dict[str, Any]:
+    """The record of a checkpoint whose files are what was written; else ValueError or OSError."""
+    record = read_json(path / _COMPLETE)
+    for name, expected in record["checksums"].items():
+        if _crc32(path / name) != expected:
+            raise ValueError(f"{name} is not what was written: its checksum differs")
+    return record
+
+
+def _signature(tree: Any, prefix: str) -> dict[str, str]:
+    return {f"{prefix}/{name}": f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
+
+
+def _check_signature(path: Path, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    if found == wanted:
+        return
+    name = next(name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name))
+    raise CheckpointError(
+        f"{path} was made by another model or optimizer: {name} is {found.get(name, 'absent')} in it, "
+        f"{wanted.get(name, 'absent')} now. Restore the settings, or use another workdir."
+    )
+
+
+def _sharding(leaf: Any) -> Any:
+    return leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def _restore_args(tree: Any) -> Any:
+    def args(leaf: Any) -> ocp.ArrayRestoreArgs:
+        return ocp.ArrayRestoreArgs(sharding=_sharding(leaf), global_shape=leaf.shape, dtype=leaf.dtype)
+
+    return jax.tree.map(args, tree)
+
+
+def _key_impl(rng: Any) -> Any:
+    """The kind of a typed PRNG key, which may be a mere shape."""
+    return rng.dtype._impl if isinstance(rng, jax.ShapeDtypeStruct) else jax.random.key_impl(rng)

@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: finish the step, save, leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+_STDERR = 2
+
+
+class Interrupted(Exception):  # noqa: N818 (no error: the user asked for it)
+    """Ctrl-C or SIGTERM; everything is saved. The process should leave with `exit_code`."""
+
+    exit_code = 130
+
+
+class InterruptSignals:
+    """While entered, the first Ctrl-C or SIGTERM sets `received`; the second one kills."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> InterruptSignals:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.received = True
+        for each in self._before:
+            signal.signal(each, signal.SIG_DFL)
+        # Not through `logging`: the code that was interrupted may hold its lock.
+        os.write(_STDERR, b"\nFinishing this step and saving; once more to stop at once.\n")

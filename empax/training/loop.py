@@ -1,0 +1,382 @@
+"""The training loop: steps, logs, evaluations, checkpoints; killed at any step, it goes on to the same bits.
+
+The state of a run is the `TrainState` and the few host-side counters of `_Counters`; both are in every checkpoint.
+Batches are a function of (seed, step), so nothing else has to be remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh
+
+from empax.core.config import ConfigError
+from empax.core.files import read_json, write_json
+from empax.core.protocols import Examples, OnlineTask, Task
+from empax.core.sharding import batch_sharding, batch_shards, make_mesh, replicated, shard_params
+from empax.core.tree import count_params
+from empax.core.types import Batch, Params, TrainState
+from empax.data.batches import eval_batches, train_batches
+from empax.training.accumulation import NonFiniteError, RunAhead, Window, add_metrics, averages
+from empax.training.checkpoint import Checkpointer, load_params
+from empax.training.interruption import Interrupted, InterruptSignals
+from empax.training.metrics_log import MetricsLog, ProgressBar
+from empax.training.optimizer import learning_rate, make_optimizer, trained_mask
+from empax.training.settings import LoopSettings, check_batch_sizes
+from empax.training.step import make_eval_step, make_explore_step, make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """What a finished stage leaves.
+
+    Attributes:
+      params: the best by validation, or the last where nothing was validated; numpy arrays.
+      step: updates made.
+      best_step: updates after which `params` were as they are.
+      best_value: `best_metric` of `params`; None without validation.
+      seconds: spent on updates, over all restarts, without evaluations and saving.
+      examples_per_second: in those seconds.
+    """
+
+    params: Params
+    step: int
+    best_step: int
+    best_value: float | None
+    seconds: float
+    examples_per_second: float
+
+
+def fit(
+    task: Task,
+    *,
+    train: Examples,
+    validation: Examples | None,
+    settings: LoopSettings,
+    frozen: Params,
+    directory: Path,
+    metrics_path: Path,
+    stage: str,
+    initial: Callable[[Params], Params] | None = None,
+    on_refresh: Callable[[int, Params | None], None] | None = None,
+    mesh: Mesh | None = None,
+) -> FitResult:
+    """Trains `task` until `settings.steps` or until patience ends, going on from the newest checkpoint if there is one.
+
+    Args:
+      task: an `OnlineTask`'s `explore` is called on every batch before the update.
+      train: what batches are cut from.
+      validation: None = no evaluation; the last parameters then count as best.
+      settings: see there.
+      frozen: given to the task unchanged; no gradient flows.
+      directory: the stage's folder: checkpoints and `DONE`.
+      metrics_path: the run's metrics.jsonl; TensorBoard files go to `tensorboard/STAGE` beside it.
+      stage: name of the stage in logs.
+      initial: maps freshly initialised parameters to those to start from (pretrained ones, another stage's); same
+        structure and shapes. Not called when going on from a checkpoint.
+      on_refresh: called as (n, params) before update n (from 0) for every positive multiple n of
+        `refresh_every_steps`. It may change what `train` gives for later updates, must keep what it made by n, and must
+        copy what it keeps of `params`. When training goes on between two multiples it is called as (n, None) for the
+        one before: "load what you kept". It can be called twice for one n with the same parameters.
+      mesh: None = all devices along `data`.
+
+    Raises:
+      ConfigError: settings that do not fit the devices, the parameter names or the metrics.
+      NonFiniteError: a metric is NaN or infinite. CheckpointError: a checkpoint cannot be written.
+      Interrupted: Ctrl-C or SIGTERM, after saving.
+    """
+    done = directory / "DONE"
+    if done.exists():
+        return FitResult(params=load_params(directory), **read_json(done))
+    mesh = make_mesh() if mesh is None else mesh
+    check_batch_sizes(settings, batch_shards(mesh))
+    if settings.refresh_every_steps and on_refresh is None:
+        raise ConfigError(f"refresh_every_steps = {settings.refresh_every_steps}, but {stage} has nothing to refresh.")
+    with contextlib.ExitStack() as stack:
+        run = _Run(task, train, validation, settings, frozen, stage, on_refresh, mesh)
+        run.checkpointer = stack.enter_context(contextlib.closing(Checkpointer(directory)))
+        run.start(initial)
+        board = metrics_path.parent / "tensorboard" / stage
+        run.log = stack.enter_context(MetricsLog(metrics_path, stage=stage, resume_step=run.step, tensorboard=board))
+        run.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=run.step)))
+        run.signals = stack.enter_context(InterruptSignals())
+        run.train_to_end()
+    result = run.result()
+    write_json(done, result)
+    return FitResult(params=load_params(directory), **result)
+
+
+@dataclasses.dataclass
+class _Counters:
+    """What a run knows besides its `TrainState`; saved with it as JSON."""
+
+    best_value: float | None = None
+    best_step: int = 0
+    evaluations_without_improvement: int = 0
+    seconds: float = 0.0
+    examples: int = 0
+    logged_seconds: float = 0.0  # `seconds` and `examples` at the last row of metrics.jsonl
+    logged_examples: int = 0
+    window: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # total and weight since that row
+
+
+class _Run:
+    """One call of `fit`: the parts, the state, and what happens between two steps."""
+
+    checkpointer: Checkpointer
+    log: MetricsLog
+    bar: ProgressBar
+    signals: InterruptSignals
+    state: TrainState
+
+    def __init__(
+        self,
+        task: Task,
+        train: Examples,
+        validation: Examples | None,
+        settings: LoopSettings,
+        frozen: Params,
+        stage: str,
+        on_refresh: Callable[[int, Params | None], None] | None,
+        mesh: Mesh,
+    ) -> None:
+        self.task, self.train, self.settings, self.stage, self.mesh = task, train, settings, stage, mesh
+        self.validation = _subset(validation, settings)
+        self.frozen = jax.device_put(frozen, shard_params(frozen, mesh))
+        self.on_refresh = on_refresh
+        self.step = 0  # updates made; the device's own count may lag behind
+        self.counters = _Counters()
+        self.window = Window.starting_from({})
+        self.ahead = RunAhead()
+        self.since = time.monotonic()
+
+    def start(self, initial: Callable[[Params], Params] | None) -> None:
+        """Makes the state, straight into its shards, or restores it; compiles nothing but the initialiser."""
+        settings, mesh = self.settings, self.mesh
+        init_rng, rng = jax.random.split(jax.random.key(settings.seed))
+        batch = next(iter(self._batches(0, 1)))
+        shapes = jax.eval_shape(self.task.init, init_rng, batch)
+        optimizer = make_optimizer(settings.optimizer, shapes, settings.steps)
+
+        def make(init_rng: jax.Array, rng: jax.Array, batch: Batch) -> TrainState:
+            params = self.task.init(init_rng, batch)
+            return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params), rng=rng)
+
+        template = jax.eval_shape(make, init_rng, rng, batch)
+        shardings = shard_params(template, mesh)
+        template = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), template, shardings
+        )
+        restored = self.checkpointer.restore_latest(template)
+        if restored is not None:
+            self.step, self.state, extra = restored
+            self.counters = _Counters(**extra)
+            self.window = Window.restored(self.counters.window)
+        else:
+            self.state = jax.jit(make, out_shardings=shardings)(init_rng, rng, batch)
+            if initial is not None:
+                params = _checked(initial(self.state.params), shapes, self.stage)
+                self.state = dataclasses.replace(self.state, params=jax.device_put(params, shardings.params))
+        logging.info("%s: %d parameters, from step %d.", self.stage, count_params(shapes), self.step)
+        self.train_step = make_train_step(
+            self.task,
+            optimizer,
+            state=shardings,
+            batch=batch_sharding(mesh),
+            replicated=replicated(mesh),
+            accumulate=settings.accumulate,
+            trained=trained_mask(settings.optimizer, shapes),
+        )
+        self.eval_step = make_eval_step(self.task, replicated=replicated(mesh))
+        self.explore = make_explore_step(self.task) if isinstance(self.task, OnlineTask) else None
+        self.schedule = learning_rate(settings.optimizer, settings.steps)
+
+    def train_to_end(self) -> None:
+        self.since = time.monotonic()
+        for start, stop in _segments(self.step, self.settings.steps, self.settings.refresh_every_steps):
+            if self._is_over():
+                break
+            self._refresh(start)
+            # A new iterator for each segment: no batch may be made before the refresh that it depends on.
+            for batch in self._batches(start, stop):
+                self._update(batch)
+                self._after_update()
+                if self._is_over():
+                    break
+        if self.validation is None and self.counters.best_step < self.step:
+            self.counters.best_step = self.step
+            self.checkpointer.save_best(self.step, self.state.params, None)
+        self.checkpointer.wait()
+
+    def result(self) -> dict[str, Any]:
+        counters = self.counters
+        return {
+            "step": self.step,
+            "best_step": counters.best_step,
+            "best_value": counters.best_value,
+            "seconds": counters.seconds,
+            "examples_per_second": counters.examples / max(counters.seconds, 1e-9),
+        }
+
+    def _batches(self, start: int, stop: int) -> Iterator[Batch]:
+        s = self.settings
+        return iter(
+            train_batches(
+                self.train, batch_size=s.batch_size, buckets=s.buckets, seed=s.seed, start_step=start, stop_step=stop
+            )
+        )
+
+    def _update(self, batch: Batch) -> None:
+        examples = int(np.sum(batch.valid))
+        batch = jax.device_put(batch, batch_sharding(self.mesh))
+        if self.explore is not None:
+            batch = jax.device_put(self.explore(self.state, self.frozen, batch), batch_sharding(self.mesh))
+        self.state, metrics = self.train_step(self.state, self.frozen, batch)
+        self.window = add_metrics(self.window, metrics, self.step + 1)
+        self.ahead.push(metrics["loss"].total)
+        self.counters.examples += examples
+        self.step += 1
+        self.bar.advance()
+
+    def _after_update(self) -> None:
+        """Logs, evaluates, saves, leaves, whichever is due."""
+        settings, step = self.settings, self.step
+        last = step == settings.steps
+        if last or step % settings.log_every_steps == 0:
+            self._log()
+        if self.validation is not None and (last or step % settings.eval_every_steps == 0):
+            self._evaluate(self.validation)
+        over = self._is_over()
+        if over or self.signals.received or step % settings.checkpoint_every_steps == 0:
+            self._save()
+        if self.signals.received and not over:
+            self.checkpointer.wait()
+            raise Interrupted(f"{self.stage}: stopped and saved after step {step}; run again to go on.")
+
+    def _is_over(self) -> bool:
+        patience = self.settings.patience
+        tired = patience is not None and self.counters.evaluations_without_improvement >= patience
+        return tired or self.step >= self.settings.steps
+
+    def _refresh(self, start: int) -> None:
+        every = self.settings.refresh_every_steps
+        if not every or start < every or self.on_refresh is None:
+            return
+        self._sync()
+        self.on_refresh(start - start % every, None if start % every else self.state.params)
+        self.since = time.monotonic()
+
+    def _sync(self) -> dict[str, list[float]]:
+        """Waits for the device and returns total and weight of each metric since the last row.
+
+        Raises:
+          NonFiniteError: some update since then gave a number that is none.
+        """
+        try:
+            totals = self.window.fetch()
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"{self.stage}: {error}; nothing was saved since. Try a lower optimizer.learning_rate, more "
+                "warmup_steps or a smaller clip_norm; run again to go on from the last checkpoint."
+            ) from error
+        now = time.monotonic()
+        self.counters.seconds += now - self.since
+        self.since = now
+        return totals
+
+    def _log(self) -> None:
+        window, counters = self._sync(), self.counters
+        values = averages(window)
+        rate = (counters.examples - counters.logged_examples) / max(counters.seconds - counters.logged_seconds, 1e-9)
+        values["learning_rate"] = float(self.schedule(self.step - 1))
+        timing = {"examples_per_second": rate, "seconds": counters.seconds}
+        self.log.write(self.step, "train", {**values, **timing})
+        self.bar.show(loss=values["loss"], examples_per_second=rate)
+        counters.logged_seconds, counters.logged_examples = counters.seconds, counters.examples
+        self.window = Window.starting_from({})
+        self.checkpointer.check()
+
+    def _evaluate(self, validation: Examples) -> None:
+        self._sync()
+        settings, counters, window = self.settings, self.counters, Window.starting_from({})
+        size = settings.eval_batch_size or settings.batch_size
+        for _, batch in eval_batches(validation, batch_size=size, buckets=settings.buckets):
+            batch = jax.device_put(batch, batch_sharding(self.mesh))
+            metrics = self.eval_step(self.state.params, self.frozen, batch)
+            window = add_metrics(window, metrics, self.step)
+            self.ahead.push(metrics["loss"].total)
+        try:
+            values = averages(window.fetch())
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{self.stage}: in the evaluation, {error}.") from error
+        rate = len(validation) / max(time.monotonic() - self.since, 1e-9)
+        timing = {"examples_per_second": rate, "seconds": counters.seconds}
+        self.log.write(self.step, "validation", {**values, **timing})
+        self._compare(values)
+        self.since = time.monotonic()
+
+    def _compare(self, values: dict[str, float]) -> None:
+        """Keeps the parameters if they are the best so far, else counts the disappointment."""
+        settings, counters = self.settings, self.counters
+        if settings.best_metric not in values:
+            names = ", ".join(sorted(values))
+            raise ConfigError(f"best_metric = {settings.best_metric!r} is no metric of {self.stage}; it has {names}.")
+        value, best = values[settings.best_metric], counters.best_value
+        if best is None or (value < best if settings.best_mode == "min" else value > best):
+            counters.best_value, counters.best_step, counters.evaluations_without_improvement = value, self.step, 0
+            self.checkpointer.save_best(self.step, self.state.params, value)
+        else:
+            counters.evaluations_without_improvement += 1
+
+    def _save(self) -> None:
+        self.counters.window = self._sync()
+        self.checkpointer.save(self.step, self.state, dataclasses.asdict(self.counters))
+        self.since = time.monotonic()
+
+
+class _Subset:
+    """Some rows of `examples`, as examples."""
+
+    def __init__(self, examples: Examples, rows: np.ndarray) -> None:
+        self._examples, self._rows = examples, rows
+        self.lengths = examples.lengths[rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> Batch:
+        return self._examples.collate(np.where(indices < 0, -1, self._rows[indices]), length, rng)
+
+
+def _subset(examples: Examples | None, settings: LoopSettings) -> Examples | None:
+    limit = settings.max_eval_examples
+    if examples is None or limit is None or limit >= len(examples):
+        return examples
+    rows = np.random.default_rng(settings.seed).permutation(len(examples))[:limit]
+    return _Subset(examples, np.sort(rows))
+
+
+def _segments(start: int, stop: int, every: int) -> Iterator[tuple[int, int]]:
+    """Cuts [start, stop) at the multiples of `every` (0 = nowhere)."""
+    while start < stop:
+        end = min(stop, (start // every + 1) * every) if every else stop
+        yield start, end
+        start = end
+
+
+def _checked(params: Params, shapes: Params, stage: str) -> Params:
+    """`params`, if they have the structure and shapes of `shapes`."""
+    wanted = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), shapes)
+    found = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
+    if wanted != found:
+        raise ValueError(f"{stage}: the initial parameters have other names, shapes or types than the model's.")
+    return params

@@ -1,0 +1,101 @@
+"""What a run writes while it trains: metrics.jsonl, TensorBoard, a progress bar."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from absl import logging
+from tqdm import tqdm
+
+from empax.core.files import write_atomically
+from empax.training.tensorboard import EventFile
+
+
+class MetricsLog:
+    """Appends one JSON object per logged step to `path`, and the same numbers to TensorBoard.
+
+    A row is {"stage", "step", "split", then the metrics}. Rows of this stage after `resume_step` are dropped on
+    opening: they will come again, and the file then reads like that of a run that never stopped.
+
+    Args:
+      path: the run's metrics.jsonl, which all stages share.
+      stage: name of the stage, in each row.
+      resume_step: the step that the run goes on from; 0 drops every row of the stage.
+      tensorboard: folder for the stage's event files; None = no TensorBoard.
+    """
+
+    def __init__(self, path: Path, *, stage: str, resume_step: int = 0, tensorboard: Path | None = None) -> None:
+        self._stage = stage
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_rows(path, stage, resume_step)
+        self._file = path.open("a", encoding="utf-8")
+        self._board = None if tensorboard is None else EventFile(tensorboard, purge_step=resume_step + 1)
+
+    def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """Writes one row; it is in the file, whatever happens to this process, when the call returns."""
+        row: dict[str, Any] = {"stage": self._stage, "step": step, "split": split, **values}
+        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(f"{split}/{name}", value, step)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        logging.info("%s  step %d  %s  %s", self._stage, step, split, shown)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self.close()
+
+
+def _drop_rows(path: Path, stage: str, resume_step: int) -> None:
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if _is_kept(line, stage, resume_step)]
+    if len(kept) < len(lines):
+        text = "".join(line + "\n" for line in kept)
+        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _is_kept(line: str, stage: str, resume_step: int) -> bool:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return False  # a killed process leaves its last line unfinished; its step comes again
+    return row["stage"] != stage or row["step"] <= resume_step
+
+
+class ProgressBar:
+    """A bar on stderr with steps done, time left and examples per second; silent where stderr is no terminal."""
+
+    def __init__(self, stage: str, *, steps: int, initial: int) -> None:
+        self._bar = tqdm(
+            total=steps,
+            initial=initial,
+            desc=stage,
+            unit="step",
+            file=sys.stderr,
+            disable=None,  # None = only where stderr is a terminal
+            dynamic_ncols=True,
+        )
+
+    def advance(self) -> None:
+        self._bar.update(1)
+
+    def show(self, *, loss: float, examples_per_second: float) -> None:
+        self._bar.set_postfix_str(f"loss {loss:.4f}, {examples_per_second:.1f} examples/s", refresh=False)
+
+    def close(self) -> None:
+        self._bar.close()

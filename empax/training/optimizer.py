@@ -1,0 +1,200 @@
+"""AdamW with a schedule, and groups of parameters, chosen by name, that learn at another pace or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from empax.core.config import ConfigError
+from empax.core.tree import map_named, named_leaves
+from empax.core.types import Params
+
+Schedule: TypeAlias = Literal["constant", "linear", "cosine", "rsqrt"]
+
+_NAMES_IN_ERRORS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamGroup:
+    """Parameters whose name ("encoder/layers/attention/query") `pattern` is found in.
+
+    Attributes:
+      pattern: regular expression, searched for anywhere in the name.
+      learning_rate_scale: factor on the learning rate.
+      frozen: the parameters stay as they are and have no optimizer state.
+      schedule: shape of this group's learning rate; None = that of the other parameters.
+      warmup_steps: None = that of the other parameters.
+    """
+
+    pattern: str
+    learning_rate_scale: float = 1.0
+    frozen: bool = False
+    schedule: Schedule | None = None
+    warmup_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_pattern("pattern", self.pattern)
+        if self.learning_rate_scale < 0:
+            raise ValueError(f"learning_rate_scale = {self.learning_rate_scale} must be at least 0.")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW (Loshchilov & Hutter 2019) on gradients clipped by their global norm.
+
+    Attributes:
+      learning_rate: the highest of the schedule.
+      warmup_steps: steps over which the learning rate rises linearly to its highest.
+      schedule: what follows: "constant"; "linear" or "cosine" down to 0 at the last step; "rsqrt", falling with
+        1 / sqrt(step) (Vaswani et al. 2017, Sec. 5.3).
+      weight_decay: decoupled, times the learning rate.
+      no_decay_pattern: names of parameters without weight decay: biases and normalisation scales.
+      b1: decay of the first moment, in [0, 1).
+      b2: decay of the second moment, in [0, 1).
+      eps: added to the root of the second moment.
+      clip_norm: highest global norm of a gradient; None = unlimited.
+      groups: parameters that differ; the first group whose pattern is found in a name decides.
+    """
+
+    learning_rate: float = 1e-4
+    warmup_steps: int = 0
+    schedule: Schedule = "constant"
+    weight_decay: float = 0.0
+    no_decay_pattern: str = r"(^|/)(bias|scale)$|norm"
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    clip_norm: float | None = 1.0
+    groups: tuple[ParamGroup, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_pattern("no_decay_pattern", self.no_decay_pattern)
+        if self.learning_rate < 0 or self.weight_decay < 0 or self.warmup_steps < 0:
+            raise ValueError("learning_rate, weight_decay and warmup_steps must be at least 0.")
+        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1):
+            raise ValueError(f"b1 = {self.b1} and b2 = {self.b2} must lie in [0, 1).")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise ValueError(f"clip_norm = {self.clip_norm} must be positive; None switches clipping off.")
+
+
+def learning_rate(
+    settings: OptimizerSettings, total_steps: int, group: ParamGroup | None = None
+) -> Callable[[Any], Float[Array, ""]]:
+    """The learning rate of the n-th update (n from 0), of `group` if one is given.
+
+    The first update of a warm-up already moves: it has 1 / warmup_steps of the highest learning rate.
+    """
+    schedule, warmup, highest = settings.schedule, settings.warmup_steps, settings.learning_rate
+    if group is not None:
+        schedule = group.schedule or schedule
+        warmup = warmup if group.warmup_steps is None else group.warmup_steps
+        highest *= 0.0 if group.frozen else group.learning_rate_scale
+
+    def at(step: Any) -> Float[Array, ""]:
+        step = jnp.asarray(step, jnp.float32)
+        rising = jnp.minimum(1.0, (step + 1.0) / max(warmup, 1))
+        passed = jnp.clip((step - warmup) / max(total_steps - warmup, 1), 0.0, 1.0)
+        if schedule == "linear":
+            rising *= 1.0 - passed
+        elif schedule == "cosine":
+            rising *= 0.5 * (1.0 + jnp.cos(jnp.pi * passed))
+        elif schedule == "rsqrt":
+            rising *= jnp.sqrt(max(warmup, 1) / jnp.maximum(step + 1.0, max(warmup, 1)))
+        return highest * rising
+
+    return at
+
+
+def trained_mask(settings: OptimizerSettings, params: Params) -> Params:
+    """A tree of bools like `params`: False where a group freezes the parameter.
+
+    Raises:
+      ConfigError: a group's pattern is found in no name, or everything is frozen.
+    """
+    labels = _labels(settings, params)
+    return jax.tree.map(lambda label: label < 0 or not settings.groups[label].frozen, labels)
+
+
+def make_optimizer(settings: OptimizerSettings, params: Params, total_steps: int) -> optax.GradientTransformation:
+    """Builds the optimizer for `params`.
+
+    Frozen parameters get zero updates, have no state, and count neither in the global norm nor in weight decay.
+
+    Args:
+      settings: learning rate, schedule, groups.
+      params: arrays or shapes; only names are read.
+      total_steps: where "linear" and "cosine" reach 0.
+
+    Raises:
+      ConfigError: a group's pattern is found in no name, or everything is frozen.
+    """
+    labels = _labels(settings, params)
+    trained = jax.tree.map(lambda kept: "trained" if kept else "frozen", trained_mask(settings, params))
+    parts = [
+        optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps),
+        _scale_by_learning_rate(settings, labels, total_steps),
+    ]
+    if settings.weight_decay:
+        parts.insert(1, optax.add_decayed_weights(settings.weight_decay, mask=_decay_mask(settings)))
+    if settings.clip_norm is not None:
+        parts.insert(0, optax.clip_by_global_norm(settings.clip_norm))
+    return optax.partition({"trained": optax.chain(*parts), "frozen": optax.set_to_zero()}, trained)
+
+
+def _scale_by_learning_rate(settings: OptimizerSettings, labels: Params, steps: int) -> optax.GradientTransformation:
+    """Minus the learning rate of each parameter's group; label -1 = no group."""
+    names = named_leaves(labels)
+    rates = {label: learning_rate(settings, steps, settings.groups[label]) for label in set(names.values()) - {-1}}
+    rates[-1] = learning_rate(settings, steps)
+
+    def init(params: Params) -> optax.ScaleByScheduleState:
+        del params
+        return optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32))
+
+    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        del params
+        now = {label: rate(state.count) for label, rate in rates.items()}
+        scaled = map_named(lambda name, leaf: -now[names[name]].astype(leaf.dtype) * leaf, updates)
+        return scaled, optax.ScaleByScheduleState(count=state.count + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _decay_mask(settings: OptimizerSettings) -> Callable[[Params], Params]:
+    return lambda params: map_named(lambda name, _: re.search(settings.no_decay_pattern, name) is None, params)
+
+
+def _labels(settings: OptimizerSettings, params: Params) -> Params:
+    """The index of each parameter's group, -1 = none."""
+    names = list(named_leaves(params))
+    for index, group in enumerate(settings.groups):
+        if not any(re.search(group.pattern, name) for name in names):
+            shown = ", ".join(names[:_NAMES_IN_ERRORS]) + (", …" if len(names) > _NAMES_IN_ERRORS else "")
+            raise ConfigError(
+                f"optimizer.groups[{index}].pattern = {group.pattern!r} is found in none of the {len(names)} parameter "
+                f"names; change the pattern. Names are such as {shown}."
+            )
+
+    def label(name: str, leaf: Any) -> int:
+        del leaf
+        found = (index for index, group in enumerate(settings.groups) if re.search(group.pattern, name))
+        return next(found, -1)
+
+    labels = map_named(label, params)
+    if all(index >= 0 and settings.groups[index].frozen for index in jax.tree.leaves(labels)):
+        raise ConfigError("optimizer.groups freeze every parameter: nothing is left to train; narrow a pattern.")
+    return labels
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{name} = {pattern!r} is not a regular expression: {error}.") from error

@@ -1,0 +1,74 @@
+"""Settings of the training loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from empax.core.config import ConfigError
+from empax.training.optimizer import OptimizerSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSettings:
+    """How long, in what portions, and how often to look.
+
+    Attributes:
+      steps: updates at most.
+      batch_size: examples per update.
+      buckets: source lengths in tokens that batches are padded to, ascending.
+      accumulate: micro-batches per update.
+      eval_batch_size: examples per evaluation batch; None = batch_size.
+      seed: of initial parameters, dropout and the order of the examples.
+      log_every_steps: updates per row of metrics.jsonl.
+      eval_every_steps: updates between evaluations; the last update is always evaluated.
+      checkpoint_every_steps: updates between checkpoints; the last update always makes one.
+      patience: evaluations in a row without improvement after which training stops; None = never.
+      best_metric: what decides which parameters are best: a metric of the task, or "loss".
+      best_mode: whether `best_metric` is better when smaller ("min") or larger ("max").
+      max_eval_examples: evaluate on that many, chosen at random once; None = on all.
+      refresh_every_steps: updates between calls of `on_refresh`; 0 = none.
+      optimizer: see there.
+    """
+
+    steps: int
+    batch_size: int
+    buckets: tuple[int, ...]
+    accumulate: int = 1
+    eval_batch_size: int | None = None
+    seed: int = 0
+    log_every_steps: int = 50
+    eval_every_steps: int = 500
+    checkpoint_every_steps: int = 500
+    patience: int | None = None
+    best_metric: str = "loss"
+    best_mode: Literal["min", "max"] = "min"
+    max_eval_examples: int | None = None
+    refresh_every_steps: int = 0
+    optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulate", "log_every_steps", "eval_every_steps",
+                     "checkpoint_every_steps", "eval_batch_size", "patience", "max_eval_examples"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value} must be at least 1.")
+        if self.refresh_every_steps < 0:
+            raise ValueError(f"refresh_every_steps = {self.refresh_every_steps} must be at least 0.")
+        if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
+            raise ValueError(f"buckets = {self.buckets} must be ascending lengths in tokens, at least one.")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"batch_size = {self.batch_size} does not divide by accumulate = {self.accumulate}.")
+
+
+def check_batch_sizes(settings: LoopSettings, shards: int) -> None:
+    """Raises ConfigError if a batch cannot be split over `shards` devices."""
+    sizes = {"batch_size / accumulate": settings.batch_size // settings.accumulate}
+    if settings.eval_batch_size is not None:
+        sizes["eval_batch_size"] = settings.eval_batch_size
+    for name, size in sizes.items():
+        if size % shards:
+            raise ConfigError(
+                f"{name} = {size} does not divide over {shards} devices; make it a multiple of {shards}, or use fewer "
+                "devices (mesh.data, mesh.fsdp)."
+            )

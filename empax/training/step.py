@@ -1,0 +1,119 @@
+"""The one training step, and its two companions: evaluating and exploring."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from empax.core.protocols import OnlineTask, Task
+from empax.core.types import Batch, Mean, Metrics, Params, TrainState
+
+TrainStep: TypeAlias = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
+EvalStep: TypeAlias = Callable[[Params, Params, Batch], Metrics]
+ExploreStep: TypeAlias = Callable[[TrainState, Params, Batch], Batch]
+
+_EXPLORE_STREAM = 2**31 - 1  # the update folds in the micro-batch's index here, which is never that large
+
+
+def make_train_step(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    state: Any = None,
+    batch: Any = None,
+    replicated: Any = None,
+    accumulate: int = 1,
+    trained: Params | None = None,
+) -> TrainStep:
+    r"""Compiles one update of `task.loss`. Donates the state.
+
+    .. math:: g = \nabla \sum_i \mathrm{total}_i \,/\, \sum_i \mathrm{weight}_i
+
+    over the micro-batches i, so the number of micro-batches changes nothing but the memory (and the dropout masks).
+
+    Args:
+      task: whose loss is minimised; its dimensions are fixed by the first batch, each further shape compiles again.
+      optimizer: takes the gradient g.
+      state: shardings of the state; like `batch` and `replicated`, None leaves the placement to the arguments.
+      batch: sharding of the batch, a numpy-like tree whose leaves share their leading axis.
+      replicated: sharding of the metrics.
+      accumulate: number of micro-batches; must divide the batch size.
+      trained: tree of bools like the parameters; no gradient is computed where False. None = all are trained.
+
+    Returns:
+      (state, frozen, batch) -> (state, metrics): the task's own, `loss` and `grad_norm` (before clipping).
+    """
+
+    def gradient(params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> tuple[Params, Metrics]:
+        def total(params: Params) -> tuple[jax.Array, Metrics]:
+            if trained is not None:
+                params = jax.tree.map(lambda p, kept: p if kept else jax.lax.stop_gradient(p), params, trained)
+            loss, metrics = task.loss(params, frozen, batch, rng)
+            return loss.total, {**metrics, "loss": loss}
+
+        return jax.grad(total, has_aux=True)(params)
+
+    def accumulated(params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> tuple[Params, Metrics]:
+        def add(sums: Any, part: tuple[jax.Array, Batch]) -> tuple[Any, None]:
+            index, micro = part
+            grads = gradient(params, frozen, micro, jax.random.fold_in(rng, index))
+            return jax.tree.map(jnp.add, sums, grads), None
+
+        micros = jax.tree.map(lambda leaf: _split(leaf, accumulate), batch)
+        shapes = jax.eval_shape(gradient, params, frozen, jax.tree.map(lambda leaf: leaf[0], micros), rng)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return jax.lax.scan(add, zeros, (jnp.arange(accumulate), micros))[0]
+
+    def step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        rng = jax.random.fold_in(state.rng, state.step)  # a resumed run repeats its dropout masks
+        grads, metrics = (gradient if accumulate == 1 else accumulated)(state.params, frozen, batch, rng)
+        scale = 1.0 / jnp.maximum(metrics["loss"].weight, 1e-9)
+        grads = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics["grad_norm"] = Mean(total=optax.tree.norm(grads), weight=jnp.ones((), jnp.float32))
+        return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+    shardings = {} if state is None else {"in_shardings": (state, None, batch), "out_shardings": (state, replicated)}
+    return jax.jit(step, donate_argnums=0, **shardings)
+
+
+def _split(leaf: jax.Array, parts: int) -> jax.Array:
+    """[B, ...] -> [parts, B / parts, ...]; part i takes the rows i, i + parts, i + 2 parts and so on.
+
+    Strided, because rows lie on the devices in contiguous blocks: so each part keeps every device busy.
+    """
+    if leaf.shape[0] % parts:
+        raise ValueError(f"a batch of {leaf.shape[0]} rows does not divide into {parts} micro-batches.")
+    return jnp.swapaxes(leaf.reshape(leaf.shape[0] // parts, parts, *leaf.shape[1:]), 0, 1)
+
+
+def make_eval_step(task: Task, *, replicated: Any = None) -> EvalStep:
+    """Compiles `task.loss` without dropout: (params, frozen, batch) -> metrics, `loss` among them."""
+
+    def step(params: Params, frozen: Params, batch: Batch) -> Metrics:
+        loss, metrics = task.loss(params, frozen, batch, None)
+        return {**metrics, "loss": loss}
+
+    return jax.jit(step, out_shardings=replicated)
+
+
+def make_explore_step(task: OnlineTask) -> ExploreStep:
+    """Compiles `task.explore`: (state, frozen, batch) -> the batch to learn from; the state is only read.
+
+    Raises:
+      TypeError: the task has no `explore`.
+    """
+    if not isinstance(task, OnlineTask):
+        raise TypeError(f"{type(task).__name__} has no `explore`: it is not an OnlineTask.")
+
+    def step(state: TrainState, frozen: Params, batch: Batch) -> Batch:
+        rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _EXPLORE_STREAM)
+        return task.explore(state.params, frozen, batch, rng)
+
+    return jax.jit(step)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from empax.core.files import (
+    DataError,
+    WorkDir,
+    hash_file,
+    hash_json,
+    read_json,
+    read_jsonl,
+    write_atomically,
+    write_json,
+    write_jsonl,
+    write_text,
+)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def fail(temporary):
+        temporary.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_round_trip_of_what_settings_hold(tmp_path):
+    path = tmp_path / "new" / "a.json"
+    write_json(path, {"n": np.float32(0.5), "path": Path("x/y"), "text": "ü"})
+    assert read_json(path) == {"n": 0.5, "path": "x/y", "text": "ü"}
+    path.write_text('{"n": ')
+    with pytest.raises(DataError, match=r"a\.json is not valid JSON"):
+        read_json(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    parts: tuple[int, ...]
+
+
+def test_jsonl_round_trip_skips_blank_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    write_jsonl(path, [Row("a", (1, 2)), {"name": "b"}])
+    path.write_text(path.read_text() + "\n\n")
+    assert list(read_jsonl(path)) == [{"name": "a", "parts": [1, 2]}, {"name": "b"}]
+
+
+@pytest.mark.parametrize(("line", "reason"), [("{broken", "not valid JSON"), ("[1]", "a list, must be a JSON object")])
+def test_a_bad_line_is_named_by_its_number_counting_blank_ones(tmp_path, line, reason):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"a": 1}}\n\n{line}\n')
+    rows = read_jsonl(path)
+    assert next(rows) == {"a": 1}
+    with pytest.raises(DataError, match=rf"a\.jsonl, line 3: {reason}"):
+        next(rows)
+
+
+def test_hashes_depend_on_content_alone(tmp_path):
+    assert hash_json({"a": 1, "b": (2, 3)}) == hash_json({"b": [2, 3], "a": 1})
+    assert hash_json({"a": 1}) != hash_json({"a": 2})
+    (tmp_path / "f").write_bytes(b"abc")
+    assert hash_file(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_work_dir_layout():
+    work = WorkDir(Path("w"))
+    assert work.done("generator") == work.stage("generator") / "DONE" == Path("w/generator/DONE")
+    assert work.metrics == Path("w/metrics.jsonl")
+    assert len({work.config, work.run, work.metrics, work.predictions, work.instances("a"), work.annotations("a")}) == 6

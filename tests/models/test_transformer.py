@@ -1,0 +1,280 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.tree import named_leaves
+from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.models.layers import logical_axes
+from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
+
+B, S, T, V = 2, 7, 5, 29
+SMALL = {"d_model": 20, "num_heads": 3, "head_dim": 5, "d_ff": 28, "num_encoder_layers": 2, "num_decoder_layers": 2}
+
+
+def make(**changes):
+    model = EncoderDecoder(scratch(V, **(SMALL | changes)))
+    ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
+    params = jax.jit(model.init)(jax.random.key(0), ids, mask, ids)["params"]
+    # Away from the initial ones and zeros, or a forgotten bias would not show.
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(1)
+    return model, tree.unflatten([leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves])
+
+
+def example():
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(1, V, size=(B, S)), rng.integers(1, V, size=(B, T))
+    mask = np.ones((B, S), bool)
+    mask[1, 4:] = False
+    return jnp.asarray(source), jnp.asarray(mask), jnp.asarray(target)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return make()
+
+
+def apply(model, params, *args, **kwargs):
+    return jax.jit(lambda params, *args: model.apply({"params": params}, *args, **kwargs))(params, *args)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "relative"},
+        {"position": "sinusoidal", "pre_norm": False, "final_norm": False},
+        {"position": "learned", "activation": "gated-gelu", "norm": "rms", "use_bias": False, "tie_embeddings": False},
+        {"output_scale": True, "attention_scale": False, "num_decoder_layers": 3, "embed_scale": False},
+    ],
+    ids=["scratch", "post_norm", "gated", "scaled"],
+)
+def test_cached_decoding_equals_teacher_forcing(changes):
+    model, params = make(**changes)
+    source, mask, target = example()
+    other = jnp.flip(target, axis=0)
+    targets = jnp.stack([target, other, target], axis=1)  # [B, K, T], hypotheses that differ
+    states = apply(model, params, source, mask, method="encode")
+    expected = [apply(model, params, source, mask, targets[:, k]) for k in range(3)]
+    cache = apply(model, params, states, mask, num_hypotheses=3, max_length=T + 2, method="start_cache")
+    assert cache.cross_key.shape[1] == B  # once per example, not per hypothesis
+    step = jax.jit(lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"))
+    tokens = jnp.full((B, 3), model.config.start_id)
+    for t in range(T):
+        logits, cache = step(tokens, cache)
+        assert logits.dtype == jnp.float32
+        for k in range(3):
+            np.testing.assert_allclose(logits[:, k], expected[k][:, t], rtol=1e-5, atol=1e-5)
+        tokens = targets[:, :, t]
+    assert int(cache.position) == T
+
+
+def test_reordered_cache_continues_the_parents(small):
+    model, params = small
+    source, mask, target = example()
+    states = apply(model, params, source, mask, method="encode")
+    histories = np.stack([np.asarray(target), np.flip(np.asarray(target), 0)], axis=1)  # [B, 2, T]
+    parents = np.array([[1, 1], [1, 0]])
+    cache = apply(model, params, states, mask, num_hypotheses=2, max_length=T, method="start_cache")
+    step = jax.jit(lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"))
+    tokens = jnp.full((B, 2), model.config.start_id)
+    for t in range(3):
+        _, cache = step(tokens, cache)
+        tokens = jnp.asarray(histories[:, :, t])
+    cache = cache.reorder(jnp.asarray(parents))
+    histories = np.take_along_axis(histories, parents[:, :, None], axis=1)
+    logits, _ = step(jnp.asarray(histories[:, :, 2]), cache)
+    for k in range(2):
+        expected = apply(model, params, source, mask, jnp.asarray(histories[:, k]))
+        np.testing.assert_allclose(logits[:, k], expected[:, 3], rtol=1e-5, atol=1e-5)
+
+
+def test_future_tokens_and_padding_change_nothing(small):
+    model, params = small
+    source, mask, target = example()
+    logits = apply(model, params, source, mask, target)
+    later = apply(model, params, source, mask, target.at[:, 3].set(1))
+    np.testing.assert_array_equal(logits[:, :4], later[:, :4])  # target 3 is read from position 4 on
+    assert np.abs(logits[:, 4] - later[:, 4]).max() > 1e-3
+    filled = apply(model, params, jnp.where(mask, source, 3), mask, target)
+    np.testing.assert_array_equal(logits, filled)
+
+
+def test_source_without_any_token_gives_numbers(small):
+    model, params = small
+    source, mask, target = example()
+
+    def loss(params):
+        return model.apply({"params": params}, source, mask.at[0].set(False), target).sum()
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    assert np.isfinite(value)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_remat_changes_neither_value_nor_gradient(small):
+    model, params = small
+    again = EncoderDecoder(dataclasses.replace(model.config, remat=True))
+    source, mask, target = example()
+
+    def loss(model):
+        def objective(params):
+            rngs = {"dropout": jax.random.key(3)}
+            return model.apply({"params": params}, source, mask, target, deterministic=False, rngs=rngs).var()
+
+        return jax.jit(jax.value_and_grad(objective))(params)
+
+    (value, grads), (value_again, grads_again) = loss(model), loss(again)
+    np.testing.assert_allclose(value, value_again, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), grads, grads_again)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_outside(small):
+    model, params = small
+    half = EncoderDecoder(dataclasses.replace(model.config, dtype="bfloat16"))
+    source, mask, target = example()
+    assert apply(half, params, source, mask, method="encode").dtype == jnp.bfloat16
+    logits = apply(half, params, source, mask, target)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, apply(model, params, source, mask, target), atol=0.25)
+    shapes = jax.eval_shape(half.init, jax.random.key(0), source, mask, target)["params"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+
+
+def test_hidden_states_and_output_weights_give_the_logits():
+    model, params = make(output_scale=True)
+    source, mask, target = example()
+    states = apply(model, params, source, mask, method="encode")
+    hidden = apply(model, params, target, states, mask, method="decode_hidden")
+    weights = apply(model, params, method="output_weights")
+    expected = apply(model, params, source, mask, target)
+    np.testing.assert_allclose(hidden @ weights.T, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(apply(model, params, hidden, method="logits_from"), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_draws_differ_by_key_and_layer(small):
+    model, params = small
+    source, mask, _ = example()
+
+    def encode(seed):
+        rngs = {"dropout": jax.random.key(seed)}
+        return model.apply({"params": params}, source, mask, method="encode", deterministic=False, rngs=rngs)
+
+    encode = jax.jit(encode)
+    np.testing.assert_array_equal(encode(0), encode(0))
+    assert np.abs(encode(0) - encode(1)).max() > 1e-3
+
+
+def test_program_does_not_grow_with_depth():
+    def size(layers):
+        model = EncoderDecoder(scratch(V, **(SMALL | {"num_encoder_layers": layers, "num_decoder_layers": layers})))
+        source, mask, target = example()
+        shapes = jax.eval_shape(model.init, jax.random.key(0), source, mask, target)
+        return len(jax.jit(model.apply).lower(shapes, source, mask, target).as_text().splitlines())
+
+    assert size(2) == size(6)
+
+
+def test_every_parameter_has_logical_axes_and_layers_are_stacked(small):
+    model, params = small
+    learned = EncoderDecoder(dataclasses.replace(model.config, position="learned", tie_embeddings=False))
+    shapes = jax.eval_shape(learned.init, jax.random.key(0), *example())["params"]
+    for name, leaf in (named_leaves(params) | named_leaves(shapes)).items():
+        axes = logical_axes(name, leaf.shape)
+        assert len(axes) == len(leaf.shape)
+        assert any(axes), name
+        assert (axes[0] == "layers") == ("/layers/" in name), name
+    assert logical_axes("head/out", (3, 4)) == (None, None)
+
+
+def test_too_long_for_learned_positions_is_a_config_error():
+    model, params = make(position="learned", max_positions=6)
+    source, mask, target = example()
+    with pytest.raises(ConfigError, match="7 tokens, but max_positions = 6"):
+        model.apply({"params": params}, source, mask, target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"activation": "tanh"}, "gated-gelu"), ({"dtype": "int8"}, "bfloat16"), ({"dropout": 1.0}, r"\[0, 1\)")],
+)
+def test_impossible_settings_are_config_errors(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        scratch(V, **changes)
+
+
+def test_default_preset_size():
+    config = scratch(12_000)
+    assert isinstance(config, TransformerConfig)
+    ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
+    shapes = jax.eval_shape(EncoderDecoder(config).init, jax.random.key(0), ids, mask, ids)["params"]
+    assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == 10_451_200
+
+
+# Fusion-in-Decoder
+
+
+def passages():
+    rng = np.random.default_rng(2)
+    source = jnp.asarray(rng.integers(1, V, size=(B, 3, S)))
+    mask = jnp.asarray(np.arange(S)[None, None, :] < np.array([[7, 4, 5], [3, 7, 6]])[:, :, None])
+    return source, mask
+
+
+def test_fusion_has_the_parameters_of_the_plain_model(small):
+    model, params = small
+    source, mask, target = example()
+    shapes = jax.eval_shape(FusionInDecoder(model).init, jax.random.key(0), source[:, None], mask[:, None], target)
+    expected = {name: leaf.shape for name, leaf in named_leaves(params).items()}
+    assert {name: leaf.shape for name, leaf in named_leaves(shapes["params"]).items()} == expected
+
+
+def test_fusion_of_one_passage_is_the_plain_model(small):
+    model, params = small
+    source, mask, target = example()
+    fused = apply(FusionInDecoder(model), params, source[:, None], mask[:, None], target)
+    np.testing.assert_array_equal(fused, apply(model, params, source, mask, target))
+
+
+def test_changing_a_passage_leaves_the_states_of_others(small):
+    model, params = small
+    source, mask = passages()
+    fusion = FusionInDecoder(model)
+    encode = jax.jit(lambda source: fusion.apply({"params": params}, source, mask, method="encode"))
+    before = encode(source).reshape(B, 3, S, -1)
+    after = encode(source.at[:, 1].add(-1)).reshape(B, 3, S, -1)
+    np.testing.assert_array_equal(before[:, [0, 2]], after[:, [0, 2]])
+    assert np.abs(before[:, 1] - after[:, 1]).max() > 1e-3
+
+
+def test_a_fully_masked_passage_changes_nothing(small):
+    model, params = small
+    source, mask = passages()
+    target = example()[2]
+    fusion = FusionInDecoder(model)
+    expected = apply(fusion, params, source, mask, target)
+    longer = jnp.concatenate([source, source[:, :1]], axis=1)
+    longer_mask = jnp.concatenate([mask, jnp.zeros_like(mask[:, :1])], axis=1)
+    np.testing.assert_allclose(apply(fusion, params, longer, longer_mask, target), expected, atol=1e-5, rtol=0)
+
+
+def test_fusion_reads_every_passage_and_decodes_from_a_cache(small):
+    model, params = small
+    source, mask = passages()
+    target = example()[2]
+    fusion = FusionInDecoder(model)
+    expected = apply(fusion, params, source, mask, target)
+    for k in range(3):
+        changed = apply(fusion, params, source.at[:, k].add(-1), mask, target)
+        assert np.abs(changed - expected).max() > 1e-3
+    states = apply(fusion, params, source, mask, method="encode")
+    cache = apply(fusion, params, states, mask, num_hypotheses=1, max_length=T, method="start_cache")
+    step = jax.jit(lambda tokens, cache: fusion.apply({"params": params}, tokens, cache, method="step"))
+    tokens = jnp.full((B, 1), model.config.start_id)
+    for t in range(T):
+        logits, cache = step(tokens, cache)
+        np.testing.assert_allclose(logits[:, 0], expected[:, t], rtol=1e-5, atol=1e-5)
+        tokens = target[:, t : t + 1]

@@ -1,0 +1,101 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.retrieval.encode import embed
+
+PAD = 0
+
+
+def mean_encoder(params, ids, mask):
+    """Mean of word vectors with a position weight: padding, order and neighbours would all show."""
+    weights = mask * (1.0 + jnp.arange(ids.shape[1], dtype=jnp.float32))[None, :]
+    total = jnp.einsum("BS,BSD->BD", weights, params[ids])
+    return total / weights.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jnp.asarray(np.random.default_rng(0).standard_normal((50, 6), dtype=np.float32))
+
+
+def texts(count, longest=30, seed=1):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 50, rng.integers(1, longest + 1)).tolist() for _ in range(count)]
+
+
+def one_by_one(params, token_ids):
+    params = np.asarray(params)
+    weights = [1.0 + np.arange(len(ids)) for ids in token_ids]
+    return np.stack([w @ params[ids] / w.sum() for ids, w in zip(token_ids, weights, strict=True)])
+
+
+def test_embeds_every_text_in_the_order_given(params):
+    token_ids = texts(45)
+    found = embed(mean_encoder, params, token_ids, pad_id=PAD, tokens_per_batch=64, buckets=(8, 16, 32))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, one_by_one(params, token_ids), rtol=1e-5, atol=1e-6)
+
+
+def test_an_embedding_does_not_depend_on_its_neighbours(params):
+    token_ids = texts(20)
+    together = embed(mean_encoder, params, token_ids, pad_id=PAD, tokens_per_batch=256, buckets=(32,))
+    alone = embed(mean_encoder, params, token_ids[7:8], pad_id=PAD, buckets=(8, 32))
+    np.testing.assert_allclose(together[7:8], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_call_gives_the_same_bits(params):
+    runs = [embed(mean_encoder, params, texts(20), pad_id=PAD, buckets=(8, 32)) for _ in range(2)]
+    np.testing.assert_array_equal(*runs)
+
+
+def test_few_shapes_within_the_token_budget(params):
+    shapes = []
+
+    def traced(params, ids, mask):
+        shapes.append(ids.shape)
+        return mean_encoder(params, ids, mask)
+
+    embed(traced, params, texts(200), pad_id=PAD, tokens_per_batch=64, buckets=(8, 16, 32))
+    batches = set(shapes[1:])  # the first trace only asks for D
+    assert batches == {(8, 8), (4, 16), (2, 32)}
+    before = len(shapes)
+    embed(traced, params, texts(190, seed=2), pad_id=PAD, tokens_per_batch=64, buckets=(8, 16, 32))
+    assert shapes[before:] in ([], shapes[:1]), "a second corpus must compile nothing"
+
+
+def test_one_query_is_not_padded_to_a_whole_batch(params):
+    shapes = []
+
+    def traced(params, ids, mask):
+        shapes.append(ids.shape)
+        return mean_encoder(params, ids, mask)
+
+    embed(traced, params, [[3, 4, 5]], pad_id=PAD)
+    assert shapes[-1] == (1, 16)
+
+
+@pytest.mark.multidevice
+def test_a_mesh_changes_nothing(params):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    token_ids = texts(21)
+    spread = embed(mean_encoder, params, token_ids, pad_id=PAD, tokens_per_batch=64, buckets=(32,), mesh=mesh)
+    np.testing.assert_allclose(spread, one_by_one(params, token_ids), rtol=1e-5, atol=1e-6)
+
+
+def test_shows_progress_only_when_asked(params, capsys):
+    embed(mean_encoder, params, texts(3), pad_id=PAD)
+    assert capsys.readouterr().err == ""
+    embed(mean_encoder, params, texts(3), pad_id=PAD, progress="corpus")
+    assert "corpus" in capsys.readouterr().err
+
+
+def test_no_texts(params):
+    assert embed(mean_encoder, params, [], pad_id=PAD).shape == (0, 6)
+
+
+@pytest.mark.parametrize("bad", [[], [1] * 17])
+def test_refuses_a_text_it_cannot_hold(params, bad):
+    with pytest.raises(ValueError, match=rf"Text 1 has {len(bad)} tokens; an encoder takes 1 to 16"):
+        embed(mean_encoder, params, [[1], bad], pad_id=PAD, buckets=(8, 16))

@@ -1,0 +1,117 @@
+import jax
+import numpy as np
+import pytest
+
+from empax.core.protocols import Retriever
+from empax.retrieval import exact
+from empax.retrieval.exact import NO_GROUP, ExactIndex
+
+ROWS, DIM = 203, 8
+
+
+def integers(count, seed):
+    """Small whole numbers: float32 products are exact, so ids must agree to the last tie, of which there are many."""
+    return np.random.default_rng(seed).integers(-2, 3, (count, DIM)).astype(np.float32)
+
+
+def brute_force(rows, queries, k, groups=None, query_groups=None):
+    scores = queries.astype(np.float64) @ rows.astype(np.float64).T
+    if groups is not None:
+        scores[(groups[None, :] == query_groups[:, None]) & (query_groups >= 0)[:, None]] = -np.inf
+    ids = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    scores = np.take_along_axis(scores, ids, axis=1)
+    return np.where(np.isinf(scores), -1, ids), scores
+
+
+def check(found, expected):
+    np.testing.assert_array_equal(np.asarray(found.ids), expected[0])
+    np.testing.assert_array_equal(np.asarray(found.scores), expected[1].astype(np.float32))
+
+
+@pytest.mark.parametrize("chunk_rows", [65_536, 50, 3])
+def test_equals_brute_force_however_chunked(chunk_rows):
+    rows, queries = integers(ROWS, 0), integers(5, 1)
+    check(ExactIndex(rows, chunk_rows=chunk_rows).search(queries, 7), brute_force(rows, queries, 7))
+
+
+@pytest.mark.parametrize("num_queries", [0, 1, 9, 64, 65])
+def test_blocks_of_queries_lose_none(monkeypatch, num_queries):
+    monkeypatch.setattr(exact, "_QUERY_BLOCKS", (1, 8))
+    rows, queries = integers(ROWS, 0), integers(num_queries, 1)
+    check(ExactIndex(rows).search(queries, 7), brute_force(rows, queries, 7))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_scores_are_float32_products_of_what_is_stored(dtype):
+    rng = np.random.default_rng(3)
+    rows, queries = (rng.standard_normal((n, 48), dtype=np.float32) for n in (ROWS, 4))
+    rows = rows.astype(dtype)
+    found = ExactIndex(rows).search(queries, 5)
+    expected = brute_force(rows, queries, 5)
+    np.testing.assert_array_equal(np.asarray(found.ids), expected[0])
+    np.testing.assert_allclose(np.asarray(found.scores), expected[1], rtol=1e-5)
+
+
+@pytest.mark.multidevice
+@pytest.mark.parametrize("shape", [(8, 1), (4, 2)])
+@pytest.mark.parametrize("chunk_rows", [65_536, 10])
+def test_a_mesh_changes_nothing(shape, chunk_rows):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(shape), ("data", "model"))
+    rows, queries = integers(ROWS, 0), integers(5, 1)
+    groups, query_groups = np.arange(ROWS) // 4, np.array([0, 7, NO_GROUP, 50, 3])
+    found = ExactIndex(rows, groups=groups, mesh=mesh, chunk_rows=chunk_rows)
+    check(found.search(queries, 30, query_groups=query_groups), brute_force(rows, queries, 30, groups, query_groups))
+
+
+@pytest.mark.multidevice
+def test_fewer_rows_than_devices():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    found = ExactIndex(integers(3, 0), mesh=mesh).search(integers(2, 1), 5)
+    assert np.sort(np.asarray(found.ids)[:, :3], axis=1).tolist() == [[0, 1, 2]] * 2
+    assert np.asarray(found.ids)[:, 3:].tolist() == [[-1, -1]] * 2
+
+
+def test_never_returns_the_own_group():
+    rows, groups = integers(ROWS, 0), np.arange(ROWS) // 4
+    query_groups = np.array([0, 7, NO_GROUP, 50, 3])
+    queries = rows[np.maximum(query_groups, 0) * 4]  # each would find itself first
+    index = ExactIndex(rows, groups=groups)
+    found = index.search(queries, ROWS, query_groups=query_groups)
+    check(found, brute_force(rows, queries, ROWS, groups, query_groups))
+    assert (groups[np.asarray(index.search(queries, 4).ids)] == query_groups[:, None]).any(), "nothing to exclude"
+
+
+def test_rows_of_no_group_are_never_excluded():
+    found = ExactIndex(integers(6, 0), groups=np.full(6, NO_GROUP)).search(
+        integers(1, 1), 6, query_groups=np.array([NO_GROUP])
+    )
+    assert (np.asarray(found.ids) >= 0).all()
+
+
+def test_more_asked_than_there_is():
+    found = ExactIndex(integers(3, 0), groups=np.array([0, 1, 1])).search(integers(1, 1), 5, query_groups=np.array([1]))
+    assert np.asarray(found.ids).tolist() == [[0, -1, -1, -1, -1]]
+    assert np.isneginf(np.asarray(found.scores)[:, 1:]).all()
+
+
+def test_a_second_index_of_the_same_shape_compiles_nothing():
+    ExactIndex(integers(ROWS, 0)).search(integers(3, 1), 7)
+    before = exact._search._cache_size()
+    ExactIndex(integers(ROWS, 5)).search(integers(2, 6), 7)
+    assert exact._search._cache_size() == before
+
+
+def test_is_a_retriever():
+    assert isinstance(ExactIndex(integers(3, 0)), Retriever)
+
+
+def test_refuses_what_it_cannot_do():
+    index = ExactIndex(integers(3, 0))
+    with pytest.raises(ValueError, match="k = 0"):
+        index.search(integers(1, 0), 0)
+    with pytest.raises(ValueError, match=r"shape \(1, 5\); the index holds vectors of 8"):
+        index.search(np.zeros((1, 5), np.float32), 1)
+    with pytest.raises(ValueError, match="built without groups"):
+        index.search(integers(1, 0), 1, query_groups=np.array([0]))
+    with pytest.raises(ValueError, match="0 rows"):
+        ExactIndex(np.zeros((0, 3), np.float32))

@@ -1,0 +1,186 @@
+import json
+import time
+
+import numpy as np
+import pytest
+
+from empax.core.files import DataError
+from empax.core.protocols import Retriever
+from empax.retrieval.index import Index, IndexSettings, StaleIndexError, build_index, load_index, measure_recall
+from empax.retrieval.scann import ScannSettings
+
+ROWS, DIM = 1_200, 16
+METHODS = ["exact", "scann"]
+
+
+def unit(count, seed, dim=DIM):
+    rows = np.random.default_rng(seed).standard_normal((count, dim), dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def settings(method="exact", dtype="float32"):
+    return IndexSettings(method=method, dtype=dtype, scann=ScannSettings(num_leaves=12, leaves_to_search=9))
+
+
+def build(method="exact", dtype="float32", rows=ROWS, seed=0) -> Index:
+    if method == "scann":
+        pytest.importorskip("scann.scann_ops.py.scann_ops_pybind", reason="ScaNN comes for Linux only")
+    groups = np.arange(rows) // 3
+    return build_index(
+        unit(rows, seed), settings(method, dtype), groups=groups, encoder_hash="minilm", keys_hash="train"
+    )
+
+
+def check_equal(found, expected):
+    np.testing.assert_array_equal(np.asarray(found.ids), np.asarray(expected.ids))
+    np.testing.assert_array_equal(np.asarray(found.scores), np.asarray(expected.scores))
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def saved(request, tmp_path_factory):
+    """An index and the folder it was saved in; tests must not change the folder."""
+    index = build(request.param)
+    folder = tmp_path_factory.mktemp(request.param) / "index"
+    index.save(folder)
+    return index, folder
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("rows", [50, ROWS])  # ScaNN trains a tree only for the second
+def test_saved_and_loaded_searches_the_same(tmp_path, method, dtype, rows):
+    index = build(method, dtype, rows)
+    index.save(tmp_path / "index")
+    loaded = load_index(tmp_path / "index", encoder_hash="minilm", keys_hash="train")
+    assert isinstance(loaded.embeddings, np.memmap)
+    assert loaded.settings == index.settings
+    assert len(loaded) == rows
+    np.testing.assert_array_equal(loaded.embeddings, index.embeddings)
+    queries, query_groups = unit(5, 1), np.array([0, 5, 9, 16, 2])
+    check_equal(loaded.search(queries, 4, query_groups), index.search(queries, 4, query_groups))
+
+
+def test_never_returns_the_own_group(saved):
+    index, _ = saved
+    query_groups = np.arange(0, ROWS // 3, 40)
+    found = np.asarray(index.search(index.embeddings[query_groups * 3], 6, query_groups).ids)
+    assert not (index.groups[found] == query_groups[:, None]).any()
+    assert (np.asarray(index.search(index.embeddings[query_groups * 3], 6).ids[:, 0]) == query_groups * 3).all()
+
+
+def test_is_a_retriever(saved):
+    assert isinstance(saved[0], Retriever)
+
+
+def test_recall(saved):
+    index, _ = saved
+    assert measure_recall(index, index.exact, unit(50, 3)) >= 0.95
+    half = build("exact", rows=ROWS // 2)  # other rows: a recall that cannot be 1
+    assert 0.1 < measure_recall(build_index(index.embeddings[: ROWS // 2], settings(), encoder_hash="a"),
+                                index.exact, unit(50, 3)) < 0.9  # fmt: skip
+    assert measure_recall(half, half.exact, unit(5, 3), k=ROWS) == 1.0  # missing rows are not counted
+    with pytest.raises(ValueError, match="at least one query"):
+        measure_recall(index, index.exact, unit(0, 3))
+
+
+def test_float16_halves_the_disk(tmp_path):
+    build("exact", "float16").save(tmp_path / "index")
+    size = sum(path.stat().st_size for path in (tmp_path / "index").iterdir() if path.name != "groups.npy")
+    assert 1 <= size / (ROWS * DIM * 2) <= 1.05
+
+
+def test_a_large_index_opens_at_once(tmp_path):
+    rows = np.zeros((200_000, 64), np.float16)
+    build_index(rows, settings(dtype="float16"), encoder_hash="a").save(tmp_path / "index")
+    start = time.perf_counter()
+    load_index(tmp_path / "index")
+    assert time.perf_counter() - start < 1.0  # the rows stay on disk
+
+
+@pytest.mark.parametrize(("name", "what"), [("encoder_hash", "encoder"), ("keys_hash", "set of texts")])
+def test_a_stale_index_is_refused(saved, name, what):
+    index, folder = saved
+    with pytest.raises(StaleIndexError, match=rf"made with {what} '{getattr(index, name)}', but 'other' is asked for"):
+        load_index(folder, **{name: "other"})
+    assert issubclass(StaleIndexError, DataError)
+    assert len(load_index(folder)) == ROWS, "None compares nothing"
+
+
+def test_no_index(tmp_path):
+    with pytest.raises(DataError, match=r"holds no index \(index\.json is missing\); run the index stage"):
+        load_index(tmp_path / "index")
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_damaged_file_is_named(tmp_path, method, damage):
+    folder = tmp_path / "index"
+    index = build(method)
+    index.save(folder)
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(paths) >= (8 if method == "scann" else 3)
+    for path in paths:
+        content = path.read_bytes()
+        path.unlink()
+        if damage == "cut":
+            path.write_bytes(content[: len(content) // 2])
+        with pytest.raises(DataError, match=path.name) as caught:
+            load_index(folder)
+        assert not isinstance(caught.value, StaleIndexError)
+        path.write_bytes(content)
+    load_index(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 99}, "is of format 99"),
+        ({"rows": "many"}, "does not describe an index"),
+        ({"rows": 7}, r"holds float32\(1200, 16\), must be float32\(7, 16\)"),
+        ({"settings": {"metod": "exact"}}, "metod is not a setting"),
+    ],
+)
+def test_a_wrong_description_is_refused(tmp_path, change, message):
+    folder = tmp_path / "index"
+    build().save(folder)
+    description = folder / "index.json"
+    description.write_text(json.dumps(json.loads(description.read_text()) | change))
+    with pytest.raises(DataError, match=message):
+        load_index(folder)
+
+
+def test_a_half_written_index_is_ignored_and_the_old_one_kept(tmp_path, monkeypatch):
+    folder = tmp_path / "index"
+    first, second = build(seed=0), build(seed=1)
+    first.save(folder)
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("empax.retrieval.index.write_json", crash)
+        with pytest.raises(KeyboardInterrupt):
+            second.save(folder)
+    np.testing.assert_array_equal(load_index(folder).embeddings, first.embeddings)
+    assert len(list(tmp_path.iterdir())) == 2, "the crash left something half-written"
+    second.save(folder)
+    np.testing.assert_array_equal(load_index(folder).embeddings, second.embeddings)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_a_loaded_index_can_be_saved_over_itself(tmp_path):
+    build().save(tmp_path / "index")
+    loaded = load_index(tmp_path / "index")
+    loaded.save(tmp_path / "index")
+    np.testing.assert_array_equal(load_index(tmp_path / "index").embeddings, build().embeddings)
+
+
+def test_refuses_embeddings_that_are_not_numbers():
+    rows = unit(10, 0)
+    rows[4, 2] = np.nan
+    with pytest.raises(DataError, match="1 of 10 embeddings are not finite in float32, the first is row 4"):
+        build_index(rows, settings(), encoder_hash="a")
+    with pytest.raises(DataError, match="not finite in float16, the first is row 0"):
+        build_index(unit(10, 0) * 1e6, settings(dtype="float16"), encoder_hash="a")
+    with pytest.raises(DataError, match="nothing to index"):
+        build_index(unit(0, 0), settings(), encoder_hash="a")

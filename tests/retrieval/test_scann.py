@@ -1,0 +1,191 @@
+import builtins
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError, to_settings
+from empax.data.dialogues import to_instances
+from empax.data.empathetic_dialogues import find_archive, read_dialogues
+from empax.data.exemplars import encode_keys, encode_queries
+from empax.data.tokenizers import load_tokenizer, minilm_folder
+from empax.interop.huggingface import load_pretrained
+from empax.models.bert import BertEncoder
+from empax.models.dual_encoder import DualEncoder
+from empax.retrieval import scann
+from empax.retrieval.encode import embed
+from empax.retrieval.exact import NO_GROUP, ExactIndex
+from empax.retrieval.index import measure_recall
+from empax.retrieval.scann import BRUTE_FORCE_BELOW, ScannIndex, ScannSettings
+
+pytest.importorskip("scann.scann_ops.py.scann_ops_pybind", reason="ScaNN comes for Linux only: pip install scann")
+
+DIM, ROWS = 16, 1_500
+
+
+def clustered(count, seed):
+    """Unit vectors around 40 centres, as sentence embeddings crowd around topics."""
+    centres = np.random.default_rng(0).standard_normal((40, DIM), dtype=np.float32)
+    rng = np.random.default_rng(seed)
+    rows = centres[rng.integers(0, 40, count)] + 0.5 * rng.standard_normal((count, DIM), dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return clustered(ROWS, 1)
+
+
+@pytest.fixture(scope="module")
+def index(rows):
+    return ScannIndex(rows, ScannSettings(), groups=np.arange(ROWS) // 5)
+
+
+def check_equal(found, expected):
+    np.testing.assert_array_equal(np.asarray(found.ids), np.asarray(expected.ids))
+    np.testing.assert_allclose(np.asarray(found.scores), np.asarray(expected.scores), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 4, BRUTE_FORCE_BELOW - 1])
+def test_brute_force_of_a_small_corpus_equals_exact(count):
+    rows, queries = clustered(count, 1), clustered(7, 2)
+    check_equal(ScannIndex(rows, ScannSettings(reorder=10)).search(queries, 6), ExactIndex(rows).search(queries, 6))
+
+
+def test_searching_every_leaf_and_rescoring_every_row_equals_exact(rows):
+    # What is left is the arithmetic of scores, exclusion and order, over a real tree.
+    settings = ScannSettings(num_leaves=10, leaves_to_search=10, reorder=ROWS)
+    groups, query_groups = np.arange(ROWS) // 5, np.array([2, NO_GROUP, 299])
+    queries = rows[[11, 12, 1499]]
+    found = ScannIndex(rows, settings, groups=groups).search(queries, 20, query_groups=query_groups)
+    check_equal(found, ExactIndex(rows, groups=groups).search(queries, 20, query_groups=query_groups))
+
+
+def test_recall_of_the_default(index):
+    assert measure_recall(index, index.exact, clustered(100, 2)) >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_recall_of_the_default_on_real_embeddings(real_data):
+    """MiniLM vectors of 3,000 training pairs as keys, of 200 test contexts as queries; cut to 32 tokens for speed."""
+    try:
+        folder = minilm_folder()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    tokenizer = load_tokenizer(folder)
+    _, config, params = load_pretrained(folder)
+    encoder = DualEncoder(encoder=BertEncoder(config), normalize=True)
+    archive = find_archive(real_data)
+    train, test = (to_instances(read_dialogues(archive, split)) for split in ("train", "test"))
+    keys = encode_keys(tokenizer, train[:: len(train) // 3_000][:3_000], 32)
+    queries = encode_queries(tokenizer, test[:200], 32)
+
+    def apply(params, ids, mask):
+        return encoder.apply({"params": {"encoder": params}}, ids, mask)
+
+    rows, vectors = (
+        embed(apply, params, ids, pad_id=tokenizer.pad_id, tokens_per_batch=2_048, buckets=(16, 24, 32))
+        for ids in (keys, queries)
+    )
+    index = ScannIndex(rows, ScannSettings())
+    assert measure_recall(index, index.exact, vectors) >= 0.95
+
+
+def test_blocks_of_queries_lose_none(monkeypatch, index):
+    queries = clustered(10, 2)
+    whole = index.search(queries, 5)
+    monkeypatch.setattr(scann, "_QUERY_BLOCK", 4)
+    check_equal(index.search(queries, 5), whole)
+    assert index.search(queries[:0], 5).ids.shape == (0, 5)
+
+
+def test_never_returns_the_own_group(rows, index):
+    query_groups = np.arange(0, ROWS // 5, 10)
+    found = np.asarray(index.search(rows[query_groups * 5], 8, query_groups=query_groups).ids)
+    assert (found >= 0).all()
+    assert not (found // 5 == query_groups[:, None]).any()
+    assert (np.asarray(index.search(rows[query_groups * 5], 8).ids) // 5 == query_groups[:, None]).any()
+
+
+def test_rows_of_no_group_are_never_excluded(rows):
+    index = ScannIndex(rows, ScannSettings(), groups=np.full(ROWS, NO_GROUP))
+    assert np.asarray(index.search(rows[:1], 3, query_groups=np.array([NO_GROUP])).ids)[0, 0] == 0
+    assert "exact" not in vars(index), "the exact index would hide it"
+
+
+def test_looks_at_enough_rows_to_lose_the_own_group(rows):
+    settings = ScannSettings(num_leaves=10, leaves_to_search=10, reorder=1)
+    index = ScannIndex(rows, settings, groups=np.arange(ROWS) // 5)
+    assert (np.asarray(index.search(rows[:5], 4, query_groups=np.zeros(5, int)).ids) >= 5).all()
+    assert "exact" not in vars(index), "the exact index is the last resort"
+
+
+def test_one_huge_group_does_not_starve_its_queries(rows):
+    # All near rows are of the query's group: far more must be looked at than k, and the last resort is exact.
+    groups = np.where(rows @ rows[0] > 0, 7, 8)
+    settings = ScannSettings(num_leaves=30, leaves_to_search=1, reorder=10)
+    found = ScannIndex(rows, settings, groups=groups).search(rows[:1], 12, query_groups=np.array([7]))
+    assert (groups[np.asarray(found.ids)] == 8).all()
+
+
+def test_a_leaf_with_too_few_rows_is_topped_up(rows):
+    index = ScannIndex(rows, ScannSettings(num_leaves=300, leaves_to_search=1))
+    check_equal(index.search(rows[:3], 200), ExactIndex(rows).search(rows[:3], 200))
+
+
+def test_trains_the_same_index_in_another_process(tmp_path, rows):
+    # In one process even ScaNN's unseeded start often repeats itself.
+    np.save(tmp_path / "rows.npy", rows)
+    program = (
+        "import numpy, pathlib; from empax.retrieval.scann import ScannIndex, ScannSettings; "
+        "ScannIndex(numpy.load('rows.npy'), ScannSettings()).save(pathlib.Path('there'))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    ScannIndex(rows, ScannSettings()).save(tmp_path / "here")
+    here, there = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("here", "there"))
+    assert here == there
+    assert len(here) > 3
+
+
+@pytest.mark.parametrize("kind", ["same", "zero", "few"])
+def test_a_collapsed_encoder_still_gives_an_index(kind):
+    # An untrained encoder can map all texts to one point.
+    rng = np.random.default_rng(0)
+    points = {"same": np.ones((1, DIM)), "zero": np.zeros((1, DIM)), "few": rng.standard_normal((5, DIM))}[kind]
+    rows = points[rng.integers(0, len(points), 1_200)].astype(np.float32)
+    found = ScannIndex(rows, ScannSettings()).search(rows[:2], 3)
+    np.testing.assert_allclose(np.asarray(found.scores), np.asarray(ExactIndex(rows).search(rows[:2], 3).scores))
+
+
+def test_settings_scale_with_the_corpus():
+    assert ScannSettings().leaves(40_000) == (200, 60)
+    assert ScannSettings(num_leaves=50, leaves_to_search=80).leaves(40_000) == (50, 50)
+    with pytest.raises(ConfigError, match="num_leaves = 5000, but there are only 1500 rows"):
+        ScannSettings(num_leaves=5_000).leaves(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_leaves", 0), ("reorder", 0), ("dimensions_per_block", 0), ("anisotropic_threshold", 1.0)]
+)
+def test_refuses_settings_out_of_range(name, value):
+    with pytest.raises(ConfigError, match=rf"config\.index\.scann: {name} = {value}"):
+        to_settings(ScannSettings, {name: value}, where="config.index.scann")
+
+
+def test_without_scann_says_what_to_do(monkeypatch):
+    real_import = builtins.__import__
+
+    def no_scann(name, *args, **kwargs):
+        if name.startswith("scann"):
+            raise ImportError("No module named 'scann'")
+        return real_import(name, *args, **kwargs)
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "scann"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", no_scann)
+    with pytest.raises(ConfigError, match=r"pip install scann.*index\.method = 'exact'"):
+        ScannIndex(clustered(4, 0), ScannSettings())

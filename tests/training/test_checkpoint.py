@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+import resource
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from empax.core.sharding import MeshSettings, make_mesh, shard_params
+from empax.core.tree import hash_tree
+from empax.core.types import TrainState
+from empax.training.checkpoint import Checkpointer, CheckpointError, load_params
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+
+
+def make_state(scale=1.0, rows=4):
+    return _make_state(jnp.float32(scale), rows)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _make_state(scale, rows):
+    params = {"a": {"kernel": scale * jnp.linspace(0.1, 1.0, 8 * rows).reshape(rows, 8)}, "bias": jnp.full(3, scale)}
+    state = TrainState(jnp.int32(7), params, OPTIMIZER.init(params), jax.random.key(3))
+    _, opt_state = OPTIMIZER.update(params, state.opt_state, params)
+    return dataclasses.replace(state, opt_state=opt_state)
+
+
+def fingerprint(state):
+    return hash_tree(dataclasses.replace(state, rng=jax.random.key_data(state.rng)))
+
+
+def saved(directory, *steps):
+    """Saves one checkpoint per step, each of its own values."""
+    checkpointer = Checkpointer(directory)
+    for step in steps:
+        checkpointer.save(step, make_state(step), {"best_value": step / 3})
+    checkpointer.close()
+
+
+def restore(directory, template=None):
+    checkpointer = Checkpointer(directory)
+    try:
+        return checkpointer.restore_latest(make_state() if template is None else template)
+    finally:
+        checkpointer.close()
+
+
+def damage(path, how):
+    files = [file for file in path.rglob("*") if file.is_file()]
+    if how == "unfinished":
+        (path / "COMPLETE").unlink()
+    elif how == "missing file":
+        next(file for file in files if file.name == "manifest.ocdbt").unlink()
+    elif how == "flipped bit":
+        file = max((file for file in files if file.parent.name == "d"), key=lambda file: file.stat().st_size)
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    elif how == "empty mark":
+        (path / "COMPLETE").write_text("")
+
+
+def test_round_trip_is_bitwise_and_typed_key_survives(tmp_path):
+    saved(tmp_path, 7)
+    step, state, extra = restore(tmp_path, jax.eval_shape(make_state))
+    assert (step, extra) == (7, {"best_value": 7 / 3})
+    assert fingerprint(state) == fingerprint(make_state(7))
+    assert jax.tree.structure(state) == jax.tree.structure(make_state())
+    assert jax.random.uniform(state.rng) == jax.random.uniform(jax.random.key(3))
+
+
+def test_saving_does_not_mind_donation(tmp_path):
+    """The state is overwritten in place while its save is still under way."""
+    update = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf * 2, state), donate_argnums=0)
+    checkpointer = Checkpointer(tmp_path)
+    state = make_state(5, rows=40_000)
+    expected = hash_tree(state.params)
+    checkpointer.save(1, state, {})
+    moving = (state.params, state.opt_state)
+    for _ in range(5):
+        moving = update(moving)
+    checkpointer.close()
+    assert hash_tree(load_params(tmp_path, "last")) == expected
+
+
+@pytest.mark.parametrize("how", ["unfinished", "missing file", "flipped bit", "empty mark"])
+def test_damaged_newest_falls_back_with_a_warning(tmp_path, how, caplog):
+    saved(tmp_path, 3, 6)
+    damage(tmp_path / "checkpoints" / "6", how)
+    with caplog.at_level("WARNING"):
+        step, state, _ = restore(tmp_path)
+    assert step == 3
+    assert fingerprint(state) == fingerprint(make_state(3))
+    assert "checkpoints/6" in caplog.text
+    assert ("never finished" if how == "unfinished" else "falling back") in caplog.text
+    saved(tmp_path, 6)  # and the damaged one is replaced
+    assert restore(tmp_path)[0] == 6
+
+
+def test_all_damaged_starts_anew_and_says_so(tmp_path, caplog):
+    saved(tmp_path, 3)
+    damage(tmp_path / "checkpoints" / "3", "flipped bit")
+    with caplog.at_level("WARNING"):
+        assert restore(tmp_path) is None
+    assert "training starts anew" in caplog.text
+    assert restore(tmp_path / "nothing") is None
+
+
+def test_keeps_the_newest_and_the_best_they_know(tmp_path):
+    checkpointer = Checkpointer(tmp_path, keep=2)
+    for step in (1, 2, 3, 4):
+        if step in (1, 3):
+            checkpointer.save_best(step, make_state(step).params, 1.0)
+        checkpointer.save(step, make_state(step), {})
+        checkpointer.wait()
+        if step == 3:  # the checkpoint of step 2 knows no better than the best of step 1
+            assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["1", "3"]
+    checkpointer.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["3"]
+    with pytest.raises(ValueError, match="keep = 1 must be at least 2"):
+        Checkpointer(tmp_path, keep=1)
+
+
+def test_best_saved_after_the_restored_step_is_forgotten(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save_best(2, make_state(2).params, 1.0)
+    checkpointer.save(3, make_state(3), {})
+    checkpointer.save_best(4, make_state(4).params, 0.5)
+    checkpointer.close()
+    restore(tmp_path)
+    assert hash_tree(load_params(tmp_path)) == hash_tree(make_state(2).params)
+
+
+def test_load_params_needs_no_model(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save_best(2, make_state(2).params, 1.0)
+    checkpointer.save(3, make_state(3), {})
+    checkpointer.close()
+    for which, scale in (("best", 2), ("last", 3)):
+        params = load_params(tmp_path, which)
+        assert all(type(leaf) is np.ndarray and leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))
+        assert hash_tree(params) == hash_tree(make_state(scale).params)
+    with pytest.raises(CheckpointError, match="run the stage 'generator' first"):
+        load_params(tmp_path / "generator")
+    damage(tmp_path / "best" / "2", "flipped bit")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_params(tmp_path)
+
+
+def test_another_model_is_refused_by_name(tmp_path):
+    saved(tmp_path, 3)
+    message = r"params/a/kernel is float32\[4, 8\] in it, float32\[5, 8\] now"
+    with pytest.raises(CheckpointError, match=message):
+        restore(tmp_path, make_state(rows=5))
+
+
+@pytest.mark.parametrize("method", ["save", "save_best"])
+def test_full_disk_names_what_failed_and_leaves_the_earlier_checkpoint(tmp_path, method, caplog):
+    """A limit on file sizes stands in for a full disk: the kernel refuses the write in the same place."""
+    saved(tmp_path, 3)
+    big = make_state(5, rows=40_000)
+    noise = np.random.default_rng(0).normal(size=big.params["a"]["kernel"].shape)  # does not compress
+    big.params["a"]["kernel"] = jnp.asarray(noise, jnp.float32)
+    checkpointer = Checkpointer(tmp_path)
+
+    def save_and_wait():
+        if method == "save":
+            checkpointer.save(6, big, {})
+        else:
+            checkpointer.save_best(6, big.params, 1.0)
+        checkpointer.wait()
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"/6 failed .*; intact: the checkpoints of steps 3\. Make room"):
+            save_and_wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "failed" in caplog.text
+    step, state, _ = checkpointer.restore_latest(make_state())
+    assert (step, fingerprint(state)) == (3, fingerprint(make_state(3)))
+    checkpointer.save(6, big, {})  # room again
+    checkpointer.close()
+    assert hash_tree(load_params(tmp_path, "last")) == hash_tree(big.params)
+    assert not [path for path in tmp_path.rglob("*") if "tmp" in path.name]
+
+
+def test_half_written_folders_of_a_killed_process_are_removed(tmp_path):
+    saved(tmp_path, 3)
+    shutil.copytree(tmp_path / "checkpoints" / "3", tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp")
+    (tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp" / "COMPLETE").unlink()
+    assert restore(tmp_path)[0] == 3
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+
+
+@pytest.mark.multidevice
+def test_restores_straight_into_another_mesh(tmp_path):
+    saved(tmp_path, 3)
+    mesh = make_mesh(MeshSettings(data=2, fsdp=4))
+    shapes = jax.eval_shape(make_state)
+    template = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes,
+        shard_params(shapes, mesh),
+    )
+    _, state, _ = restore(tmp_path, template)
+    assert state.params["a"]["kernel"].sharding.spec == jax.sharding.PartitionSpec(None, "fsdp")
+    assert fingerprint(state) == fingerprint(make_state(3))

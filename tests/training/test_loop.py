@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import read_json, read_jsonl
+from empax.core.tree import hash_tree, named_leaves
+from empax.core.types import Mean
+from empax.training import loop
+from empax.training.checkpoint import load_params
+from empax.training.loop import Interrupted, LoopSettings, NonFiniteError, fit
+
+TIMINGS = ("seconds", "examples_per_second", "logged_seconds")
+
+
+def without_timings(row):
+    return {name: value for name, value in row.items() if name not in TIMINGS}
+
+
+def remains(workdir):
+    """Everything a finished run leaves that does not depend on the clock."""
+    stage = workdir / "tiny"
+    (last,) = [path for path in (stage / "checkpoints").iterdir() if path.name == "14"]
+    record = read_json(last / "COMPLETE")
+    orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler(rest=ocp.PyTreeCheckpointHandler()))
+    plain = jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), orbax.metadata(last).item_metadata["rest"].tree
+    )
+    rest = orbax.restore(last, args=ocp.args.Composite(rest=ocp.args.PyTreeRestore(restore_args=plain)))["rest"]
+    orbax.close()
+    return {
+        "params": hash_tree(load_params(stage, "last")),
+        "best": hash_tree(load_params(stage, "best")),
+        "best_steps": sorted(path.name for path in (stage / "best").iterdir()),
+        "rest": hash_tree(rest),
+        "opt_state_leaves": len(rest["opt_state"]),
+        "extra": without_timings(record["extra"]),
+        "done": without_timings(read_json(stage / "DONE")),
+        "metrics": [without_timings(row) for row in read_jsonl(workdir / "metrics.jsonl")],
+    }
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny, tmp_path_factory):
+    """A run that nobody stopped: (result, remains)."""
+    workdir = tmp_path_factory.mktemp("unbroken")
+    result = tiny.train(workdir)
+    return result, remains(workdir)
+
+
+def test_a_run_leaves_what_it_should(unbroken, tiny):
+    result, left = unbroken
+    assert result.step == 14
+    rows = left["metrics"]
+    assert [row["step"] for row in rows if row["split"] == "train"] == [4, 8, 12, 14]
+    assert [row["step"] for row in rows if row["split"] == "validation"] == [2, 4, 6, 8, 10, 12, 14]
+    assert {"stage", "step", "split", "loss", "accuracy", "grad_norm", "learning_rate"} == set(rows[-2])
+    values = {row["step"]: row["loss"] for row in rows if row["split"] == "validation"}
+    assert result.best_step == min(values, key=values.__getitem__)
+    assert result.best_value == values[result.best_step]
+    assert left["best"] == hash_tree(result.params)
+    assert left["opt_state_leaves"] > 2 * len(named_leaves(result.params))
+
+
+def test_killed_with_sigkill_and_restarted_ends_bit_identical(tiny, tmp_path):
+    """Two real kills (the second just after a save began, so that it may be half-written), then a restart."""
+
+    def run(workdir, *step):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
+        return subprocess.Popen(
+            [sys.executable, tiny.__file__, str(workdir), *map(str, step)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    whole = run(tmp_path / "whole")
+    for step in (8, 10):
+        broken = run(tmp_path / "broken", step)
+        broken.communicate(timeout=100)
+        assert broken.returncode == -signal.SIGKILL
+        assert not (tmp_path / "broken" / "tiny" / "DONE").exists()
+    for process in (run(tmp_path / "broken"), whole):
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+    assert remains(tmp_path / "broken") == remains(tmp_path / "whole")
+
+
+class Stopped(BaseException):
+    pass
+
+
+def test_stopped_at_many_steps_in_turn_ends_bit_identical(tiny, tmp_path, monkeypatch, unbroken):
+    def stop():
+        raise Stopped
+
+    for step in (1, 4, 7, 9, 11, 13, 14):
+        monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(step, stop))
+        with pytest.raises(Stopped):
+            tiny.train(tmp_path)
+    monkeypatch.undo()
+    tiny.train(tmp_path)
+    assert remains(tmp_path) == unbroken[1]
+
+
+def test_damaged_newest_checkpoint_falls_back_and_ends_bit_identical(tiny, tmp_path, monkeypatch, unbroken, caplog):
+    def stop():
+        raise Stopped
+
+    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(10, stop))
+    with pytest.raises(Stopped):
+        tiny.train(tmp_path)
+    monkeypatch.undo()
+    newest = tmp_path / "tiny" / "checkpoints" / "9"
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-7])
+    with caplog.at_level("WARNING"):
+        tiny.train(tmp_path)
+    assert "checkpoints/9 is damaged" in caplog.text
+    assert remains(tmp_path) == unbroken[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_saves_leaves_and_goes_on(tiny, tmp_path, monkeypatch, unbroken, number):
+    before = signal.getsignal(number)
+    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(7, lambda: os.kill(os.getpid(), number)))
+    with pytest.raises(Interrupted, match="after step 7") as stopped:
+        tiny.train(tmp_path)
+    assert stopped.value.exit_code == 130
+    assert signal.getsignal(number) is before
+    assert (tmp_path / "tiny" / "checkpoints" / "7" / "COMPLETE").exists()
+    monkeypatch.undo()
+    tiny.train(tmp_path)
+    assert remains(tmp_path) == unbroken[1]
+
+
+def test_finished_stage_is_read_from_disk(tiny, tmp_path):
+    settings = tiny.settings(steps=4)
+    first = tiny.train(tmp_path, settings=settings)
+
+    class Refusing(tiny.TinyTask):
+        def init(self, rng, batch):
+            raise AssertionError("a finished stage must not start again")
+
+    again = tiny.train(tmp_path, task=Refusing(), settings=settings)
+    assert hash_tree(again.params) == hash_tree(first.params)
+    assert dataclasses.replace(again, params=None) == dataclasses.replace(first, params=None)
+
+
+def test_early_stopping_counts_evaluations_without_improvement(tiny, tmp_path):
+    # accuracy "min" cannot keep improving while the task is learned
+    settings = tiny.settings(steps=40, patience=2, best_metric="accuracy", eval_every_steps=1, refresh_every_steps=0)
+    result = tiny.train(tmp_path, settings=settings)
+    values = [row["accuracy"] for row in read_jsonl(tmp_path / "metrics.jsonl") if row["split"] == "validation"]
+    assert result.step < 40
+    assert result.best_value == min(values)
+    assert result.best_step == 1 + values.index(min(values))
+    assert result.step == result.best_step + 2
+    assert len(values) == result.step
+
+
+def test_best_mode_max(tiny, tmp_path):
+    result = tiny.train(tmp_path, settings=tiny.settings(steps=6, best_metric="accuracy", best_mode="max"))
+    values = [row["accuracy"] for row in read_jsonl(tmp_path / "metrics.jsonl") if row["split"] == "validation"]
+    assert result.best_value == max(values)
+
+
+def test_without_validation_the_last_parameters_count(tiny, tmp_path):
+    result = tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=4))
+    assert result.best_value is None
+    assert result.best_step == 4
+    assert hash_tree(result.params) == hash_tree(load_params(tmp_path / "tiny", "last"))
+
+
+@dataclasses.dataclass(frozen=True)
+class GoesWrong:
+    """Delegates to `task`; the loss is NaN once the learned table has moved far enough."""
+
+    task: object
+    limit: float
+
+    def init(self, rng, batch):
+        return {**self.task.init(rng, batch), "counter": jnp.zeros(1)}
+
+    def loss(self, params, frozen, batch, rng):
+        loss, metrics = self.task.loss(params, frozen, batch, rng)
+        # The counter's gradient is the constant 1, so Adam moves it by one learning rate per update.
+        wrong = jnp.where(params["counter"][0] < -self.limit, jnp.nan, 0.0)
+        total = loss.total + loss.weight * (params["counter"][0] + wrong)
+        return Mean(total=total, weight=loss.weight), metrics
+
+
+def test_non_finite_loss_stops_names_step_and_metric_and_keeps_the_good_checkpoint(tiny, tmp_path):
+    optimizer = dataclasses.replace(tiny.settings().optimizer, learning_rate=0.1, warmup_steps=0, schedule="constant",
+                                    groups=(), weight_decay=0.0)  # fmt: skip
+    settings = tiny.settings(eval_every_steps=100, optimizer=optimizer, log_every_steps=100)
+    with pytest.raises(NonFiniteError, match=r"tiny: loss is not finite at step 6;"):
+        # after 5 updates the counter stands at -0.5
+        tiny.train(tmp_path, task=GoesWrong(tiny.TinyTask(), limit=0.45), settings=settings)
+    assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == ["3"]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(load_params(tmp_path / "tiny", "last")))
+
+
+@pytest.mark.multidevice
+def test_eight_devices_give_the_loss_curve_of_one(tiny, tmp_path):
+    curves = []
+    for count in (1, 8):
+        workdir = tmp_path / str(count)
+        mesh = loop.make_mesh(devices=jax.devices()[:count])
+        tiny.train(
+            workdir,
+            task=tiny.TinyTask(),
+            mesh=mesh,
+            settings=tiny.settings(steps=8, eval_batch_size=8, log_every_steps=1, refresh_every_steps=0),
+        )
+        curves.append([row["loss"] for row in read_jsonl(workdir / "metrics.jsonl") if row["split"] == "train"])
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5)
+    assert curves[0][-1] < curves[0][0]
+
+
+@pytest.mark.multidevice
+def test_sharded_state_trains_and_resumes_like_a_replicated_one(tiny, tmp_path, monkeypatch):
+    from empax.core.sharding import MeshSettings
+
+    settings = tiny.settings(steps=6, eval_batch_size=8, refresh_every_steps=0)
+    one = tiny.train(tmp_path / "one", task=tiny.TinyTask(), settings=settings)
+    mesh = loop.make_mesh(MeshSettings(data=2, fsdp=4))
+
+    def stop():
+        raise Stopped
+
+    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(4, stop))
+    with pytest.raises(Stopped):
+        tiny.train(tmp_path / "fsdp", task=tiny.TinyTask(), settings=settings, mesh=mesh)
+    monkeypatch.undo()
+    sharded = tiny.train(tmp_path / "fsdp", task=tiny.TinyTask(), settings=settings, mesh=mesh)
+    for name, leaf in named_leaves(one.params).items():
+        np.testing.assert_allclose(named_leaves(sharded.params)[name], leaf, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_evaluation_is_the_mean_over_all_examples_whatever_the_filler(tiny, tmp_path):
+    """10 examples in batches of 4 leave filler rows; one batch of 10 leaves none."""
+    losses = []
+    for size in (4, 10):
+        settings = tiny.settings(steps=1, eval_batch_size=size, max_eval_examples=None)
+        losses.append(tiny.train(tmp_path / str(size), settings=settings).best_value)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_initial_parameters_are_loaded(tiny, tmp_path):
+    settings = tiny.settings(steps=1, optimizer=dataclasses.replace(tiny.settings().optimizer, learning_rate=0.0))
+
+    def initial(params):
+        return jax.tree.map(lambda leaf: np.full(leaf.shape, 0.5, leaf.dtype), params)
+
+    result = tiny.train(tmp_path, settings=settings, initial=initial)
+    assert all((leaf == 0.5).all() for leaf in jax.tree.leaves(result.params))
+    with pytest.raises(ValueError, match="other names, shapes or types"):
+        tiny.train(tmp_path / "other", settings=settings, initial=lambda params: {**params, "more": np.zeros(1)})
+
+
+def test_refresh_is_called_before_its_step_and_replayed_between(tiny, tmp_path, monkeypatch):
+    calls = []
+    examples = tiny.TinyExamples(24)
+
+    def on_refresh(step, params):
+        calls.append((step, params is not None))
+
+    def stop():
+        raise Stopped
+
+    def train():
+        return tiny.train(tmp_path, train=examples, on_refresh=on_refresh, settings=tiny.settings(steps=11))
+
+    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(8, stop))
+    with pytest.raises(Stopped):
+        train()
+    assert calls == [(5, True)]
+    calls.clear()
+    monkeypatch.undo()
+    train()  # from the checkpoint after update 6
+    assert calls == [(5, False), (10, True)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps = 0 must be at least 1"),
+        ({"buckets": [8, 4]}, "buckets = .* must be ascending"),
+        ({"accumulate": 3}, "batch_size = 8 does not divide by accumulate = 3"),
+        ({"best_mode": "lowest"}, "config.loop.best_mode = 'lowest' is not allowed; it takes one of 'min', 'max'"),
+        ({"optimizer": {"groups": [{"pattern": "("}]}}, "'\\(' is not a regular expression"),
+    ],
+)
+def test_settings_refuse(changes, message):
+    values = {"steps": 3, "batch_size": 8, "buckets": [8], **changes}
+    with pytest.raises(ConfigError, match=message):
+        to_settings(LoopSettings, values, where="config.loop")
+
+
+def test_settings_that_do_not_fit(tiny, tmp_path):
+    with pytest.raises(ConfigError, match="best_metric = 'bleu' is no metric of tiny; it has accuracy, loss"):
+        tiny.train(tmp_path / "a", settings=tiny.settings(best_metric="bleu"))
+    with pytest.raises(ConfigError, match="eval_batch_size = 4 does not divide over 8 devices"):
+        tiny.train(tmp_path / "b", mesh=loop.make_mesh())
+    with pytest.raises(ConfigError, match="nothing to refresh"):
+        tiny.train(tmp_path / "c", on_refresh=None)
+    with pytest.raises(ConfigError, match="there are no examples"):
+        tiny.train(tmp_path / "d", validation=tiny.TinyExamples(0))
+    assert fit is loop.fit
+    json.dumps(dataclasses.asdict(tiny.settings()))

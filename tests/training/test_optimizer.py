@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from empax.core.config import ConfigError, to_settings
+from empax.training.optimizer import OptimizerSettings, ParamGroup, learning_rate, make_optimizer, trained_mask
+
+PARAMS = {
+    "encoder": {"layers": {"kernel": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3), "bias": jnp.ones((2, 3))}},
+    "head": {"kernel": jnp.full(3, 2.0), "norm": {"scale": jnp.ones(3)}},
+}
+GRADS = jax.tree.map(lambda leaf: 0.3 * leaf + 0.1, PARAMS)
+
+
+def run(settings, updates=3, total_steps=10):
+    optimizer, params = make_optimizer(settings, PARAMS, total_steps), PARAMS
+    state = optimizer.init(params)
+    for _ in range(updates):
+        changes, state = optimizer.update(GRADS, state, params)
+        params = optax.apply_updates(params, changes)
+    return params
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_matches_adamw_of_torch(clip_norm):
+    settings = OptimizerSettings(learning_rate=0.05, weight_decay=0.1, clip_norm=clip_norm, b2=0.99)
+    leaves, structure = jax.tree.flatten(PARAMS)
+    decayed = jax.tree.leaves({"encoder": {"layers": {"kernel": True, "bias": False}},
+                               "head": {"kernel": True, "norm": {"scale": False}}})  # fmt: skip
+    tensors = [torch.tensor(np.asarray(leaf), requires_grad=True) for leaf in leaves]
+    groups = [{"params": [t], "weight_decay": 0.1 if d else 0.0} for t, d in zip(tensors, decayed, strict=True)]
+    theirs = torch.optim.AdamW(groups, lr=0.05, betas=(0.9, 0.99), eps=1e-8)
+    for _ in range(3):
+        for tensor, grad in zip(tensors, jax.tree.leaves(GRADS), strict=True):
+            tensor.grad = torch.tensor(np.asarray(grad))
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(tensors, clip_norm)
+        theirs.step()
+    expected = jax.tree.unflatten(structure, [t.detach().numpy() for t in tensors])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run(settings), expected)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", {0: 0.25, 3: 1.0, 4: 1.0, 20: 1.0}),
+        ("linear", {0: 0.25, 3: 1.0, 4: 1.0, 12: 0.5, 20: 0.0, 30: 0.0}),
+        ("cosine", {0: 0.25, 4: 1.0, 8: 0.5 * (1 + math.cos(math.pi / 4)), 12: 0.5, 20: 0.0}),
+        ("rsqrt", {0: 0.25, 3: 1.0, 15: 0.5, 63: 0.25}),
+    ],
+)
+def test_schedules(schedule, expected):
+    rate = learning_rate(OptimizerSettings(learning_rate=2.0, warmup_steps=4, schedule=schedule), 20)
+    for step, value in expected.items():
+        assert float(rate(step)) == pytest.approx(2.0 * value, abs=1e-6), step
+
+
+def test_no_warmup_starts_at_the_highest():
+    assert float(learning_rate(OptimizerSettings(learning_rate=2.0), 20)(0)) == 2.0
+
+
+def test_groups_scale_and_schedule_by_name():
+    """The first matching group decides; the updates of Adam are proportional to the learning rate."""
+    plain = run(OptimizerSettings(learning_rate=0.01, clip_norm=None), updates=1)
+    groups = (
+        ParamGroup("layers/kernel", learning_rate_scale=0.5),
+        ParamGroup("encoder", learning_rate_scale=3.0, warmup_steps=2),
+    )
+    grouped = run(OptimizerSettings(learning_rate=0.01, clip_norm=None, groups=groups), updates=1)
+
+    def moved(params, *path):
+        after, before = params, PARAMS
+        for name in path:
+            after, before = after[name], before[name]
+        return np.asarray(after - before)
+
+    factors = {("encoder", "layers", "kernel"): 0.5, ("encoder", "layers", "bias"): 1.5, ("head", "kernel"): 1.0}
+    for path, factor in factors.items():
+        np.testing.assert_allclose(moved(grouped, *path), factor * moved(plain, *path), rtol=1e-4, atol=1e-7)
+
+
+def test_frozen_gradients_do_not_count_in_the_global_norm():
+    settings = OptimizerSettings(learning_rate=1.0, b1=0.0, b2=0.0, eps=1.0, clip_norm=0.01,
+                                 groups=(ParamGroup("encoder", frozen=True),))  # fmt: skip
+    optimizer = make_optimizer(settings, PARAMS, 10)
+    huge = {**GRADS, "encoder": jax.tree.map(lambda leaf: 1e6 * leaf, GRADS["encoder"])}
+    updates = [optimizer.update(grads, optimizer.init(PARAMS), PARAMS)[0] for grads in (GRADS, huge)]
+    jax.tree.map(np.testing.assert_array_equal, *updates)
+    assert float(jnp.abs(updates[0]["head"]["kernel"]).max()) > 0
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(updates[0]["encoder"]))
+    assert trained_mask(settings, PARAMS)["encoder"] == {"layers": {"kernel": False, "bias": False}}
+
+
+def test_pattern_that_matches_nothing_is_refused_with_names():
+    with pytest.raises(
+        ConfigError, match=r"groups\[0\].pattern = 'decodr' is found in none of the 4.*encoder/layers/bias"
+    ):
+        make_optimizer(OptimizerSettings(groups=(ParamGroup("decodr"),)), PARAMS, 10)
+    with pytest.raises(ConfigError, match="nothing is left to train"):
+        make_optimizer(OptimizerSettings(groups=(ParamGroup(".", frozen=True),)), PARAMS, 10)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"schedule": "cosin"}, "takes one of 'constant', 'linear', 'cosine', 'rsqrt'"),
+        ({"learning_rate": -1.0}, "must be at least 0"),
+        ({"b2": 1.0}, r"must lie in \[0, 1\)"),
+        ({"clip_norm": 0.0}, "clip_norm = 0.0 must be positive"),
+        ({"learnig_rate": 1.0}, "did you mean 'learning_rate'"),
+        ({"no_decay_pattern": "["}, "no_decay_pattern = '\\[' is not a regular expression"),
+        ({"groups": [{"pattern": "a", "learning_rate_scale": -1.0}]}, r"groups\[0\]: learning_rate_scale = -1.0"),
+    ],
+)
+def test_settings_refuse(values, message):
+    with pytest.raises(ConfigError, match=message):
+        to_settings(OptimizerSettings, values, where="config.optimizer")
