@@ -23,3 +23,34 @@ def train(*, task: str, steps: int, batch_size: int, learning_rate: float, **mor
         {"kind": "train", "task": task, "steps": steps, "batch_size": batch_size, "optimizer": optimizer, **more},
         convert_dict=True,
     )
+
+
+def index(*, encoder: str, candidates: int, queries: dict[str, int], method: str = "scann") -> ConfigDict:
+    """An index stage; `encoder` is the stage that trained it, empty = as pretrained."""
+    return ConfigDict(
+        {"kind": "index", "encoder": encoder, "store": {"method": method}, "candidates": candidates, "queries": queries}
+    )
+
+
+def shrink(config: ConfigDict) -> ConfigDict:
+    """The same recipe in seconds: the built-in sample, random small models, a few steps."""
+    config.data.name = "sample"
+    small = {"d_model": 32, "num_heads": 2, "d_ff": 64}
+    config.reg.generator.update({**small, "head_dim": 16, "num_encoder_layers": 2, "num_decoder_layers": 2})
+    config.reg.retriever = ConfigDict({**small, "num_layers": 2, "normalize": True})
+    config.reg.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
+    config.reg.passages = 2
+    config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
+    for name in config.run:
+        section = config[name]
+        if section.kind == "train":
+            section.update({"steps": 4, "batch_size": 8, "log_every_steps": 2, "eval_every_steps": 2,
+                            "checkpoint_every_steps": 2, "buckets": (128,)})  # fmt: skip
+            if "refresh_every_steps" in section:
+                section.refresh_every_steps = 2
+        if section.kind == "index":
+            section.update({"candidates": 4, "queries": {"train": 0, "validation": 0}})
+    if "attributes" in config:
+        config.attributes.update({"data": "sample", "encoder": ConfigDict({**small, "num_layers": 2})})
+    config.evaluate.update({"buckets": (128,), "batch_size": 16})
+    return config

@@ -1,14 +1,15 @@
 r"""REG in small on the built-in sample: every stage, minutes on two CPU cores, nothing to download.
 
-  make quickstart
-  python -m empax.main --config=configs/quickstart.py
-  python -m empax.main --config=configs/quickstart.py:tiny     # random encoders too: seconds, for tests
+make quickstart
+python -m empax.main --config=configs/quickstart.py
+python -m empax.main --config=configs/quickstart.py:tiny     # random encoders too: seconds, for tests
 """
 
 from __future__ import annotations
 
-from configs import common
 from ml_collections import ConfigDict
+
+from configs import common
 
 
 def get_config(arg: str = "") -> ConfigDict:

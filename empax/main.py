@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags, logging
+from absl import app, flags
 from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe, FILE.py or FILE.py:ARG.", lock_config=True)
@@ -25,7 +26,6 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"what is {argv[1]!r}? Settings are given as --config.a.b=VALUE.")
     if _CONFIG.value is None:
         raise app.UsageError("--config=FILE.py is needed; recipes are in configs/.")
-    logging.set_verbosity(logging.INFO)
     # Here and not above, so that --help and a mistyped flag answer at once.
     from empax.core.config import ConfigError
     from empax.core.files import DataError
@@ -38,6 +38,7 @@ def main(argv: list[str]) -> None:
         if _MODE.value == "plan":
             print(plan.describe(config))
             return
+        run.quiet_logging(logging.INFO)
         run.enable_compilation_cache()
         run.run(config, workdir)
     except (ConfigError, DataError) as error:

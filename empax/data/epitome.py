@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
-import os
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -40,41 +39,23 @@ class EpitomePair:
     levels: Mapping[str, str]
 
 
-def find_epitome(data_dir: str | None = None) -> Path:
-    """The folder with the three CSVs: `data_dir`, else EMPAX_DATA_DIR, itself or its `empathy_mental_health`.
-
-    Raises:
-      ConfigError: no folder is named, or it holds none of the files.
-    """
-    root = data_dir or os.environ.get("EMPAX_DATA_DIR")
-    if not root:
-        raise ConfigError(
-            "EPITOME is not downloaded by itself: put the three *-reddit.csv of the Empathy-Mental-Health repository "
-            "into FOLDER/empathy_mental_health and give --config.data.dir=FOLDER or EMPAX_DATA_DIR=FOLDER."
-        )
-    for folder in (Path(root) / "empathy_mental_health", Path(root)):
-        if (folder / FILES[MECHANISMS[0]]).is_file():
-            return folder
-    raise ConfigError(f"{root} holds no empathy_mental_health/{FILES[MECHANISMS[0]]}; see README.md, real data.")
-
-
 def find_epitome(data_dir: str | os.PathLike[str] | None = None) -> Path:
     """The folder with the three files: `data_dir` (else EMPAX_DATA_DIR) or `empathy_mental_health/` in it.
 
     Raises:
-      DataError: no folder is named, or it does not hold the files.
+      ConfigError: no folder is named, or it does not hold the files.
     """
     folder, origin = data_dir, "config.data.dir"
     if not folder:
         folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
     wanted = f"the folder with {', '.join(FILES.values())}, or to one that holds them under {FOLDER}/"
     if not folder:
-        raise DataError(f"EPITOME cannot be downloaded: set --config.data.dir or EMPAX_DATA_DIR to {wanted}.")
+        raise ConfigError(f"EPITOME is not downloaded by itself: set --config.data.dir or EMPAX_DATA_DIR to {wanted}.")
     root = Path(folder).expanduser()
     for place in (root, root / FOLDER):
         if all((place / name).is_file() for name in FILES.values()):
             return place
-    raise DataError(f"{origin} = {str(folder)!r} holds no EPITOME; set it to {wanted}.")
+    raise ConfigError(f"{origin} = {str(folder)!r} holds no EPITOME; set it to {wanted}.")
 
 
 def load_epitome(folder: Path | str) -> list[EpitomePair]:

@@ -258,7 +258,9 @@ class ExemplarExamples(ContextExamples):
         shape, layout = chosen.shape, self.layout
         source, source_mask = features.pad(sources, length, self.pad_id)
         target, target_mask = pad_to_level(self.targets, rows, self.pad_id, layout.max_target_tokens)
-        query, query_mask = pad_to_level(self.queries, rows, self.key_pad_id, layout.max_query_tokens)
+        # Always full length: queries are few beside the passages, and one shape less is many compilations less.
+        picked = [self.queries[i] if i >= 0 else [] for i in rows]
+        query, query_mask = features.pad(picked, layout.max_query_tokens, self.key_pad_id)
         key = key_mask = embedding = None
         if self.key_embeddings is None:
             key, key_mask = pad_to_level(self.corpus.keys, chosen.ravel(), self.key_pad_id, layout.max_key_tokens)

@@ -46,9 +46,7 @@ def load_annotated_pairs() -> list[EpitomePair]:
         turns = row["utterances"]
         for i in range(1, len(turns), 2):
             levels = {mechanism: turns[i][mechanism] for mechanism in MECHANISMS}
-            pairs.append(
-                EpitomePair(row["id"], f"{row['id']}#{i + 1}", turns[i - 1]["text"], turns[i]["text"], levels)
-            )
+            pairs.append(EpitomePair(row["id"], f"{row['id']}#{i + 1}", turns[i - 1]["text"], turns[i]["text"], levels))
     return pairs
 
 

@@ -6,11 +6,10 @@ import dataclasses
 from typing import Any, Literal
 
 from empax.core.config import ConfigError
-from empax.core.files import read_json
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
 from empax.data.tokenizers import load_tokenizer
-from empax.interop.huggingface import load_pretrained, resolve
+from empax.interop.huggingface import load_config, load_pretrained, resolve
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config
@@ -72,13 +71,14 @@ def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params
         )
         return LoadedEncoder(_dual(config, settings), tokenizer, None)
     folder = resolve(settings.pretrained)
-    config = bert_config(read_json(folder / "config.json"))
+    config = bert_config(load_config(folder))
     layers = settings.num_layers or config.num_layers
     if layers > config.num_layers:
         raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
-    changes: dict[str, Any] = {"num_layers": layers, "dropout": settings.dropout, "remat": settings.remat}
-    config = dataclasses.replace(config, **changes, dtype=settings.dtype)
-    params = load_pretrained(folder, **changes, dtype=settings.dtype)[2] if with_params else None
+    config = dataclasses.replace(
+        config, num_layers=layers, dropout=settings.dropout, remat=settings.remat, dtype=settings.dtype
+    )
+    params = load_pretrained(folder, config).params if with_params else None
     return LoadedEncoder(_dual(config, settings), load_tokenizer(folder), params)
 
 
@@ -135,9 +135,8 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
         size = max(config.vocab_size, tokenizer.vocab_size)
         return LoadedGenerator(EncoderDecoder(dataclasses.replace(config, vocab_size=size)), None)
     folder = resolve(settings.pretrained)
-    config, params = t5_config(read_json(folder / "config.json"), **changes), None
-    if with_params:
-        _, config, params = load_pretrained(folder, **changes)
+    config = t5_config(load_config(folder), **changes)
+    params = load_pretrained(folder, config).params if with_params else None
     if tokenizer.vocab_size > config.vocab_size:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, but {settings.pretrained} only {config.vocab_size} rows."

@@ -23,6 +23,8 @@ from empax.data.dialogues import instance_from_row
 from empax.evaluation.empathy import confusion_matrix, weighted_f1
 from empax.systems import attributes
 
+log = logging.getLogger("empax")
+
 SPLITS = ("train", "validation", "test")
 
 
@@ -92,7 +94,7 @@ def _annotated(
     texts = [(i.id, i.context, i.response if split == "train" else "") for i in instances]
     path = cache_dir() / "annotations" / f"{hash_json([made_by, split, texts])}.jsonl"
     if path.exists():
-        logging.info("attributes of %s: taken from %s", split, path)
+        log.info("attributes of %s: taken from %s", split, path)
         return list(read_jsonl(path))
     contexts = [i.context for i in instances]
     rows = [{"id": i.id, "context_attributes": {}} for i in instances]
@@ -125,7 +127,7 @@ def _held_out_quality(settings: Settings, context: RunContext, judges: Sequence[
                 "confusion": np.asarray(confusion_matrix(gold, guess, LEVELS)).tolist(),
                 "pairs": len(gold),
             }
-            logging.info("%s: accuracy %.1f", mechanism, quality[mechanism]["accuracy"])
+            log.info("%s: accuracy %.1f", mechanism, quality[mechanism]["accuracy"])
     return quality
 
 

@@ -12,6 +12,8 @@ from empax.core.run import RunContext
 from empax.data.store import load_instances
 from empax.systems.reg.responder import choose_head, with_head
 
+log = logging.getLogger("empax")
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -35,14 +37,12 @@ class Settings:
 
 
 def run(settings: Settings, context: RunContext, system: Any) -> None:
-    responder = system.load_responder(
-        context, stage=settings.stage, index=settings.index, buckets=settings.buckets
-    )
+    responder = system.load_responder(context, stage=settings.stage, index=settings.index, buckets=settings.buckets)
     options = {"batch_size": settings.batch_size, "seed": context.seed}
     validation = load_instances(context, "validation")[: settings.head_examples]
     judged = responder.respond(validation, progress="emotion head", **options)
     head, accuracy = choose_head(judged, responder.heads)
-    logging.info("emotion head on validation: %s; taking %s", accuracy, head)
+    log.info("emotion head on validation: %s; taking %s", accuracy, head)
     instances = load_instances(context, settings.split)
     instances = instances[: settings.limit] if settings.limit else instances
     begin = time.perf_counter()

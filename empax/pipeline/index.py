@@ -12,8 +12,10 @@ import numpy as np
 from empax.core.files import write_atomically, write_json
 from empax.core.run import RunContext
 from empax.data.exemplars import dialogue_groups
-from empax.retrieval.index import IndexSettings, build_index, measure_recall
 from empax.data.store import load_instances
+from empax.retrieval.index import IndexSettings, build_index, measure_recall
+
+log = logging.getLogger("empax")
 
 RECALL_QUERIES = 256
 
@@ -63,7 +65,7 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
         "seconds_embedding": embedded - begin,
         "seconds_building": built - embedded,
     }
-    logging.info("%s: recall@10 %.4f over %d rows", context.stage, about["recall_at_10"], len(corpus))
+    log.info("%s: recall@10 %.4f over %d rows", context.stage, about["recall_at_10"], len(corpus))
     write_json(context.directory / "index.json", about)
 
 

@@ -16,6 +16,8 @@ from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.tokenizers import load_tokenizer, train_bpe
 
+log = logging.getLogger("empax")
+
 
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
@@ -72,7 +74,7 @@ def run(settings: Settings, context: RunContext) -> None:
         made = to_instances(dialogues, moel_compat=data.moel_compat)
         instances[split] = made[: data.limit] if data.limit else made
         counts[split] = {"dialogues": len(dialogues), "instances": len(instances[split])}
-        logging.info("%s: %d dialogues, %d instances", split, len(dialogues), len(instances[split]))
+        log.info("%s: %d dialogues, %d instances", split, len(dialogues), len(instances[split]))
         if not instances[split]:
             raise ConfigError(f"the split {split!r} of config.data.name = {data.name!r} has no instances.")
         write_jsonl(context.files.instances(split), map(instance_to_row, instances[split]))
@@ -88,6 +90,4 @@ def _texts(instances: Iterable[Instance]) -> list[str]:
 def _tokenizer(settings: TokenizerSettings, texts: list[str]) -> Any:
     if settings.pretrained:
         return load_tokenizer(settings.pretrained, extra_tokens=SPECIAL_TOKENS)
-    return train_bpe(
-        texts, vocab_size=settings.vocab_size, lowercase=settings.lowercase, special_tokens=SPECIAL_TOKENS
-    )
+    return train_bpe(texts, vocab_size=settings.vocab_size, lowercase=settings.lowercase, special_tokens=SPECIAL_TOKENS)

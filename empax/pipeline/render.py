@@ -370,7 +370,7 @@ def _chips(words: Sequence[str]) -> str:
 
 
 def _fact_tables(report: Report) -> str:
-    tables = (
+    tables = "".join(
         f'<div><h3>{escape(title)}</h3><table class="facts">'
         + "".join(
             f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(value)}</td></tr>" for name, value in table
@@ -378,7 +378,7 @@ def _fact_tables(report: Report) -> str:
         + "</table></div>"
         for title, table in _facts(report).items()
     )
-    return f'<div class="columns">{"".join(tables)}</div>'
+    return f'<div class="columns">{tables}</div>' if tables else ""
 
 
 def _settings(report: Report) -> str:

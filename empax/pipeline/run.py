@@ -18,6 +18,8 @@ from empax.core.config import ConfigError, check_keys, to_settings
 from empax.core.files import WorkDir, read_json, write_json
 from empax.core.run import RunContext, cache_dir
 
+log = logging.getLogger("empax")
+
 KINDS = ("prepare", "annotate", "train", "index", "evaluate", "report")
 """What a section's `kind` may be: a module of this package, with `Settings` and `run`."""
 
@@ -102,9 +104,9 @@ def run(config: Mapping[str, Any], workdir: Path) -> None:
     for stage in stages:
         context = RunContext(files=files, config=config, stage=stage.name)
         if files.done(stage.name).exists():
-            logging.info("%s: done before", stage.name)
+            log.info("%s: done before", stage.name)
             continue
-        logging.info("%s: begins", stage.name)
+        log.info("%s: begins", stage.name)
         begin = time.perf_counter()
         module = importlib.import_module(f"empax.pipeline.{stage.kind}")
         if stage.kind in ("index", "evaluate"):
@@ -116,7 +118,7 @@ def run(config: Mapping[str, Any], workdir: Path) -> None:
             write_json(files.stage(stage.name) / "seconds.json", {"seconds": seconds})
         else:
             write_json(files.done(stage.name), {"seconds": seconds})
-        logging.info("%s: done in %.0f s", stage.name, seconds)
+        log.info("%s: done in %.0f s", stage.name, seconds)
 
 
 def _claim(files: WorkDir, config: Mapping[str, Any]) -> None:
@@ -152,6 +154,20 @@ def enable_compilation_cache() -> None:
 
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def quiet_logging(level: int = logging.WARNING) -> None:
+    """Our own lines at `level` on standard error; of Orbax, which tells every file it touches, warnings alone."""
+    from absl import logging as absl_logging
+
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    absl_logging.set_stderrthreshold("warning")
+    log.setLevel(level)
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        log.addHandler(handler)
+        log.propagate = False
 
 
 def describe_run(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from empax.core.config import ConfigError, split_keys, to_settings
 from empax.core.run import RunContext, TaskSpec
 from empax.training.loop import LoopSettings, fit
 
+log = logging.getLogger("empax")
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskName:
@@ -75,7 +77,7 @@ def run(settings: Settings, context: RunContext) -> None:
         initial=assembly.initial,
         on_refresh=assembly.on_refresh,
     )
-    logging.info(
+    log.info(
         "%s: %d steps, %.1f examples/s, best %s = %s at step %d",
         context.stage, result.step, result.examples_per_second, settings.loop.best_metric, result.best_value,
         result.best_step,

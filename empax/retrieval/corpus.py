@@ -16,7 +16,13 @@ from empax.core.run import cache_dir
 from empax.core.types import Instance, Params
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.models.dual_encoder import DualEncoder
-from empax.retrieval.encode import embed
+from empax.retrieval.encode import BUCKETS, embed
+
+log = logging.getLogger("empax")
+
+
+KEPT_FROM = 1000
+"""How many texts make it worth while to keep their embeddings."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -33,6 +39,7 @@ class CorpusEncoder:
 
     Attributes:
       hash: of parameters and settings; an index made with another one is refused.
+      buckets: lengths in tokens to pad to; one alone compiles once, for whoever embeds single texts.
     """
 
     model: DualEncoder
@@ -41,6 +48,7 @@ class CorpusEncoder:
     max_query_tokens: int
     max_key_tokens: int
     hash: str
+    buckets: tuple[int, ...] = BUCKETS
 
     def embed_queries(self, instances: Sequence[Instance], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
         """Embeds the contexts, without looking at any response."""
@@ -51,13 +59,16 @@ class CorpusEncoder:
         return self._embed(encode_keys(self.tokenizer, instances, self.max_key_tokens), progress)
 
     def _embed(self, token_ids: list[list[int]], progress: str | None) -> Float[np.ndarray, "N D"]:
+        def make() -> Float[np.ndarray, "N D"]:
+            options = {"pad_id": self.tokenizer.pad_id, "buckets": self.buckets, "progress": progress}
+            return embed(_embedder(self.model), self.params, token_ids, **options)
+
+        if len(token_ids) < KEPT_FROM:
+            return make()
         path = cache_dir() / "embeddings" / f"{hash_json([self.hash, token_ids])}.npy"
         if path.exists():
-            logging.info("%s: %d embeddings taken from %s", progress, len(token_ids), path)
+            log.info("%s: %d embeddings taken from %s", progress, len(token_ids), path)
             return np.load(path)
-        made = embed(
-            _embedder(self.model), self.params, token_ids, pad_id=self.tokenizer.pad_id, progress=progress
-        )
-        if len(token_ids) >= 1000:  # below that, making them again is as fast as looking
-            write_atomically(path, lambda temporary: np.save(temporary, made))
+        made = make()
+        write_atomically(path, lambda temporary: np.save(temporary, made))
         return made

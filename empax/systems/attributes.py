@@ -8,6 +8,7 @@ is shown in both forms, the response hidden with `hide_response_probability`. So
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from empax.data.tokenizers import load_tokenizer
 from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
-from empax.retrieval.encode import embed
+from empax.retrieval.encode import BUCKETS, Encoder, embed
 from empax.training.checkpoint import load_params
 
 
@@ -138,9 +139,7 @@ class Classifier:
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         first, second = jax.random.split(rng)
-        encoder = self.encoder.init(first, batch.source, batch.source_mask)[
-            "params"
-        ]
+        encoder = self.encoder.init(first, batch.source, batch.source_mask)["params"]
         encoding = jnp.zeros((1, self.encoder.encoder.config.d_model))
         return {"encoder": encoder, "head": self.head.init(second, encoding)["params"]}
 
@@ -211,6 +210,12 @@ def build_classifier(stage: ClassifierStage, run: RunContext) -> Assembly:
     )
 
 
+@functools.lru_cache(maxsize=8)
+def _flat_logits(task: Classifier) -> Encoder:
+    """One function per classifier, so that its compiled code is found again."""
+    return lambda params, ids, mask: task.logits(params, ids, mask, None).reshape(ids.shape[0], -1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Judge:
     """A trained classifier, ready to label texts."""
@@ -220,15 +225,15 @@ class Judge:
     tokenizer: Tokenizer
     max_tokens: int
     hash: str
+    buckets: tuple[int, ...] = BUCKETS
 
     def __call__(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Float[np.ndarray, "N C 3"]:
         """Logits for every (context, response); an empty response judges the context alone."""
         rows = encode(self.tokenizer, contexts, responses, self.max_tokens)
+        apply = _flat_logits(self.task)
 
-        def apply(params: Params, ids: Array, mask: Array) -> Array:
-            return self.task.logits(params, ids, mask, None).reshape(ids.shape[0], -1)
-
-        flat = embed(apply, self.params, rows, pad_id=self.tokenizer.pad_id, progress="attributes")
+        progress = "attributes" if len(rows) > 1 else None
+        flat = embed(apply, self.params, rows, pad_id=self.tokenizer.pad_id, buckets=self.buckets, progress=progress)
         return flat.reshape(len(rows), len(self.task.mechanisms), len(LEVELS))
 
 

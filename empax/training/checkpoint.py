@@ -85,7 +85,8 @@ class Checkpointer:
             future.result()
         except _SAVE_ERRORS as error:
             shutil.rmtree(path, ignore_errors=True)
-            _remove_unfinished(path.parent)  # makes room again, if the disk was full
+            # Makes room again; writes of orbax that are still under way may leave a rest for the next start to remove.
+            _remove_unfinished(path.parent)
             steps = [str(step) for step, _ in _complete(self._directory / _FOLDERS["last"])]
             intact = f"intact: the checkpoints of steps {', '.join(steps)}" if steps else "there is no earlier one"
             message = f"saving {path} failed ({type(error).__name__}: {error}); {intact}. Make room and run again."

@@ -104,13 +104,7 @@ def make_eval_step(task: Task, *, replicated: Any = None) -> EvalStep:
 
 
 def make_explore_step(task: OnlineTask) -> ExploreStep:
-    """Compiles `task.explore`: (state, frozen, batch) -> the batch to learn from; the state is only read.
-
-    Raises:
-      TypeError: the task has no `explore`.
-    """
-    if not isinstance(task, OnlineTask):
-        raise TypeError(f"{type(task).__name__} has no `explore`: it is not an OnlineTask.")
+    """Compiles `task.explore`: (state, frozen, batch) -> the batch to learn from; the state is only read."""
 
     def step(state: TrainState, frozen: Params, batch: Batch) -> Batch:
         rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _EXPLORE_STREAM)

@@ -62,9 +62,9 @@ def test_folder_is_found_where_the_user_points(tmp_path, monkeypatch):
     monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
     inner = tmp_path / FOLDER
     inner.mkdir()
-    with pytest.raises(DataError, match=r"config\.data\.dir = .* holds no EPITOME"):
+    with pytest.raises(ConfigError, match=r"config\.data\.dir = .* holds no EPITOME"):
         find_epitome(tmp_path)
-    with pytest.raises(DataError, match=r"set --config\.data\.dir or EMPAX_DATA_DIR"):
+    with pytest.raises(ConfigError, match=r"set --config\.data\.dir or EMPAX_DATA_DIR"):
         find_epitome("")
     write(inner, ["0120", "2101", "1022"])
     assert find_epitome(tmp_path) == find_epitome(str(inner)) == inner

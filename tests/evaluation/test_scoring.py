@@ -122,7 +122,8 @@ def test_compare_tests_the_metrics_that_both_have():
 
 def test_rows_are_read_with_their_types_checked(tmp_path):
     path = tmp_path / "rows.jsonl"
-    good = '{"context": ["a\u2028b"], "response": "r", "reference": "g", "emotion": null, "id": 7, "nll": 3.5, "num_tokens": 2}'
+    good = '{"context": ["a\u2028b"], "response": "r", "reference": "g", "emotion": null, "id": 7'
+    good += ', "nll": 3.5, "num_tokens": 2}'
     path.write_text(
         "\n".join(
             [good, "", "{nope", "[1]", '{"context": ["a"]}', '{"context": "a", "response": "", "reference": ""}',

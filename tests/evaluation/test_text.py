@@ -9,9 +9,8 @@ import pytest
 
 from empax.evaluation import text
 
-WORDS = (
-    "i am so sorry to hear that . what happened ? oh no ! it's great , don't worry ... U.S. 3.5 100% (yes) a-b".split()
-)
+VOCABULARY = "i am so sorry to hear that . what happened ? oh no ! it's great , don't worry ... U.S. 3.5 100% (yes) a-b"
+WORDS = VOCABULARY.split()
 
 
 def corpus(seed=0, rows=60):

@@ -63,14 +63,18 @@ def test_searching_every_leaf_and_rescoring_every_row_equals_exact(rows):
     check_equal(found, ExactIndex(rows, groups=groups).search(queries, 20, query_groups=query_groups))
 
 
-def test_recall_of_the_default(index):
+def test_recall_of_the_default():
+    rows = clustered(9_000, 1)
+    leaves, searched = ScannSettings().leaves(len(rows))
+    assert searched < leaves, "a search of everything would prove nothing"
+    index = ScannIndex(rows, ScannSettings())
     assert measure_recall(index, index.exact, clustered(100, 2)) >= 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_recall_of_the_default_on_real_embeddings(real_data):
-    """MiniLM vectors of 3,000 training pairs as keys, of 200 test contexts as queries; cut to 32 tokens for speed."""
+    """MiniLM vectors of 6,000 training pairs and of 100 test contexts, all cut to 16 tokens for speed."""
     try:
         folder = minilm_folder()
     except ConfigError as error:
@@ -80,16 +84,18 @@ def test_recall_of_the_default_on_real_embeddings(real_data):
     encoder = DualEncoder(encoder=BertEncoder(config), normalize=True)
     archive = find_archive(real_data)
     train, test = (to_instances(read_dialogues(archive, split)) for split in ("train", "test"))
-    keys = encode_keys(tokenizer, train[:: len(train) // 3_000][:3_000], 32)
-    queries = encode_queries(tokenizer, test[:200], 32)
+    keys = encode_keys(tokenizer, train[:: len(train) // 6_000][:6_000], 16)
+    queries = encode_queries(tokenizer, test[:100], 16)
 
     def apply(params, ids, mask):
         return encoder.apply({"params": {"encoder": params}}, ids, mask)
 
     rows, vectors = (
-        embed(apply, params, ids, pad_id=tokenizer.pad_id, tokens_per_batch=2_048, buckets=(16, 24, 32))
+        embed(apply, params, ids, pad_id=tokenizer.pad_id, tokens_per_batch=2_048, buckets=(16,))
         for ids in (keys, queries)
     )
+    leaves, searched = ScannSettings().leaves(len(rows))
+    assert searched < leaves, "a search of everything would prove nothing"
     index = ScannIndex(rows, ScannSettings())
     assert measure_recall(index, index.exact, vectors) >= 0.95
 
@@ -162,7 +168,9 @@ def test_a_collapsed_encoder_still_gives_an_index(kind):
 
 
 def test_settings_scale_with_the_corpus():
-    assert ScannSettings().leaves(40_000) == (200, 60)
+    assert ScannSettings().leaves(40_000) == (200, 80)
+    assert ScannSettings().leaves(8_000) == (89, 45)
+    assert ScannSettings().leaves(3_000) == (54, 54), "a small corpus is searched whole"
     assert ScannSettings(num_leaves=50, leaves_to_search=80).leaves(40_000) == (50, 50)
     with pytest.raises(ConfigError, match="num_leaves = 5000, but there are only 1500 rows"):
         ScannSettings(num_leaves=5_000).leaves(ROWS)

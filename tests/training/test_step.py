@@ -175,5 +175,3 @@ def test_explore_gives_the_batch_to_learn_from(tiny):
     np.testing.assert_array_equal(first.target, explore(state, tiny.frozen(), batch).target)
     later = explore(dataclasses.replace(state, step=state.step + 1), tiny.frozen(), batch)
     assert (np.asarray(first.target) != np.asarray(later.target)).any()
-    with pytest.raises(TypeError, match="TinyTask has no `explore`"):
-        make_explore_step(tiny.TinyTask())

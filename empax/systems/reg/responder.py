@@ -14,7 +14,7 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.run import RunContext
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
-from empax.data.exemplars import ContextExamples, ExemplarExamples, dialogue_groups
+from empax.data.exemplars import ContextExamples, Corpus, dialogue_groups
 from empax.data.store import load_instances
 from empax.retrieval.corpus import CorpusEncoder
 from empax.retrieval.index import Index, load_index
@@ -29,7 +29,7 @@ class Retrieval:
 
     encoder: CorpusEncoder
     index: Index
-    examples: ExemplarExamples  # of no instance: holds the tokenised corpus
+    corpus: Corpus
 
     def search(self, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the corpus and scores, [N, k]; never of an instance's own dialogue."""
@@ -57,6 +57,16 @@ class Responder:
         """The emotion heads that this run has."""
         return ("generator", "retriever") if isinstance(self.task, Joint) else ("generator",)
 
+    def for_single_texts(self) -> Responder:
+        """The same, padding every query to one length: for answering one context at a time."""
+        if self.retrieval is None:
+            return self
+        encoder = self.retrieval.encoder
+        encoder = dataclasses.replace(encoder, buckets=(encoder.max_query_tokens,))
+        return Responder(
+            self.parts, self.task, self.params, dataclasses.replace(self.retrieval, encoder=encoder), self.buckets
+        )
+
     def respond(
         self, instances: Sequence[Instance], *, batch_size: int, seed: int, progress: str | None = None
     ) -> list[Prediction]:
@@ -77,40 +87,31 @@ class Responder:
                 bar.update(int((indices >= 0).sum()))
         return [made[i] for i in range(len(instances))]
 
-    def _examples(
-        self, instances: Sequence[Instance]
-    ) -> tuple[ContextExamples, np.ndarray | None, np.ndarray | None]:
-        settings, k = self.parts.settings, self.parts.settings.passages
+    def _examples(self, instances: Sequence[Instance]) -> tuple[ContextExamples, np.ndarray | None, np.ndarray | None]:
+        parts, settings = self.parts, self.parts.settings
         if self.retrieval is None:
-            return (
-                ContextExamples(
-                    instances, self.parts.tokenizer, settings.layout, attributes=settings.attributes
-                ),
-                None,
-                None,
-            )
-        rows, scores = self.retrieval.search(instances, k)
-        corpus = self.retrieval.examples.corpus
-        return self.parts.exemplar_examples(instances, corpus, rows, key_embeddings=self.retrieval.index.embeddings), rows, scores
+            options = {"attributes": settings.attributes}
+            return ContextExamples(instances, parts.tokenizer, settings.layout, **options), None, None
+        rows, scores = self.retrieval.search(instances, settings.passages)
+        # The embeddings stand in for the keys, which nobody reads when nothing is trained.
+        embeddings = self.retrieval.index.embeddings
+        examples = parts.exemplar_examples(instances, self.retrieval.corpus, rows, key_embeddings=embeddings)
+        return examples, rows, scores
 
     def _exemplars(self, rows: np.ndarray, scores: np.ndarray) -> tuple[Mapping[str, Any], ...]:
-        assert self.retrieval is not None
-        found = []
-        for row, score in zip(rows, scores, strict=True):
-            if row < 0:
-                continue
-            instance = self.retrieval.examples.corpus.instances[int(row)]
-            found.append(
-                {
-                    "id": instance.id,
-                    "context": list(instance.context),
-                    "response": instance.response,
-                    "emotion": instance.emotion,
-                    "attributes": dict(instance.notes.get("response_attributes", {})),
-                    "score": round(float(score), 4),
-                }
-            )
-        return tuple(found)
+        corpus = self.retrieval.corpus.instances if self.retrieval else ()
+        found = [(corpus[int(row)], float(score)) for row, score in zip(rows, scores, strict=True) if row >= 0]
+        return tuple(
+            {
+                "id": instance.id,
+                "context": list(instance.context),
+                "response": instance.response,
+                "emotion": instance.emotion,
+                "attributes": dict(instance.notes.get("response_attributes", {})),
+                "score": round(score, 4),
+            }
+            for instance, score in found
+        )
 
     def _prediction(
         self,
@@ -158,14 +159,15 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
         task = parts.generator_task(to_settings(GeneratorStage, fields, where=f"config.{stage}"))
         return Responder(parts, task, params, None, buckets)
     if kind != "joint":
-        raise ConfigError(f"config.{run.stage}.stage = {stage!r} trains {kind!r}; it must train 'joint' or 'generator'.")
+        raise ConfigError(
+            f"config.{run.stage}.stage = {stage!r} trains {kind!r}; it must train 'joint' or 'generator'."
+        )
     fields = {k: v for k, v in section.items() if k in JointStage.__dataclass_fields__}
     settings = to_settings(JointStage, fields, where=f"config.{stage}")
-    corpus = parts.corpus(load_instances(run, "train"))
     retrieval = Retrieval(
         corpus_encoder_of(parts, params["retriever"]),
         load_index(run.files.index(index), encoder_hash=_maker_of_index(run, parts, settings, stage, params)),
-        parts.exemplar_examples([], corpus, np.zeros((0, 1), np.int64)),
+        parts.corpus(load_instances(run, "train")),
     )
     return Responder(parts, parts.joint_task(settings), params, retrieval, buckets)
 

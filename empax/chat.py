@@ -1,0 +1,58 @@
+"""Talks to a finished run: `python -m empax.chat --workdir=DIR`, showing what stands behind every reply."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a finished run.", required=True)
+_EXEMPLARS = flags.DEFINE_integer("exemplars", 3, "How many exemplars to show.", lower_bound=0)
+
+
+def describe(prediction: Any, seconds: float, exemplars: int) -> str:
+    """A reply with the attributes and exemplars behind it."""
+    attributes = ", ".join(f"{name} {level}" for name, level in prediction.attributes.items())
+    lines = [f"empax> {prediction.response}", f"       [you seem {prediction.emotion_prediction}; {attributes or '-'}]"]
+    for exemplar in prediction.exemplars[:exemplars]:
+        lines.append(f"       ({exemplar['emotion']}) {exemplar['context'][-1]!r} -> {exemplar['response']!r}")
+    return "\n".join([*lines, f"       {seconds:.2f} s"])
+
+
+def main(_: list[str]) -> None:
+    # Here and not above, so that --help answers at once.
+    from empax.core.config import ConfigError
+    from empax.core.files import DataError
+    from empax.pipeline.run import enable_compilation_cache, quiet_logging
+    from empax.serving.session import Session
+
+    quiet_logging()
+    enable_compilation_cache()
+    try:
+        session = Session.load(Path(_WORKDIR.value))
+        session.reply(["Hello."])  # compiles
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print("Tell me what happened. An empty line starts over, Ctrl-D ends.", flush=True)
+    context: list[str] = []
+    while True:
+        try:
+            text = input("you> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not text:
+            context = []
+            continue
+        begin = time.perf_counter()
+        prediction = session.reply([*context, text])
+        print(describe(prediction, time.perf_counter() - begin, _EXEMPLARS.value), flush=True)
+        context += [text, prediction.response or "..."]
+
+
+if __name__ == "__main__":
+    app.run(main)

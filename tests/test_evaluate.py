@@ -1,0 +1,89 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from absl.testing import flagsaver
+
+from empax import evaluate
+
+GOOD = {"context": ["I passed the exam!"], "response": "Congratulations, that is great!", "reference": "That is great."}
+
+
+def write(path, lines):
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def run(**flags):
+    if not evaluate.flags.FLAGS.is_parsed():
+        evaluate.flags.FLAGS(["evaluate", "--predictions=none"])
+    with flagsaver.flagsaver(bootstrap_samples=10, **flags):
+        return evaluate.main(["evaluate"])
+
+
+def test_prints_the_table_and_writes_the_report(tmp_path, capsys):
+    rows = [GOOD | {"emotion": "proud", "emotion_prediction": "proud"}, GOOD | {"response": ""}]
+    path = write(tmp_path / "mine.jsonl", rows)
+    assert run(predictions=path, output=str(tmp_path / "out")) == 0
+    printed = capsys.readouterr().out
+    assert "emotion_accuracy                      100.00   [100.00, 100.00]" in printed
+    assert "rows 2  empty_responses 1" in printed
+    assert "bleu_2:moses" not in printed
+    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert stored["system"] == "mine"
+    assert stored["metrics"]["emotion_accuracy"]["value"] == 100.0
+    assert (tmp_path / "out" / "report.html").exists()
+    assert (tmp_path / "out" / "report.md").exists()
+    assert run(predictions=path, variants=True) == 0
+    assert "bleu_2:moses" in capsys.readouterr().out
+
+
+def test_every_bad_line_is_named_and_nothing_is_scored(tmp_path, capsys):
+    path = write(tmp_path / "bad.jsonl", [GOOD, "{oops", GOOD | {"response": 3}, {"context": []}])
+    assert run(predictions=path, output=str(tmp_path / "out")) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    for part in ("line 2: not valid JSON", "line 3: 'response' is of type int", "line 4: lacks", "3 bad lines"):
+        assert part in printed.err
+    assert not (tmp_path / "out").exists()
+    assert run(predictions=path, skip_bad_lines=True) == 0
+    printed = capsys.readouterr()
+    assert "rows 1" in printed.out
+    assert "line 3: 'response' is of type int" in printed.err
+
+
+def test_comparison_is_printed_and_kept(tmp_path, capsys):
+    first = write(tmp_path / "a.jsonl", [GOOD | {"context": [str(i)]} for i in range(8)])
+    other = write(tmp_path / "b.jsonl", [GOOD | {"context": [str(i)], "response": "Oh."} for i in reversed(range(8))])
+    assert run(predictions=first, compare=other, output=str(tmp_path / "out")) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("rouge_l") and " p " in line)
+    assert "p 0.0909 (randomisation 0.0909)" in line
+    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert stored["notes"]["comparison"]["rouge_l"]["difference"] > 0.5
+    unpaired = write(tmp_path / "c.jsonl", [GOOD])
+    assert run(predictions=first, compare=unpaired) == 2
+    assert "do not pair up by context and reference" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lines", [[], ["", ""]])
+def test_nothing_to_score_is_an_error(tmp_path, capsys, lines):
+    assert run(predictions=write(tmp_path / "empty.jsonl", lines)) == 2
+    assert "no predictions to score" in capsys.readouterr().err
+    assert run(predictions=str(tmp_path / "missing.jsonl")) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy():
+    code = "import empax.evaluate, sys; print([m for m in ('jax', 'numpy', 'nltk', 'flax') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert found.stdout.strip() == "[]"
+
+
+def test_exit_code_of_the_command(tmp_path):
+    path = write(tmp_path / "bad.jsonl", ["nope"])
+    command = [sys.executable, "-m", "empax.evaluate", f"--predictions={path}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "line 1" in found.stderr
