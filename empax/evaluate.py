@@ -38,14 +38,15 @@ def main(argv: list[str]) -> int:
 
 
 def _evaluate() -> int:
-    from empax.evaluation.scoring import ScoringSettings, compare, score
+    from empax.evaluation.scoring import VARIANTS, ScoringSettings, compare, score
     from empax.pipeline import render, report
 
     rows = _read(Path(_PREDICTIONS.value))
     others = _read(Path(_COMPARE.value)) if _COMPARE.value else None
     if rows is None or (_COMPARE.value and others is None):
         return 2
-    settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value)
+    variants = VARIANTS if _VARIANTS.value or _OUTPUT.value else ()
+    settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=variants)
     scores = score(rows, settings=settings)
     print(render.text_table({**scores.metrics, **(scores.variants if _VARIANTS.value else {})}))
     print("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))

@@ -78,7 +78,7 @@ def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params
     config = dataclasses.replace(
         config, num_layers=layers, dropout=settings.dropout, remat=settings.remat, dtype=settings.dtype
     )
-    params = load_pretrained(folder, config).params if with_params else None
+    params = {"encoder": load_pretrained(folder, config).params} if with_params else None
     return LoadedEncoder(_dual(config, settings), load_tokenizer(folder), params)
 
 

@@ -9,7 +9,7 @@ from html import escape
 Points = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 460, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 24, 12, 40
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:

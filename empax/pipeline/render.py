@@ -291,12 +291,9 @@ def _curves(report: Report) -> str:
     for stage, names in report["history"].items():
         main = [name for name in names if name == "loss" or name.endswith("_loss")]
         rest = [name for name in names if name not in main]
-        parts.append(f"<h3>{escape(stage)}</h3>{_chart_row(names, main)}")
-        if rest:
-            parts.append(
-                f"<details><summary>other measurements of {escape(stage)}</summary>{_chart_row(names, rest)}</details>"
-            )
-    return "".join(parts)
+        more = f"<details><summary>other measurements</summary>{_chart_row(names, rest)}</details>" if rest else ""
+        parts.append(f"<div><h3>{escape(stage)}</h3>{_chart_row(names, main)}{more}</div>")
+    return f'<div class="charts">{"".join(parts)}</div>' if parts else ""
 
 
 def _chart_row(names: Mapping[str, Mapping[str, charts.Points]], chosen: Sequence[str]) -> str:

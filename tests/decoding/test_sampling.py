@@ -20,9 +20,9 @@ def test_largest_is_top_k(vocab, k, kind):
         logits = np.round(logits)
     if kind == "barred":
         logits[..., vocab // 3 :] = -np.inf
-    for found, expected in zip(
-        jax.jit(largest, static_argnums=1)(jnp.asarray(logits), k), jax.lax.top_k(jnp.asarray(logits), k), strict=True
-    ):
+    logits = jnp.asarray(logits)
+    both = jax.jit(largest, static_argnums=1)(logits, k), jax.lax.top_k(logits, k)
+    for found, expected in zip(*both, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -86,7 +86,7 @@ def test_the_nucleus_of_equals_is_all_of_them_and_never_nothing():
 
 
 def test_barred_tokens_are_never_drawn():
-    logits = jnp.full((1, 5000, 70), -jnp.inf).at[:, :, jnp.array([3, 40])].set(0.0)
+    logits = jnp.full((1, 500, 70), -jnp.inf).at[:, :, jnp.array([3, 40])].set(0.0)
     for top_k in (0, 10):
         draw = jax.jit(functools.partial(sample_tokens, top_k=top_k, top_p=0.9))
         tokens = draw(jax.random.key(0), logits)

@@ -89,11 +89,11 @@ def test_killed_with_sigkill_and_restarted_ends_bit_identical(tiny, tmp_path):
     whole = run(tmp_path / "whole")
     for step in (8, 10):
         broken = run(tmp_path / "broken", step)
-        broken.communicate(timeout=100)
+        broken.communicate(timeout=300)
         assert broken.returncode == -signal.SIGKILL
         assert not (tmp_path / "broken" / "tiny" / "DONE").exists()
     for process in (run(tmp_path / "broken"), whole):
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
     assert remains(tmp_path / "broken") == remains(tmp_path / "whole")
 
