@@ -67,8 +67,24 @@ class Assembly:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sketch:
+    """A task with the shapes of a batch: what a plan is made of. No array of it holds anything."""
+
+    task: Task
+    batch: Any
+    frozen: Params = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskSpec:
-    """How a system offers a task: the dataclass of its settings, and what makes an Assembly of them."""
+    """How a system offers a task.
+
+    Attributes:
+      settings: the dataclass of its settings.
+      build: makes it, with its data, once the stages before it are done.
+      sketch: makes it for batches of (batch size, source tokens) from the config alone.
+    """
 
     settings: type
     build: Callable[[Any, RunContext], Assembly]
+    sketch: Callable[[Any, RunContext, int, int], Sketch]

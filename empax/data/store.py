@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_jsonl
+from empax.core.protocols import Tokenizer
 from empax.core.run import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_from_row
+from empax.data.features import SPECIAL_TOKENS
+from empax.data.tokenizers import load_tokenizer
 
 
 def load_instances(run: RunContext, split: str) -> list[Instance]:
@@ -38,3 +42,37 @@ def load_candidates(run: RunContext, index: str, split: str) -> tuple[np.ndarray
         raise ConfigError(f"{path} is not there: {run.stage} needs {split!r} among config.{index}.queries.")
     with np.load(path) as arrays:
         return arrays["positions"], arrays["ids"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedTokenizer:
+    """Stands in for a tokenizer that is not trained yet: it knows its size and its ids, and reads nothing."""
+
+    vocab_size: int
+    pad_id: int = 0
+    eos_id: int = 1
+    start_id: int = 2
+    cls_id: int = 2
+    sep_id: int = 3
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError("a plan reads no text")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        raise NotImplementedError("a plan reads no text")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError("a plan reads no text")
+
+    def token_id(self, token: str) -> int:
+        return 0
+
+
+def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
+    """The tokenizer that `prepare` left; `planned`: one of the size that it is going to have."""
+    if not planned:
+        return load_tokenizer(run.files.tokenizer)
+    section = run.section("prepare")["tokenizer"]
+    if section.get("pretrained"):
+        return load_tokenizer(section["pretrained"], extra_tokens=SPECIAL_TOKENS)
+    return PlannedTokenizer(section["vocab_size"])

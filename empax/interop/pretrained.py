@@ -16,6 +16,10 @@ from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, scratch
 
 
+_RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
+"""How a model is run, not what it is: never taken from a checkpoint."""
+
+
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
     """A BERT-like text encoder with pooling.
@@ -25,6 +29,7 @@ class EncoderSettings:
       num_layers: of the random encoder; of a pretrained one, how many of its first layers to keep (0 = all).
       pooling: "mean" over real tokens (Contriever, MiniLM) or "cls".
       normalize: to unit length, so that the dot product is the cosine.
+      remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
     pretrained: str = ""
@@ -37,6 +42,7 @@ class EncoderSettings:
     pooling: Literal["mean", "cls"] = "mean"
     normalize: bool = False
     remat: bool = False
+    unroll: int = 1
     dtype: str = "float32"
 
 
@@ -67,6 +73,7 @@ def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params
             max_positions=settings.max_positions,
             dropout=settings.dropout,
             remat=settings.remat,
+            unroll=settings.unroll,
             dtype=settings.dtype,
         )
         return LoadedEncoder(_dual(config, settings), tokenizer, None)
@@ -75,9 +82,8 @@ def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params
     layers = settings.num_layers or config.num_layers
     if layers > config.num_layers:
         raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
-    config = dataclasses.replace(
-        config, num_layers=layers, dropout=settings.dropout, remat=settings.remat, dtype=settings.dtype
-    )
+    run = {name: getattr(settings, name) for name in _RUN_SETTINGS}
+    config = dataclasses.replace(config, num_layers=layers, **run)
     params = {"encoder": load_pretrained(folder, config).params} if with_params else None
     return LoadedEncoder(_dual(config, settings), load_tokenizer(folder), params)
 
@@ -94,6 +100,7 @@ class GeneratorSettings:
       architecture: "transformer" (from scratch) or "t5".
       pretrained: of "t5": a folder or a Hub name; empty = random.
       preset: of a random "t5": "t5-small", "flan-t5-base", ...; the sizes below are then unused.
+      remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
     architecture: Literal["transformer", "t5"] = "transformer"
@@ -107,6 +114,7 @@ class GeneratorSettings:
     num_decoder_layers: int = 4
     dropout: float = 0.1
     remat: bool = False
+    unroll: int = 1
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -124,7 +132,7 @@ class LoadedGenerator:
 
 def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_params: bool = True) -> LoadedGenerator:
     """Makes the encoder-decoder that `settings` describe; its vocabulary is the tokenizer's."""
-    changes: dict[str, Any] = {"dropout": settings.dropout, "remat": settings.remat, "dtype": settings.dtype}
+    changes: dict[str, Any] = {name: getattr(settings, name) for name in _RUN_SETTINGS}
     if settings.architecture == "transformer":
         sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
         changes |= {name: getattr(settings, name) for name in sizes}

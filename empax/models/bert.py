@@ -30,6 +30,7 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
     dropout: float = 0.1
     remat: bool = False
+    unroll: int = 1
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -56,6 +57,7 @@ class BertConfig:
             layer_norm_eps=self.layer_norm_eps,
             final_norm=False,
             remat=self.remat,
+            unroll=self.unroll,
             dtype=self.dtype,
         )
 

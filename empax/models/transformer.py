@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
-from empax.models.layers import Dropout, normal, sinusoidal_positions
+from empax.models.layers import Dropout, contract, normal, sinusoidal_positions
 from empax.models.stack import DecodeCache, Stack, TransformerConfig
 
 __all__ = ["DecodeCache", "EncoderDecoder", "TransformerConfig", "scratch"]
@@ -105,7 +105,7 @@ class EncoderDecoder(nn.Module):
         # On the hidden states, not on the weights: a step of decoding must not copy the whole matrix.
         scaled = hidden * c.d_model**-0.5 if c.output_scale else hidden
         weights = self.token_embedding if c.tie_embeddings else self.output_embedding
-        return jnp.einsum("BTD,VD->BTV", scaled, weights.astype(hidden.dtype)).astype(jnp.float32)
+        return contract("BTD,VD->BTV", scaled, weights, result=jnp.float32)
 
     def decode(
         self,

@@ -21,13 +21,13 @@ from jaxtyping import Array, Float, Int
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import hash_json
 from empax.core.protocols import Tokenizer
-from empax.core.run import Assembly, RunContext, TaskSpec
+from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.tree import hash_tree
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics, Params
 from empax.data import features
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.sample import load_annotated_pairs
-from empax.data.tokenizers import load_tokenizer
+from empax.data.store import run_tokenizer
 from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
@@ -188,8 +188,8 @@ def _weights(pairs: Sequence[Pair], stage: ClassifierStage) -> tuple[tuple[float
     return tuple(tuple(float(w) for w in row) for row in weights)
 
 
-def _load(stage: ClassifierStage, run: RunContext) -> LoadedEncoder:
-    return load_encoder(stage.encoder, load_tokenizer(str(run.files.tokenizer)))
+def _load(stage: ClassifierStage, run: RunContext, *, planned: bool = False) -> LoadedEncoder:
+    return load_encoder(stage.encoder, run_tokenizer(run, planned=planned), with_params=not planned)
 
 
 def build_classifier(stage: ClassifierStage, run: RunContext) -> Assembly:
@@ -262,4 +262,20 @@ def load_judge(run: RunContext, stage_name: str) -> Judge:
     )
 
 
-TASKS = {"classifier": TaskSpec(ClassifierStage, build_classifier)}
+def sketch_classifier(stage: ClassifierStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+    def shape(*sizes: int, kind: Any = jnp.int32) -> Any:
+        return jax.ShapeDtypeStruct(sizes, kind)
+
+    batch = AttributeBatch(
+        source=shape(batch_size, length),
+        source_mask=shape(batch_size, length, kind=bool),
+        target=shape(batch_size, 1),
+        target_mask=shape(batch_size, 1, kind=bool),
+        valid=shape(batch_size, kind=bool),
+        labels=shape(batch_size, len(stage.mechanisms)),
+    )
+    unweighted = ((1.0,) * len(LEVELS),) * len(stage.mechanisms)
+    return Sketch(Classifier(_load(stage, run, planned=True).model, stage.mechanisms, unweighted), batch)
+
+
+TASKS = {"classifier": TaskSpec(ClassifierStage, build_classifier, sketch_classifier)}

@@ -7,6 +7,7 @@ file, so what a killed process left behind is passed over and a damaged file is 
 
 from __future__ import annotations
 
+import logging
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,11 +18,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import logging
 
 from empax.core.files import read_json, write_json
 from empax.core.tree import named_leaves
 from empax.core.types import Params, TrainState
+
+log = logging.getLogger("empax")
 
 _COMPLETE = "COMPLETE"
 _FOLDERS = {"last": "checkpoints", "best": "best"}
@@ -90,7 +92,7 @@ class Checkpointer:
             steps = [str(step) for step, _ in _complete(self._directory / _FOLDERS["last"])]
             intact = f"intact: the checkpoints of steps {', '.join(steps)}" if steps else "there is no earlier one"
             message = f"saving {path} failed ({type(error).__name__}: {error}); {intact}. Make room and run again."
-            logging.error("%s", message)
+            log.error("%s", message)
             raise CheckpointError(message) from error
 
     def check(self) -> None:
@@ -116,14 +118,14 @@ class Checkpointer:
             try:
                 record = _verified(path)
             except _DAMAGE as error:
-                logging.warning("%s is damaged (%s); falling back to the checkpoint before it.", path, error)
+                log.warning("%s is damaged (%s); falling back to the checkpoint before it.", path, error)
                 continue
             state = self._restore(path, record, template)
-            logging.info("Going on from the checkpoint %s.", path)
+            log.info("Going on from the checkpoint %s.", path)
             self._forget_best(after=step)
             return step, state, record["extra"]
         if folder.is_dir() and any(folder.iterdir()):
-            logging.warning("%s holds no complete, undamaged checkpoint; training starts anew.", folder)
+            log.warning("%s holds no complete, undamaged checkpoint; training starts anew.", folder)
         self._forget_best(after=-1)
         return None
 
@@ -237,7 +239,7 @@ def _remove_unfinished(folder: Path) -> None:
     """Deletes what a killed process or a failed save left behind."""
     for path in list(folder.glob("*")):
         if not (path / _COMPLETE).exists():
-            logging.warning("%s was never finished and does not count; removing it.", path)
+            log.warning("%s was never finished and does not count; removing it.", path)
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from jax.sharding import Mesh
 
 from empax.core.config import ConfigError
@@ -33,6 +33,8 @@ from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.optimizer import learning_rate, make_optimizer, trained_mask
 from empax.training.settings import LoopSettings, check_batch_sizes
 from empax.training.step import make_eval_step, make_explore_step, make_train_step
+
+log = logging.getLogger("empax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +188,7 @@ class _Run:
             if initial is not None:
                 params = _checked(initial(self.state.params), shapes, self.stage)
                 self.state = dataclasses.replace(self.state, params=jax.device_put(params, shardings.params))
-        logging.info("%s: %d parameters, from step %d.", self.stage, count_params(shapes), self.step)
+        log.info("%s: %d parameters, from step %d.", self.stage, count_params(shapes), self.step)
         self.train_step = make_train_step(
             self.task,
             optimizer,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from absl import logging
 from tqdm import tqdm
 
 from empax.core.files import write_atomically
 from empax.training.tensorboard import EventFile
+
+log = logging.getLogger("empax")
 
 
 class MetricsLog:
@@ -45,7 +47,7 @@ class MetricsLog:
             for name, value in values.items():
                 self._board.add_scalar(f"{split}/{name}", value, step)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        logging.info("%s  step %d  %s  %s", self._stage, step, split, shown)
+        log.info("%s  step %d  %s  %s", self._stage, step, split, shown)
 
     def close(self) -> None:
         self._file.close()

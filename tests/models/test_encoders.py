@@ -64,10 +64,11 @@ def test_head_is_the_formula(hidden):
     features = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32))
     head = ClassificationHead(num_classes=3, hidden=hidden)
     params = head.init(jax.random.key(0), features)["params"]
+    weights = {name: np.asarray(leaf) for name, leaf in params.items()}
     expected = np.asarray(features)
     if hidden:
-        expected = np.tanh(expected @ params["hidden"] + params["hidden_bias"])
-    expected = expected @ params["out"] + params["out_bias"]
+        expected = np.tanh(expected @ weights["hidden"] + weights["hidden_bias"])
+    expected = expected @ weights["out"] + weights["out_bias"]
     np.testing.assert_allclose(head.apply({"params": params}, features), expected, rtol=1e-5, atol=1e-6)
     rngs = {"dropout": jax.random.key(1)}
     dropped = head.apply({"params": params}, features, deterministic=False, rngs=rngs)

@@ -211,7 +211,10 @@ def test_default_preset_size():
     assert isinstance(config, TransformerConfig)
     ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
     shapes = jax.eval_shape(EncoderDecoder(config).init, jax.random.key(0), ids, mask, ids)["params"]
-    assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == 10_451_200
+    attention, feed, norm = 4 * 256 * 256 + 4 * 256, 2 * 256 * 1024 + 1024 + 256, 2 * 256
+    encoder, decoder = attention + feed + 2 * norm, 2 * attention + feed + 3 * norm
+    expected = 12_000 * 256 + 4 * encoder + 4 * decoder + 2 * norm + 2 * 32 * 4
+    assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == expected
 
 
 # Fusion-in-Decoder

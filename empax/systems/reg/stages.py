@@ -13,12 +13,18 @@ import numpy as np
 from empax.core.config import to_settings
 from empax.core.files import DataError, hash_json, write_atomically
 from empax.core.protocols import Tokenizer
-from empax.core.run import Assembly, RunContext, TaskSpec
+from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.tree import hash_tree
 from empax.core.types import EMOTIONS, Instance, Params
-from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples, LayoutSettings
-from empax.data.store import load_candidates, load_instances
-from empax.data.tokenizers import load_tokenizer
+from empax.data.exemplars import (
+    ContextExamples,
+    Corpus,
+    ExemplarBatch,
+    ExemplarExamples,
+    LabelledBatch,
+    LayoutSettings,
+)
+from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.decoding.search import DecodeSettings
 from empax.interop.pretrained import (
     EncoderSettings,
@@ -79,6 +85,7 @@ class RetrieverStage:
     Attributes:
       generator: the stage that trained G1.
       index: the index stage whose candidates are tried out.
+      candidates: M, how many of those are re-scored with the current encoders, K being kept (0 = all that it found).
       passage_encoder: "trained" reads the candidates in every step, gradient and all; "frozen" takes their embeddings
         from the index and trains the query side alone.
     """
@@ -86,6 +93,7 @@ class RetrieverStage:
     distillation: DistillationSettings = dataclasses.field(default_factory=DistillationSettings)
     generator: str = "generator"
     index: str = "index"
+    candidates: int = 0
     passage_encoder: Literal["trained", "frozen"] = "trained"
     max_examples: int = 0
     max_validation_examples: int = 256
@@ -100,7 +108,7 @@ class JointStage:
       warm_up: False starts G2 from nothing (the paper's "scratch" row; the judge stays G1).
       retriever: the stage that trained the retriever; empty = as pretrained.
       retriever_weight: alpha of Eq. 7.
-      refresh_train_queries: how many training contexts are searched anew at a refresh (0 = all that have candidates).
+      candidates, passage_encoder: see RetrieverStage.
     """
 
     distillation: DistillationSettings = dataclasses.field(default_factory=DistillationSettings)
@@ -111,6 +119,7 @@ class JointStage:
     retriever_weight: float = 0.2
     emotion_weight: float = 0.1
     label_smoothing: float = 0.0
+    candidates: int = 0
     passage_encoder: Literal["trained", "frozen"] = "frozen"
     max_examples: int = 0
     max_validation_examples: int = 512
@@ -129,9 +138,10 @@ class Parts:
     encoder: LoadedEncoder
 
     @classmethod
-    def of(cls, run: RunContext, *, with_params: bool = True) -> Parts:
+    def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> Parts:
         settings = to_settings(RegSettings, run.section("reg"), where="config.reg")
-        tokenizer = load_tokenizer(str(run.files.tokenizer))
+        tokenizer = run_tokenizer(run, planned=planned)
+        with_params = with_params and not planned
         return cls(
             settings,
             tokenizer,
@@ -173,7 +183,7 @@ class Parts:
         """The retriever of a training stage; empty: as pretrained, or random from the run's seed."""
         if stage:
             params = load_params(run.files.stage(stage))
-            return params["retriever"] if "retriever" in params else params
+            return params.get("retriever", params)  # of a joint stage, its retriever
         rng = jax.random.key(run.seed)
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
         encoder = self.encoder.params
@@ -265,6 +275,8 @@ def _examples(
         parts, run, stage.index, "validation", corpus, stage.max_validation_examples, key_embeddings=embeddings
     )
     held_out.set_candidates(held_out.candidates[:, :k])
+    if stage.candidates:
+        train.set_candidates(train.candidates[:, : stage.candidates])
     return train, held_out
 
 
@@ -352,8 +364,60 @@ def corpus_encoder(run: RunContext, stage: str) -> CorpusEncoder:
     return corpus_encoder_of(parts, parts.retriever_params(run, stage))
 
 
+def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = Parts.of(run, planned=True)
+    ids, mask = _shape(batch_size, length), _shape(batch_size, length, kind=bool)
+    target = (batch_size, parts.settings.layout.max_target_tokens)
+    batch = LabelledBatch(
+        source=ids,
+        source_mask=mask,
+        target=_shape(*target),
+        target_mask=_shape(*target, kind=bool),
+        valid=_shape(batch_size, kind=bool),
+        emotion=_shape(batch_size),
+    )
+    return Sketch(parts.generator_task(stage), batch)
+
+
+def _sketch_batch(parts: Parts, stage: RetrieverStage | JointStage, rows: int, length: int) -> ExemplarBatch:
+    """A batch as the loss sees it: explored, K candidates left."""
+    layout, k = parts.settings.layout, parts.settings.passages
+    frozen = stage.passage_encoder == "frozen"
+    width = parts.encoder.model.encoder.config.d_model
+    return ExemplarBatch(
+        source=_shape(rows, k, length),
+        source_mask=_shape(rows, k, length, kind=bool),
+        target=_shape(rows, layout.max_target_tokens),
+        target_mask=_shape(rows, layout.max_target_tokens, kind=bool),
+        valid=_shape(rows, kind=bool),
+        emotion=_shape(rows),
+        query=_shape(rows, layout.max_query_tokens),
+        query_mask=_shape(rows, layout.max_query_tokens, kind=bool),
+        key=None if frozen else _shape(rows, k, layout.max_key_tokens),
+        key_mask=None if frozen else _shape(rows, k, layout.max_key_tokens, kind=bool),
+        key_embedding=_shape(rows, k, width, kind=jnp.float32) if frozen else None,
+        candidate_mask=_shape(rows, k, kind=bool),
+        key_emotion=_shape(rows, k),
+        utilities=_shape(rows, k, kind=jnp.float32),
+    )
+
+
+def sketch_retriever(stage: RetrieverStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = Parts.of(run, planned=True)
+    return Sketch(parts.retriever_task(stage.distillation), _sketch_batch(parts, stage, batch_size, length))
+
+
+def sketch_joint(stage: JointStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = Parts.of(run, planned=True)
+    return Sketch(parts.joint_task(stage), _sketch_batch(parts, stage, batch_size, length))
+
+
+def _shape(*sizes: int, kind: Any = jnp.int32) -> Any:
+    return jax.ShapeDtypeStruct(sizes, kind)
+
+
 TASKS = {
-    "generator": TaskSpec(GeneratorStage, build_generator),
-    "retriever": TaskSpec(RetrieverStage, build_retriever),
-    "joint": TaskSpec(JointStage, build_joint),
+    "generator": TaskSpec(GeneratorStage, build_generator, sketch_generator),
+    "retriever": TaskSpec(RetrieverStage, build_retriever, sketch_retriever),
+    "joint": TaskSpec(JointStage, build_joint, sketch_joint),
 }

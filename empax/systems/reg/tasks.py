@@ -272,13 +272,15 @@ class Retriever:
         return chosen.replace(utilities=self.utilities(frozen["generator"], chosen, second))
 
     def choose(self, params: Params, batch: Any, rng: jax.Array) -> Any:
-        """The best K of the M retrieved candidates by the current encoders; each replaced with probability k (Eq. 5)."""
+        """The best K of the M retrieved candidates by the current encoders, each replaced with probability k (Eq. 5)."""
         k = self.passages
         retrieved = batch.candidate_mask.shape[1] - k  # behind them stand the K random ones
-        query = self.embed(params, batch.query, batch.query_mask, None)
-        scores = jnp.einsum("BD,BKD->BK", query, self.embed_keys(params, batch, None))
-        scores = jnp.where(batch.candidate_mask, scores, -jnp.inf)[:, :retrieved]
-        _, best = jax.lax.top_k(scores, k)
+        first = take_candidates(batch, jnp.broadcast_to(jnp.arange(retrieved)[None], (len(batch.valid), retrieved)))
+        best = jnp.broadcast_to(jnp.arange(k)[None], (len(batch.valid), k))
+        if retrieved > k:
+            query = self.embed(params, batch.query, batch.query_mask, None)
+            scores = jnp.einsum("BD,BKD->BK", query, self.embed_keys(params, first, None))
+            _, best = jax.lax.top_k(jnp.where(first.candidate_mask, scores, -jnp.inf), k)
         replace = jax.random.bernoulli(rng, self.settings.replace_probability, best.shape)
         spare = retrieved + jnp.arange(k)[None, :]
         return take_candidates(batch, jnp.where(replace, spare, best))
