@@ -39,18 +39,22 @@ def shrink(config: ConfigDict) -> ConfigDict:
     config.reg.generator.update({**small, "head_dim": 16, "num_encoder_layers": 2, "num_decoder_layers": 2})
     config.reg.retriever = ConfigDict({**small, "num_layers": 2, "normalize": True})
     config.reg.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
+    # One length everywhere: most of a trial's time is compiling, once for every shape.
+    config.reg.layout.update({"max_context_tokens": 32, "max_passage_tokens": 32, "max_target_tokens": 16,
+                              "max_query_tokens": 16, "max_key_tokens": 16})  # fmt: skip
     config.reg.passages = 2
     config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
     for name in config.run:
         section = config[name]
         if section.kind == "train":
             section.update({"steps": 4, "batch_size": 8, "log_every_steps": 2, "eval_every_steps": 2,
-                            "checkpoint_every_steps": 2, "buckets": (128,)})  # fmt: skip
+                            "checkpoint_every_steps": 2, "buckets": (80,)})  # fmt: skip
             if "refresh_every_steps" in section:
                 section.refresh_every_steps = 2
         if section.kind == "index":
             section.update({"candidates": 4, "queries": {"train": 0, "validation": 0}})
     if "attributes" in config:
-        config.attributes.update({"data": "sample", "encoder": ConfigDict({**small, "num_layers": 2})})
-    config.evaluate.update({"buckets": (128,), "batch_size": 16})
+        config.attributes.update({"data": "sample", "encoder": ConfigDict({**small, "num_layers": 2}), "max_tokens": 16,
+                                  "buckets": (16,)})  # fmt: skip
+    config.evaluate.update({"buckets": (80,), "batch_size": 16})
     return config

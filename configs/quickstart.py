@@ -59,7 +59,7 @@ def get_config(arg: str = "") -> ConfigDict:
     distillation = {"score_temperature": 0.1, "explore_tokens": 16, "emotion_weight": 0.5}
     config.retriever = common.train(
         task="retriever", steps=few or 40, batch_size=8 if tiny else 16, learning_rate=5e-5, buckets=(128,),
-        distillation=distillation, best_metric="emotion_accuracy", best_mode="max", **rhythm,
+        distillation=distillation, best_metric=None, **rhythm,
         optimizer={"groups": [{"pattern": "^emotion/", "learning_rate_scale": 20.0}]},
     )  # fmt: skip
     config.reindex = {"kind": "index", "encoder": "retriever", "store": {"method": "scann"}, "candidates": 8}
@@ -68,6 +68,13 @@ def get_config(arg: str = "") -> ConfigDict:
         best_metric="nll", refresh_every_steps=2 if tiny else 30, **rhythm,
         optimizer={"groups": [{"pattern": "^retriever/", "learning_rate_scale": 0.1}]},
     )  # fmt: skip
-    config.evaluate = {"kind": "evaluate", "stage": "joint", "index": "reindex", "buckets": (128,), "batch_size": 16}
+    config.evaluate = {
+        "kind": "evaluate",
+        "stage": "joint",
+        "index": "reindex",
+        "buckets": (128,),
+        "batch_size": 16,
+        "judge": "annotate",
+    }
     config.report = {"kind": "report"}
     return config

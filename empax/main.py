@@ -1,53 +1,65 @@
-"""Runs a recipe: `python -m empax.main --config=configs/reg_transformer.py [--workdir=DIR] [--config.a.b=VALUE ...]`."""
+"""Runs a recipe: `python -m empax.main --config=FILE.py[:ARG] [--workdir=DIR] [--config.a.b=VALUE ...]`."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 
 from absl import app, flags
-from ml_collections import config_flags
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe, FILE.py or FILE.py:ARG.", lock_config=True)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/NAME-OF-THE-RECIPE.")
+from empax.core.config import ConfigError
+from empax.core.recipe import load_recipe, override, split_overrides
+
+_CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
 _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would be done, allocate nothing.")
 
 
-def default_workdir() -> Path:
-    """Runs/NAME, NAME being the config file's, with its argument."""
-    path, _, arg = str(config_flags.get_config_filename(flags.FLAGS["config"])).partition(":")
-    return Path("runs") / "-".join(filter(None, (Path(path).stem, arg)))
-
-
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"what is {argv[1]!r}? Settings are given as --config.a.b=VALUE.")
-    if _CONFIG.value is None:
-        raise app.UsageError("--config=FILE.py is needed; recipes are in configs/.")
-    # Here and not above, so that --help and a mistyped flag answer at once.
-    from empax.core.config import ConfigError
+    # Here and not above, so that --help and a mistyped word answer at once.
     from empax.core.files import DataError
-    from empax.pipeline import plan, run
-    from empax.training.interruption import Interrupted
+    from empax.training.checkpoint import CheckpointError
+    from empax.training.loop import Interrupted, NonFiniteError
 
     try:
-        config: dict[str, Any] = run.plain(_CONFIG.value)
-        workdir = Path(_WORKDIR.value) if _WORKDIR.value else default_workdir()
-        if _MODE.value == "plan":
-            print(plan.describe(config))
-            return
+        if len(argv) > 1 or not _CONFIG.value:
+            what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
+            raise ConfigError(f"{what}--config=FILE.py is needed (see configs/); settings are --config.a.b=VALUE.")
+        config = load_recipe(_CONFIG.value)
+        override(config, _OVERRIDES)
+        name, _, argument = _CONFIG.value.partition(":")
+        workdir = Path(_WORKDIR.value or Path("runs") / "-".join(filter(None, (Path(name).stem, argument))))
+        from empax.pipeline import plan, run
+
         run.quiet_logging(logging.INFO)
+        plain = run.plain(config)
+        if _MODE.value == "plan":
+            print(plan.describe(plain))
+            return
         run.enable_compilation_cache()
-        run.run(config, workdir)
-    except (ConfigError, DataError) as error:
+        run.run(plain, workdir)
+    except (ConfigError, DataError, CheckpointError, NonFiniteError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as interrupted:
-        print(f"{interrupted}\nRun the same command again to go on.", file=sys.stderr)
-        sys.exit(130)
+        print(f"{interrupted}", file=sys.stderr)
+        sys.exit(interrupted.exit_code)
+
+
+_OVERRIDES: dict[str, str] = {}
+
+
+def command_line() -> None:
+    """Takes the settings out of the command line, the rest being flags, and runs `main`."""
+    try:
+        words, values = split_overrides(sys.argv)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    _OVERRIDES.update(values)
+    app.run(main, argv=words)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line()

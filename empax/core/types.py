@@ -100,11 +100,15 @@ class Mean:
     weight: Float[Array, ""]
 
     @classmethod
-    def of(cls, values: Float[Array, "..."], mask: Bool[Array, "..."]) -> Mean:
-        """The mean of `values` where `mask` is True; both of one shape."""
+    def of(
+        cls, values: Float[Array, "..."], mask: Bool[Array, "..."], weights: Float[Array, "..."] | None = None
+    ) -> Mean:
+        """The mean of `values` where `mask` is True, each counted once or with its weight; all of one shape."""
         weight = mask.astype(jnp.float32)
+        if weights is not None:
+            weight = jnp.where(mask, weights.astype(jnp.float32), 0.0)
         # where, not a product: a masked NaN must not leak into the sum.
-        return cls(total=jnp.sum(jnp.where(mask, values.astype(jnp.float32), 0.0)), weight=jnp.sum(weight))
+        return cls(total=jnp.sum(jnp.where(mask, values.astype(jnp.float32), 0.0) * weight), weight=jnp.sum(weight))
 
     @classmethod
     def zero(cls) -> Mean:

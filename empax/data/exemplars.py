@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import flax.struct
 import numpy as np
@@ -201,9 +202,16 @@ class ContextExamples:
         target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.layout.max_target_tokens)
         valid = np.array(rows) >= 0
         emotion = np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32)
-        return LabelledBatch(
-            source=source, source_mask=source_mask, target=target, target_mask=target_mask, valid=valid, emotion=emotion
-        )
+        # Numpy arrays until they are put on devices; the annotations of a batch are those of the step.
+        arrays: dict[str, Any] = {
+            "source": source,
+            "source_mask": source_mask,
+            "target": target,
+            "target_mask": target_mask,
+            "valid": valid,
+            "emotion": emotion,
+        }
+        return LabelledBatch(**arrays)
 
 
 class ExemplarExamples(ContextExamples):
@@ -269,21 +277,22 @@ class ExemplarExamples(ContextExamples):
             embedding = np.asarray(self.key_embeddings[np.maximum(chosen, 0)], np.float32)
         valid = np.array(rows) >= 0
         key_emotion = np.where(chosen >= 0, self.corpus.emotions[np.maximum(chosen, 0)], -1)
-        return ExemplarBatch(
-            source=source.reshape(*shape, -1),
-            source_mask=source_mask.reshape(*shape, -1),
-            target=target,
-            target_mask=target_mask,
-            valid=valid,
-            emotion=np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32),
-            query=query,
-            query_mask=query_mask,
-            key=key,
-            key_mask=key_mask,
-            key_embedding=embedding,
-            candidate_mask=chosen >= 0,
-            key_emotion=key_emotion.astype(np.int32),
-        )
+        arrays: dict[str, Any] = {
+            "source": source.reshape(*shape, -1),
+            "source_mask": source_mask.reshape(*shape, -1),
+            "target": target,
+            "target_mask": target_mask,
+            "valid": valid,
+            "emotion": np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32),
+            "query": query,
+            "query_mask": query_mask,
+            "key": key,
+            "key_mask": key_mask,
+            "key_embedding": embedding,
+            "candidate_mask": chosen >= 0,
+            "key_emotion": key_emotion.astype(np.int32),
+        }
+        return ExemplarBatch(**arrays)
 
 
 def pad_to_level(

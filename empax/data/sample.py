@@ -1,4 +1,4 @@
-"""The built-in corpus: 320 dialogues written for this project, ten for each emotion, so that nothing need be downloaded.
+"""The built-in corpus: 320 dialogues written for this project, ten for each emotion, so that nothing is downloaded.
 
 Every listener turn carries a response intent (Welivita and Pu's taxonomy) and the levels of EPITOME's mechanisms.
 """
@@ -40,7 +40,7 @@ def load_intents() -> dict[str, str]:
 
 
 def load_annotated_pairs() -> list[EpitomePair]:
-    """Every listener turn with the speaker's turn before it, annotated as EPITOME annotates: the levels by mechanism."""
+    """Every listener turn with the speaker's turn before it, and its level of each of EPITOME's mechanisms."""
     pairs = []
     for row in _rows():
         turns = row["utterances"]

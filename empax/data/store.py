@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, read_jsonl
 from empax.core.protocols import Tokenizer
 from empax.core.run import RunContext
@@ -15,6 +15,15 @@ from empax.core.types import Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.tokenizers import load_tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerSettings:
+    """Pretrained ("minilm", a folder, a Hub name), or a BPE trained on the training split."""
+
+    pretrained: str = ""
+    vocab_size: int = 12_000
+    lowercase: bool = True
 
 
 def load_instances(run: RunContext, split: str) -> list[Instance]:
@@ -44,16 +53,13 @@ def load_candidates(run: RunContext, index: str, split: str) -> tuple[np.ndarray
         return arrays["positions"], arrays["ids"]
 
 
-@dataclasses.dataclass(frozen=True)
 class PlannedTokenizer:
     """Stands in for a tokenizer that is not trained yet: it knows its size and its ids, and reads nothing."""
 
-    vocab_size: int
-    pad_id: int = 0
-    eos_id: int = 1
-    start_id: int = 2
-    cls_id: int = 2
-    sep_id: int = 3
+    pad_id, eos_id, start_id, cls_id, sep_id = 0, 1, 2, 2, 3
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
 
     def encode(self, text: str) -> list[int]:
         raise NotImplementedError("a plan reads no text")
@@ -62,7 +68,7 @@ class PlannedTokenizer:
         raise NotImplementedError("a plan reads no text")
 
     def decode(self, ids: Sequence[int]) -> str:
-        raise NotImplementedError("a plan reads no text")
+        raise NotImplementedError("a plan writes no text")
 
     def token_id(self, token: str) -> int:
         return 0
@@ -72,7 +78,9 @@ def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
     """The tokenizer that `prepare` left; `planned`: one of the size that it is going to have."""
     if not planned:
         return load_tokenizer(run.files.tokenizer)
-    section = run.section("prepare")["tokenizer"]
-    if section.get("pretrained"):
-        return load_tokenizer(section["pretrained"], extra_tokens=SPECIAL_TOKENS)
-    return PlannedTokenizer(section["vocab_size"])
+    section = run.section("prepare")
+    given = section["tokenizer"] if "tokenizer" in section else {}  # noqa: SIM401  # no default outside the dataclass
+    settings = to_settings(TokenizerSettings, given, where="config.prepare.tokenizer")
+    if settings.pretrained:
+        return load_tokenizer(settings.pretrained, extra_tokens=SPECIAL_TOKENS)
+    return PlannedTokenizer(settings.vocab_size)

@@ -15,7 +15,6 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, scratch
 
-
 _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
 """How a model is run, not what it is: never taken from a checkpoint."""
 

@@ -47,6 +47,7 @@ def retriever_kl(
     *,
     temperature: float = 1.0,
     form: Form = "softmax",
+    weights: Float[Array, " B"] | None = None,
 ) -> Mean:
     r"""Distance of the retriever from the targets, averaged over queries (not over candidates).
 
@@ -66,6 +67,7 @@ def retriever_kl(
       valid: False on filler rows; a row without candidates does not count either.
       temperature: T > 0, in units of the scores.
       form: what Q is.
+      weights: how much each query counts in the mean; None = all the same.
     """
     targets = jax.lax.stop_gradient(jnp.where(mask, targets, 0.0))
     if form == "softmax":
@@ -75,7 +77,7 @@ def retriever_kl(
     # Where P is 0 its term is 0: neither log 0 nor the log of a masked candidate may enter.
     counts = targets > 0.0
     surprise = jnp.log(jnp.where(counts, targets, 1.0)) - jnp.where(counts, log_probs, 0.0)
-    return Mean.of(jnp.sum(targets * surprise, axis=1), valid & jnp.any(mask, axis=1))
+    return Mean.of(jnp.sum(targets * surprise, axis=1), valid & jnp.any(mask, axis=1), weights)
 
 
 def emdr2(
@@ -85,6 +87,7 @@ def emdr2(
     valid: Bool[Array, " B"],
     *,
     temperature: float = 1.0,
+    weights: Float[Array, " B"] | None = None,
 ) -> Mean:
     r"""The likelihood of the response with the passage summed out, averaged over queries.
 
@@ -98,10 +101,11 @@ def emdr2(
       mask: True at real candidates.
       valid: False on filler rows; a row without candidates does not count either.
       temperature: T > 0, in units of the scores.
+      weights: how much each query counts in the mean; None = all the same.
     """
     likelihoods = jax.lax.stop_gradient(jnp.where(mask, log_likelihoods, 0.0))
     joint = _masked_log_softmax(scores, mask, temperature) + likelihoods
-    return Mean.of(-jax.nn.logsumexp(joint, axis=1), valid & jnp.any(mask, axis=1))
+    return Mean.of(-jax.nn.logsumexp(joint, axis=1), valid & jnp.any(mask, axis=1), weights)
 
 
 def _masked_log_softmax(

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from empax.core.config import to_settings
 from empax.core.files import write_json, write_jsonl
 from empax.core.run import RunContext
+from empax.core.types import Prediction
 from empax.data.store import load_instances
-from empax.systems.reg.responder import choose_head, with_head
+from empax.pipeline import annotate
 
 log = logging.getLogger("empax")
 
@@ -24,6 +29,8 @@ class Settings:
       index: the index stage to search.
       limit: at most this many instances (0 = all).
       head_examples: validation instances on which the better emotion head is chosen.
+      judge: the annotate stage whose classifiers judge responses and references (for the F1s of the mechanisms);
+        empty = nobody.
     """
 
     stage: str
@@ -34,21 +41,25 @@ class Settings:
     buckets: tuple[int, ...] = (64, 128, 256, 512)
     limit: int = 0
     head_examples: int = 500
+    judge: str = ""
 
 
 def run(settings: Settings, context: RunContext, system: Any) -> None:
     responder = system.load_responder(context, stage=settings.stage, index=settings.index, buckets=settings.buckets)
     options = {"batch_size": settings.batch_size, "seed": context.seed}
     validation = load_instances(context, "validation")[: settings.head_examples]
-    judged = responder.respond(validation, progress="emotion head", **options)
-    head, accuracy = choose_head(judged, responder.heads)
-    log.info("emotion head on validation: %s; taking %s", accuracy, head)
+    accuracy = head_accuracies(responder.respond(validation, progress="emotion head", **options), responder.heads)
+    head = max(accuracy, key=lambda name: accuracy[name])
+    log.info("emotion heads on validation: %s; taking the %s's", accuracy, head)
     instances = load_instances(context, settings.split)
     instances = instances[: settings.limit] if settings.limit else instances
     begin = time.perf_counter()
     predictions = responder.respond(instances, progress=settings.split, **options)
     seconds = time.perf_counter() - begin
-    write_jsonl(context.files.predictions, with_head(predictions, head))
+    predictions = [dataclasses.replace(p, emotion_prediction=p.notes["emotion_by_head"][head]) for p in predictions]
+    if settings.judge:
+        predictions = _judged(predictions, settings, context)
+    write_jsonl(context.files.predictions, predictions)
     write_json(
         context.directory / "evaluate.json",
         {
@@ -58,3 +69,29 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
             "seconds": seconds,
         },
     )
+
+
+def head_accuracies(predictions: Sequence[Prediction], heads: Sequence[str]) -> dict[str, float]:
+    """Accuracy of each emotion head in percent, over rows whose emotion is known."""
+    known = [p for p in predictions if p.emotion]
+    hits = {head: [p.notes["emotion_by_head"][head] == p.emotion for p in known] for head in heads}
+    return {head: 100.0 * float(np.mean(found)) if found else 0.0 for head, found in hits.items()}
+
+
+def _judged(predictions: Sequence[Prediction], settings: Settings, context: RunContext) -> list[Prediction]:
+    """The predictions with the mechanisms' levels of response and reference among their notes."""
+    section = context.section(settings.judge)
+    labels = to_settings(annotate.Settings, section, where=f"config.{settings.judge}")
+    judges = annotate.load_judges(labels, context)
+    contexts = [p.context for p in predictions]
+    levels = {
+        note: annotate.judge_levels(judges, contexts, texts, labels.sentiment_threshold)
+        for note, texts in (
+            ("response_attributes", [p.response for p in predictions]),
+            ("reference_attributes", [p.reference for p in predictions]),
+        )
+    }
+    return [
+        dataclasses.replace(p, notes={**p.notes, **{note: rows[i] for note, rows in levels.items()}})
+        for i, p in enumerate(predictions)
+    ]

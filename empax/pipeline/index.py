@@ -48,7 +48,7 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
     index = build_index(keys, settings.store, groups=groups, encoder_hash=encoder.hash)
     built = time.perf_counter()
     index.save(context.files.index(context.stage))
-    queries: np.ndarray | None = None
+    sample = keys[:RECALL_QUERIES]
     for split, limit in settings.queries.items():
         instances = load_instances(context, split)
         order = np.random.default_rng(context.seed).permutation(len(instances))
@@ -57,7 +57,7 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
         queries = encoder.embed_queries(chosen, progress=f"{context.stage}: {split}")
         found = index.search(queries, settings.candidates, query_groups=dialogue_groups(chosen))
         _save(context, split, positions, np.asarray(found.ids))
-    sample = keys[:RECALL_QUERIES] if queries is None else queries[:RECALL_QUERIES]
+        sample = queries[:RECALL_QUERIES]
     about = {
         "rows": len(corpus),
         "method": settings.store.method,

@@ -21,7 +21,8 @@ def describe(config: Mapping[str, Any]) -> str:
     """One line per stage; for a training stage its parameters, bytes per device, and FLOPs per step.
 
     Bytes are those of parameters, gradients and optimiser state on every device (they are replicated), and of the
-    step's batch; activations come on top. FLOPs are those of one update on batches of the longest bucket.
+    step's batch; activations come on top. FLOPs are those of one update on batches of the longest bucket, without what
+    an online task explores before it.
     """
     lines = [f"system {config['system']}, data {config['data']['name']}, {jax.device_count()} device(s)"]
     for stage in make_stages(config):
@@ -49,8 +50,9 @@ def _describe_training(settings: TrainSettings, context: RunContext) -> str:
         return jax.grad(loss)(params)
 
     bytes_fixed = 2 * count_bytes(params) + count_bytes(optimizer)
+    flops = count_flops(update, params, sketch.batch)
     return (
         f"{loop.steps} steps of {loop.batch_size}, {count_params(params) / 1e6:.2f} M parameters, "
         f"{bytes_fixed / 1e6:.0f} MB for parameters, gradients and optimiser, "
-        f"{count_bytes(sketch.batch) / 1e6:.2f} MB a batch, {count_flops(update, params, sketch.batch) / 1e9:.1f} GFLOPs a step"
+        f"{count_bytes(sketch.batch) / 1e6:.2f} MB a batch, {flops / 1e9:.1f} GFLOPs an update"
     )

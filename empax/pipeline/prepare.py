@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import write_json, write_jsonl
+from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Dialogue, Instance
 from empax.data import empathetic_dialogues, sample
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
+from empax.data.store import TokenizerSettings
 from empax.data.tokenizers import load_tokenizer, train_bpe
 
 log = logging.getLogger("empax")
@@ -37,15 +38,6 @@ class DataSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenizerSettings:
-    """Pretrained ("minilm", a folder, a Hub name), or trained on the training split."""
-
-    pretrained: str = ""
-    vocab_size: int = 12_000
-    lowercase: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
 class Settings:
     kind: str = "prepare"
     tokenizer: TokenizerSettings = dataclasses.field(default_factory=TokenizerSettings)
@@ -58,8 +50,6 @@ def data_settings(run: RunContext) -> DataSettings:
 def load_dialogues(settings: DataSettings) -> tuple[dict[str, list[Dialogue]], str]:
     """The dialogues by split, and a hash of the file that they were read from."""
     if settings.name == "sample":
-        from empax.core.files import hash_file
-
         return sample.load_dialogues(), hash_file(sample.PATH)
     folder = settings.dir or None
     return empathetic_dialogues.load_dialogues(folder), empathetic_dialogues.archive_hash(folder)

@@ -159,6 +159,14 @@ def _facts(report: Report) -> dict[str, list[tuple[str, str]]]:
         "Data": _flatten(report["data"]),
         "Speed": _flatten(report["speed"]),
         "Index": _flatten(report["notes"].get("indexes", {})),
+        "Emotion heads": _flatten(report["notes"].get("evaluate", {})),
+        "Attribute classifiers, held out": [
+            (
+                mechanism,
+                f"accuracy {found['accuracy']:.1f}, weighted F1 {found['weighted_f1']:.1f}, {found['pairs']} pairs",
+            )
+            for mechanism, found in report["notes"].get("classifiers", {}).items()
+        ],
         "Paired comparison": [
             (name, f"{format_difference(name, c)}, p {c['p_value']:.4f}")
             for name, c in report["notes"].get("comparison", {}).items()

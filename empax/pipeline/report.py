@@ -46,7 +46,7 @@ class ReportSettings:
     seed: int = 0
     variants: tuple[str, ...] = VARIANTS
     examples: int = 12
-    paper_row: str = "T5 + REG"
+    paper_row: str = ""
     peers: str = ""
 
     def __post_init__(self) -> None:
@@ -99,7 +99,14 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
         else {},
         history=history,
         run=read_json(files.run) if files.run.exists() else {},
-        notes={"indexes": find_indexes(files), "paper_ablations": REG_ABLATIONS if settings.paper_row else {}},
+        notes={
+            "indexes": find_indexes(files),
+            "paper_ablations": REG_ABLATIONS if settings.paper_row else {},
+            **{
+                path.stem: read_json(path)
+                for path in (*files.root.glob("*/classifiers.json"), *files.root.glob("*/evaluate.json"))
+            },
+        },
         examples=settings.examples,
     )
     write_report(report, files.root)
@@ -109,7 +116,7 @@ def build_report(
     *,
     system: str,
     config: Mapping[str, Any],
-    data: Mapping[str, Mapping[str, Any]],
+    data: Mapping[str, Any],
     predictions: Sequence[Prediction],
     metrics: Mapping[str, Mapping[str, float]],
     speed: Mapping[str, Any],
@@ -128,7 +135,7 @@ def build_report(
     Args:
       system: its name.
       config: resolved settings.
-      data: split → what is in it.
+      data: split → what is in it, and where it comes from.
       predictions: of the test split.
       metrics: `Scores.metrics`.
       speed: named measurements.
@@ -169,8 +176,11 @@ def build_report(
 
 
 def write_report(report: Report, folder: Path) -> None:
-    """Writes report.json, report.md and report.html (one file, nothing loaded from anywhere) into `folder`."""
-    write_json(folder / "report.json", _finite(report))
+    """Writes report.json, report.md and report.html (one file, nothing loaded from anywhere) into `folder`.
+
+    The examples quote the corpus, so they are on the pages only: report.json may be passed on, whatever its licence.
+    """
+    write_json(folder / "report.json", _finite({name: part for name, part in report.items() if name != "examples"}))
     write_text(folder / "report.md", render.markdown(report))
     write_text(folder / "report.html", render.page(report))
 
@@ -301,11 +311,10 @@ def confusions(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def count_instances(files: WorkDir) -> dict[str, dict[str, Any]]:
-    """What the stage `prepare` counted in every split."""
+def count_instances(files: WorkDir) -> dict[str, Any]:
+    """What the stage `prepare` counted in every split, and the hash of what it read."""
     path = files.stage("prepare") / "counts.json"
-    counts = read_json(path) if path.exists() else {}
-    return {split: dict(values) for split, values in counts.items() if isinstance(values, Mapping)}
+    return read_json(path) if path.exists() else {}
 
 
 def find_speed(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -25,7 +25,7 @@ KINDS = ("prepare", "annotate", "train", "index", "evaluate", "report")
 
 _OWN_KEYS = ("system", "seed", "run", "data")
 
-_PLACE_ONLY = (("data", "dir"),)
+_PLACE_ONLY = ("config.data.dir", "config.report.peers")
 """Settings that say where things are, not what they are: they may differ when a run goes on."""
 
 
@@ -81,7 +81,9 @@ def _make_stage(name: str, config: Mapping[str, Any]) -> Stage:
     if name not in config:
         raise ConfigError(f"config.run names {name!r}, but there is no {where}.")
     section = config[name]
-    kind = section["kind"] if "kind" in section else name
+    if "kind" not in section:
+        raise ConfigError(f"{where} lacks kind; it must be one of {', '.join(KINDS)}.")
+    kind = section["kind"]
     if kind not in KINDS:
         raise ConfigError(f"{where}.kind = {kind!r} must be one of {', '.join(KINDS)}.")
     module = importlib.import_module(f"empax.pipeline.{kind}")
@@ -131,7 +133,7 @@ def _claim(files: WorkDir, config: Mapping[str, Any]) -> None:
     differences = [
         f"{path}: {was!r} there, {now!r} here"
         for path, was, now in _differences(old, config, ())
-        if path.removeprefix("config.") not in {".".join(parts) for parts in _PLACE_ONLY}
+        if path not in _PLACE_ONLY
     ]
     if differences:
         raise ConfigError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -16,7 +17,7 @@ from empax.core.run import cache_dir
 from empax.core.types import Instance, Params
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.models.dual_encoder import DualEncoder
-from empax.retrieval.encode import BUCKETS, embed
+from empax.retrieval.encode import BUCKETS, Encoder, embed
 
 log = logging.getLogger("empax")
 
@@ -26,11 +27,13 @@ KEPT_FROM = 1000
 
 
 @functools.lru_cache(maxsize=8)
-def _embedder(
-    model: DualEncoder,
-) -> Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], Float[Array, "B D"]]:
+def embedder(model: DualEncoder) -> Encoder:
     """One function per model, so that its compiled code is found again."""
-    return lambda params, ids, mask: model.apply({"params": params}, ids, mask, method="embed")
+
+    def apply(params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Any:
+        return model.apply({"params": params}, ids, mask, method="embed")
+
+    return apply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,8 @@ class CorpusEncoder:
     def _embed(self, token_ids: list[list[int]], progress: str | None) -> Float[np.ndarray, "N D"]:
         def make() -> Float[np.ndarray, "N D"]:
             options = {"pad_id": self.tokenizer.pad_id, "buckets": self.buckets, "progress": progress}
-            return embed(_embedder(self.model), self.params, token_ids, **options)
+            apply = embedder(self.model)  # pyright: ignore[reportArgumentType]  # Linen modules do hash
+            return embed(apply, self.params, token_ids, **options)
 
         if len(token_ids) < KEPT_FROM:
             return make()

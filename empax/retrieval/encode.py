@@ -80,7 +80,7 @@ def embed(
         embeddings[rows] = np.asarray(output, np.float32)[: len(rows)]  # the rest are filler rows
         bar.update(len(rows))
 
-    with tqdm.tqdm(total=len(lengths), desc=progress, disable=progress is None, unit="text") as bar:
+    with tqdm.tqdm(total=len(lengths), desc=progress, disable=None if progress else True, unit="text") as bar:
         for rows, length, height in _plan(lengths, ordered, tokens_per_batch, shards):
             ids, mask = _pad([token_ids[row] for row in rows], length, height, pad_id)
             if sharding is not None:

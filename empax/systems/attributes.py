@@ -98,14 +98,15 @@ class PairExamples:
         source, mask = features.pad(texts, length, self.pad_id)
         empty = np.zeros((len(rows), 1), np.int32)
         labels = np.array([self.pairs[max(i, 0)].levels for i in rows], np.int32)
-        return AttributeBatch(
-            source=source,
-            source_mask=mask,
-            target=empty,
-            target_mask=empty.astype(bool),
-            valid=np.array(rows) >= 0,
-            labels=labels,
-        )
+        arrays: dict[str, Any] = {
+            "source": source,
+            "source_mask": mask,
+            "target": empty,
+            "target_mask": empty.astype(bool),
+            "valid": np.array(rows) >= 0,
+            "labels": labels,
+        }
+        return AttributeBatch(**arrays)
 
 
 def encode(
@@ -150,7 +151,7 @@ class Classifier:
         rngs = None if rng is None else {"dropout": rng}
         options: dict[str, Any] = {"rngs": rngs, "deterministic": rng is None}
         encoding = self.encoder.apply({"params": params["encoder"]}, source, mask, method="embed", **options)
-        flat = self.head.apply({"params": params["head"]}, encoding, **options)
+        flat: Any = self.head.apply({"params": params["head"]}, encoding, **options)
         return flat.reshape(-1, len(self.mechanisms), len(LEVELS))
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
@@ -166,10 +167,8 @@ class Classifier:
 
 def load_pairs(stage: ClassifierStage, run: RunContext) -> tuple[list[Pair], list[Pair]]:
     """Training and held-out pairs, split by seeker post, stratified, by the run's seed."""
-    if stage.data == "sample":
-        pairs = load_annotated_pairs()
-    else:
-        pairs = load_epitome(find_epitome(run.config["data"]["dir"]))
+    sample = stage.data == "sample"
+    pairs = load_annotated_pairs() if sample else load_epitome(find_epitome(run.config["data"]["dir"]))
     sides = split_by_seeker(pairs, holdout=stage.holdout, seed=run.seed)
     order = {name: i for i, name in enumerate(LEVELS)}
     train, holdout = (

@@ -214,7 +214,8 @@ class _Run:
                 self._after_update()
                 if self._is_over():
                     break
-        if self.validation is None and self.counters.best_step < self.step:
+        judged = self.validation is not None and self.settings.best_metric is not None
+        if not judged and self.counters.best_step < self.step:
             self.counters.best_step = self.step
             self.checkpointer.save_best(self.step, self.state.params, None)
         self.checkpointer.wait()
@@ -329,6 +330,8 @@ class _Run:
     def _compare(self, values: dict[str, float]) -> None:
         """Keeps the parameters if they are the best so far, else counts the disappointment."""
         settings, counters = self.settings, self.counters
+        if settings.best_metric is None:
+            return
         if settings.best_metric not in values:
             names = ", ".join(sorted(values))
             raise ConfigError(f"best_metric = {settings.best_metric!r} is no metric of {self.stage}; it has {names}.")

@@ -24,7 +24,7 @@ class LoopSettings:
       eval_every_steps: updates between evaluations; the last update is always evaluated.
       checkpoint_every_steps: updates between checkpoints; the last update always makes one.
       patience: evaluations in a row without improvement after which training stops; None = never.
-      best_metric: what decides which parameters are best: a metric of the task, or "loss".
+      best_metric: what decides which parameters are best: a metric of the task, or "loss"; None = the last count.
       best_mode: whether `best_metric` is better when smaller ("min") or larger ("max").
       max_eval_examples: evaluate on that many, chosen at random once; None = on all.
       refresh_every_steps: updates between calls of `on_refresh`; 0 = none.
@@ -41,7 +41,7 @@ class LoopSettings:
     eval_every_steps: int = 500
     checkpoint_every_steps: int = 500
     patience: int | None = None
-    best_metric: str = "loss"
+    best_metric: str | None = "loss"
     best_mode: Literal["min", "max"] = "min"
     max_eval_examples: int | None = None
     refresh_every_steps: int = 0
@@ -57,6 +57,8 @@ class LoopSettings:
             raise ValueError(f"refresh_every_steps = {self.refresh_every_steps} must be at least 0.")
         if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
             raise ValueError(f"buckets = {self.buckets} must be ascending lengths in tokens, at least one.")
+        if self.patience is not None and self.best_metric is None:
+            raise ValueError("patience needs a best_metric to judge by.")
         if self.batch_size % self.accumulate:
             raise ValueError(f"batch_size = {self.batch_size} does not divide by accumulate = {self.accumulate}.")
 

@@ -109,7 +109,8 @@ def test_report_has_the_agreed_keys_and_survives_json(tmp_path):
     points = stored["history"]["generator"]["loss"]["train"]
     assert len(points) == 200
     assert (points[0], points[-1]) == ([1, 5.0], [500, 0.01])
-    assert [example["id"] for example in stored["examples"]] == ["d0#4", "d6#4", "d13#4", "d19#4"]
+    assert [example["id"] for example in found["examples"]] == ["d0#4", "d6#4", "d13#4", "d19#4"]
+    assert "examples" not in stored  # they quote the corpus: on the pages only
     assert stored["attributes"]["contexts"]["emotional_reaction"] == {"low": 0.0, "mid": 0.5, "high": 0.5}
     assert stored["attributes"]["exemplars"] == {"sentiment": {"low": 1.0, "mid": 0.0, "high": 0.0}}
     assert sum(map(sum, stored["confusion"]["emotion"]["matrix"])) == 20
@@ -179,6 +180,7 @@ def test_run_reads_the_work_directory(tmp_path):
     write_json(files.run, {"commit": "abc", "seed": 3})
     write_json(files.stage("prepare") / "counts.json", {"source_hash": "f00", "test": {"dialogues": 3, "instances": 6}})
     write_json(files.stage("index") / "index.json", {"rows": 9, "recall_at_10": 0.99})
+    write_json(files.stage("evaluate") / "evaluate.json", {"emotion_head": "retriever"})
     peers = tmp_path / "others"
     write_jsonl(peers / "moel.jsonl", [{"context": ["a"], "response": "b c", "reference": "b c"}])
     settings = to_settings(
@@ -186,11 +188,12 @@ def test_run_reads_the_work_directory(tmp_path):
     )
     report.run(settings, types.SimpleNamespace(files=files, config={"system": "reg", "seed": 3}))
     found = read_json(tmp_path / "report.json")
-    assert found["data"] == {"test": {"dialogues": 3, "instances": 6}}
+    assert found["data"]["test"] == {"dialogues": 3, "instances": 6}
     assert found["notes"]["indexes"] == {"index": {"rows": 9, "recall_at_10": 0.99}}
     assert found["peers"]["moel"]["bleu_1"]["value"] == pytest.approx(100.0)
     assert found["metrics"]["perplexity"]["value"] == pytest.approx(math.exp(2))
-    assert len(found["examples"]) == 2
+    assert found["notes"]["evaluate"]["emotion_head"] == "retriever"
+    assert found["data"]["source_hash"] == "f00"
     assert (tmp_path / "report.html").exists()
     files.predictions.write_text("{}\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1: lacks"):

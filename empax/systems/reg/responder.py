@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,13 +37,19 @@ class Retrieval:
         return np.asarray(found.ids), np.asarray(found.scores)
 
 
+MAX_REFERENCE_TOKENS = 512
+
+
 class Responder:
     """Answers instances. Gold responses are scored where they are given, and reach no input."""
 
     def __init__(
         self, parts: Parts, task: Generator | Joint, params: Params, retrieval: Retrieval | None, buckets: Sequence[int]
     ):
-        self.parts, self.task, self.params = parts, task, params
+        # No reference is cut: what is scored is the likelihood of all of its words.
+        layout = dataclasses.replace(parts.settings.layout, max_target_tokens=MAX_REFERENCE_TOKENS)
+        self.parts = dataclasses.replace(parts, settings=dataclasses.replace(parts.settings, layout=layout))
+        self.task, self.params = task, params
         self.retrieval, self.buckets = retrieval, tuple(buckets)
         self._answer = jax.jit(
             lambda params, batch, rng: (
@@ -74,7 +80,8 @@ class Responder:
         examples, rows, scores = self._examples(instances)
         made: dict[int, Prediction] = {}
         rng = jax.random.key(seed)
-        with tqdm.tqdm(total=len(instances), desc=progress, disable=progress is None, unit="ex") as bar:
+        shown = None if progress else True  # None: on a terminal only
+        with tqdm.tqdm(total=len(instances), desc=progress, disable=shown, unit="ex") as bar:
             batches = eval_batches(examples, batch_size=batch_size, buckets=self.buckets)
             for number, (indices, batch) in enumerate(batches):
                 tokens, judged = jax.device_get(self._answer(self.params, batch, jax.random.fold_in(rng, number)))
@@ -90,8 +97,8 @@ class Responder:
     def _examples(self, instances: Sequence[Instance]) -> tuple[ContextExamples, np.ndarray | None, np.ndarray | None]:
         parts, settings = self.parts, self.parts.settings
         if self.retrieval is None:
-            options = {"attributes": settings.attributes}
-            return ContextExamples(instances, parts.tokenizer, settings.layout, **options), None, None
+            shown = settings.attributes
+            return ContextExamples(instances, parts.tokenizer, settings.layout, attributes=shown), None, None
         rows, scores = self.retrieval.search(instances, settings.passages)
         # The embeddings stand in for the keys, which nobody reads when nothing is trained.
         embeddings = self.retrieval.index.embeddings
@@ -180,19 +187,3 @@ def _maker_of_index(run: RunContext, parts: Parts, settings: JointStage, stage: 
     if settings.retriever:
         return corpus_encoder_of(parts, parts.retriever_params(run, settings.retriever)).hash
     return corpus_encoder(run, "").hash
-
-
-def choose_head(predictions: Sequence[Prediction], heads: Sequence[str]) -> tuple[str, dict[str, float]]:
-    """The head with the best accuracy on rows whose emotion is known, and all heads' accuracies in percent."""
-    known = [p for p in predictions if p.emotion]
-    accuracy = {
-        head: 100.0 * float(np.mean([p.notes["emotion_by_head"][head] == p.emotion for p in known])) if known else 0.0
-        for head in heads
-    }
-    return max(accuracy, key=lambda head: accuracy[head]), accuracy
-
-
-def with_head(predictions: Sequence[Prediction], head: str) -> Iterator[Prediction]:
-    """The predictions with the emotion of `head`."""
-    for p in predictions:
-        yield dataclasses.replace(p, emotion_prediction=p.notes["emotion_by_head"][head])

@@ -319,7 +319,7 @@ def build_joint(stage: JointStage, run: RunContext) -> Assembly:
 
 @dataclasses.dataclass(frozen=True)
 class Refresh:
-    """Searches the training contexts anew with the current retriever; keeps what it found, by step, for a resumed run."""
+    """Searches the training contexts anew with the current retriever, and keeps the result for a resumed run."""
 
     parts: Parts
     run: RunContext

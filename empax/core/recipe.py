@@ -1,0 +1,111 @@
+"""Recipes: a config file with its argument, and `--config.a.b=VALUE` on the command line."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import runpy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from empax.core.config import ConfigError
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Takes `--config.a.b=VALUE` and `--config.a.b VALUE` out of a command line.
+
+    Returns:
+      What is left, and the values by path ("a.b").
+
+    Raises:
+      ConfigError: a setting without a value.
+    """
+    rest, overrides = [], {}
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.lstrip("-").startswith("config.") or not name.startswith("-"):
+            rest.append(word)
+            continue
+        if not equals:
+            following = next(words, None)
+            if following is None:
+                raise ConfigError(f"{name} has no value; write {name}=VALUE.")
+            value = following
+        overrides[name.lstrip("-").removeprefix("config.")] = value
+    return rest, overrides
+
+
+def load_recipe(spec: str) -> Any:
+    """`get_config()` of "FILE.py", or `get_config(ARG)` of "FILE.py:ARG".
+
+    Raises:
+      ConfigError: no such file, no `get_config` in it, or an argument that it refuses.
+    """
+    name, _, argument = spec.partition(":")
+    path = Path(name)
+    if not path.is_file():
+        there = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        raise ConfigError(f"--config={spec}: there is no file {path}. {_nearest(str(path), there)}")
+    module = runpy.run_path(str(path))
+    if "get_config" not in module:
+        raise ConfigError(f"--config={spec}: {path} defines no get_config().")
+    try:
+        return module["get_config"](argument) if argument else module["get_config"]()
+    except ValueError as error:
+        raise ConfigError(f"--config={spec}: {error}") from error
+
+
+def override(config: Any, values: Mapping[str, str]) -> None:
+    """Sets `values` (by path) in a ConfigDict; settings that the recipe does not spell out may be added.
+
+    Whether a setting exists is checked later, against the dataclass that it goes into.
+
+    Raises:
+      ConfigError: a section that is none, or a value of another type than the recipe has there.
+    """
+    for path, text in values.items():
+        *sections, name = path.split(".")
+        node, where = config, "config"
+        for section in sections:
+            if section not in node:
+                if node is config:
+                    raise ConfigError(
+                        f"{where}.{section} is no section of this recipe. {_nearest(section, node.keys())}"
+                    )
+                with node.unlocked():
+                    node[section] = type(config)()
+            node, where = node[section], f"{where}.{section}"
+            if not hasattr(node, "unlocked"):
+                raise ConfigError(f"{where} = {node!r} is a value, not a section, so {path} cannot be set.")
+        if node is config and name not in node:
+            raise ConfigError(f"config.{name} is no setting of this recipe. {_nearest(name, node.keys())}")
+        old = node[name] if name in node else None  # noqa: SIM401  # a ConfigDict's get has another meaning
+        with node.unlocked():
+            try:
+                node[name] = _parse(text, old)
+            except (TypeError, ValueError) as error:
+                kind = type(old).__name__
+                raise ConfigError(
+                    f"{where}.{name} = {text!r} does not fit: it must be {kind}, like {old!r}."
+                ) from error
+
+
+def _parse(text: str, old: Any) -> Any:
+    if isinstance(old, str):
+        return text
+    if text.lower() in ("true", "false", "none"):
+        return {"true": True, "false": False, "none": None}[text.lower()]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return float(value) if isinstance(old, float) and type(value) is int else value
+
+
+def _nearest(name: str, allowed: Any) -> str:
+    allowed = sorted(allowed)
+    close = difflib.get_close_matches(name, allowed, n=1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}There are: {', '.join(allowed) or 'none'}."
