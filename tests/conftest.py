@@ -1,17 +1,29 @@
-"""Shared set-up: eight fake devices, a persistent compilation cache, strict ranks, real data where it is."""
+"""Shared set-up: eight fake devices, a persistent compilation cache, strict ranks, real data, one finished run."""
 
+import contextlib
+import fcntl
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+
+# Tests compile much and compute little: without the costly passes of LLVM they take a third of the time.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 import jax
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+TINY = "configs/reg_transformer.py:tiny"
+XLA_CACHE = Path(os.environ.get("EMPAX_CACHE_DIR", ROOT / ".jax_cache"))
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_compilation_cache_dir", os.environ.get("EMPAX_CACHE_DIR", str(ROOT / ".jax_cache")))
+jax.config.update("jax_compilation_cache_dir", str(XLA_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +33,54 @@ def real_data() -> Path:
         if folder and Path(folder).is_dir():
             return Path(folder)
     pytest.skip("no real data: set EMPAX_DATA_DIR to a folder laid out as README.md says")
+
+
+@pytest.fixture(scope="session")
+def shared_tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this test session, one for all its worker processes."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def command(shared_tmp: Path) -> Command:
+    """Runs Python in a process of its own, as a user would.
+
+    Its cache is this session's, so that nothing is taken from an earlier one but compiled programs.
+    """
+    cache = shared_tmp / "cache"
+    cache.mkdir(exist_ok=True)
+    XLA_CACHE.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (cache / "xla").symlink_to(XLA_CACHE)
+    environment = {**os.environ, "EMPAX_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+
+    def run(*words: str, **options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, **options
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def recipe(command: Command) -> Command:
+    """Runs a recipe in a work directory; `stop` = "STAGE:STEP:SIGNAL" has the process signal itself there."""
+
+    def run(workdir: Path, config: str = TINY, *, stop: str = "") -> subprocess.CompletedProcess[str]:
+        driver = str(ROOT / "tests" / "end_to_end" / "drive.py")
+        return command(driver, *([f"--stop={stop}"] if stop else []), f"--config={config}", f"--workdir={workdir}")
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def finished(recipe: Command, shared_tmp: Path) -> Path:
+    """The work directory of one whole run of the tiny recipe, for all tests to look at and none to change."""
+    workdir = shared_tmp / "finished"
+    with (shared_tmp / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
+        if not (workdir / "report" / "DONE").exists():
+            result = recipe(workdir)
+            assert result.returncode == 0, result.stderr
+    return workdir

@@ -158,6 +158,7 @@ class ContextExamples:
         self.instances, self.layout, self.corpus, self.pad_id = instances, layout, corpus, tokenizer.pad_id
         self.exemplar_probability = exemplar_probability if corpus is not None else 0.0
         self.separator = tokenizer.token_id(features.SEPARATOR)
+        self.turns = [tokenizer.token_id(token) for token in (features.SPEAKER_TOKEN, features.LISTENER_TOKEN)]
         self.attributes = attribute_ids(tokenizer, instances, "context_attributes") if attributes else None
         self.contexts = features.render_contexts(
             tokenizer, [i.context for i in instances], max_tokens=layout.max_context_tokens
@@ -189,9 +190,10 @@ class ContextExamples:
         attributes, passage = [], []
         if row >= 0 and self.corpus is not None:
             attributes = self.corpus.attributes[row]
-            # A random exemplar may be longer than the bucket, which was chosen for the retrieved ones.
+            # A random exemplar may be longer than the bucket, which was chosen for the retrieved ones. Its response
+            # stands last, and must stay.
             room = length - len(own) - len(self.contexts[i]) - 1 - len(attributes)
-            passage = self.corpus.passages[row][: max(room, 0)]
+            passage = features.keep_newest(self.corpus.passages[row], max(room, 0), self.turns)
         return features.render_source(
             own, self.contexts[i], attributes, passage, sep_id=self.separator, max_tokens=length
         )

@@ -1,0 +1,24 @@
+import jax
+import jax.numpy as jnp
+
+from empax.core.flops import count_flops
+
+
+def test_products_are_counted_and_loops_multiplied_out():
+    weights = jax.ShapeDtypeStruct((5, 8, 8), jnp.float32)
+    states = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+
+    def looped(states, weights):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), states, weights)[0]
+
+    def unrolled(states, weights):
+        for layer in range(5):
+            states = jnp.tanh(states @ weights[layer])
+        return states
+
+    once = 2 * 4 * 8 * 8
+    assert count_flops(lambda x, w: x @ w[0], states, weights) == once
+    assert count_flops(looped, states, weights) == count_flops(unrolled, states, weights) == 5 * once
+    # Backward: one product for the states and one for the weights of every layer.
+    gradient = jax.grad(lambda w, x: jax.jit(looped)(x, w).sum())
+    assert count_flops(gradient, weights, states) == 15 * once

@@ -1,0 +1,74 @@
+import pytest
+from ml_collections import ConfigDict
+
+from empax.core.config import ConfigError
+from empax.core.recipe import load_recipe, override, split_overrides
+
+
+def test_settings_are_taken_out_of_the_command_line():
+    words = ["main", "--config=c.py", "--config.a.b=1", "--workdir", "w", "--config.c", "x y", "-config.d=2"]
+    rest, values = split_overrides(words)
+    assert rest == ["main", "--config=c.py", "--workdir", "w"]
+    assert values == {"a.b": "1", "c": "x y", "d": "2"}
+
+
+def test_a_setting_needs_a_value():
+    with pytest.raises(ConfigError, match=r"--config\.a has no value"):
+        split_overrides(["main", "--config.a"])
+
+
+def config():
+    return ConfigDict({"seed": 0, "rate": 0.5, "name": "x", "train": {"steps": 3, "buckets": (1, 2)}})
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("seed", "7", 7),
+        ("rate", "1", 1.0),
+        ("name", "12", "12"),
+        ("train.buckets", "(4, 5)", (4, 5)),
+        ("train.flag", "True", True),
+        ("train.patience", "none", None),
+        ("train.fresh.deep", "adam", "adam"),
+    ],
+)
+def test_values_take_the_type_that_the_recipe_has(path, text, value):
+    recipe = config()
+    recipe.lock()
+    override(recipe, {path: text})
+    node = recipe
+    for name in path.split("."):
+        node = node[name]
+    assert node == value
+    assert type(node) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "says"),
+    [
+        ("seed", "abc", "config.seed = 'abc' does not fit: it must be int"),
+        ("tran.steps", "1", "Did you mean 'train'"),
+        ("sed", "1", "Did you mean 'seed'"),
+        ("name.deep", "1", "is a value, not a section"),
+    ],
+)
+def test_what_does_not_fit_is_named(path, text, says):
+    with pytest.raises(ConfigError, match=says):
+        override(config(), {path: text})
+
+
+def test_recipes_come_from_files_with_an_argument(tmp_path):
+    path = tmp_path / "recipe.py"
+    path.write_text(
+        "def get_config(arg='plain'):\n    if arg == 'bad':\n        raise ValueError('no bad')\n    return arg\n"
+    )
+    assert load_recipe(str(path)) == "plain"
+    assert load_recipe(f"{path}:tiny") == "tiny"
+    with pytest.raises(ConfigError, match="no bad"):
+        load_recipe(f"{path}:bad")
+    with pytest.raises(ConfigError, match=r"there is no file .*recipes.py. Did you mean .*recipe.py"):
+        load_recipe(str(tmp_path / "recipes.py"))
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(ConfigError, match="defines no get_config"):
+        load_recipe(str(tmp_path / "empty.py"))

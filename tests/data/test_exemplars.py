@@ -1,0 +1,288 @@
+"""Examples with exemplars: what stands in a source, which candidates a row gets, and that collating is pure."""
+
+import jax
+import numpy as np
+import pytest
+
+from empax.core.protocols import Examples
+from empax.core.types import ATTRIBUTES, EMOTIONS, Instance
+from empax.data import features
+from empax.data.exemplars import (
+    ContextExamples,
+    Corpus,
+    ExemplarExamples,
+    LayoutSettings,
+    dialogue_groups,
+    emotion_ids,
+    encode_keys,
+    encode_queries,
+    pad_to_level,
+)
+from empax.data.tokenizers import SPEAKER_TOKEN, train_bpe
+
+LAYOUT = LayoutSettings(
+    max_context_tokens=12, max_passage_tokens=10, max_target_tokens=6, max_query_tokens=9, max_key_tokens=11
+)
+LENGTH = LAYOUT.max_source_tokens
+WORDS = "i feel so sad about my old dog and you are very kind to say that we miss him".split()
+LOW = dict.fromkeys(ATTRIBUTES, "low")
+HIGH = dict.fromkeys(ATTRIBUTES, "high")
+
+
+def make_instances(count=30, seed=0):
+    """Two instances for each dialogue, the second with the first's turns in its context."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for d in range(count // 2):
+        turns = [" ".join(rng.choice(WORDS, rng.integers(1, 7))) for _ in range(4)]
+        emotion = EMOTIONS[d] if d != 3 else ""
+        for end in (1, 3):
+            notes = {"context_attributes": LOW, "response_attributes": HIGH}
+            made.append(Instance(f"dialogue-{d}#{end + 1}", tuple(turns[:end]), turns[end], emotion, notes))
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_bpe([" ".join(WORDS)], vocab_size=400, special_tokens=features.SPECIAL_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def instances():
+    return make_instances()
+
+
+@pytest.fixture(scope="module")
+def corpus(tokenizer, instances):
+    return Corpus.of(instances, tokenizer, tokenizer, LAYOUT, attributes=True)
+
+
+def exemplars(tokenizer, instances, corpus, *, attributes=True, **options):
+    """Candidates of instance i: the two instances of the next dialogue, then nothing."""
+    start = (np.arange(len(instances)) // 2 * 2 + 2) % len(instances)
+    candidates = np.stack([start, start + 1, np.full_like(start, -1)], axis=1)
+    return ExemplarExamples(
+        instances, corpus, candidates, tokenizer, tokenizer, LAYOUT, attributes=attributes, **options
+    )
+
+
+def attribute_tokens(tokenizer, levels):
+    return [tokenizer.token_id(features.attribute_token(name, levels[name])) for name in ATTRIBUTES]
+
+
+def real(ids, mask):
+    return ids[mask].tolist()
+
+
+def assert_equal_batches(one, two, *, equal=True):
+    same = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)]
+    assert all(same) is equal
+
+
+# ------------------------------------------------------------------------------------------------------- context alone
+
+
+def test_a_source_is_attributes_then_context_and_no_response(tokenizer, instances):
+    examples = ContextExamples(instances, tokenizer, LAYOUT, attributes=True)
+    assert isinstance(examples, Examples)
+    batch = examples.collate(np.array([0, 1]), LENGTH, np.random.default_rng(0))
+    for b in range(2):
+        found = real(batch.source[b], batch.source_mask[b])
+        assert found[:4] == attribute_tokens(tokenizer, LOW)
+        speaker = tokenizer.token_id(SPEAKER_TOKEN)
+        assert found[4] in (speaker, tokenizer.token_id("<listener>"))
+        expected = features.render_context(tokenizer, instances[b].context, max_tokens=12)
+        assert found[4:] == expected
+        target = [*tokenizer.encode(instances[b].response)[:5], tokenizer.eos_id]
+        assert real(batch.target[b], batch.target_mask[b]) == target
+    np.testing.assert_array_equal(batch.emotion, [0, 0])
+
+
+def test_without_attributes_not_one_of_their_tokens_is_anywhere(tokenizer, instances):
+    every = {tokenizer.token_id(token) for token in features.ATTRIBUTE_TOKENS}
+    bare = Corpus.of(instances, tokenizer, tokenizer, LAYOUT, attributes=False)
+    for examples in (
+        ContextExamples(instances, tokenizer, LAYOUT, attributes=False),
+        exemplars(tokenizer, instances, bare, attributes=False, num_random=2),
+    ):
+        batch = examples.collate(np.arange(10), LENGTH, np.random.default_rng(0))
+        assert not every & set(np.unique(batch.source).tolist())
+    batch = exemplars(tokenizer, instances, Corpus.of(instances, tokenizer, tokenizer, LAYOUT, attributes=True)).collate(
+        np.arange(10), LENGTH, np.random.default_rng(0)
+    )
+    # four of the context and four of the exemplar in every real source
+    counts = np.isin(batch.source, list(every)).sum(axis=2)
+    np.testing.assert_array_equal(counts[:, :2], 8)
+
+
+def test_exemplars_are_shown_as_often_as_asked(tokenizer, instances, corpus):
+    candidates = (np.arange(len(instances))[:, None] // 2 * 2 + np.array([2, 3])) % len(instances)
+
+    def share(probability):
+        examples = ContextExamples(
+            instances, tokenizer, LAYOUT, attributes=True, corpus=corpus, candidates=candidates,
+            exemplar_probability=probability,
+        )  # fmt: skip
+        rng = np.random.default_rng(0)
+        batches = [examples.collate(np.arange(len(instances)), LENGTH, rng) for _ in range(20)]
+        return np.mean([(batch.source == examples.separator).any(axis=1) for batch in batches])
+
+    assert share(0.0) == 0.0
+    assert share(1.0) == 1.0
+    assert share(0.5) == pytest.approx(0.5, abs=0.08)
+
+
+# ------------------------------------------------------------------------------------------------------ with exemplars
+
+
+def test_every_passage_is_the_context_beside_one_exemplar_with_its_response(tokenizer, instances, corpus):
+    examples = exemplars(tokenizer, instances, corpus)
+    batch = examples.collate(np.array([4, 7]), LENGTH, np.random.default_rng(0))
+    assert batch.source.shape == (2, 3, LENGTH)
+    for b, i in enumerate((4, 7)):
+        own = [*attribute_tokens(tokenizer, LOW), *examples.contexts[i], examples.separator]
+        for k, row in enumerate(examples.candidates[i][:2]):
+            found = real(batch.source[b, k], batch.source_mask[b, k])
+            assert found == [*own, *attribute_tokens(tokenizer, HIGH), *corpus.passages[row]]
+            ending = tokenizer.encode(instances[row].response)[-9:]
+            assert found[-len(ending) :] == ending
+    np.testing.assert_array_equal(batch.candidate_mask, [[True, True, False]] * 2)
+    np.testing.assert_array_equal(batch.key_emotion[:, 2], -1)
+    assert not batch.source_mask[:, 2].any()
+    np.testing.assert_array_equal(batch.key_emotion[0, :2], emotion_ids(instances)[[6, 7]])
+    assert batch.key_emotion[0, 0] == -1  # dialogue 3 has no emotion
+    np.testing.assert_array_equal(batch.emotion, [2, -1])
+
+
+def test_a_source_that_is_too_long_keeps_attributes_context_and_the_exemplars_response(tokenizer, instances, corpus):
+    examples = exemplars(tokenizer, instances, corpus)
+    i = int(np.argmax(examples.lengths))
+    length = int(examples.lengths[i]) - 4
+    batch = examples.collate(np.array([i]), length, np.random.default_rng(0))
+    row = examples.candidates[i][int(np.argmax([len(corpus.passages[r]) for r in examples.candidates[i][:2]]))]
+    k = list(examples.candidates[i]).index(row)
+    found = real(batch.source[0, k], batch.source_mask[0, k])
+    assert len(found) <= length
+    own = [*attribute_tokens(tokenizer, LOW), *examples.contexts[i], examples.separator]
+    assert found[: len(own) + 4] == [*own, *attribute_tokens(tokenizer, HIGH)]
+    kept = found[len(own) + 4 :]
+    assert len(kept) < len(corpus.passages[row])
+    assert kept[1:] == corpus.passages[row][-len(kept) + 1 :]  # its first is the token of the turn that was cut
+
+
+def test_lengths_are_upper_bounds_of_what_is_collated(tokenizer, instances, corpus):
+    for examples in (
+        exemplars(tokenizer, instances, corpus),
+        ContextExamples(instances, tokenizer, LAYOUT, attributes=True),
+    ):
+        assert examples.lengths.max() <= LENGTH
+        for i in range(len(instances)):
+            batch = examples.collate(np.array([i]), int(examples.lengths[i]), np.random.default_rng(0))
+            longest = batch.source_mask.reshape(-1, batch.source_mask.shape[-1]).sum(axis=1).max()
+            assert examples.lengths[i] - 1 <= longest <= examples.lengths[i]
+
+
+def test_new_candidates_replace_the_old_and_their_lengths(tokenizer, instances, corpus):
+    examples = exemplars(tokenizer, instances, corpus)
+    before = examples.lengths.copy()
+    examples.set_candidates(np.full((len(instances), 1), -1))
+    assert (examples.lengths < before).all()
+    longest = int(np.argmax([len(passage) for passage in corpus.passages]))
+    examples.set_candidates(np.full((len(instances), 1), longest))
+    assert examples.lengths.max() == max(map(len, examples.contexts)) + 9 + len(corpus.passages[longest])
+
+
+def test_random_candidates_are_never_of_the_own_dialogue(tokenizer, instances, corpus):
+    examples = exemplars(tokenizer, instances, corpus, num_random=4)
+    rng, seen = np.random.default_rng(0), set()
+    for i in range(len(instances)):
+        for _ in range(20):
+            drawn = examples._random(i, rng)
+            assert len(drawn) == 4
+            assert instances[i].dialogue_id not in {instances[row].dialogue_id for row in drawn}
+            seen.update(drawn)
+    assert seen == set(range(len(instances)))  # and otherwise any
+    batch = examples.collate(np.arange(6), LENGTH, rng)
+    assert batch.source.shape[1] == 3 + 4
+    assert batch.candidate_mask[:, 3:].all()
+
+
+def test_a_corpus_of_one_dialogue_offers_no_random_candidate(tokenizer, instances):
+    corpus = Corpus.of(instances[:2], tokenizer, tokenizer, LAYOUT, attributes=True)
+    examples = ExemplarExamples(
+        instances[:2], corpus, np.full((2, 1), -1), tokenizer, tokenizer, LAYOUT, attributes=True, num_random=2
+    )
+    batch = examples.collate(np.arange(2), LENGTH, np.random.default_rng(0))
+    assert not batch.candidate_mask.any()
+
+
+def test_collating_is_a_pure_function_of_rows_length_and_rng(tokenizer, instances, corpus):
+    examples = exemplars(tokenizer, instances, corpus, num_random=2)
+    rows = np.array([3, 9, 0])
+    first = examples.collate(rows, LENGTH, np.random.default_rng(5))
+    examples.collate(np.arange(8), LENGTH, np.random.default_rng(1))
+    assert_equal_batches(first, examples.collate(rows, LENGTH, np.random.default_rng(5)))
+    other = examples.collate(rows, LENGTH, np.random.default_rng(6))
+    assert_equal_batches(first, other, equal=False)
+    np.testing.assert_array_equal(first.source[:, :3], other.source[:, :3])  # the retrieved ones are given
+
+
+def test_filler_rows_are_empty_and_invalid(tokenizer, instances, corpus):
+    for examples in (
+        exemplars(tokenizer, instances, corpus, num_random=2),
+        ContextExamples(instances, tokenizer, LAYOUT, attributes=True),
+    ):
+        batch = examples.collate(np.array([2, -1]), LENGTH, np.random.default_rng(0))
+        np.testing.assert_array_equal(batch.valid, [True, False])
+        assert batch.emotion[1] == -1
+        assert not batch.source_mask[1].any()
+        assert not batch.target_mask[1].any()
+    batch = exemplars(tokenizer, instances, corpus, num_random=2).collate(
+        np.array([2, -1]), LENGTH, np.random.default_rng(0)
+    )
+    assert not (batch.candidate_mask[1].any() or batch.query_mask[1].any() or batch.key_mask[1].any())
+
+
+def test_embeddings_stand_in_for_keys(tokenizer, instances, corpus):
+    embeddings = np.arange(len(instances) * 4, dtype=np.float16).reshape(-1, 4)
+    examples = exemplars(tokenizer, instances, corpus, key_embeddings=embeddings)
+    batch = examples.collate(np.array([4]), LENGTH, np.random.default_rng(0))
+    assert batch.key is None
+    assert batch.key_mask is None
+    assert batch.key_embedding.dtype == np.float32
+    np.testing.assert_array_equal(batch.key_embedding[0, :2], embeddings[[6, 7]])
+    read = exemplars(tokenizer, instances, corpus).collate(np.array([4]), LENGTH, np.random.default_rng(0))
+    assert read.key_embedding is None
+    assert real(read.key[0, 1], read.key_mask[0, 1]) == corpus.keys[7]
+
+
+# --------------------------------------------------------------------------------------------------- queries and groups
+
+
+def test_queries_read_the_newest_of_the_context_and_keys_the_response(tokenizer, instances):
+    queries, keys = encode_queries(tokenizer, instances, 9), encode_keys(tokenizer, instances, 11)
+    for instance, query, key in zip(instances, queries, keys, strict=True):
+        context = tokenizer.encode(" ".join(instance.context))
+        assert query == [tokenizer.cls_id, *context[-7:], tokenizer.sep_id]
+        both = tokenizer.encode(" ".join((*instance.context, instance.response)))
+        assert key == [tokenizer.cls_id, *both[-9:], tokenizer.sep_id]
+
+
+def test_groups_are_of_dialogues_and_the_same_in_every_process(instances):
+    groups = dialogue_groups(instances)
+    assert groups.dtype == np.int32
+    assert groups.min() >= 0
+    assert len(set(groups.tolist())) == len({i.dialogue_id for i in instances}) == 15
+    np.testing.assert_array_equal(groups[0::2], groups[1::2])
+    assert groups[0] == 1932004804  # of "dialogue-0"
+
+
+def test_levels_keep_the_shapes_few():
+    texts = [[1] * n for n in (3, 16, 17, 40)]
+    shape = lambda rows: pad_to_level(texts, rows, 0, 40)[0].shape  # noqa: E731
+    assert shape([0]) == shape([1]) == shape([-1]) == (1, 16)
+    assert shape([2, 0]) == (2, 32)
+    assert shape([3]) == (1, 40)
+    ids, mask = pad_to_level(texts, [2, -1], 9, 40)
+    assert ids[0, 17] == 9
+    assert mask.sum(axis=1).tolist() == [17, 0]

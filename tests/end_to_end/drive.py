@@ -1,0 +1,46 @@
+"""`python -m empax.main` in a process of its own, with checked shapes, that can stop itself.
+
+python drive.py [--stop=STAGE:STEP:SIGNAL] FLAGS-OF-MAIN...
+
+With --stop the process sends itself SIGNAL as soon as STAGE has made STEP updates.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from jaxtyping import install_import_hook
+
+PACKAGES = [f"empax.{name}" for name in ("models", "losses", "decoding", "retrieval", "training", "evaluation")]
+
+
+def stop_at(stage: str, step: int, number: signal.Signals) -> None:
+    """Puts a progress bar into the loop that sends `number` to this process."""
+    from empax.training import loop
+
+    class Bar(loop.ProgressBar):
+        def __init__(self, name: str, *, steps: int, initial: int) -> None:
+            super().__init__(name, steps=steps, initial=initial)
+            self.name, self.done = name, initial
+
+        def advance(self) -> None:
+            super().advance()
+            self.done += 1
+            if (self.name, self.done) == (stage, step):
+                os.kill(os.getpid(), number)
+
+    loop.ProgressBar = Bar
+
+
+if __name__ == "__main__":
+    install_import_hook(PACKAGES, "beartype.beartype")
+    words = sys.argv[1:]
+    if words and words[0].startswith("--stop="):
+        stage, step, name = words.pop(0).removeprefix("--stop=").split(":")
+        stop_at(stage, int(step), signal.Signals[name])
+    from empax import main
+
+    sys.argv = ["empax.main", *words]
+    main.command_line()

@@ -1,0 +1,222 @@
+"""One run of the tiny recipe, every stage of it: what it leaves behind, and that it is what it should be."""
+
+import json
+import shutil
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.run import RunContext
+from empax.core.tree import named_leaves
+from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS
+from empax.data.store import load_candidates, load_instances
+from empax.evaluation.scoring import METRICS
+from empax.pipeline import run
+from empax.retrieval.index import load_index
+from empax.systems.reg.stages import Parts, corpus_encoder_of
+from empax.training.checkpoint import load_params
+
+STAGES = ("prepare", "attributes", "annotate", "index", "generator", "retriever", "reindex", "joint", "evaluate",
+          "report")  # fmt: skip
+TRAINED = ("attributes", "generator", "retriever", "joint")
+
+
+@pytest.fixture(scope="module")
+def config(finished):
+    return read_json(finished / "config.json")
+
+
+@pytest.fixture(scope="module")
+def predictions(finished):
+    return list(read_jsonl(finished / "predictions.jsonl"))
+
+
+def context(workdir, stage="evaluate"):
+    return RunContext(WorkDir(workdir), read_json(workdir / "config.json"), stage)
+
+
+def test_every_stage_is_done_and_lies_where_it_should(finished, config):
+    assert tuple(config["run"]) == STAGES
+    for stage in STAGES:
+        assert (finished / stage / "DONE").is_file()
+    for name in ("config.json", "run.json", "metrics.jsonl", "predictions.jsonl", "report.json", "report.md",
+                 "report.html", "prepare/counts.json", "annotate/classifiers.json"):  # fmt: skip
+        assert (finished / name).is_file(), name
+    for stage in TRAINED:
+        assert sorted(path.name for path in (finished / stage / "checkpoints").iterdir()) == ["2", "4"]
+        assert (finished / stage / "best").is_dir()
+        assert any((finished / "tensorboard" / stage).iterdir())
+
+
+def test_run_json_says_what_made_the_run(finished):
+    about = read_json(finished / "run.json")
+    assert about["seed"] == 0
+    assert about["versions"]["jax"] == jax.__version__
+    assert about["devices"] == ["cpu cpu"]
+    assert "--config=configs/reg_transformer.py:tiny" in about["command"]
+
+
+def test_metrics_cover_every_stage_and_split(finished):
+    rows = list(read_jsonl(finished / "metrics.jsonl"))
+    found = {(row["stage"], row["split"], row["step"]) for row in rows}
+    assert found == {(stage, split, step) for stage in TRAINED for split in ("train", "validation") for step in (2, 4)}
+    assert len(rows) == len(found)
+    assert all(np.isfinite(value) for row in rows for value in row.values() if not isinstance(value, str))
+    logged = {row["stage"]: set(row) for row in rows if row["split"] == "train"}
+    assert {"loss", "grad_norm", "learning_rate", "examples_per_second"} <= set.intersection(*logged.values())
+    assert {"nll", "retriever_loss", "utility", "utility_gain", "emotion_accuracy"} <= logged["joint"]
+
+
+def test_predictions_are_the_test_split_in_id_order(finished, predictions):
+    instances = load_instances(context(finished), "test")
+    assert [(row["id"], row["reference"], tuple(row["context"]), row["emotion"]) for row in predictions] == [
+        (i.id, i.response, i.context, i.emotion) for i in instances
+    ]
+    assert [i.id for i in instances] == sorted(i.id for i in instances)
+    for row in predictions:
+        assert row["emotion_prediction"] in EMOTIONS
+        assert tuple(row["attributes"]) == ATTRIBUTES
+        assert set(row["attributes"].values()) <= set(LEVELS)
+        assert row["notes"]["num_tokens"] >= 2
+        assert row["notes"]["nll"] > 0
+        head = read_json(finished / "evaluate" / "evaluate.json")["emotion_head"]
+        assert row["emotion_prediction"] == row["notes"]["emotion_by_head"][head]
+
+
+def test_exemplars_are_training_pairs_with_attributes_and_a_score(finished, predictions):
+    train = {i.id: i for i in load_instances(context(finished), "train")}
+    for row in predictions:
+        assert len(row["exemplars"]) == 2
+        assert row["exemplars"][0]["score"] >= row["exemplars"][1]["score"]
+        for exemplar in row["exemplars"]:
+            instance = train[exemplar["id"]]
+            assert (exemplar["response"], exemplar["emotion"]) == (instance.response, instance.emotion)
+            assert exemplar["attributes"] == instance.notes["response_attributes"]
+
+
+def test_no_held_out_instance_carries_attributes_of_its_response(finished):
+    for split in ("train", "validation", "test"):
+        notes = {name for i in load_instances(context(finished), split) for name in i.notes}
+        expected = {"context_attributes", "response_attributes"} if split == "train" else {"context_attributes"}
+        assert notes == expected
+
+
+@pytest.mark.parametrize("stage", ["index", "reindex"])
+def test_no_candidate_is_of_the_own_dialogue(finished, stage):
+    train = load_instances(context(finished), "train")
+    for split in ("train", "validation"):
+        positions, ids = load_candidates(context(finished), stage, split)
+        instances = load_instances(context(finished), split)
+        assert sorted(positions) == list(range(len(instances)))
+        assert ids.shape == (len(instances), 4)
+        assert ids.min() >= 0
+        for position, row in zip(positions, ids, strict=True):
+            assert instances[position].dialogue_id not in {train[i].dialogue_id for i in row}
+            assert len(set(row)) == 4
+    about = read_json(finished / stage / "index.json")
+    assert about["method"] == "scann"
+    assert about["recall_at_10"] >= 0.95
+
+
+def test_the_refresh_of_joint_training_keeps_out_the_own_dialogue(finished):
+    train = load_instances(context(finished), "train")
+    positions, before = load_candidates(context(finished), "reindex", "train")
+    found = np.load(finished / "joint" / "refresh" / "00000002.npy")
+    assert found.shape == before.shape
+    for position, row in zip(positions, found, strict=True):
+        assert train[position].dialogue_id not in {train[i].dialogue_id for i in row}
+
+
+def test_every_stage_trains_its_parameters_and_leaves_the_others(finished):
+    """The last parameters against those that the stage began with."""
+    parts = Parts.of(context(finished))
+    generator, retriever, joint = (load_params(finished / stage, "last") for stage in ("generator", "retriever", "joint"))
+    began = parts.retriever_params(context(finished), "")
+    pairs = {
+        "retriever": (began["encoder"], retriever["encoder"]),
+        "joint's generator": (load_params(finished / "generator"), joint["generator"]),
+        "joint's retriever": (load_params(finished / "retriever"), joint["retriever"]),
+    }
+    for name, (before, after) in pairs.items():
+        before, after = named_leaves(before), named_leaves(after)
+        assert before.keys() == after.keys()
+        still = [leaf for leaf in before if np.array_equal(before[leaf], after[leaf])]
+        # BERT has learned positions, of which texts of 16 tokens reach but the first, and no leaf is without gradient.
+        assert not still, (name, still)
+    # G1 judges in both later stages; it is theirs to read, not to change.
+    assert read_json(finished / "generator" / "DONE")["step"] == 4
+    assert named_leaves(generator).keys() == named_leaves(joint["generator"]).keys()
+
+
+def test_report_has_the_agreed_names(finished, config, predictions):
+    report = read_json(finished / "report.json")
+    assert {"system", "config", "data", "metrics", "speed", "paper", "run"} <= set(report)
+    assert report["system"] == "reg"
+    assert report["config"] == config
+    assert report["data"]["test"] == {"dialogues": 32, "instances": len(predictions)}
+    assert set(report["metrics"]) == set(METRICS) - {"intent_accuracy"}
+    for name, value in report["metrics"].items():
+        assert value["low"] <= value["value"] <= value["high"], name
+        assert np.isfinite(list(value.values())).all(), name
+    nll = sum(row["notes"]["nll"] for row in predictions)
+    tokens = sum(row["notes"]["num_tokens"] for row in predictions)
+    assert report["metrics"]["perplexity"]["value"] == pytest.approx(np.exp(nll / tokens), rel=1e-4)
+    hits = [row["emotion"] == row["emotion_prediction"] for row in predictions]
+    assert report["metrics"]["emotion_accuracy"]["value"] == pytest.approx(100 * np.mean(hits))
+    assert report["paper"]["bleu_2"] > 0
+    assert {"generator/examples_per_second", "joint/seconds"} <= set(report["speed"])
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") >= 4
+    assert predictions[0]["reference"].split(",")[0][:20] in page
+    assert "| **reg** | this run |" in (finished / "report.md").read_text(encoding="utf-8")
+
+
+def test_running_again_redoes_nothing(finished, config, caplog):
+    def times():
+        return {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+
+    before, begin = times(), time.perf_counter()
+    with caplog.at_level("INFO", logger="empax"):
+        run.run(config, finished)
+    assert time.perf_counter() - begin < 5
+    assert times() == before
+    assert [record.getMessage() for record in caplog.records] == [f"{stage}: done before" for stage in STAGES]
+
+
+def test_another_config_is_refused_and_another_place_is_not(finished, config):
+    changed = json.loads(json.dumps(config))
+    changed["joint"]["optimizer"]["learning_rate"] = 0.5
+    with pytest.raises(ConfigError, match=r"config\.joint\.optimizer\.learning_rate: 0\.0003 there, 0\.5 here.*workdir"):
+        run.run(changed, finished)
+    del changed["joint"]["optimizer"]["learning_rate"]
+    with pytest.raises(ConfigError, match=r"config\.joint\.optimizer lacks learning_rate"):
+        run.run(changed, finished)
+    moved = {**config, "data": {**config["data"], "dir": "/somewhere/else"}}
+    run.run(moved, finished)
+
+
+def test_an_index_of_another_encoder_is_refused(finished, config, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(finished, workdir)
+    shutil.rmtree(workdir / "reindex" / "store")
+    shutil.copytree(workdir / "index" / "store", workdir / "reindex" / "store")
+    (workdir / "evaluate" / "DONE").unlink()
+    before = (workdir / "predictions.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"reindex/store was made with encoder '\w+', but '\w+' is asked for.*delete"):
+        run.run(config, workdir)
+    assert (workdir / "predictions.jsonl").read_text() == before
+
+
+def test_each_index_is_of_the_retriever_that_its_stage_names(finished):
+    run_context, parts = context(finished), Parts.of(context(finished))
+    hashes = {
+        encoder: corpus_encoder_of(parts, parts.retriever_params(run_context, encoder)).hash
+        for encoder in ("", "retriever")
+    }
+    assert load_index(finished / "index" / "store").encoder_hash == hashes[""]
+    assert load_index(finished / "reindex" / "store").encoder_hash == hashes["retriever"]
+    assert hashes[""] != hashes["retriever"]

@@ -1,0 +1,55 @@
+"""The ablations that are recipes of their own, in small: the parts that they leave out are left out."""
+
+import numpy as np
+import pytest
+
+from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.run import RunContext
+from empax.core.tree import named_leaves
+from empax.systems.reg.stages import Parts
+from empax.training.checkpoint import load_params
+
+RECIPE = """
+from configs import common, reg_transformer
+
+def get_config():
+    return common.shrink(reg_transformer.get_config({variant!r}))
+"""
+
+
+@pytest.fixture
+def run_variant(recipe, tmp_path, finished):  # after the finished run, most programs are compiled
+    def run(variant):
+        config, workdir = tmp_path / f"{variant}.py", tmp_path / variant
+        config.write_text(RECIPE.format(variant=variant))
+        result = recipe(workdir, str(config))
+        assert result.returncode == 0, result.stderr
+        return workdir, list(read_jsonl(workdir / "predictions.jsonl"))
+
+    return run
+
+
+@pytest.mark.slow
+def test_semantic_shows_exemplars_by_the_untrained_retriever_and_no_attribute(run_variant):
+    workdir, predictions = run_variant("semantic")
+    assert all(len(row["exemplars"]) == 2 and not row["attributes"] for row in predictions)
+    assert not any(exemplar["attributes"] for row in predictions for exemplar in row["exemplars"])
+    run = RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "joint")
+    trained = load_params(workdir / "joint", "last")
+    began = {"retriever": Parts.of(run).retriever_params(run, ""), "generator": load_params(workdir / "generator")}
+    same = {
+        name: {np.array_equal(leaf, named_leaves(trained[name])[key]) for key, leaf in named_leaves(began[name]).items()}
+        for name in began
+    }
+    assert same == {"retriever": {True}, "generator": {False}}  # frozen, and trained in every leaf
+    assert "exemplar_emotion_match" in read_json(workdir / "report.json")["metrics"]
+
+
+@pytest.mark.slow
+def test_no_retrieval_is_the_generator_alone(run_variant):
+    workdir, predictions = run_variant("no_retrieval")
+    assert not any(row["exemplars"] or row["attributes"] for row in predictions)
+    assert all(set(row["notes"]["emotion_by_head"]) == {"generator"} for row in predictions)
+    metrics = read_json(workdir / "report.json")["metrics"]
+    assert "exemplar_emotion_match" not in metrics
+    assert {"bleu_2", "perplexity", "emotion_accuracy"} <= set(metrics)

@@ -1,0 +1,52 @@
+"""A run that is killed in every training stage, and interrupted in one, ends like a run that never stopped."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from empax.core.files import read_json, read_jsonl
+from empax.training.checkpoint import load_params
+
+STAGES = ("attributes", "generator", "retriever", "joint")
+
+# One signal for each process; checkpoints are made after steps 2 and 4, the joint stage refreshes before step 3.
+STOPS = (
+    ("attributes:3:SIGKILL", -9),
+    ("generator:1:SIGKILL", -9),
+    ("generator:3:SIGKILL", -9),
+    ("retriever:3:SIGKILL", -9),
+    ("joint:3:SIGKILL", -9),
+    ("joint:3:SIGINT", 130),  # saves after step 3: what it goes on from lies between two refreshes
+)
+
+TIMING = {"seconds", "examples_per_second"}
+
+
+def history(workdir):
+    rows = [{k: v for k, v in row.items() if k not in TIMING} for row in read_jsonl(workdir / "metrics.jsonl")]
+    return {stage: [row for row in rows if row["stage"] == stage] for stage in STAGES}
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_every_stage_ends_with_the_same_bits(finished, recipe, tmp_path):
+    workdir = tmp_path / "run"
+    for stop, code in STOPS:
+        result = recipe(workdir, stop=stop)
+        assert result.returncode == code, (stop, result.stderr)
+        stage = stop.split(":")[0]
+        assert not (workdir / stage / "DONE").exists()
+    assert "stopped and saved after step 3" in result.stderr
+    result = recipe(workdir)
+    assert result.returncode == 0, result.stderr
+    assert "from step 3." in result.stderr
+    for stage in STAGES:
+        for which in ("best", "last"):
+            whole, broken = (load_params(folder / stage, which) for folder in (finished, workdir))
+            assert jax.tree.structure(whole) == jax.tree.structure(broken)
+            jax.tree.map(np.testing.assert_array_equal, whole, broken)
+        assert read_json(finished / stage / "DONE")["best_step"] == read_json(workdir / stage / "DONE")["best_step"]
+    assert history(workdir) == history(finished)
+    predictions = [json.loads(line) for line in (finished / "predictions.jsonl").read_text().splitlines()]
+    assert [json.loads(line) for line in (workdir / "predictions.jsonl").read_text().splitlines()] == predictions
