@@ -100,6 +100,18 @@ def g1_params():
     return params()["generator"]
 
 
+@jax.jit
+def embedded(retriever_params, batch):
+    """Queries [B, D] and keys [B, K, D]."""
+    task = retriever()
+    query = task.embed(retriever_params, batch.query, batch.query_mask, None)
+    return query, task.embed_keys(retriever_params, batch, None)
+
+
+def choose(task, retriever_params, batch):
+    return jax.jit(task.choose)(retriever_params, batch)
+
+
 def columns_of(batch):
     return np.asarray(batch.key_emotion)
 
@@ -107,7 +119,7 @@ def columns_of(batch):
 def with_scores(scores):
     """A batch whose candidates' dot products with the query are `scores` [RETRIEVED + K], in every row."""
     batch = exemplar_batch(frozen_keys=True)
-    query = ENCODER.apply({"params": params()["retriever"]["encoder"]}, batch.query, batch.query_mask, method="embed")
+    query, _ = embedded(params()["retriever"], batch)
     return batch.replace(key_embedding=jnp.asarray(scores, jnp.float32)[None, :, None] * query[:, None])
 
 
@@ -122,11 +134,11 @@ SCORES = [0.1, 0.9, -0.2, 0.5, 3.0, 2.0]  # the last two are the random ones, wh
 
 
 def test_choose_takes_the_best_retrieved_by_the_current_scores_and_no_random_one():
-    best = retriever().choose(params()["retriever"], with_scores(SCORES))
+    best = choose(retriever(), params()["retriever"], with_scores(SCORES))
     np.testing.assert_array_equal(best, [[1, 3]] * ROWS)
     masked = with_scores(SCORES)
     masked = masked.replace(candidate_mask=masked.candidate_mask.at[1, 1].set(False))
-    best = retriever().choose(params()["retriever"], masked)
+    best = choose(retriever(), params()["retriever"], masked)
     np.testing.assert_array_equal(best, [[1, 3], [3, 0], [1, 3]])
 
 
@@ -135,16 +147,15 @@ def test_choose_follows_the_parameters_that_it_is_given():
     task = retriever()
     other = jax.tree.map(lambda leaf: leaf * 1.7 + 0.2, params()["retriever"])
     for given in (params()["retriever"], other):
-        query = task.embed(given, batch.query, batch.query_mask, None)
-        scores = np.einsum("BD,BKD->BK", query, task.embed_keys(given, batch, None))[:, :RETRIEVED]
-        np.testing.assert_array_equal(task.choose(given, batch), np.argsort(-scores, axis=1)[:, :K])
+        scores = np.einsum("BD,BKD->BK", *embedded(given, batch))[:, :RETRIEVED]
+        np.testing.assert_array_equal(choose(task, given, batch), np.argsort(-scores, axis=1)[:, :K])
 
 
 @pytest.mark.parametrize("probability", [0.0, 1.0, 0.3])
 def test_each_chosen_one_is_replaced_with_its_probability(probability):
     task = retriever(replace_probability=probability)
-    batch, best = with_scores(SCORES), jnp.asarray([[1, 3]] * ROWS)
-    replace = jax.jit(jax.vmap(lambda rng: task.replace(batch, best, rng)))
+    batch, best = exemplar_batch(), np.array([[1, 3]] * ROWS)
+    replace = jax.jit(jax.vmap(lambda rng: task.replace(batch, jnp.asarray(best), rng)))
     columns = np.asarray(replace(jax.random.split(jax.random.key(0), 500)))
     spare = RETRIEVED + np.arange(K)
     swapped = columns == spare
@@ -180,7 +191,7 @@ def test_joint_exploring_lets_the_generator_read_the_best_and_the_retriever_rank
     task = joint(replace_probability=1.0)
     batch = exemplar_batch()
     found = jax.jit(task.explore)(params(), {"generator": g1_params()}, batch, jax.random.key(0))
-    best = task.retriever.choose(params()["retriever"], batch)
+    best = choose(task.retriever, params()["retriever"], batch)
     np.testing.assert_array_equal(columns_of(found), [[4, 5]] * ROWS)
     np.testing.assert_array_equal(found.source, take_candidates(batch, best).source)
     ranked = take_candidates(batch, jnp.asarray([[4, 5]] * ROWS))
@@ -242,8 +253,9 @@ def test_each_candidate_is_judged_by_its_own_greedy_answer():
         jax.jit(task.utilities)(g1_params(), swapped, jax.random.key(0)), found[:, ::-1], atol=1e-6
     )
     for k in range(K):
-        tokens = DECODER(MODEL, g1_params()["model"], batch.source[:, k], batch.source_mask[:, k], jax.random.key(0))
-        tokens = tokens.tokens[:, 0]
+        decode = jax.jit(functools.partial(DECODER, MODEL))
+        made = decode(g1_params()["model"], batch.source[:, k], batch.source_mask[:, k], jax.random.key(0))
+        tokens = made.tokens[:, 0]
         made = (tokens != PAD) & (tokens != EOS)
         gold = batch.target_mask & (batch.target != EOS)
         np.testing.assert_allclose(utility(tokens, made, batch.target, gold), found[:, k], atol=1e-6)
@@ -253,9 +265,8 @@ def gold_log_probs(batch):
     """[B, K] summed and [B] counted, with a softmax of our own."""
     sums = np.zeros(batch.source.shape[:2])
     for k in range(sums.shape[1]):
-        logits = MODEL.apply(
-            {"params": g1_params()["model"]}, batch.source[:, k], batch.source_mask[:, k], batch.target
-        )
+        inputs = (batch.source[:, k], batch.source_mask[:, k], batch.target)
+        logits = jax.jit(MODEL.apply)({"params": g1_params()["model"]}, *inputs)
         logits = np.asarray(logits, np.float64)
         log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         picked = np.take_along_axis(log_probs, np.asarray(batch.target)[..., None], axis=-1)[..., 0]
@@ -275,9 +286,7 @@ def test_likelihood_signals_are_the_gold_responses_log_probabilities():
 
 
 def scores_of(batch):
-    task = retriever()
-    query = task.embed(params()["retriever"], batch.query, batch.query_mask, None)
-    return np.einsum("BD,BKD->BK", query, task.embed_keys(params()["retriever"], batch, None)).astype(np.float64)
+    return np.einsum("BD,BKD->BK", *embedded(params()["retriever"], batch)).astype(np.float64)
 
 
 def softmax(x):
@@ -337,7 +346,7 @@ def test_frozen_keys_give_the_gradient_of_the_query_side_alone():
     batch = explored()
     task = retriever(score_temperature=0.1)
     own = params()["retriever"]
-    keys = task.embed_keys(own, batch, None)
+    _, keys = embedded(own, batch)
     frozen = batch.replace(key=None, key_mask=None, key_embedding=keys)
 
     def loss(p, b):
@@ -380,11 +389,12 @@ def test_unknown_emotions_count_nowhere():
 def test_the_retrievers_head_learns_from_exemplars_where_they_are_trained():
     batch = explored().replace(emotion=jnp.full(ROWS, -1))
     task = retriever(emotion_weight=1.0)
-    keys = task.embed_keys(params()["retriever"], batch, None)
+    _, keys = embedded(params()["retriever"], batch)
     frozen = batch.replace(key=None, key_mask=None, key_embedding=keys)
 
     def gradient(b):
-        return jax.grad(lambda p: task.loss(p, {}, b, None)[0].total)(params()["retriever"])["emotion"]["out_bias"]
+        made = jax.jit(jax.grad(lambda p, b: task.loss(p, {}, b, None)[0].total))(params()["retriever"], b)
+        return made["emotion"]["out_bias"]
 
     assert float(jnp.abs(gradient(frozen)).sum()) == 0.0  # no context's emotion is known, no exemplar is read
     assert float(jnp.abs(gradient(batch)).sum()) > 0.1
