@@ -25,6 +25,10 @@ def train(*, task: str, steps: int, batch_size: int, learning_rate: float, **mor
     )
 
 
+FIXED_EMBEDDING = {"pattern": "encoder/token_embedding$", "frozen": True}
+"""A parameter group for pretrained encoders: half of MiniLM is word embeddings, and few steps change them little."""
+
+
 def index(*, encoder: str, candidates: int, queries: dict[str, int], method: str = "scann") -> ConfigDict:
     """An index stage; `encoder` is the stage that trained it, empty = as pretrained."""
     return ConfigDict(

@@ -64,7 +64,7 @@ def get_config(arg: str = "") -> ConfigDict:
         eval_every_steps=60,
         encoder={"pretrained": "minilm", "num_layers": 3, **cpu}, max_tokens=96,
         best_metric="accuracy", best_mode="max",
-        optimizer={"warmup_steps": 20, "schedule": "linear"}, **rhythm,
+        optimizer={"warmup_steps": 20, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]}, **rhythm,
     )  # fmt: skip
     config.annotate = ConfigDict({"kind": "annotate", "classifiers": ("attributes",)})
     queries = {"train": 12_000, "validation": 500}
@@ -83,7 +83,7 @@ def get_config(arg: str = "") -> ConfigDict:
         "emotion_weight": 0.5,
         "explore_tokens": 20,
     }
-    heads = [{"pattern": "(^|/)emotion/", "learning_rate_scale": 20.0}]
+    heads = [common.FIXED_EMBEDDING, {"pattern": "^emotion/", "learning_rate_scale": 20.0}]
     config.retriever = common.train(
         task="retriever", steps=300, candidates=6, batch_size=16, learning_rate=5e-5, buckets=(64, 96, 128),
         eval_every_steps=100,
@@ -97,7 +97,7 @@ def get_config(arg: str = "") -> ConfigDict:
         retriever_weight=0.2,  # alpha of Eq. 7
         optimizer={
             "warmup_steps": 30, "schedule": "linear", "weight_decay": 0.01,
-            "groups": [{"pattern": "^retriever/", "learning_rate_scale": 0.05}],
+            "groups": [common.FIXED_EMBEDDING, {"pattern": "^retriever/", "learning_rate_scale": 0.05}],
         }, **rhythm,
     )  # fmt: skip
     config.evaluate = ConfigDict(

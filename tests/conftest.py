@@ -65,11 +65,11 @@ def command(shared_tmp: Path) -> Command:
 
 @pytest.fixture(scope="session")
 def recipe(command: Command) -> Command:
-    """Runs a recipe in a work directory; `stop` = "STAGE:STEP:SIGNAL" has the process signal itself there."""
+    """Runs a recipe in a work directory; `options` are those of end_to_end/drive.py."""
 
-    def run(workdir: Path, config: str = TINY, *, stop: str = "") -> subprocess.CompletedProcess[str]:
+    def run(workdir: Path, *options: str, config: str = TINY) -> subprocess.CompletedProcess[str]:
         driver = str(ROOT / "tests" / "end_to_end" / "drive.py")
-        return command(driver, *([f"--stop={stop}"] if stop else []), f"--config={config}", f"--workdir={workdir}")
+        return command(driver, *options, f"--config={config}", f"--workdir={workdir}")
 
     return run
 
@@ -81,6 +81,6 @@ def finished(recipe: Command, shared_tmp: Path) -> Path:
     with (shared_tmp / "finished.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
         if not (workdir / "report" / "DONE").exists():
-            result = recipe(workdir)
+            result = recipe(workdir, "--check")
             assert result.returncode == 0, result.stderr
     return workdir

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,8 +52,11 @@ def load_recipe(spec: str) -> Any:
     module = runpy.run_path(str(path))
     if "get_config" not in module:
         raise ConfigError(f"--config={spec}: {path} defines no get_config().")
+    get_config = module["get_config"]
+    if argument and not inspect.signature(get_config).parameters:
+        raise ConfigError(f"--config={spec}: {path} takes no argument; leave out ':{argument}'.")
     try:
-        return module["get_config"](argument) if argument else module["get_config"]()
+        return get_config(argument) if argument else get_config()
     except ValueError as error:
         raise ConfigError(f"--config={spec}: {error}") from error
 

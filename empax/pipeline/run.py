@@ -63,10 +63,10 @@ def make_stages(config: Mapping[str, Any]) -> list[Stage]:
     """
     if missing := [key for key in _OWN_KEYS if key not in config]:
         raise ConfigError(f"the config lacks {', '.join(missing)}.")
-    check_keys(config, [*_OWN_KEYS, config["system"], *config["run"]], where="config", owner="the run")
     if type(config["seed"]) is not int:
         raise ConfigError(f"config.seed = {config['seed']!r} must be int.")
     system = load_system(config)
+    check_keys(config, [*_OWN_KEYS, config["system"], *config["run"]], where="config", owner="the run")
     if config["system"] not in config:
         raise ConfigError(f"the config lacks its section config.{config['system']}.")
     to_settings(system.SETTINGS, config[config["system"]], where=f"config.{config['system']}")

@@ -65,6 +65,8 @@ class ClassifierStage:
     def __post_init__(self) -> None:
         if not self.mechanisms or set(self.mechanisms) - set(MECHANISMS):
             raise ConfigError(f"mechanisms = {self.mechanisms} must be some of {', '.join(MECHANISMS)}.")
+        if self.max_tokens < 8:
+            raise ConfigError(f"max_tokens = {self.max_tokens} must be at least 8, to hold a context and a response.")
 
 
 @dataclasses.dataclass(frozen=True)

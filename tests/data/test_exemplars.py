@@ -24,7 +24,24 @@ LAYOUT = LayoutSettings(
     max_context_tokens=12, max_passage_tokens=10, max_target_tokens=6, max_query_tokens=9, max_key_tokens=11
 )
 LENGTH = LAYOUT.max_source_tokens
-WORDS = "i feel so sad about my old dog and you are very kind to say that we miss him".split()
+WORDS = (
+    "i",
+    "feel",
+    "so",
+    "sad",
+    "about",
+    "my",
+    "old",
+    "dog",
+    "and",
+    "you",
+    "are",
+    "very",
+    "kind",
+    "to",
+    "say",
+    "that",
+)
 LOW = dict.fromkeys(ATTRIBUTES, "low")
 HIGH = dict.fromkeys(ATTRIBUTES, "high")
 
@@ -107,9 +124,9 @@ def test_without_attributes_not_one_of_their_tokens_is_anywhere(tokenizer, insta
     ):
         batch = examples.collate(np.arange(10), LENGTH, np.random.default_rng(0))
         assert not every & set(np.unique(batch.source).tolist())
-    batch = exemplars(tokenizer, instances, Corpus.of(instances, tokenizer, tokenizer, LAYOUT, attributes=True)).collate(
-        np.arange(10), LENGTH, np.random.default_rng(0)
-    )
+    batch = exemplars(
+        tokenizer, instances, Corpus.of(instances, tokenizer, tokenizer, LAYOUT, attributes=True)
+    ).collate(np.arange(10), LENGTH, np.random.default_rng(0))
     # four of the context and four of the exemplar in every real source
     counts = np.isin(batch.source, list(every)).sum(axis=2)
     np.testing.assert_array_equal(counts[:, :2], 8)
@@ -240,7 +257,8 @@ def test_filler_rows_are_empty_and_invalid(tokenizer, instances, corpus):
     batch = exemplars(tokenizer, instances, corpus, num_random=2).collate(
         np.array([2, -1]), LENGTH, np.random.default_rng(0)
     )
-    assert not (batch.candidate_mask[1].any() or batch.query_mask[1].any() or batch.key_mask[1].any())
+    for mask in (batch.candidate_mask, batch.query_mask, batch.key_mask):
+        assert not mask[1].any()
 
 
 def test_embeddings_stand_in_for_keys(tokenizer, instances, corpus):

@@ -1,8 +1,9 @@
-"""`python -m empax.main` in a process of its own, with checked shapes, that can stop itself.
+"""`python -m empax.main` in a process of its own, that can check shapes and stop itself.
 
-python drive.py [--stop=STAGE:STEP:SIGNAL] FLAGS-OF-MAIN...
+python drive.py [--check] [--stop=STAGE:STEP:SIGNAL] FLAGS-OF-MAIN...
 
-With --stop the process sends itself SIGNAL as soon as STAGE has made STEP updates.
+With --check every annotated shape is checked. With --stop the process sends itself SIGNAL as soon as STAGE has made
+STEP updates.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 
+import jax
 from jaxtyping import install_import_hook
 
 PACKAGES = [f"empax.{name}" for name in ("models", "losses", "decoding", "retrieval", "training", "evaluation")]
@@ -34,12 +36,28 @@ def stop_at(stage: str, step: int, number: signal.Signals) -> None:
     loop.ProgressBar = Bar
 
 
+def keep_all_programs() -> None:
+    """Has even the quickest compilation kept: a run that is started again and again repeats hundreds of them."""
+    from empax.pipeline import run
+
+    enable = run.enable_compilation_cache
+
+    def enable_all() -> None:
+        enable()
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+    run.enable_compilation_cache = enable_all
+
+
 if __name__ == "__main__":
-    install_import_hook(PACKAGES, "beartype.beartype")
     words = sys.argv[1:]
-    if words and words[0].startswith("--stop="):
+    if words[0] == "--check":
+        words.pop(0)
+        install_import_hook(PACKAGES, "beartype.beartype")
+    if words[0].startswith("--stop="):
         stage, step, name = words.pop(0).removeprefix("--stop=").split(":")
         stop_at(stage, int(step), signal.Signals[name])
+    keep_all_programs()
     from empax import main
 
     sys.argv = ["empax.main", *words]

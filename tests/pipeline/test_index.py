@@ -1,0 +1,98 @@
+"""The index stage on made-up embeddings: what is searched, found and left behind."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from empax.core.config import to_settings
+from empax.core.files import WorkDir, read_json, write_jsonl
+from empax.core.run import RunContext
+from empax.core.types import Instance
+from empax.data.dialogues import instance_to_row
+from empax.data.store import load_candidates
+from empax.pipeline import index
+from empax.retrieval.index import load_index
+
+DIALOGUES = 20
+
+
+class Angles:
+    """Embeds a text that ends in a number as the point at that angle; keys and queries alike."""
+
+    hash = "angles"
+
+    def _embed(self, instances, progress):
+        angles = np.array([float(i.context[-1].split()[-1]) for i in instances])
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+    embed_queries = embed_keys = lambda self, instances, *, progress=None: self._embed(instances, progress)
+
+
+def make_instances(split):
+    """Two instances a dialogue, at nearly one angle."""
+    offset = 0.0 if split == "train" else 0.01
+    return [
+        Instance(f"{split}-{d}#{2 * t}", (f"at {0.1 * d + 0.001 * t + offset}",), "yes", "sad")
+        for d in range(DIALOGUES)
+        for t in (1, 2)
+    ]
+
+
+@pytest.fixture
+def run(tmp_path):
+    context = RunContext(WorkDir(tmp_path), {"seed": 3}, "index")
+    for split in ("train", "validation"):
+        write_jsonl(context.files.instances(split), map(instance_to_row, make_instances(split)))
+    return context
+
+
+def build(run, **values):
+    named = []
+
+    def corpus_encoder(context, stage):
+        named.append(stage)
+        return Angles()
+
+    values = {"store": {"method": "exact"}, "candidates": 4, **values}
+    settings = to_settings(index.Settings, values, where="config.index")
+    index.run(settings, run, SimpleNamespace(corpus_encoder=corpus_encoder))
+    return named
+
+
+def test_candidates_are_the_nearest_of_other_dialogues(run):
+    assert build(run, encoder="retriever") == ["retriever"]
+    train = make_instances("train")
+    angles = np.array([float(i.context[0].split()[-1]) for i in train])
+    positions, ids = load_candidates(run, "index", "train")
+    assert sorted(positions) == list(range(2 * DIALOGUES))
+    for position, row in zip(positions, ids, strict=True):
+        others = [i for i in range(len(train)) if train[i].dialogue_id != train[position].dialogue_id]
+        nearest = sorted(others, key=lambda i: abs(angles[i] - angles[position]))[:4]
+        assert set(row) == set(nearest)
+    positions, ids = load_candidates(run, "index", "validation")
+    nearest = np.abs(angles[ids[:, 0]] - (0.1 * (positions // 2) + 0.001 * (positions % 2 + 1) + 0.01))
+    assert nearest.max() < 0.02
+    about = read_json(run.directory / "index.json")
+    assert (about["rows"], about["method"], about["recall_at_10"]) == (2 * DIALOGUES, "exact", 1.0)
+    stored = load_index(run.files.index("index"), encoder_hash="angles")
+    assert len(stored) == 2 * DIALOGUES
+
+
+def test_a_limited_search_is_part_of_a_larger_one_and_of_the_seed(run):
+    build(run, queries={"train": 10})
+    few, few_ids = load_candidates(run, "index", "train")
+    assert not (run.directory / "candidates_validation.npz").exists()
+    build(run, queries={"train": 25})
+    more, more_ids = load_candidates(run, "index", "train")
+    np.testing.assert_array_equal(more[:10], few)
+    np.testing.assert_array_equal(more_ids[:10], few_ids)
+    assert len(set(more)) == 25
+    other = RunContext(run.files, {"seed": 4}, "index")
+    build(other, queries={"train": 25})
+    assert not np.array_equal(load_candidates(run, "index", "train")[0], more)
+
+
+def test_recall_is_measured_without_queries_too(run):
+    build(run, queries={})
+    assert read_json(run.directory / "index.json")["recall_at_10"] == 1.0

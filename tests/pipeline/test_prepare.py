@@ -1,0 +1,83 @@
+"""From a corpus to instances and a tokenizer."""
+
+import pytest
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import DataError, WorkDir, hash_file, read_json, read_jsonl
+from empax.core.run import RunContext
+from empax.data import sample
+from empax.data.features import SPECIAL_TOKENS
+from empax.data.store import load_instances, run_tokenizer
+from empax.pipeline import prepare
+
+
+def context(workdir, **data):
+    config = {"seed": 0, "data": {"name": "sample", **data}}
+    return RunContext(WorkDir(workdir), config, "prepare")
+
+
+def settings(**values):
+    return to_settings(prepare.Settings, values, where="config.prepare")
+
+
+def test_the_sample_becomes_instances_counts_and_a_tokenizer(tmp_path):
+    run = context(tmp_path)
+    prepare.run(settings(tokenizer={"vocab_size": 500}), run)
+    counts = read_json(tmp_path / "prepare" / "counts.json")
+    assert counts == {
+        "train": {"dialogues": 256, "instances": 506},
+        "validation": {"dialogues": 32, "instances": 57},
+        "test": {"dialogues": 32, "instances": 62},
+        "source_hash": hash_file(sample.PATH),
+    }
+    for split, dialogues in sample.load_dialogues().items():
+        instances = load_instances(run, split)
+        assert len(instances) == counts[split]["instances"]
+        assert {i.dialogue_id for i in instances} == {d.id for d in dialogues}
+        assert not any(i.notes for i in instances)
+    tokenizer = run_tokenizer(run)
+    assert tokenizer.vocab_size == 500
+    assert len({tokenizer.token_id(token) for token in SPECIAL_TOKENS}) == len(SPECIAL_TOKENS)
+    assert tokenizer.decode(tokenizer.encode("I'm SO sorry, 42 times!")) == "i'm so sorry, 42 times!"
+
+
+def test_the_tokenizer_learns_from_the_training_split_alone(tmp_path, monkeypatch):
+    def learned(workdir):
+        prepare.run(settings(tokenizer={"vocab_size": 400}), context(workdir))
+        return (workdir / "prepare" / "tokenizer" / "tokenizer.json").read_text()
+
+    splits = sample.load_dialogues()
+    first = learned(tmp_path / "one")
+    monkeypatch.setattr(sample, "load_dialogues", lambda: {**splits, "test": splits["train"][:5]})
+    assert learned(tmp_path / "two") == first
+    monkeypatch.setattr(sample, "load_dialogues", lambda: {**splits, "train": splits["train"][:5]})
+    assert learned(tmp_path / "three") != first
+
+
+def test_a_limit_takes_the_first_of_every_split(tmp_path):
+    run = context(tmp_path, limit=5)
+    prepare.run(settings(tokenizer={"vocab_size": 300}), run)
+    whole = context(tmp_path / "whole")
+    prepare.run(settings(tokenizer={"vocab_size": 300}), whole)
+    for split in ("train", "validation", "test"):
+        assert load_instances(run, split) == load_instances(whole, split)[:5]
+        assert sum(1 for _ in read_jsonl(run.files.instances(split))) == 5
+
+
+def test_moel_compat_reaches_the_extraction(tmp_path):
+    run = context(tmp_path, moel_compat=True)
+    prepare.run(settings(tokenizer={"vocab_size": 300}), run)
+    # Of the built-in corpus no two situations are the same, so it loses the last dialogue of each split, and no more.
+    last = sample.load_dialogues()["test"][-1].id
+    assert last not in {i.dialogue_id for i in load_instances(run, "test")}
+    assert len({i.dialogue_id for i in load_instances(run, "test")}) == 31
+
+
+def test_bad_places_and_sizes_are_named(tmp_path):
+    for data, values, kind, message in (
+        ({"name": "empathetic_dialogues", "dir": str(tmp_path)}, {}, DataError, str(tmp_path)),
+        ({}, {"tokenizer": {"vocab_size": 100}}, ConfigError, "vocab_size = 100 is too small"),
+        ({}, {"tokenizer": {"pretrained": str(tmp_path / "none")}}, ConfigError, "none"),
+    ):
+        with pytest.raises(kind, match=message):
+            prepare.run(settings(**values), context(tmp_path / "run", **data))

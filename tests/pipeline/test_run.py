@@ -1,0 +1,143 @@
+"""The order of a run, and what is wrong with a config before any work starts."""
+
+import copy
+
+import pytest
+
+from configs import quickstart, reg_transformer
+from empax.core.config import ConfigError
+from empax.core.files import read_json, write_json
+from empax.pipeline import prepare, run
+
+
+@pytest.fixture
+def config():
+    return run.plain(reg_transformer.get_config("tiny"))
+
+
+def changed(config, path, value):
+    """The config with the value at "a.b.c" set, or removed where it is `...`."""
+    config = copy.deepcopy(config)
+    *sections, name = path.split(".")
+    node = config
+    for section in sections:
+        node = node.setdefault(section, {})
+    if value is ...:
+        del node[name]
+    else:
+        node[name] = value
+    return config
+
+
+@pytest.mark.parametrize("variant", reg_transformer.VARIANTS)
+def test_every_variant_of_the_recipe_is_sound(variant):
+    stages = run.make_stages(run.plain(reg_transformer.get_config(variant)))
+    assert stages[0].name == "prepare"
+    assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
+    assert {stage.kind for stage in stages} <= set(run.KINDS)
+
+
+def test_quickstart_is_sound_and_needs_no_download():
+    config = run.plain(quickstart.get_config())
+    run.make_stages(config)
+    assert config["data"]["name"] == "sample"
+
+
+def test_an_unknown_variant_is_named():
+    with pytest.raises(ValueError, match=r":tinny is unknown; it takes .*tiny"):
+        reg_transformer.get_config("tinny")
+
+
+ABLATIONS = {
+    "without attributes": ("reg.attributes", False),
+    "without BLEU": ("retriever.distillation.utility.bleu", 0.0),
+    "without F1": ("retriever.distillation.utility.f1", 0.0),
+    "without ROUGE-L": ("joint.distillation.utility.rouge_l", 0.0),
+    "without replaced candidates": ("retriever.distillation.replace_probability", 0.0),
+    "likelihood": ("retriever.distillation.signal", "likelihood"),
+    "emdr2": ("retriever.distillation.signal", "emdr2"),
+    "Eq. 4 to the letter": ("retriever.distillation.loss", "literal_sigmoid"),
+    "scratch": ("joint.warm_up", False),
+}
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=name) for name, p in ABLATIONS.items()])
+def test_every_ablation_is_a_switch(config, path):
+    stages = {stage.name: stage for stage in run.make_stages(changed(config, *path))}
+    section, *names = path[0].split(".")
+    if section != "reg":
+        found = stages[section].settings.task
+        for name in names:
+            found = getattr(found, name)
+        assert found == path[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("seed", "0", r"config\.seed = '0' must be int"),
+        ("seed", ..., r"the config lacks seed"),
+        ("sed", 1, r"config\.sed is not a setting of the run; did you mean 'seed'\?"),
+        ("system", "rge", r"config\.system = 'rge' is no module of empax/systems"),
+        ("reg", ..., r"the config lacks its section config\.reg"),
+        ("reg.pasages", 3, r"config\.reg\.pasages is not a setting of RegSettings; did you mean 'passages'\?"),
+        ("reg.passages", 2.5, r"config\.reg\.passages = 2\.5 is of type float; it must be int"),
+        ("reg.generator.d_modle", 8, r"config\.reg\.generator\.d_modle .* did you mean 'd_model'\?"),
+        ("data.name", "reddit", r"config\.data\.name = 'reddit' .* 'empathetic_dialogues', 'sample'"),
+        ("joint", ..., r"config\.run names 'joint', but there is no config\.joint"),
+        ("joint.kind", "trian", r"config\.joint\.kind = 'trian' must be one of prepare, annotate, train"),
+        ("joint.kind", ..., r"config\.joint lacks kind"),
+        ("joint.task", ..., r"config\.joint lacks task"),
+        ("joint.task", "fid", r"config\.joint\.task = 'fid' is unknown; reg has generator, retriever, joint"),
+        ("joint.task", "nec.joint", r"config\.system = 'nec' is no module"),
+        ("joint.stpes", 3, r"config\.joint\.stpes is not a setting .* did you mean 'steps'\?"),
+        ("joint.steps", 0, r"steps = 0 must be at least 1"),
+        ("joint.optimizer.schedule", "cosin", r"config\.joint\.optimizer\.schedule = 'cosin' .* 'cosine'"),
+        ("joint.distillation.sginal", "x", r"config\.joint\.distillation\.sginal .* did you mean 'signal'\?"),
+        ("index.store.scann.leafs", 2, r"config\.index\.store\.scann\.leafs is not a setting of ScannSettings"),
+        ("annotate.sentiment_threshold", 2.0, r"sentiment_threshold = 2\.0 must lie in \[0, 1\]"),
+        ("evaluate.stage", ..., r"config\.evaluate lacks stage"),
+        ("report.paper_row", "T6", r"paper_row = 'T6' is not a row"),
+    ],
+)
+def test_a_mistake_is_named_before_any_work_starts(config, tmp_path, path, value, message):
+    with pytest.raises(ConfigError, match=message):
+        run.run(changed(config, path, value), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def short(config, monkeypatch):
+    """A recipe of two stages that only write down that they ran, and the list where they do."""
+    ran = []
+
+    def record(settings, context):
+        ran.append(context.stage)
+        if context.stage == "second" and ran.count("second") == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "run", record)
+    recipe = {name: config[name] for name in ("system", "seed", "data", "reg")}
+    kinds = {name: {"kind": "prepare"} for name in ("first", "second", "third")}
+    return {**recipe, "run": list(kinds), **kinds}, ran
+
+
+def test_stages_run_in_order_and_a_broken_one_again(short, tmp_path):
+    config, ran = short
+    with pytest.raises(KeyboardInterrupt):
+        run.run(config, tmp_path)
+    assert [(tmp_path / name / "DONE").exists() for name in config["run"]] == [True, False, False]
+    run.run(config, tmp_path)
+    assert ran == ["first", "second", "second", "third"]
+    run.run(config, tmp_path)
+    assert len(ran) == 4
+    assert read_json(tmp_path / "config.json") == config
+    about = read_json(tmp_path / "run.json")
+    assert {"python", "platform", "versions", "commit", "seed", "devices", "command"} == set(about)
+
+
+def test_a_work_directory_of_another_config_names_what_differs(short, tmp_path):
+    config, _ = short
+    write_json(tmp_path / "config.json", {**config, "seed": 5, "old": {"a": 1}})
+    with pytest.raises(ConfigError, match=r"config\.seed: 5 there, 0 here; config\.old: \{'a': 1\} there, None here"):
+        run.run(config, tmp_path)

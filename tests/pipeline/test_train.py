@@ -1,0 +1,50 @@
+"""One flat section of a recipe, dealt out to the loop and to the task that it names."""
+
+import pytest
+
+from empax.core.config import ConfigError
+from empax.pipeline.train import find_task, load_system, make_settings
+from empax.systems import attributes, reg
+from empax.systems.attributes import ClassifierStage
+from empax.systems.reg.stages import JointStage
+
+SECTION = {"kind": "train", "task": "joint", "steps": 3, "batch_size": 2, "buckets": [8], "retriever_weight": 0.4}
+
+
+def test_settings_go_where_they_belong():
+    made = make_settings(SECTION, "reg", "config.joint")
+    assert made.name.task == "joint"
+    assert (made.loop.steps, made.loop.buckets) == (3, (8,))
+    assert made.task == JointStage(retriever_weight=0.4)
+    assert made.spec is reg.TASKS["joint"]
+
+
+def test_a_stage_may_name_a_task_of_another_system():
+    section = {k: v for k, v in SECTION.items() if k != "retriever_weight"}
+    made = make_settings({**section, "task": "attributes.classifier", "holdout": 0.3}, "reg", "config.judges")
+    assert made.task == ClassifierStage(holdout=0.3)
+    assert find_task("attributes.classifier", "reg", "c") is attributes.TASKS["classifier"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "jiont"}, r"config\.joint\.task = 'jiont' is unknown; reg has generator, retriever, joint"),
+        ({"task": "attributes.joint"}, "attributes has classifier"),
+        ({"retriever_wieght": 1.0}, r"config\.joint\.retriever_wieght .* did you mean 'retriever_weight'\?"),
+        ({"hide_response_probability": 1.0}, r"config\.joint\.hide_response_probability is not a setting"),
+        ({"retriever_weight": "much"}, r"config\.joint\.retriever_weight = 'much' is of type str; it must be float"),
+        ({"buckets": [8, 4]}, "must be ascending"),
+    ],
+)
+def test_mistakes_are_named_with_their_section(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make_settings({**SECTION, **changes}, "reg", "config.joint")
+
+
+def test_a_section_without_a_task_and_a_system_that_is_none():
+    with pytest.raises(ConfigError, match=r"config\.joint lacks task"):
+        make_settings({"kind": "train"}, "reg", "config.joint")
+    with pytest.raises(ConfigError, match="'rag' is no module of empax/systems"):
+        load_system("rag")
+    assert load_system("reg") is reg

@@ -1,0 +1,67 @@
+"""The retriever's tower over instances: what it reads, and what is kept across runs."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from empax.core.types import Instance
+from empax.data.tokenizers import train_bpe
+from empax.models.bert import BertConfig, BertEncoder
+from empax.models.dual_encoder import DualEncoder
+from empax.retrieval import corpus
+from empax.retrieval.corpus import CorpusEncoder, embedder
+
+INSTANCES = [Instance(f"d{i}#2", (f"I lost {i} dogs",), f"oh no {i}", "sad") for i in range(5)]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    tokenizer = train_bpe(["i lost dogs oh no"], vocab_size=300)
+    model = DualEncoder(
+        BertEncoder(BertConfig(tokenizer.vocab_size, d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=16)),
+        normalize=True,
+    )
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.ones((1, 4), np.int32), np.ones((1, 4), bool))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes["params"])
+    return CorpusEncoder(model, params, tokenizer, max_query_tokens=12, max_key_tokens=12, hash="one", buckets=(16,))
+
+
+def test_queries_see_no_response_and_keys_do(encoder):
+    other = [dataclasses.replace(i, response="something else") for i in INSTANCES]
+    queries = encoder.embed_queries(INSTANCES)
+    assert queries.shape == (5, 8)
+    np.testing.assert_allclose(np.linalg.norm(queries, axis=1), 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(queries, encoder.embed_queries(other))
+    assert not np.allclose(encoder.embed_keys(INSTANCES), encoder.embed_keys(other), atol=1e-3)
+    assert not np.allclose(queries, encoder.embed_keys(INSTANCES), atol=1e-3)
+    assert len(np.unique(queries.round(4), axis=0)) == 5
+
+
+def test_one_function_per_model_finds_its_compiled_code_again(encoder):
+    assert embedder(encoder.model) is embedder(dataclasses.replace(encoder, hash="two").model)
+
+
+def test_large_corpora_are_embedded_once_per_encoder_and_text(encoder, tmp_path, monkeypatch):
+    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path))
+    encoder.embed_queries(INSTANCES)
+    assert not list(tmp_path.iterdir())  # few: not worth a file
+    monkeypatch.setattr(corpus, "KEPT_FROM", 5)
+    made = []
+    embed = corpus.embed
+
+    def counting(*args, **options):
+        made.append(1)
+        return embed(*args, **options)
+
+    monkeypatch.setattr(corpus, "embed", counting)
+    first = encoder.embed_queries(INSTANCES)
+    np.testing.assert_array_equal(encoder.embed_queries(INSTANCES), first)
+    assert len(made) == 1
+    encoder.embed_keys(INSTANCES)  # other texts
+    assert len(made) == 2
+    dataclasses.replace(encoder, hash="two").embed_queries(INSTANCES)  # another encoder
+    assert len(made) == 3
+    assert len(list((tmp_path / "embeddings").iterdir())) == 3

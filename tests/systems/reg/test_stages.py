@@ -1,0 +1,198 @@
+"""REG's stages put together from a finished run: what begins where, and what a switch changes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import DataError, WorkDir, read_json
+from empax.core.run import RunContext
+from empax.core.tree import hash_tree
+from empax.data import features
+from empax.data.store import load_candidates, load_instances
+from empax.systems.reg import SETTINGS, TASKS
+from empax.systems.reg.responder import load_responder
+from empax.systems.reg.stages import (
+    GeneratorStage,
+    JointStage,
+    Parts,
+    Refresh,
+    RetrieverStage,
+    build_generator,
+    build_joint,
+    build_retriever,
+    corpus_encoder,
+)
+from empax.training.checkpoint import load_params
+
+FRESH = {"retriever": {"fresh": 1}, "generator": {"fresh": 2}, "encoder": {"fresh": 3}, "emotion": {"fresh": 4}}
+
+
+def context(workdir, stage, **changes):
+    config = read_json(workdir / "config.json")
+    for path, value in changes.items():
+        section, name = path.split("__")
+        config[section] = {**config[section], name: value}
+    return RunContext(WorkDir(workdir), config, stage)
+
+
+def same(one, two):
+    return hash_tree(one) == hash_tree(two)
+
+
+def test_the_system_offers_its_settings_and_tasks():
+    assert set(TASKS) == {"generator", "retriever", "joint"}
+    assert dataclasses.is_dataclass(SETTINGS)
+
+
+def test_g1_begins_anew_or_from_an_earlier_stage(finished):
+    assert build_generator(GeneratorStage(), context(finished, "generator")).initial is None
+    warm = build_generator(GeneratorStage(start_from="generator"), context(finished, "generator"))
+    assert warm.initial is not None
+    assert same(warm.initial(FRESH), load_params(finished / "generator"))
+
+
+def test_g1_sees_exemplars_of_the_index_in_training_and_none_in_validation(finished):
+    run = context(finished, "generator")
+    separator = Parts.of(run).tokenizer.token_id(features.SEPARATOR)
+
+    def share(examples):
+        batch = examples.collate(np.arange(40), 80, np.random.default_rng(0))
+        return (batch.source == separator).any(axis=1).mean()
+
+    shown = build_generator(GeneratorStage(index="index", exemplar_probability=1.0), run)
+    assert share(shown.train) == 1.0
+    assert share(shown.validation) == 0.0
+    positions, ids = load_candidates(run, "index", "train")
+    np.testing.assert_array_equal(shown.train.candidates[positions], ids[:, :2])
+    assert share(build_generator(GeneratorStage(), run).train) == 0.0
+    limited = build_generator(GeneratorStage(max_validation_examples=5), run)
+    assert len(limited.validation) == 5
+
+
+def test_attributes_false_removes_every_attribute_token(finished):
+    stage = JointStage(index="reindex")
+    for shown in (True, False):
+        run = context(finished, "joint", reg__attributes=shown)
+        assembly = build_joint(stage, run)
+        tokenizer = Parts.of(run).tokenizer
+        every = [tokenizer.token_id(token) for token in features.ATTRIBUTE_TOKENS]
+        batch = assembly.train.collate(np.arange(6), 80, np.random.default_rng(0))
+        counts = np.isin(batch.source, every).sum(axis=2)
+        assert (counts == (8 if shown else 0)).all()
+
+
+def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
+    run = context(finished, "retriever")
+    assembly = build_retriever(RetrieverStage(candidates=3), run)
+    began = assembly.initial(FRESH)
+    assert began["emotion"] == FRESH["emotion"]  # its head starts anew
+    assert same(began["encoder"], Parts.of(run).retriever_params(run, "")["encoder"])
+    assert same(assembly.frozen["generator"], load_params(finished / "generator"))
+    batch = assembly.train.collate(np.arange(4), 80, np.random.default_rng(0))
+    assert batch.source.shape == (4, 3 + 2, 80)  # M retrieved, K random
+    held_out = assembly.validation.collate(np.arange(4), 80, np.random.default_rng(0))
+    assert held_out.source.shape == (4, 2, 80)
+    assert batch.key_embedding is None
+    frozen = build_retriever(RetrieverStage(passage_encoder="frozen"), run)
+    batch = frozen.train.collate(np.arange(4), 80, np.random.default_rng(0))
+    assert batch.key is None
+    assert batch.source.shape[1] == batch.key_embedding.shape[1] == 4 + 2
+
+
+def test_joint_training_begins_where_its_settings_say(finished):
+    run = context(finished, "joint")
+    warm = build_joint(JointStage(), run).initial(FRESH)
+    assert same(warm["generator"], load_params(finished / "generator"))
+    assert same(warm["retriever"], load_params(finished / "retriever"))
+    scratch = build_joint(JointStage(warm_up=False), run)
+    assert scratch.initial(FRESH)["generator"] == FRESH["generator"]
+    assert same(scratch.frozen["generator"], load_params(finished / "generator"))  # the judge stays G1
+    untrained = build_joint(JointStage(retriever=""), run).initial(FRESH)
+    assert same(untrained["retriever"], Parts.of(run).retriever_params(run, ""))
+
+
+def test_the_distillation_settings_of_a_stage_reach_its_task(finished):
+    run = context(finished, "joint")
+    values = {
+        "distillation": {"signal": "likelihood", "replace_probability": 0.0, "explore_tokens": 7,
+                         "utility": {"bleu": 0.0, "f1": 1.0, "rouge_l": 1.0}},
+        "retriever_weight": 0.35,
+    }  # fmt: skip
+    task = build_joint(to_settings(JointStage, values, where="config.joint"), run).task
+    assert task.retriever_weight == 0.35
+    assert task.retriever.settings.signal == "likelihood"
+    assert task.retriever.settings.utility.bleu == 0.0
+    assert task.retriever.decoder.settings.max_tokens == 7
+    assert task.decoder.settings.max_tokens == 12  # config.reg.decoding, for the answers that count
+
+
+def test_a_refresh_searches_once_and_a_resumed_run_reads_what_it_found(finished, tmp_path):
+    """With the passages trained too, the index is built anew; with the parameters changed, so are the candidates."""
+    (tmp_path / "joint").mkdir()
+    for name in ("prepare", "annotate", "index", "reindex", "config.json"):
+        (tmp_path / name).symlink_to(finished / name)
+    run = context(tmp_path, "joint")
+    parts = Parts.of(run)
+    stage = JointStage(passage_encoder="trained")
+    instances = load_instances(run, "train")[:64]
+    corpus = parts.corpus(load_instances(run, "train"))
+    examples = parts.exemplar_examples(instances, corpus, np.full((64, 3), -1))
+    refresh = Refresh(parts, run, stage, examples)
+    params = load_params(finished / "joint", "last")
+    refresh(2, params)
+    found = examples.candidates
+    assert found.shape == (64, 3)
+    assert found.min() >= 0
+    assert not (corpus.groups[found] == examples.groups[:, None]).any()
+    examples.set_candidates(np.full((64, 3), -1))
+    refresh(2, None)
+    np.testing.assert_array_equal(examples.candidates, found)
+    rng = np.random.default_rng(0)
+    other = jax.tree.map(lambda leaf: leaf + rng.normal(size=leaf.shape).astype(leaf.dtype), params)
+    refresh(4, other)
+    assert not np.array_equal(examples.candidates, found)
+    with pytest.raises(DataError, match=r"00000006.npy is gone, which step 6 made; delete .*joint to start over"):
+        refresh(6, None)
+
+
+def test_the_pretrained_encoder_is_the_same_in_every_process(finished):
+    run = context(finished, "index")
+    assert corpus_encoder(run, "").hash == corpus_encoder(run, "").hash
+    assert corpus_encoder(run, "retriever").hash != corpus_encoder(run, "").hash
+    joint = corpus_encoder(run, "joint")  # of a joint stage, its retriever
+    assert same(joint.params, load_params(finished / "joint")["retriever"]["encoder"])
+
+
+def test_only_what_answers_can_be_evaluated(finished):
+    run = context(finished, "evaluate")
+    with pytest.raises(ConfigError, match="'retriever' trains 'retriever'; it must train 'joint' or 'generator'"):
+        load_responder(run, stage="retriever", index="reindex", buckets=(80,))
+    with pytest.raises(ConfigError, match=r"refers to config\.jiont"):
+        load_responder(run, stage="jiont", index="reindex", buckets=(80,))
+    alone = load_responder(run, stage="generator", index="", buckets=(80,))
+    assert alone.retrieval is None
+    assert alone.for_single_texts() is alone
+    assert alone.heads == ("generator",)
+
+
+def test_sketches_have_the_shapes_of_what_is_trained(finished):
+    """A plan counts the same parameters as a run, without reading any data."""
+    for name, settings in (("generator", GeneratorStage), ("retriever", RetrieverStage), ("joint", JointStage)):
+        spec, run = TASKS[name], context(finished, name)
+        section = {k: v for k, v in run.section(name).items() if k in settings.__dataclass_fields__}
+        stage = to_settings(settings, section, where="config")
+        assembly = spec.build(stage, run)
+        sketch = spec.sketch(stage, run, 8, 80)
+        real = assembly.train.collate(np.arange(8), 80, np.random.default_rng(0))
+        rng = jax.random.key(0)
+        made = jax.eval_shape(assembly.task.init, rng, jax.tree.map(jnp.asarray, real))
+        planned = jax.eval_shape(sketch.task.init, rng, sketch.batch)
+        shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
+        # The tokenizer of a small corpus may come out smaller than asked for.
+        vocabulary = Parts.of(run).tokenizer.vocab_size
+        assert vocabulary == run.section("prepare")["tokenizer"]["vocab_size"]
+        assert shapes(made) == shapes(planned)

@@ -1,0 +1,94 @@
+"""The command line of a run: help at once, errors that name the mistake, exit codes."""
+
+import json
+import shutil
+
+import pytest
+
+TINY = "--config=configs/reg_transformer.py:tiny"
+
+# Several command lines in one process, each from a clean start: [exit code, what it said].
+SCRIPT = """
+import contextlib, io, json, sys
+from absl import flags
+from empax import main
+
+said = []
+for words in json.loads(sys.argv[1]):
+    main._OVERRIDES.clear()
+    flags.FLAGS.unparse_flags()
+    for name in ("config", "workdir", "mode"):
+        flags.FLAGS[name].unparse()
+    sys.argv = ["empax.main", *words]
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        try:
+            main.command_line()
+            code = 0
+        except SystemExit as stopped:
+            code = stopped.code
+    said.append([code, stderr.getvalue()])
+print(json.dumps(said))
+"""
+
+
+def test_help_is_there_before_any_array_library(command):
+    result = command(
+        "-c", "import sys, empax.main; assert not {'jax', 'numpy', 'scann', 'tensorflow_datasets'} & set(sys.modules)"
+    )
+    assert result.returncode == 0, result.stderr
+    result = command("-m", "empax.main", "--help")
+    assert "--config" in result.stdout
+    assert "--workdir" in result.stdout
+    assert "plan" in result.stdout
+
+
+def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tmp_path):
+    here = f"--workdir={tmp_path / 'run'}"
+    real = "--config=configs/reg_transformer.py"
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "empatheticdialogues.tar.gz").write_bytes(b"\x1f\x8b\x08\x00 not the whole archive")
+    cases = [
+        ([here], "--config=FILE.py is needed"),
+        ([TINY, here, "more"], "what is 'more'?"),
+        ([f"{TINY}y", here], "tinyy is unknown; it takes semantic, no_retrieval, tiny"),
+        (["--config=configs/reg_transfomer.py", here], "Did you mean 'configs/reg_transformer.py'?"),
+        ([TINY, here, "--config.data.dri=x"], "config.data.dri is not a setting of DataSettings; did you mean 'dir'?"),
+        ([TINY, here, "--config.jiont.steps=1"], "config.jiont is no section of this recipe. Did you mean 'joint'?"),
+        ([TINY, here, "--config.seed=abc"], "config.seed = 'abc' does not fit: it must be int"),
+        ([TINY, here, "--config.joint.patience=soon"], "config.joint.patience = 'soon' is of type str; it must be int"),
+        ([TINY, here, "--config.joint.task=jiont"], "config.joint.task = 'jiont' is unknown; reg has"),
+        ([TINY, here, "--config.joint.distillation.utility.blue=0"], "did you mean 'bleu'?"),
+        ([TINY, here, "--config.seed"], "--config.seed has no value"),
+        ([real, here, f"--config.data.dir={tmp_path / 'nowhere'}"], f"{tmp_path / 'nowhere'}"),
+        ([real, f"{here}-2", f"--config.data.dir={broken}"], "empatheticdialogues.tar.gz"),
+        ([TINY, f"--workdir={finished}", "--config.joint.steps=5"], "config.joint.steps: 4 there, 5 here"),
+    ]
+    result = command("-c", SCRIPT, json.dumps([words for words, _ in cases]))
+    assert result.returncode == 0, result.stderr
+    for (words, message), (code, said) in zip(cases, json.loads(result.stdout.splitlines()[-1]), strict=True):
+        errors = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert code == 2, (words, said)
+        assert len(errors) == 1, (words, said)
+        assert message in errors[0], (words, said)
+        assert "Traceback" not in said
+
+
+def test_a_damaged_stage_is_named_and_nothing_of_the_run_is_lost(recipe, finished, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(finished, workdir)
+    (workdir / "evaluate" / "DONE").unlink()
+    best = next((workdir / "joint" / "best").iterdir())
+    damaged = max((file for file in best.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    damaged.write_bytes(damaged.read_bytes()[:-5])
+    result = recipe(workdir)
+    assert result.returncode == 2
+    assert f"error: {best} is damaged" in result.stderr
+    assert (workdir / "predictions.jsonl").read_text() == (finished / "predictions.jsonl").read_text()
+
+
+@pytest.mark.parametrize("flag", ["--workdri=x", "--mode=pln"])
+def test_a_mistyped_flag_fails_at_once(command, flag):
+    result = command("-m", "empax.main", TINY, flag)
+    assert result.returncode != 0
+    assert flag.split("=")[0].lstrip("-") in result.stderr
