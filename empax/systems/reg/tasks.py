@@ -346,8 +346,9 @@ def take_candidates(batch: Any, picked: Int[Array, "B K"]) -> Any:
 
 def _unit_variance(encoding: Float[Array, "N D"]) -> Float[Array, "N D"]:
     """Unit vectors blown up to entries of order one, so that a fresh linear head learns at its usual rate."""
-    norm = jnp.linalg.norm(encoding, axis=-1, keepdims=True)
-    return encoding / jnp.maximum(norm, 1e-6) * encoding.shape[-1] ** 0.5
+    # Not through a norm, whose gradient at zero (a filler row) is NaN.
+    square = jnp.sum(encoding**2, axis=-1, keepdims=True)
+    return encoding * jax.lax.rsqrt(jnp.maximum(square, 1e-12)) * encoding.shape[-1] ** 0.5
 
 
 @dataclasses.dataclass(frozen=True)
