@@ -131,19 +131,41 @@ def test_the_refresh_of_joint_training_keeps_out_the_own_dialogue(finished):
         assert train[position].dialogue_id not in {train[i].dialogue_id for i in row}
 
 
-def test_training_changes_every_leaf(finished):
-    """The last parameters against those that the stage began with."""
+def changed(before, after):
+    """Whether each leaf is another one, by name."""
+    before, after = named_leaves(before), named_leaves(after)
+    assert before.keys() == after.keys()
+    return {name: not np.array_equal(before[name], after[name]) for name in before}
+
+
+def is_frozen(name):
+    return name.endswith("encoder/token_embedding")  # the recipe's FIXED_EMBEDDING
+
+
+def at_step(stage, step, folder):
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / str(step)).symlink_to(stage / "checkpoints" / str(step))
+    return load_params(folder, "last")
+
+
+@pytest.mark.parametrize("stage", TRAINED)
+def test_training_changes_every_leaf_but_the_frozen_ones(finished, tmp_path, stage):
+    found = changed(*(at_step(finished / stage, step, tmp_path / str(step)) for step in (2, 4)))
+    assert found == {name: not is_frozen(name) for name in found}
+    assert any(map(is_frozen, found)) == (stage != "generator")
+
+
+def test_stages_begin_with_what_the_stages_before_them_made(finished):
+    """So what they freeze is what those made, and what they train is not."""
     began = Parts.of(context(finished)).retriever_params(context(finished), "")
     retriever, joint = (load_params(finished / stage, "last") for stage in ("retriever", "joint"))
-    pairs = {
-        "retriever": (began["encoder"], retriever["encoder"]),
-        "joint's generator": (load_params(finished / "generator"), joint["generator"]),
-        "joint's retriever": (load_params(finished / "retriever"), joint["retriever"]),
-    }
-    for name, (before, after) in pairs.items():
-        before, after = named_leaves(before), named_leaves(after)
-        assert before.keys() == after.keys()
-        assert not [leaf for leaf in before if np.array_equal(before[leaf], after[leaf])], name
+    for before, after in (
+        ({"encoder": began["encoder"]}, {"encoder": retriever["encoder"]}),
+        ({"model": load_params(finished / "generator")}, {"model": joint["generator"]}),
+        ({"retriever": load_params(finished / "retriever")}, {"retriever": joint["retriever"]}),
+    ):
+        found = changed(before, after)
+        assert found == {name: not is_frozen(name) for name in found}
 
 
 def test_report_has_the_agreed_names(finished, config, predictions):
@@ -182,11 +204,11 @@ def test_running_again_redoes_nothing(finished, config, caplog):
 
 
 def test_another_config_is_refused_and_another_place_is_not(finished, config):
-    changed = json.loads(json.dumps(config))
-    changed["joint"]["optimizer"]["learning_rate"] = 0.5
+    other = json.loads(json.dumps(config))
+    other["joint"]["optimizer"]["learning_rate"] = 0.5
     found = r"config\.joint\.optimizer\.learning_rate: 0\.0003 there, 0\.5 here.*--workdir"
     with pytest.raises(ConfigError, match=found):
-        run.run(changed, finished)
+        run.run(other, finished)
     moved = {**config, "data": {**config["data"], "dir": "/somewhere/else"}}
     run.run(moved, finished)
 

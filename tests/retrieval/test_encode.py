@@ -1,3 +1,5 @@
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,11 +86,11 @@ def test_a_mesh_changes_nothing(params):
     np.testing.assert_allclose(spread, one_by_one(params, token_ids), rtol=1e-5, atol=1e-6)
 
 
-def test_shows_progress_only_when_asked(params, capsys):
-    embed(mean_encoder, params, texts(3), pad_id=PAD)
-    assert capsys.readouterr().err == ""
-    embed(mean_encoder, params, texts(3), pad_id=PAD, progress="corpus")
-    assert "corpus" in capsys.readouterr().err
+@pytest.mark.parametrize(("terminal", "progress"), [(True, None), (True, "corpus"), (False, "corpus")])
+def test_shows_progress_on_a_terminal_when_asked(params, capsys, monkeypatch, terminal, progress):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    embed(mean_encoder, params, texts(3), pad_id=PAD, progress=progress)
+    assert ("corpus" in capsys.readouterr().err) == (terminal and progress is not None)
 
 
 def test_no_texts(params):
