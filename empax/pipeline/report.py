@@ -37,7 +37,7 @@ class ReportSettings:
       seed: of the resamples.
       variants: named variants of the metrics, see `evaluation.scoring.VARIANTS`.
       examples: how many predictions the page shows, evenly spaced over the test set.
-      paper_row: the row of the paper's Table 1 that this system stands beside; "" = none.
+      paper_row: the row of the paper's Table 1 that this system stands beside, and with it the others; "" = no row.
       peers: folder of *.jsonl with released outputs of other systems, scored by the same code; "" = none.
     """
 
@@ -92,7 +92,7 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
         variants=scores.variants,
         counts=scores.counts,
         speed=find_speed(history),
-        paper=REG_PAPER,
+        paper=REG_PAPER if settings.paper_row else {},
         paper_row=settings.paper_row,
         peers=score_peers(Path(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
         if settings.peers
