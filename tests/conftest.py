@@ -46,7 +46,7 @@ def shared_tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(shared_tmp: Path) -> Command:
     """Runs Python in a process of its own, as a user would.
 
-    Its cache is this session's, so that nothing is taken from an earlier one but compiled programs.
+    Its cache is of this test run alone, so that nothing is taken from an earlier one but compiled programs.
     """
     cache = shared_tmp / "cache"
     cache.mkdir(exist_ok=True)
