@@ -24,17 +24,12 @@ def test_chat_shows_reply_feeling_attributes_and_exemplars(command, finished):
     assert "sentiment high" in turns[3]  # the sad beginning is forgotten
 
 
-def refused(command, workdir):
-    result = command("-m", "empax.chat", f"--workdir={workdir}")
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    (error,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
-    return error
-
-
-def test_a_folder_without_a_run_and_a_damaged_run_are_refused(command, finished, tmp_path):
-    assert f"{tmp_path} holds no run" in refused(command, tmp_path)
+def test_a_run_without_its_checkpoint_is_refused(command, finished, tmp_path):
     for name in ("config.json", "prepare", "annotate", "attributes", "index", "reindex", "evaluate"):
         (tmp_path / name).symlink_to(finished / name)
     (tmp_path / "joint").mkdir()
-    assert f"{tmp_path / 'joint' / 'best'} holds no complete checkpoint" in refused(command, tmp_path)
+    result = command("-m", "empax.chat", f"--workdir={tmp_path}")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    (error,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
+    assert f"{tmp_path / 'joint' / 'best'} holds no complete checkpoint" in error

@@ -1,5 +1,7 @@
 """A run that is killed in every training stage, and interrupted in one, ends like a run that never stopped."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from empax.core.files import read_json, read_jsonl
 from empax.training.checkpoint import load_params
 
+BETWEEN = ("prepare", "annotate", "index", "reindex")
 STAGES = ("attributes", "generator", "retriever", "joint")
 
 RECIPE = """
@@ -40,6 +43,8 @@ def history(workdir):
 def test_a_run_killed_in_every_stage_ends_with_the_same_bits(finished, recipe, tmp_path):
     workdir, config = tmp_path / "run", tmp_path / "config.py"
     config.write_text(RECIPE)
+    for name in BETWEEN:  # what they make of the training stages is compared below, with those
+        shutil.copytree(finished / name, workdir / name)
     for stop, code in STOPS:
         result = recipe(workdir, f"--stop={stop}", config=str(config))
         assert result.returncode == code, (stop, result.stderr)

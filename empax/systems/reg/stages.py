@@ -188,7 +188,8 @@ class Parts:
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
         encoder = self.encoder.params
         if encoder is None:
-            encoder = self.encoder.model.init(rng, ids, mask)["params"]
+            # Compiled as one: op by op it takes seconds.
+            encoder = jax.jit(self.encoder.model.init)(rng, ids, mask)["params"]
         width = jnp.zeros((1, self.encoder.model.encoder.config.d_model))
         return {"encoder": encoder, "emotion": HEAD.init(rng, width)["params"]}
 

@@ -13,6 +13,7 @@ from empax.core.run import RunContext
 from empax.core.tree import hash_tree
 from empax.data import features
 from empax.data.store import load_candidates, load_instances
+from empax.retrieval.index import StaleIndexError
 from empax.systems.reg import SETTINGS, TASKS
 from empax.systems.reg.responder import load_responder
 from empax.systems.reg.stages import (
@@ -173,10 +174,34 @@ def test_only_what_answers_can_be_evaluated(finished):
         load_responder(run, stage="retriever", index="reindex", buckets=(80,))
     with pytest.raises(ConfigError, match=r"refers to config\.jiont"):
         load_responder(run, stage="jiont", index="reindex", buckets=(80,))
+
+
+def test_the_index_must_be_of_the_encoder_that_joint_training_began_with(finished):
+    """Joint training moves the queries; with frozen passages theirs stay those of the stage before it."""
+    for began, fits, stale in (("retriever", "reindex", "index"), ("", "index", "reindex")):
+        run = context(finished, "evaluate", joint__retriever=began)
+        assert load_responder(run, stage="joint", index=fits, buckets=(80,)).heads == ("generator", "retriever")
+        with pytest.raises(StaleIndexError, match=f"{stale}/store was made with encoder"):
+            load_responder(run, stage="joint", index=stale, buckets=(80,))
+    trained = context(finished, "evaluate", joint__passage_encoder="trained")
+    with pytest.raises(StaleIndexError):  # its own encoder, which no index here is of
+        load_responder(trained, stage="joint", index="reindex", buckets=(80,))
+
+
+def test_a_generator_alone_answers_without_exemplars(finished):
+    run = context(finished, "evaluate", reg__attributes=False)
     alone = load_responder(run, stage="generator", index="", buckets=(80,))
     assert alone.retrieval is None
     assert alone.for_single_texts() is alone
     assert alone.heads == ("generator",)
+    instances = load_instances(run, "test")[:5]
+    found = alone.respond(instances, batch_size=2, seed=0)
+    assert [p.id for p in found] == [i.id for i in instances]
+    assert not any(p.exemplars for p in found)
+    assert all(p.emotion_prediction == p.notes["emotion_by_head"]["generator"] for p in found)
+    again = alone.respond(instances[::-1], batch_size=2, seed=0)[::-1]
+    assert [p.response for p in again] == [p.response for p in found]
+    assert [p.notes["nll"] for p in again] == pytest.approx([p.notes["nll"] for p in found], rel=1e-3)
 
 
 def test_sketches_have_the_shapes_of_what_is_trained(finished):

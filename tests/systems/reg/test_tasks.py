@@ -493,10 +493,12 @@ def test_each_part_of_joint_training_moves_its_own_parameters():
 
 
 def test_dropout_is_on_with_an_rng_and_only_then():
-    batch, loss = explored(), joint_gradient(1.0)
-    (quiet, _), _ = loss(params(), batch, None)
-    noisy = [float(loss(params(), batch, jax.random.key(seed))[0][0]) for seed in (0, 0, 1)]
-    assert float(quiet) != noisy[0] == noisy[1] != noisy[2]
+    batch, loss = plain_batch(explored()), jax.jit(generator().loss)
+    quiet, *noisy = (
+        float(loss(g1_params(), {}, batch, rng)[0].value())
+        for rng in (None, jax.random.key(0), jax.random.key(0), jax.random.key(1))
+    )
+    assert quiet != noisy[0] == noisy[1] != noisy[2]
 
 
 def everything(task):
