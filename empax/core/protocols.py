@@ -39,7 +39,8 @@ class OnlineTask(Task, Protocol):
 class Examples(Protocol):
     """Tokenised examples with random access: what batches are cut from.
 
-    `lengths[N]` is each example's source length in tokens, the bucketing key.
+    `lengths[N]` is each example's source length in tokens, the bucketing key; or `lengths[N, 2]`, source and target:
+    then a bucket's batches hold targets of like length.
     """
 
     lengths: np.ndarray

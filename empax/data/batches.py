@@ -25,7 +25,7 @@ class BatchPlan:
     again; it holds every example exactly once. Filler rows (-1) complete the batch that falls short.
 
     Args:
-      lengths: source length of each example, in tokens.
+      lengths: see `core.protocols.Examples`.
       batch_size: rows of a batch over all processes.
       buckets: padded source lengths, ascending; each costs one compilation. Longer examples get the last one.
       seed: at least 0.
@@ -38,8 +38,8 @@ class BatchPlan:
         _check(len(lengths), batch_size, buckets)
         if seed < 0:
             raise ConfigError(f"seed = {seed} must be at least 0.")
-        self.lengths = np.asarray(lengths)
         self.batch_size, self.buckets, self.seed = batch_size, tuple(buckets), seed
+        self.lengths, self._ranks = _source_lengths(lengths), _length_ranks(lengths, self.buckets)
         self.steps_per_epoch = -(-len(self.lengths) // batch_size)
         self._epochs: dict[int, np.ndarray] = {}
 
@@ -65,10 +65,20 @@ class BatchPlan:
         window = WINDOW_BATCHES * self.batch_size
         for start in range(0, len(order), window):
             part = order[start : start + window]
-            order[start : start + window] = part[np.argsort(self.lengths[part], kind="stable")]
+            order[start : start + window] = part[np.argsort(self._ranks[part], kind="stable")]
         full = np.full(self.steps_per_epoch * self.batch_size, -1, np.int64)
         full[: len(order)] = order
         return rng.permutation(full.reshape(self.steps_per_epoch, self.batch_size))
+
+
+def _source_lengths(lengths: np.ndarray) -> Int[np.ndarray, " N"]:
+    return lengths if lengths.ndim == 1 else lengths[:, 0]
+
+
+def _length_ranks(lengths: np.ndarray, buckets: Sequence[int]) -> Int[np.ndarray, " N"]:
+    """Sort keys: the bucket first, within it the target where there is one (else the source); equals share a rank."""
+    bucket = np.searchsorted(buckets, np.minimum(_source_lengths(lengths), buckets[-1]))
+    return bucket * (lengths.max(initial=0) + 1) + (lengths if lengths.ndim == 1 else lengths[:, 1])
 
 
 def bucket_of(length: int, buckets: Sequence[int]) -> int:
@@ -146,12 +156,13 @@ def eval_batches(
 def _eval_batches(
     examples: Examples, batch_size: int, buckets: Sequence[int], process_index: int, process_count: int
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    order = np.argsort(examples.lengths, kind="stable")
+    lengths = _source_lengths(examples.lengths)
+    order = np.argsort(_length_ranks(examples.lengths, buckets), kind="stable")
     for number, start in enumerate(range(0, len(order), batch_size)):
         indices = np.full(batch_size, -1, np.int64)
         rows = order[start : start + batch_size]
         indices[: len(rows)] = rows
-        length = bucket_of(int(examples.lengths[rows[-1]]), buckets)
+        length = bucket_of(int(lengths[rows].max()), buckets)
         batch = examples.collate(indices, length, np.random.default_rng([0, number]))
         yield indices[process_index::process_count], _process_rows(batch, process_index, process_count)
 

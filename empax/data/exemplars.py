@@ -177,12 +177,13 @@ class ContextExamples:
     def set_candidates(self, candidates: np.ndarray) -> None:
         """Rows of the corpus for every instance, [N, M], best first, -1 = none."""
         self.candidates = candidates
-        self.lengths = np.array([len(context) for context in self.contexts]) + features.NUM_ATTRIBUTES + 1
+        sources = np.array([len(context) for context in self.contexts]) + features.NUM_ATTRIBUTES + 1
         if self.corpus is not None:
             pairs = zip(self.corpus.passages, self.corpus.attributes, strict=True)
             sizes = np.array([len(passage) + len(attributes) for passage, attributes in pairs])
             longest = np.where(candidates >= 0, sizes[np.maximum(candidates, 0)], 0).max(axis=1, initial=0)
-            self.lengths = self.lengths + longest
+            sources = sources + longest
+        self.lengths = np.stack([sources, [len(target) for target in self.targets]], axis=1)
 
     def source(self, i: int, row: int, length: int) -> list[int]:
         """Context i beside corpus row `row` (-1: the context alone), as the generator reads it, in `length` tokens."""

@@ -88,6 +88,20 @@ def test_sorting_in_windows_saves_padding():
     assert np.sum(np.diff(buckets) < 0) > 10  # but steps do not go from short to long
 
 
+def test_targets_of_like_length_share_a_batch():
+    rng = np.random.default_rng(1)
+    sources, targets = rng.integers(1, 41, 4096), rng.integers(1, 41, 4096)
+
+    def padding(lengths):
+        plan = BatchPlan(lengths, 8, BUCKETS, seed=0)
+        rows = [plan.plan(step) for step in range(plan.steps_per_epoch)]
+        return sum(targets[i].max() * 8 for i, _ in rows), sum(length for _, length in rows)
+
+    alone, both = padding(sources), padding(np.stack([sources, targets], axis=1))
+    assert both[0] < 0.7 * alone[0]
+    assert both[1] <= 1.05 * alone[1]
+
+
 def test_batches_do_not_depend_on_start_threads_or_prefetch():
     examples = make_examples()
     whole = make_batches(examples, 0, 30)

@@ -173,8 +173,8 @@ def test_every_passage_is_the_context_beside_one_exemplar_with_its_response(toke
 
 def test_a_source_that_is_too_long_keeps_attributes_context_and_the_exemplars_response(tokenizer, instances, corpus):
     examples = exemplars(tokenizer, instances, corpus)
-    i = int(np.argmax(examples.lengths))
-    length = int(examples.lengths[i]) - 4
+    i = int(np.argmax(examples.lengths[:, 0]))
+    length = int(examples.lengths[i, 0]) - 4
     batch = examples.collate(np.array([i]), length, np.random.default_rng(0))
     row = examples.candidates[i][int(np.argmax([len(corpus.passages[r]) for r in examples.candidates[i][:2]]))]
     k = list(examples.candidates[i]).index(row)
@@ -192,21 +192,21 @@ def test_lengths_are_upper_bounds_of_what_is_collated(tokenizer, instances, corp
         exemplars(tokenizer, instances, corpus),
         ContextExamples(instances, tokenizer, LAYOUT, attributes=True),
     ):
-        assert examples.lengths.max() <= LENGTH
+        assert examples.lengths[:, 0].max() <= LENGTH
         for i in range(len(instances)):
-            batch = examples.collate(np.array([i]), int(examples.lengths[i]), np.random.default_rng(0))
+            batch = examples.collate(np.array([i]), int(examples.lengths[i, 0]), np.random.default_rng(0))
             longest = batch.source_mask.reshape(-1, batch.source_mask.shape[-1]).sum(axis=1).max()
-            assert examples.lengths[i] - 1 <= longest <= examples.lengths[i]
+            assert examples.lengths[i, 0] - 1 <= longest <= examples.lengths[i, 0]
 
 
 def test_new_candidates_replace_the_old_and_their_lengths(tokenizer, instances, corpus):
     examples = exemplars(tokenizer, instances, corpus)
-    before = examples.lengths.copy()
+    before = examples.lengths[:, 0].copy()
     examples.set_candidates(np.full((len(instances), 1), -1))
-    assert (examples.lengths < before).all()
+    assert (examples.lengths[:, 0] < before).all()
     longest = int(np.argmax([len(passage) for passage in corpus.passages]))
     examples.set_candidates(np.full((len(instances), 1), longest))
-    assert examples.lengths.max() == max(map(len, examples.contexts)) + 9 + len(corpus.passages[longest])
+    assert examples.lengths[:, 0].max() == max(map(len, examples.contexts)) + 9 + len(corpus.passages[longest])
 
 
 def test_random_candidates_are_never_of_the_own_dialogue(tokenizer, instances, corpus):
