@@ -41,7 +41,7 @@ def shrink(config: ConfigDict) -> ConfigDict:
     config.data.name = "sample"
     small = {"d_model": 32, "num_heads": 2, "d_ff": 64}
     config.reg.generator.update(
-        {**small, "head_dim": 16, "num_encoder_layers": 2, "num_decoder_layers": 2, "unroll": 1}
+        {**small, "head_dim": 16, "num_encoder_layers": 2, "num_decoder_layers": 2, "unroll": 1, "embeddings": ""}
     )
     config.reg.retriever = ConfigDict({**small, "num_layers": 2, "normalize": True, "dropout": 0.0})
     config.reg.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})

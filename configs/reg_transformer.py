@@ -41,6 +41,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "num_encoder_layers": 3,
                 "num_decoder_layers": 4,
                 "dropout": 0.1,
+                "embeddings": "minilm",
                 **cpu,
             },
             "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.0, **cpu},
@@ -49,8 +50,8 @@ def get_config(arg: str = "") -> ConfigDict:
                 "max_context_tokens": 72,
                 "max_passage_tokens": 47,
                 "max_target_tokens": 40,
-                "max_query_tokens": 64,
-                "max_key_tokens": 64,
+                "max_query_tokens": 48,
+                "max_key_tokens": 48,
             },
             "decoding": {"method": "beam", "num_beams": 4, "max_tokens": 30, "no_repeat_ngram": 3},
             "attributes": True,
@@ -60,19 +61,19 @@ def get_config(arg: str = "") -> ConfigDict:
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"vocab_size": 10_000, "lowercase": True}})
     rhythm = {"log_every_steps": 50, "checkpoint_every_steps": 200}
     config.attributes = common.train(
-        task="attributes.classifier", steps=240, batch_size=32, learning_rate=1e-4, buckets=(48, 96),
-        eval_every_steps=60,
-        encoder={"pretrained": "minilm", "num_layers": 3, **cpu}, max_tokens=96,
+        task="attributes.classifier", steps=450, batch_size=32, learning_rate=2e-4, buckets=(48, 80, 128),
+        eval_every_steps=90, hide_response_probability=0.3,
+        encoder={"pretrained": "minilm", "num_layers": 3, **cpu}, max_tokens=128,
         best_metric="accuracy", best_mode="max",
-        optimizer={"warmup_steps": 20, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]}, **rhythm,
+        optimizer={"warmup_steps": 40, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]}, **rhythm,
     )  # fmt: skip
     config.annotate = ConfigDict({"kind": "annotate", "classifiers": ("attributes",)})
     queries = {"train": 12_000, "validation": 500}
     config.index = common.index(encoder="", candidates=12, queries=queries)
     config.generator = common.train(
-        task="generator", steps=1600, batch_size=64, learning_rate=1e-3, buckets=(48, 64, 96, 128),
-        eval_every_steps=400, index="index", exemplar_probability=0.5, max_validation_examples=1000,
-        best_metric="nll", optimizer={"warmup_steps": 200, "schedule": "linear", "weight_decay": 0.01}, **rhythm,
+        task="generator", steps=3000, batch_size=32, learning_rate=1e-3, buckets=(32, 64, 112),
+        eval_every_steps=750, index="index", exemplar_probability=0.5, max_validation_examples=1000,
+        best_metric="nll", optimizer={"warmup_steps": 300, "schedule": "linear", "weight_decay": 0.01}, **rhythm,
     )  # fmt: skip
     distillation = {
         "signal": "metrics",
@@ -85,15 +86,15 @@ def get_config(arg: str = "") -> ConfigDict:
     }
     heads = [common.FIXED_EMBEDDING, {"pattern": "^emotion/", "learning_rate_scale": 20.0}]
     config.retriever = common.train(
-        task="retriever", steps=300, candidates=6, batch_size=16, learning_rate=5e-5, buckets=(64, 96, 128),
-        eval_every_steps=100,
+        task="retriever", steps=250, candidates=6, batch_size=16, learning_rate=5e-5, buckets=(96, 128),
+        eval_every_steps=125,
         distillation=distillation, best_metric=None,
         optimizer={"warmup_steps": 30, "schedule": "linear", "groups": heads}, **rhythm,
     )  # fmt: skip
     config.reindex = common.index(encoder="retriever", candidates=12, queries=queries)
     config.joint = common.train(
-        task="joint", steps=500, batch_size=16, learning_rate=3e-4, buckets=(64, 96, 128), eval_every_steps=125,
-        distillation=distillation, warm_up=True, best_metric="nll", refresh_every_steps=250,
+        task="joint", steps=400, batch_size=16, learning_rate=3e-4, buckets=(96, 128), eval_every_steps=100,
+        distillation=distillation, warm_up=True, best_metric="nll", refresh_every_steps=200,
         retriever_weight=0.2,  # alpha of Eq. 7
         optimizer={
             "warmup_steps": 30, "schedule": "linear", "weight_decay": 0.01,
@@ -121,7 +122,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if arg == "no_retrieval":
         config.run = ("prepare", "generator", "evaluate", "report")
         config.reg.attributes = False
-        config.generator.update({"index": "", "steps": 2600})
+        config.generator.update({"index": "", "steps": 5000})
         config.evaluate.update({"stage": "generator", "judge": ""})
     for name in ("attributes", "annotate", "index", "generator", "retriever", "reindex", "joint"):
         if name not in config.run:

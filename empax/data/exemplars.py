@@ -306,9 +306,9 @@ class ExemplarExamples(ContextExamples):
 def pad_to_level(
     texts: Sequence[list[int]], rows: Sequence[int] | np.ndarray, pad_id: int, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `texts` (-1 = none) padded to 16, 32, 64, ... or `max_tokens`: few shapes, few compilations."""
+    """Rows of `texts` (-1 = none) padded to 20, 40, 80, ... or `max_tokens`: few shapes, few compilations."""
     picked = [texts[i] if i >= 0 else [] for i in rows]
-    level = 16
+    level = 20
     while level < max(map(len, picked), default=1):
         level *= 2
     return features.pad(picked, min(level, max_tokens), pad_id)

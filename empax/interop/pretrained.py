@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+import numpy as np
+from jaxtyping import Float
+
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
@@ -109,12 +112,15 @@ class GeneratorSettings:
       architecture: "transformer" (from scratch) or "t5".
       pretrained: of "t5": a folder or a Hub name; empty = random.
       preset: of a random "t5": "t5-small", "flan-t5-base", ...; the sizes below are then unused.
+      embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start, as
+        other systems start from GloVe; empty = random.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
     architecture: Literal["transformer", "t5"] = "transformer"
     pretrained: str = ""
     preset: str = ""
+    embeddings: str = ""
     d_model: int = 256
     num_heads: int = 4
     head_dim: int = 64
@@ -131,10 +137,14 @@ class GeneratorSettings:
             raise ConfigError("pretrained and preset go with architecture = 't5'; a 'transformer' starts from scratch.")
         if self.architecture == "t5" and not (self.pretrained or self.preset):
             raise ConfigError("architecture = 't5' needs pretrained (a folder or a Hub name) or preset ('t5-small').")
+        if self.architecture == "t5" and self.embeddings:
+            raise ConfigError("embeddings go with architecture = 'transformer'; a T5 brings its own.")
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedGenerator:
+    """An encoder-decoder and its pretrained parameters: all, some of the top level, or None."""
+
     model: EncoderDecoder
     params: Params | None
 
@@ -146,7 +156,10 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
         sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
         changes |= {name: getattr(settings, name) for name in sizes}
         config = scratch(tokenizer.vocab_size, start_id=tokenizer.start_id, **changes)
-        return LoadedGenerator(EncoderDecoder(config), None)
+        params = None
+        if settings.embeddings and with_params:
+            params = {"token_embedding": word_embeddings(settings.embeddings, tokenizer, settings.d_model)}
+        return LoadedGenerator(EncoderDecoder(config), params)
     if not settings.pretrained:
         config = t5_config(settings.preset, **changes)
         size = max(config.vocab_size, tokenizer.vocab_size)
@@ -159,3 +172,27 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
             f"the tokenizer has {tokenizer.vocab_size} ids, but {settings.pretrained} only {config.vocab_size} rows."
         )
     return LoadedGenerator(EncoderDecoder(config), params)
+
+
+def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:
+    """Embeddings for the vocabulary of `tokenizer`, made of those of a pretrained encoder.
+
+    Each token's is the mean over the pieces into which the encoder's tokenizer cuts its text, in the `size` directions
+    of the greatest variance; special tokens get random ones. All together have the standard deviation size ** -0.5.
+
+    Raises:
+      ConfigError: the encoder's embeddings have fewer than `size` dimensions.
+    """
+    encoder = load_encoder(EncoderSettings(pretrained=pretrained), tokenizer)
+    assert encoder.params is not None
+    table = np.asarray(encoder.params["encoder"]["token_embedding"])
+    if table.shape[1] < size:
+        raise ConfigError(f"the embeddings of {pretrained} have {table.shape[1]} dimensions, d_model = {size} is more.")
+    pieces = encoder.tokenizer.encode_batch([tokenizer.decode([i]) for i in range(tokenizer.vocab_size)])
+    known = np.array([bool(ids) for ids in pieces])
+    means = np.stack([table[ids].mean(axis=0) for ids in pieces if ids])
+    means -= means.mean(axis=0)
+    reduced = means @ np.linalg.svd(means, full_matrices=False)[2][:size].T
+    vectors = np.random.default_rng(0).normal(size=(tokenizer.vocab_size, size))
+    vectors[known] = reduced / reduced.std()
+    return (vectors * size**-0.5).astype(np.float32)

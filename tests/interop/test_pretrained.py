@@ -63,6 +63,24 @@ def test_a_generator_from_scratch_has_the_tokenizers_vocabulary_and_start():
     assert (config.num_encoder_layers, config.num_decoder_layers, config.head_dim, config.unroll) == (1, 4, 8, 2)
 
 
+def test_a_generator_from_scratch_may_start_from_an_encoders_word_embeddings(minilm):
+    settings = GeneratorSettings(d_model=64, head_dim=16, embeddings="minilm")
+    text = ["the happy dog was glad", "a sad cat and a dog"] * 20
+    tokenizer = train_bpe(text, vocab_size=400, lowercase=True)
+    params = load_generator(settings, tokenizer).params
+    assert params is not None
+    table = params["token_embedding"]
+    assert table.shape == (tokenizer.vocab_size, 64)
+    np.testing.assert_allclose(table.std(), 64**-0.5, rtol=0.1)
+    rows = {word: table[tokenizer.encode(word)[-1]] for word in ("happy", "glad", "dog", "cat", "was")}
+    rows = {word: row / np.linalg.norm(row) for word, row in rows.items()}
+    assert rows["happy"] @ rows["glad"] > rows["happy"] @ rows["was"]
+    assert rows["dog"] @ rows["cat"] > rows["dog"] @ rows["was"]
+    assert load_generator(settings, tokenizer, with_params=False).params is None
+    with pytest.raises(ConfigError, match="384 dimensions, d_model = 400"):
+        load_generator(GeneratorSettings(d_model=400, embeddings="minilm"), tokenizer)
+
+
 def test_a_random_t5_grows_with_a_larger_tokenizer():
     settings = GeneratorSettings(architecture="t5", preset="t5-small", dropout=0.0)
     small = load_generator(settings, TOKENIZER)

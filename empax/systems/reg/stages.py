@@ -246,7 +246,7 @@ def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
     if stage.start_from:
         initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
     elif parts.generator.params is not None:
-        initial = lambda params: {**params, "model": parts.generator.params}  # noqa: E731
+        initial = lambda params: {**params, "model": {**params["model"], **parts.generator.params}}  # noqa: E731
     return Assembly(parts.generator_task(stage), examples("train"), examples("validation"), initial=initial)
 
 
