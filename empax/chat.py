@@ -9,6 +9,8 @@ from typing import Any
 
 from absl import app, flags
 
+from empax.core.recipe import parse_flags
+
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a finished run.", required=True)
 _EXEMPLARS = flags.DEFINE_integer("exemplars", 3, "How many exemplars to show.", lower_bound=0)
 
@@ -56,4 +58,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from empax.core.recipe import parse_flags
+
 _PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json, report.md and report.html.")
 _COMPARE = flags.DEFINE_string("compare", None, "Another system's file on the same rows: paired tests, first - other.")
@@ -75,4 +77,4 @@ def _read(path: Path):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

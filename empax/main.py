@@ -9,7 +9,7 @@ from pathlib import Path
 from absl import app, flags
 
 from empax.core.config import ConfigError
-from empax.core.recipe import load_recipe, override, split_overrides
+from empax.core.recipe import load_recipe, override, parse_flags, split_overrides
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
@@ -58,7 +58,7 @@ def command_line() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     _OVERRIDES.update(values)
-    app.run(main, argv=words)
+    app.run(main, argv=words, flags_parser=parse_flags)
 
 
 if __name__ == "__main__":

@@ -85,5 +85,5 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tm
 @pytest.mark.parametrize("flag", ["--workdri=x", "--mode=pln"])
 def test_a_mistyped_flag_fails_at_once(command, flag):
     result = command("-m", "empax.main", TINY, flag)
-    assert result.returncode != 0
+    assert result.returncode == 2
     assert flag.split("=")[0].lstrip("-") in result.stderr

@@ -6,9 +6,12 @@ import ast
 import difflib
 import inspect
 import runpy
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from absl import flags
 
 from empax.core.config import ConfigError
 
@@ -36,6 +39,15 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             value = following
         overrides[name.lstrip("-").removeprefix("config.")] = value
     return rest, overrides
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """What is left of the command line when absl has taken its flags; exit code 2 at a flag that it does not know."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def load_recipe(spec: str) -> Any:

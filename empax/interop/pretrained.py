@@ -112,8 +112,8 @@ class GeneratorSettings:
       architecture: "transformer" (from scratch) or "t5".
       pretrained: of "t5": a folder or a Hub name; empty = random.
       preset: of a random "t5": "t5-small", "flan-t5-base", ...; the sizes below are then unused.
-      embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start, as
-        other systems start from GloVe; empty = random.
+      embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
+        as other systems start from GloVe; empty = random.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
