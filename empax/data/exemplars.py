@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.protocols import Tokenizer
 from empax.core.types import EMOTIONS, Batch, Instance
 from empax.data import features
+from empax.data.sources import SourceForm, Text
 
 
 @flax.struct.dataclass
@@ -44,43 +45,10 @@ class ExemplarBatch(LabelledBatch):
     utilities: Float[Array, "B K"] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class LayoutSettings:
-    """How many tokens of each text a model reads.
-
-    Attributes:
-      max_context_tokens: of the context in a source; the newest turns stay.
-      max_passage_tokens: of an exemplar in a source.
-      max_target_tokens: of a response, end-of-sequence included.
-      max_query_tokens: of the context as the retriever reads it; the newest turns stay.
-      max_key_tokens: of an exemplar as the retriever reads it.
-    """
-
-    max_context_tokens: int = 200
-    max_passage_tokens: int = 200
-    max_target_tokens: int = 50
-    max_query_tokens: int = 200
-    max_key_tokens: int = 200
-
-    @property
-    def max_source_tokens(self) -> int:
-        """Both attribute groups and the separator included."""
-        return self.max_context_tokens + self.max_passage_tokens + 2 * features.NUM_ATTRIBUTES + 1
-
-
 def emotion_ids(instances: Sequence[Instance]) -> np.ndarray:
     """Index into EMOTIONS for each instance, -1 where unknown."""
     order = {name: i for i, name in enumerate(EMOTIONS)}
     return np.array([order.get(instance.emotion, -1) for instance in instances], np.int32)
-
-
-def attribute_ids(tokenizer: Tokenizer, instances: Sequence[Instance], note: str) -> list[list[int]]:
-    """Token ids of the attributes that stand under `note` in each instance's notes; empty where there are none."""
-    ids = {
-        (attribute, level): tokenizer.token_id(features.attribute_token(attribute, level))
-        for attribute, level in features.ATTRIBUTE_LEVELS
-    }
-    return [[ids[pair] for pair in instance.notes.get(note, {}).items()] for instance in instances]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,29 +56,17 @@ class Corpus:
     """The exemplars, tokenised twice: as the generator reads them and as the retriever does. Rows are index rows."""
 
     instances: Sequence[Instance]
-    passages: list[list[int]]
-    attributes: list[list[int]]
+    passages: list[Text]
     keys: list[list[int]]
     emotions: np.ndarray
     groups: np.ndarray
 
     @classmethod
-    def of(
-        cls,
-        instances: Sequence[Instance],
-        tokenizer: Tokenizer,
-        key_tokenizer: Tokenizer,
-        layout: LayoutSettings,
-        *,
-        attributes: bool,
-    ) -> Corpus:
+    def of(cls, instances: Sequence[Instance], form: SourceForm, key_tokenizer: Tokenizer) -> Corpus:
         return cls(
             instances=instances,
-            passages=features.render_exemplars(tokenizer, instances, max_tokens=layout.max_passage_tokens),
-            attributes=attribute_ids(tokenizer, instances, "response_attributes")
-            if attributes
-            else [[]] * len(instances),
-            keys=encode_keys(key_tokenizer, instances, layout.max_key_tokens),
+            passages=form.passages(instances),
+            keys=encode_keys(key_tokenizer, instances, form.layout.max_key_tokens),
             emotions=emotion_ids(instances),
             groups=dialogue_groups(instances),
         )
@@ -147,25 +103,18 @@ class ContextExamples:
     def __init__(
         self,
         instances: Sequence[Instance],
-        tokenizer: Tokenizer,
-        layout: LayoutSettings,
+        form: SourceForm,
         *,
-        attributes: bool,
         corpus: Corpus | None = None,
         candidates: np.ndarray | None = None,
         exemplar_probability: float = 0.0,
     ):
-        self.instances, self.layout, self.corpus, self.pad_id = instances, layout, corpus, tokenizer.pad_id
+        self.instances, self.form, self.corpus, self.pad_id = instances, form, corpus, form.tokenizer.pad_id
         self.exemplar_probability = exemplar_probability if corpus is not None else 0.0
-        self.separator = tokenizer.token_id(features.SEPARATOR)
-        self.turns = [tokenizer.token_id(token) for token in (features.SPEAKER_TOKEN, features.LISTENER_TOKEN)]
-        self.attributes = attribute_ids(tokenizer, instances, "context_attributes") if attributes else None
-        self.contexts = features.render_contexts(
-            tokenizer, [i.context for i in instances], max_tokens=layout.max_context_tokens
-        )
-        responses = tokenizer.encode_batch([i.response for i in instances])
+        self.contexts = form.contexts(instances)
+        responses = form.tokenizer.encode_batch([i.response for i in instances])
         self.targets = [
-            features.render_target(ids, eos_id=tokenizer.eos_id, max_tokens=layout.max_target_tokens)
+            features.render_target(ids, eos_id=form.tokenizer.eos_id, max_tokens=form.layout.max_target_tokens)
             for ids in responses
         ]
         self.emotions, self.groups = emotion_ids(instances), dialogue_groups(instances)
@@ -177,38 +126,27 @@ class ContextExamples:
     def set_candidates(self, candidates: np.ndarray) -> None:
         """Rows of the corpus for every instance, [N, M], best first, -1 = none."""
         self.candidates = candidates
-        sources = np.array([len(context) for context in self.contexts]) + features.NUM_ATTRIBUTES + 1
+        longest = np.zeros(len(candidates), np.int64)
         if self.corpus is not None:
-            pairs = zip(self.corpus.passages, self.corpus.attributes, strict=True)
-            sizes = np.array([len(passage) + len(attributes) for passage, attributes in pairs])
+            sizes = np.array([passage.size for passage in self.corpus.passages])
             longest = np.where(candidates >= 0, sizes[np.maximum(candidates, 0)], 0).max(axis=1, initial=0)
-            sources = sources + longest
+        sources = self.form.lengths(self.contexts, longest)
         self.lengths = np.stack([sources, [len(target) for target in self.targets]], axis=1)
 
-    def source(self, i: int, row: int, length: int) -> list[int]:
-        """Context i beside corpus row `row` (-1: the context alone), as the generator reads it, in `length` tokens."""
-        own = self.attributes[i] if self.attributes is not None else []
-        attributes, passage = [], []
-        if row >= 0 and self.corpus is not None:
-            attributes = self.corpus.attributes[row]
-            # A random exemplar may be longer than the bucket, which was chosen for the retrieved ones. Its response
-            # stands last, and must stay.
-            room = length - len(own) - len(self.contexts[i]) - 1 - len(attributes)
-            passage = features.keep_newest(self.corpus.passages[row], max(room, 0), self.turns)
-        return features.render_source(
-            own, self.contexts[i], attributes, passage, sep_id=self.separator, max_tokens=length
-        )
+    def pair(self, i: int, row: int) -> tuple[Text, Text | None]:
+        """Context i and corpus row `row` (-1: the context alone)."""
+        return self.contexts[i], self.corpus.passages[row] if row >= 0 and self.corpus is not None else None
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> LabelledBatch:
         rows = [int(i) for i in indices]
         show = rng.random(len(rows)) < self.exemplar_probability
         column = rng.integers(self.candidates.shape[1], size=len(rows))
-        sources = [
-            self.source(i, int(self.candidates[i, c]) if shown else -1, length) if i >= 0 else []
+        pairs = [
+            self.pair(i, int(self.candidates[i, c]) if shown else -1) if i >= 0 else None
             for i, c, shown in zip(rows, column, show, strict=True)
         ]
-        source, source_mask = features.pad(sources, length, self.pad_id)
-        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.layout.max_target_tokens)
+        source, source_mask = self.form.arrays(pairs, length)
+        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.form.layout.max_target_tokens)
         valid = np.array(rows) >= 0
         emotion = np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32)
         # Numpy arrays until they are put on devices; the annotations of a batch are those of the step.
@@ -237,17 +175,15 @@ class ExemplarExamples(ContextExamples):
         instances: Sequence[Instance],
         corpus: Corpus,
         candidates: np.ndarray,
-        tokenizer: Tokenizer,
+        form: SourceForm,
         key_tokenizer: Tokenizer,
-        layout: LayoutSettings,
         *,
-        attributes: bool,
         num_random: int = 0,
         key_embeddings: np.ndarray | None = None,
     ):
-        super().__init__(instances, tokenizer, layout, attributes=attributes, corpus=corpus, candidates=candidates)
+        super().__init__(instances, form, corpus=corpus, candidates=candidates)
         self.num_random, self.key_embeddings, self.key_pad_id = num_random, key_embeddings, key_tokenizer.pad_id
-        self.queries = encode_queries(key_tokenizer, instances, layout.max_query_tokens)
+        self.queries = encode_queries(key_tokenizer, instances, form.layout.max_query_tokens)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ExemplarBatch:
         rows = [int(i) for i in indices]
@@ -255,12 +191,10 @@ class ExemplarExamples(ContextExamples):
         for b, i in enumerate(rows):
             if i >= 0:
                 chosen[b] = [*self.candidates[i], *self._random(i, rng)]
-        sources = [
-            self.source(i, int(row), length) if i >= 0 and row >= 0 else []
-            for b, i in enumerate(rows)
-            for row in chosen[b]
+        pairs = [
+            self.pair(i, int(row)) if i >= 0 and row >= 0 else None for b, i in enumerate(rows) for row in chosen[b]
         ]
-        return self._batch(rows, chosen, sources, length)
+        return self._batch(rows, chosen, self.form.arrays(pairs, length))
 
     def _random(self, i: int, rng: np.random.Generator) -> list[int]:
         if not self.num_random:
@@ -270,9 +204,9 @@ class ExemplarExamples(ContextExamples):
         others = drawn[self.corpus.groups[drawn] != self.groups[i]][: self.num_random]
         return [*others.tolist(), *[-1] * (self.num_random - len(others))]
 
-    def _batch(self, rows: list[int], chosen: np.ndarray, sources: list[list[int]], length: int) -> ExemplarBatch:
-        shape, layout = chosen.shape, self.layout
-        source, source_mask = features.pad(sources, length, self.pad_id)
+    def _batch(self, rows: list[int], chosen: np.ndarray, sources: tuple[np.ndarray, np.ndarray]) -> ExemplarBatch:
+        shape, layout = chosen.shape, self.form.layout
+        source, source_mask = sources
         target, target_mask = pad_to_level(self.targets, rows, self.pad_id, layout.max_target_tokens)
         # Always full length: queries are few beside the passages, and one shape less is many compilations less.
         picked = [self.queries[i] if i >= 0 else [] for i in rows]

@@ -14,14 +14,20 @@ from empax.core.run import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerSettings:
-    """Pretrained ("minilm", a folder, a Hub name), or a BPE trained on the training split."""
+    """Pretrained ("minilm", a folder, a Hub name), or a BPE trained on the training split.
+
+    Attributes:
+      tags: whether a pretrained one gets tokens for turns, separator and attributes. False for decoder-only generators,
+        which are prompted in words.
+    """
 
     pretrained: str = ""
+    tags: bool = True
     vocab_size: int = 12_000
     lowercase: bool = True
 
@@ -74,6 +80,11 @@ class PlannedTokenizer:
         return 0
 
 
+def pretrained_tokenizer(settings: TokenizerSettings) -> SubwordTokenizer:
+    """The tokenizer that `settings.pretrained` names."""
+    return load_tokenizer(settings.pretrained, extra_tokens=SPECIAL_TOKENS if settings.tags else ())
+
+
 def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
     """The tokenizer that `prepare` left; `planned`: one of the size that it is going to have."""
     if not planned:
@@ -82,5 +93,5 @@ def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
     given = section["tokenizer"] if "tokenizer" in section else {}  # noqa: SIM401  # no default outside the dataclass
     settings = to_settings(TokenizerSettings, given, where="config.prepare.tokenizer")
     if settings.pretrained:
-        return load_tokenizer(settings.pretrained, extra_tokens=SPECIAL_TOKENS)
+        return pretrained_tokenizer(settings)
     return PlannedTokenizer(settings.vocab_size)

@@ -24,6 +24,11 @@ class FusionInDecoder(nn.Module):
     def setup(self) -> None:
         nn.share_scope(self, self.model)
 
+    @nn.nowrap
+    def states_mask(self, source_mask: Bool[Array, "B R"] | Bool[Array, "B K S"]) -> Bool[Array, "B R"]:
+        """The passages' mask as that of their concatenated states; a flat one stays as it is."""
+        return source_mask.reshape(source_mask.shape[0], -1)
+
     def encode(
         self, source: Int[Array, "B K S"], source_mask: Bool[Array, "B K S"], *, deterministic: bool = True
     ) -> Float[Array, "B K*S D"]:
@@ -42,7 +47,7 @@ class FusionInDecoder(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
         """Decoder states, as `EncoderDecoder.decode_hidden`; R = K*S."""
-        return self.model.decode_hidden(target, states, flatten_mask(states_mask), deterministic=deterministic)
+        return self.model.decode_hidden(target, states, self.states_mask(states_mask), deterministic=deterministic)
 
     def decode(
         self,
@@ -53,7 +58,7 @@ class FusionInDecoder(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "B T V"]:
         """Teacher-forced logits, as `EncoderDecoder.decode`; R = K*S."""
-        return self.model.decode(target, states, flatten_mask(states_mask), deterministic=deterministic)
+        return self.model.decode(target, states, self.states_mask(states_mask), deterministic=deterministic)
 
     def __call__(
         self,
@@ -84,14 +89,9 @@ class FusionInDecoder(nn.Module):
         max_length: int,
     ) -> DecodeCache:
         """As `EncoderDecoder.start_cache`; R = K*S."""
-        mask = flatten_mask(states_mask)
+        mask = self.states_mask(states_mask)
         return self.model.start_cache(states, mask, num_hypotheses=num_hypotheses, max_length=max_length)
 
     def step(self, tokens: Int[Array, "B W"], cache: DecodeCache) -> tuple[Float[Array, "B W V"], DecodeCache]:
         """As `EncoderDecoder.step`; W hypotheses."""
         return self.model.step(tokens, cache)
-
-
-def flatten_mask(mask: Bool[Array, "B R"] | Bool[Array, "B K S"]) -> Bool[Array, "B R"]:
-    """The passages' mask as that of their concatenated states; a flat one stays as it is."""
-    return mask.reshape(mask.shape[0], -1)

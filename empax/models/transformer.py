@@ -68,6 +68,11 @@ class EncoderDecoder(nn.Module):
             states = states + self.position_embedding[positions][None]
         return self.dropout(states.astype(c.dtype), deterministic=deterministic)
 
+    @nn.nowrap
+    def states_mask(self, source_mask: Bool[Array, "B S"]) -> Bool[Array, "B S"]:
+        """Which encoder states are of real tokens."""
+        return source_mask
+
     def encode(
         self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], *, deterministic: bool = True
     ) -> Float[Array, "B S D"]:

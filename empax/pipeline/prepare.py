@@ -14,8 +14,8 @@ from empax.core.types import Dialogue, Instance
 from empax.data import empathetic_dialogues, sample
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.store import TokenizerSettings
-from empax.data.tokenizers import load_tokenizer, train_bpe
+from empax.data.store import TokenizerSettings, pretrained_tokenizer
+from empax.data.tokenizers import train_bpe
 
 log = logging.getLogger("empax")
 
@@ -79,5 +79,5 @@ def _texts(instances: Iterable[Instance]) -> list[str]:
 
 def _tokenizer(settings: TokenizerSettings, texts: list[str]) -> Any:
     if settings.pretrained:
-        return load_tokenizer(settings.pretrained, extra_tokens=SPECIAL_TOKENS)
+        return pretrained_tokenizer(settings)
     return train_bpe(texts, vocab_size=settings.vocab_size, lowercase=settings.lowercase, special_tokens=SPECIAL_TOKENS)

@@ -11,13 +11,13 @@ from empax.data.exemplars import (
     ContextExamples,
     Corpus,
     ExemplarExamples,
-    LayoutSettings,
     dialogue_groups,
     emotion_ids,
     encode_keys,
     encode_queries,
     pad_to_level,
 )
+from empax.data.sources import LayoutSettings, TaggedForm
 from empax.data.tokenizers import SPEAKER_TOKEN, train_bpe
 
 LAYOUT = LayoutSettings(
@@ -71,7 +71,7 @@ def instances():
 
 @pytest.fixture(scope="module")
 def corpus(tokenizer, instances):
-    return Corpus.of(instances, tokenizer, tokenizer, LAYOUT, attributes=True)
+    return Corpus.of(instances, TaggedForm(tokenizer, LAYOUT, True), tokenizer)
 
 
 def exemplars(tokenizer, instances, corpus, *, attributes=True, **options):
@@ -79,7 +79,7 @@ def exemplars(tokenizer, instances, corpus, *, attributes=True, **options):
     start = (np.arange(len(instances)) // 2 * 2 + 2) % len(instances)
     candidates = np.stack([start, start + 1, np.full_like(start, -1)], axis=1)
     return ExemplarExamples(
-        instances, corpus, candidates, tokenizer, tokenizer, LAYOUT, attributes=attributes, **options
+        instances, corpus, candidates, TaggedForm(tokenizer, LAYOUT, attributes), tokenizer, **options
     )
 
 
@@ -100,7 +100,7 @@ def assert_equal_batches(one, two, *, equal=True):
 
 
 def test_a_source_is_attributes_then_context_and_no_response(tokenizer, instances):
-    examples = ContextExamples(instances, tokenizer, LAYOUT, attributes=True)
+    examples = ContextExamples(instances, TaggedForm(tokenizer, LAYOUT, True))
     assert isinstance(examples, Examples)
     batch = examples.collate(np.array([0, 1]), LENGTH, np.random.default_rng(0))
     for b in range(2):
@@ -117,15 +117,15 @@ def test_a_source_is_attributes_then_context_and_no_response(tokenizer, instance
 
 def test_without_attributes_not_one_of_their_tokens_is_anywhere(tokenizer, instances):
     every = {tokenizer.token_id(token) for token in features.ATTRIBUTE_TOKENS}
-    bare = Corpus.of(instances, tokenizer, tokenizer, LAYOUT, attributes=False)
+    bare = Corpus.of(instances, TaggedForm(tokenizer, LAYOUT, False), tokenizer)
     for examples in (
-        ContextExamples(instances, tokenizer, LAYOUT, attributes=False),
+        ContextExamples(instances, TaggedForm(tokenizer, LAYOUT, False)),
         exemplars(tokenizer, instances, bare, attributes=False, num_random=2),
     ):
         batch = examples.collate(np.arange(10), LENGTH, np.random.default_rng(0))
         assert not every & set(np.unique(batch.source).tolist())
     batch = exemplars(
-        tokenizer, instances, Corpus.of(instances, tokenizer, tokenizer, LAYOUT, attributes=True)
+        tokenizer, instances, Corpus.of(instances, TaggedForm(tokenizer, LAYOUT, True), tokenizer)
     ).collate(np.arange(10), LENGTH, np.random.default_rng(0))
     # four of the context and four of the exemplar in every real source
     counts = np.isin(batch.source, list(every)).sum(axis=2)
@@ -137,12 +137,12 @@ def test_exemplars_are_shown_as_often_as_asked(tokenizer, instances, corpus):
 
     def share(probability):
         examples = ContextExamples(
-            instances, tokenizer, LAYOUT, attributes=True, corpus=corpus, candidates=candidates,
+            instances, TaggedForm(tokenizer, LAYOUT, True), corpus=corpus, candidates=candidates,
             exemplar_probability=probability,
         )  # fmt: skip
         rng = np.random.default_rng(0)
         batches = [examples.collate(np.arange(len(instances)), LENGTH, rng) for _ in range(20)]
-        return np.mean([(batch.source == examples.separator).any(axis=1) for batch in batches])
+        return np.mean([(batch.source == tokenizer.token_id(features.SEPARATOR)).any(axis=1) for batch in batches])
 
     assert share(0.0) == 0.0
     assert share(1.0) == 1.0
@@ -157,10 +157,10 @@ def test_every_passage_is_the_context_beside_one_exemplar_with_its_response(toke
     batch = examples.collate(np.array([4, 7]), LENGTH, np.random.default_rng(0))
     assert batch.source.shape == (2, 3, LENGTH)
     for b, i in enumerate((4, 7)):
-        own = [*attribute_tokens(tokenizer, LOW), *examples.contexts[i], examples.separator]
+        own = [*attribute_tokens(tokenizer, LOW), *examples.contexts[i].ids, tokenizer.token_id(features.SEPARATOR)]
         for k, row in enumerate(examples.candidates[i][:2]):
             found = real(batch.source[b, k], batch.source_mask[b, k])
-            assert found == [*own, *attribute_tokens(tokenizer, HIGH), *corpus.passages[row]]
+            assert found == [*own, *attribute_tokens(tokenizer, HIGH), *corpus.passages[row].ids]
             ending = tokenizer.encode(instances[row].response)[-9:]
             assert found[-len(ending) :] == ending
     np.testing.assert_array_equal(batch.candidate_mask, [[True, True, False]] * 2)
@@ -176,21 +176,21 @@ def test_a_source_that_is_too_long_keeps_attributes_context_and_the_exemplars_re
     i = int(np.argmax(examples.lengths[:, 0]))
     length = int(examples.lengths[i, 0]) - 4
     batch = examples.collate(np.array([i]), length, np.random.default_rng(0))
-    row = examples.candidates[i][int(np.argmax([len(corpus.passages[r]) for r in examples.candidates[i][:2]]))]
+    row = examples.candidates[i][int(np.argmax([len(corpus.passages[r].ids) for r in examples.candidates[i][:2]]))]
     k = list(examples.candidates[i]).index(row)
     found = real(batch.source[0, k], batch.source_mask[0, k])
     assert len(found) <= length
-    own = [*attribute_tokens(tokenizer, LOW), *examples.contexts[i], examples.separator]
+    own = [*attribute_tokens(tokenizer, LOW), *examples.contexts[i].ids, tokenizer.token_id(features.SEPARATOR)]
     assert found[: len(own) + 4] == [*own, *attribute_tokens(tokenizer, HIGH)]
     kept = found[len(own) + 4 :]
-    assert len(kept) < len(corpus.passages[row])
-    assert kept[1:] == corpus.passages[row][-len(kept) + 1 :]  # its first is the token of the turn that was cut
+    assert len(kept) < len(corpus.passages[row].ids)
+    assert kept[1:] == corpus.passages[row].ids[-len(kept) + 1 :]  # its first is the token of the turn that was cut
 
 
 def test_lengths_are_upper_bounds_of_what_is_collated(tokenizer, instances, corpus):
     for examples in (
         exemplars(tokenizer, instances, corpus),
-        ContextExamples(instances, tokenizer, LAYOUT, attributes=True),
+        ContextExamples(instances, TaggedForm(tokenizer, LAYOUT, True)),
     ):
         assert examples.lengths[:, 0].max() <= LENGTH
         for i in range(len(instances)):
@@ -204,9 +204,11 @@ def test_new_candidates_replace_the_old_and_their_lengths(tokenizer, instances, 
     before = examples.lengths[:, 0].copy()
     examples.set_candidates(np.full((len(instances), 1), -1))
     assert (examples.lengths[:, 0] < before).all()
-    longest = int(np.argmax([len(passage) for passage in corpus.passages]))
+    longest = int(np.argmax([len(passage.ids) for passage in corpus.passages]))
     examples.set_candidates(np.full((len(instances), 1), longest))
-    assert examples.lengths[:, 0].max() == max(map(len, examples.contexts)) + 9 + len(corpus.passages[longest])
+    assert examples.lengths[:, 0].max() == max(len(c.ids) for c in examples.contexts) + 9 + len(
+        corpus.passages[longest].ids
+    )
 
 
 def test_random_candidates_are_never_of_the_own_dialogue(tokenizer, instances, corpus):
@@ -225,9 +227,9 @@ def test_random_candidates_are_never_of_the_own_dialogue(tokenizer, instances, c
 
 
 def test_a_corpus_of_one_dialogue_offers_no_random_candidate(tokenizer, instances):
-    corpus = Corpus.of(instances[:2], tokenizer, tokenizer, LAYOUT, attributes=True)
+    corpus = Corpus.of(instances[:2], TaggedForm(tokenizer, LAYOUT, True), tokenizer)
     examples = ExemplarExamples(
-        instances[:2], corpus, np.full((2, 1), -1), tokenizer, tokenizer, LAYOUT, attributes=True, num_random=2
+        instances[:2], corpus, np.full((2, 1), -1), TaggedForm(tokenizer, LAYOUT, True), tokenizer, num_random=2
     )
     batch = examples.collate(np.arange(2), LENGTH, np.random.default_rng(0))
     assert not batch.candidate_mask.any()
@@ -247,7 +249,7 @@ def test_collating_is_a_pure_function_of_rows_length_and_rng(tokenizer, instance
 def test_filler_rows_are_empty_and_invalid(tokenizer, instances, corpus):
     for examples in (
         exemplars(tokenizer, instances, corpus, num_random=2),
-        ContextExamples(instances, tokenizer, LAYOUT, attributes=True),
+        ContextExamples(instances, TaggedForm(tokenizer, LAYOUT, True)),
     ):
         batch = examples.collate(np.array([2, -1]), LENGTH, np.random.default_rng(0))
         np.testing.assert_array_equal(batch.valid, [True, False])

@@ -97,8 +97,7 @@ class Responder:
     def _examples(self, instances: Sequence[Instance]) -> tuple[ContextExamples, np.ndarray | None, np.ndarray | None]:
         parts, settings = self.parts, self.parts.settings
         if self.retrieval is None:
-            shown = settings.attributes
-            return ContextExamples(instances, parts.tokenizer, settings.layout, attributes=shown), None, None
+            return ContextExamples(instances, parts.form(exemplars=False)), None, None
         rows, scores = self.retrieval.search(instances, settings.passages)
         # The embeddings stand in for the keys, which nobody reads when nothing is trained.
         embeddings = self.retrieval.index.embeddings

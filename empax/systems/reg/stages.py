@@ -16,15 +16,17 @@ from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.tree import hash_tree
 from empax.core.types import EMOTIONS, Instance, Params
+from empax.data.chat import PLAIN, chat_template
 from empax.data.exemplars import (
     ContextExamples,
     Corpus,
     ExemplarBatch,
     ExemplarExamples,
     LabelledBatch,
-    LayoutSettings,
 )
+from empax.data.sources import ChatForm, LayoutSettings, SourceForm, TaggedForm
 from empax.data.store import load_candidates, load_instances, run_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.search import DecodeSettings
 from empax.interop.pretrained import (
     EncoderSettings,
@@ -34,11 +36,13 @@ from empax.interop.pretrained import (
     load_encoder,
     load_generator,
 )
+from empax.models.decoder_only import DecoderOnly
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
+from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.retrieval.corpus import CorpusEncoder
 from empax.retrieval.index import build_index, load_index
-from empax.systems.reg.tasks import Decoder, DistillationSettings, Generator, Joint, Retriever
+from empax.systems.reg.tasks import Decoder, DistillationSettings, Fusion, Generator, Joint, Reader, Retriever
 from empax.training.checkpoint import load_params
 
 
@@ -151,11 +155,11 @@ class Parts:
 
     def decoder(self, settings: DecodeSettings) -> Decoder:
         t = self.tokenizer
-        return Decoder(settings, start_id=t.start_id, eos_id=t.eos_id, pad_id=t.pad_id)
+        return Decoder(settings, start_id=self.form().start_id, eos_id=t.eos_id, pad_id=t.pad_id)
 
     def generator_task(self, stage: GeneratorStage) -> Generator:
         return Generator(
-            self.generator.model,
+            self.reader,
             HEAD,
             self.decoder(self.settings.decoding),
             emotion_weight=stage.emotion_weight,
@@ -165,13 +169,13 @@ class Parts:
     def retriever_task(self, distillation: DistillationSettings) -> Retriever:
         trial = DecodeSettings(method="greedy", max_tokens=distillation.explore_tokens)
         return Retriever(
-            self.encoder.model, HEAD, self.generator.model, self.decoder(trial), distillation, self.settings.passages
+            self.encoder.model, HEAD, self.reader, self.decoder(trial), distillation, self.settings.passages
         )
 
     def joint_task(self, stage: JointStage) -> Joint:
         return Joint(
             self.retriever_task(stage.distillation),
-            FusionInDecoder(self.generator.model),
+            self.fusion,
             HEAD,
             self.decoder(self.settings.decoding),
             retriever_weight=stage.retriever_weight,
@@ -193,14 +197,35 @@ class Parts:
         width = jnp.zeros((1, self.encoder.model.encoder.config.d_model))
         return {"encoder": encoder, "emotion": HEAD.init(rng, width)["params"]}
 
+    def form(self, *, exemplars: bool = True) -> SourceForm:
+        """How the generator is shown its sources; without `exemplars`, rows have no room for one."""
+        settings, tokenizer = self.settings, self.tokenizer
+        if not isinstance(self.generator.model, DecoderOnly):
+            return TaggedForm(tokenizer, settings.layout, settings.attributes)
+        template = PLAIN
+        if isinstance(tokenizer, SubwordTokenizer) and tokenizer.chat_template:
+            template = chat_template(tokenizer.chat_template, **tokenizer.names)
+        return ChatForm(tokenizer, settings.layout, settings.attributes, template, exemplars)
+
+    @property
+    def reader(self) -> Reader:
+        """The generator as tasks see it."""
+        model = self.generator.model
+        if isinstance(model, DecoderOnly):
+            form = self.form()
+            return PromptedDecoder(model, form.prefix, form.start_id)
+        return model
+
+    @property
+    def fusion(self) -> Fusion:
+        """The generator reading several exemplars."""
+        reader = self.reader
+        if isinstance(reader, PromptedDecoder):
+            return FusionInPrompt(reader, self.form().split)
+        return FusionInDecoder(reader)
+
     def corpus(self, instances: Sequence[Instance]) -> Corpus:
-        return Corpus.of(
-            instances,
-            self.tokenizer,
-            self.encoder.tokenizer,
-            self.settings.layout,
-            attributes=self.settings.attributes,
-        )
+        return Corpus.of(instances, self.form(), self.encoder.tokenizer)
 
     def exemplar_examples(
         self, instances: Sequence[Instance], corpus: Corpus, candidates: np.ndarray, **options: Any
@@ -209,10 +234,8 @@ class Parts:
             instances,
             corpus,
             candidates,
-            self.tokenizer,
+            self.form(),
             self.encoder.tokenizer,
-            self.settings.layout,
-            attributes=self.settings.attributes,
             **options,
         )
 
@@ -236,9 +259,7 @@ def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
     def examples(split: str) -> ContextExamples:
         return ContextExamples(
             splits[split],
-            parts.tokenizer,
-            parts.settings.layout,
-            attributes=parts.settings.attributes,
+            parts.form(exemplars=bool(stage.index)),
             **options[split],
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -23,9 +23,15 @@ from empax.evaluation.device_metrics import UtilityWeights, utility
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
 from empax.losses.distillation import emdr2, retriever_kl, target_distribution
 from empax.models.dual_encoder import DualEncoder
-from empax.models.fusion_in_decoder import FusionInDecoder, flatten_mask
+from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean
+from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 from empax.models.transformer import EncoderDecoder
+
+Reader: TypeAlias = EncoderDecoder | PromptedDecoder
+"""What answers one source."""
+Fusion: TypeAlias = FusionInDecoder | FusionInPrompt
+"""What answers several passages at once."""
 
 
 def apply(
@@ -82,7 +88,7 @@ class Decoder:
     def __call__(
         self, model: Any, params: Params, source: Int[Array, "..."], mask: Bool[Array, "..."], rng: jax.Array
     ) -> Generated:
-        """Decodes from `source` with `model`, an EncoderDecoder ([B, S]) or a FusionInDecoder ([B, K, S])."""
+        """Decodes from `source` with `model`, a Reader ([B, S]) or a Fusion ([B, K, S])."""
         variables = {"params": params}
         states = model.apply(variables, source, mask, method="encode", deterministic=True)
         cache = model.apply(
@@ -113,7 +119,7 @@ class Generator:
     them (Eq. 3 feeds it exemplars that Eq. 2 never showed it). `exemplar_probability=0` is the paper's text.
     """
 
-    model: EncoderDecoder
+    model: Reader
     head: ClassificationHead
     decoder: Decoder
     emotion_weight: float
@@ -138,16 +144,16 @@ class Generator:
         """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
         states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
         nll, num_tokens = row_nll(self.model, params["model"], batch, states, batch.source_mask)
-        emotion = apply(self.head, params["emotion"], masked_mean(states, batch.source_mask), rng=None)
+        emotion = apply(self.head, params["emotion"], masked_mean(pooled_states(states), batch.source_mask), rng=None)
         return {"nll": nll, "num_tokens": num_tokens, "generator": emotion.argmax(axis=-1)}
 
 
 def generation_losses(
     task: Generator | Joint,
-    model: EncoderDecoder | FusionInDecoder,
+    model: Reader | Fusion,
     params: Params,
     batch: Any,
-    states: Float[Array, "B S D"],
+    states: Any,
     states_mask: Bool[Array, "B S"],
     rngs: tuple[jax.Array | None, jax.Array | None],
 ) -> tuple[list[tuple[float, Mean]], Metrics]:
@@ -156,13 +162,13 @@ def generation_losses(
     logits = apply(model, params["model"], batch.target, states, states_mask, method="decode", rng=rngs[0])
     smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=task.label_smoothing)
     nll = cross_entropy(logits, batch.target, mask) if task.label_smoothing else smoothed
-    pooled = masked_mean(states, states_mask)
+    pooled = masked_mean(pooled_states(states), states_mask)
     emotion, metrics = emotion_loss(task.head, params["emotion"], pooled, batch.emotion, rngs[1], target_weights(batch))
     return [(1.0, smoothed), (task.emotion_weight, emotion)], {"nll": nll, **metrics}
 
 
 def row_nll(
-    model: Any, params: Params, batch: Any, states: Float[Array, "B S D"], mask: Bool[Array, "B S"]
+    model: Any, params: Params, batch: Any, states: Any, mask: Bool[Array, "B S"]
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Each row's negative log-likelihood of its response, in nats, and its tokens (end of sequence included)."""
     logits = apply(model, params, batch.target, states, mask, method="decode", rng=None)
@@ -210,7 +216,7 @@ class Retriever:
 
     encoder: DualEncoder
     head: ClassificationHead
-    model: EncoderDecoder
+    model: Reader
     decoder: Decoder
     settings: DistillationSettings
     passages: int
@@ -356,7 +362,7 @@ class Joint:
     """Stage 3: retriever and FiD generator G2 together (Eq. 6 and 7). `frozen` is G1 under "generator"."""
 
     retriever: Retriever
-    model: FusionInDecoder
+    model: Fusion
     head: ClassificationHead
     decoder: Decoder
     retriever_weight: float
@@ -390,7 +396,7 @@ class Joint:
         first, second, third, fourth = (None,) * 4 if rng is None else jax.random.split(rng, 4)
         generator, weights, alpha = params["generator"], target_weights(batch), self.retriever_weight
         states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=first)
-        mask = flatten_mask(batch.source_mask)
+        mask = self.model.states_mask(batch.source_mask)
         read, metrics = generation_losses(self, self.model, generator, batch, states, mask, (second, third))
         ranked, logged = self.retriever.losses(params["retriever"], batch, fourth, weights)
         parts = [*((1.0 - alpha, part) for part in _flat(read)), *((alpha, part) for part in _flat(ranked))]
@@ -403,11 +409,11 @@ class Joint:
         """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
         generator, retriever = params["generator"], params["retriever"]
         states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=None)
-        mask = flatten_mask(batch.source_mask)
+        mask = self.model.states_mask(batch.source_mask)
         nll, num_tokens = row_nll(self.model, generator["model"], batch, states, mask)
         query = self.retriever.embed(retriever, batch.query, batch.query_mask, None)
         heads = {
-            "generator": apply(self.head, generator["emotion"], masked_mean(states, mask), rng=None),
+            "generator": apply(self.head, generator["emotion"], masked_mean(pooled_states(states), mask), rng=None),
             "retriever": apply(self.retriever.head, retriever["emotion"], _unit_variance(query), rng=None),
         }
         return {"nll": nll, "num_tokens": num_tokens, **{name: x.argmax(axis=-1) for name, x in heads.items()}}

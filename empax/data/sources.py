@@ -1,0 +1,250 @@
+"""How a generator is shown its sources: tagged rows for encoder-decoders, chat prompts for decoder-only models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
+from empax.core.types import Instance
+from empax.data import features
+from empax.data.chat import ChatTemplate
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutSettings:
+    """How many tokens of each text a model reads.
+
+    Attributes:
+      max_context_tokens: of the context in a source; the newest turns stay.
+      max_passage_tokens: of an exemplar in a source.
+      max_target_tokens: of a response, end-of-sequence included.
+      max_query_tokens: of the context as the retriever reads it; the newest turns stay.
+      max_key_tokens: of an exemplar as the retriever reads it.
+    """
+
+    max_context_tokens: int = 200
+    max_passage_tokens: int = 200
+    max_target_tokens: int = 50
+    max_query_tokens: int = 200
+    max_key_tokens: int = 200
+
+    @property
+    def max_source_tokens(self) -> int:
+        """Both attribute groups and the separator included."""
+        return self.max_context_tokens + self.max_passage_tokens + 2 * features.NUM_ATTRIBUTES + 1
+
+
+class Text(NamedTuple):
+    """A context or an exemplar, tokenised."""
+
+    attributes: list[int]
+    ids: list[int]
+
+    @property
+    def size(self) -> int:
+        return len(self.attributes) + len(self.ids)
+
+
+class SourceForm(Protocol):
+    """Texts to source rows.
+
+    `prefix` stands in front of every source and is put there by the model; `start_id` is what the decoder reads first;
+    `split` is how many columns of a row belong to the exemplar where context and exemplar lie apart (0: they do not).
+    """
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def layout(self) -> LayoutSettings: ...
+    @property
+    def prefix(self) -> tuple[int, ...]: ...
+    @property
+    def start_id(self) -> int: ...
+    @property
+    def split(self) -> int: ...
+
+    def contexts(self, instances: Sequence[Instance]) -> list[Text]: ...
+
+    def passages(self, instances: Sequence[Instance]) -> list[Text]:
+        """Each instance with its response, as an exemplar for another."""
+        ...
+
+    def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
+        """Tokens of each context's row; `passages[N]` is the size of its longest exemplar."""
+        ...
+
+    def arrays(
+        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
+    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        """Ids and mask of contexts beside exemplars (None = without; a row that is None is all padding)."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TaggedForm:
+    """`[attributes] context <sep> [attributes] exemplar`, every turn behind the token of who speaks.
+
+    Attributes:
+      attributes: whether the instances' notes go in front of the texts.
+    """
+
+    tokenizer: Tokenizer
+    layout: LayoutSettings
+    attributes: bool
+    prefix = ()
+    split = 0
+
+    @property
+    def start_id(self) -> int:
+        return self.tokenizer.start_id
+
+    @property
+    def turns(self) -> list[int]:
+        return [self.tokenizer.token_id(token) for token in (features.SPEAKER_TOKEN, features.LISTENER_TOKEN)]
+
+    def contexts(self, instances: Sequence[Instance]) -> list[Text]:
+        texts = [i.context for i in instances]
+        ids = features.render_contexts(self.tokenizer, texts, max_tokens=self.layout.max_context_tokens)
+        return self._with_attributes(instances, "context_attributes", ids)
+
+    def passages(self, instances: Sequence[Instance]) -> list[Text]:
+        ids = features.render_exemplars(self.tokenizer, instances, max_tokens=self.layout.max_passage_tokens)
+        return self._with_attributes(instances, "response_attributes", ids)
+
+    def _with_attributes(self, instances: Sequence[Instance], note: str, ids: list[list[int]]) -> list[Text]:
+        if not self.attributes:
+            return [Text([], row) for row in ids]
+        tokens = {
+            (attribute, level): self.tokenizer.token_id(features.attribute_token(attribute, level))
+            for attribute, level in features.ATTRIBUTE_LEVELS
+        }
+        own = ([tokens[pair] for pair in instance.notes.get(note, {}).items()] for instance in instances)
+        return [Text(attributes, row) for attributes, row in zip(own, ids, strict=True)]
+
+    def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
+        return np.array([len(text.ids) for text in contexts]) + features.NUM_ATTRIBUTES + 1 + passages
+
+    def arrays(
+        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
+    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        return features.pad([self._row(*row, length) if row else [] for row in rows], length, self.tokenizer.pad_id)
+
+    def _row(self, context: Text, passage: Text | None, length: int) -> list[int]:
+        attributes, ids = passage or ([], [])
+        # A random exemplar may be longer than the bucket, which was chosen for the retrieved ones. Its response
+        # stands last, and must stay.
+        room = length - context.size - 1 - len(attributes)
+        return features.render_source(
+            context.attributes,
+            context.ids,
+            attributes,
+            features.keep_newest(ids, max(room, 0), self.turns),
+            sep_id=self.tokenizer.token_id(features.SEPARATOR),
+            max_tokens=length,
+        )
+
+
+INSTRUCTION = (
+    "You talk with somebody who tells you what happened to them. Answer as a person who understands them would: "
+    "in one or two short, warm sentences."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatForm:
+    """A chat prompt: the instruction, exemplars, and the dialogue with the model as the one who listens.
+
+    Context and exemplar lie in columns of their own, the exemplar's first: so several exemplars can be read before one
+    context (`models.prompted.FusionInPrompt`). Attributes are put into words.
+
+    Attributes:
+      exemplars: whether rows have columns for an exemplar.
+    """
+
+    tokenizer: Tokenizer
+    layout: LayoutSettings
+    attributes: bool
+    template: ChatTemplate
+    exemplars: bool
+    instruction: str = INSTRUCTION
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(self.template.opening + self.instruction))
+
+    @property
+    def _ending(self) -> list[int]:
+        return self.tokenizer.encode(self.template.answer)
+
+    @property
+    def start_id(self) -> int:
+        """The prompt's last token, the same in all: what a decoder starts from."""
+        return self._ending[-1]
+
+    @property
+    def split(self) -> int:
+        return self.layout.max_passage_tokens if self.exemplars else 0
+
+    def contexts(self, instances: Sequence[Instance]) -> list[Text]:
+        template, ending = self.template, self._ending[:-1]
+        before = self.tokenizer.encode_batch([self._in_words(i, "context_attributes") for i in instances])
+        heads = self.tokenizer.encode(template.first_user)
+        room = self.layout.max_context_tokens - len(heads) - len(ending)
+        if room < 2:
+            raise ConfigError(
+                f"max_context_tokens = {self.layout.max_context_tokens} leaves {room} tokens beside the "
+                f"{len(heads) + len(ending)} of the chat template; set it higher."
+            )
+        dialogues = [self._dialogue(instance.context, room) for instance in instances]
+        return [Text(own, [*heads, *ids, *ending]) for own, ids in zip(before, dialogues, strict=True)]
+
+    def _dialogue(self, context: Sequence[str], room: int) -> list[int]:
+        """The newest turns that fit whole, beginning with the speaker's; of the last one, its last tokens."""
+        kept = self.tokenizer.encode(context[-1])[-room:]
+        for first in range(len(context) - 3, -1, -2):
+            speaker, listener = context[first], context[first + 1]
+            earlier = self.tokenizer.encode(
+                speaker + self.template.user_to_assistant + listener + self.template.assistant_to_user
+            )
+            if len(earlier) + len(kept) > room:
+                break
+            kept = [*earlier, *kept]
+        return kept
+
+    def passages(self, instances: Sequence[Instance]) -> list[Text]:
+        texts = [f"\n\nSomebody said: {i.context[-1]}\nA good answer: " for i in instances]
+        words = [self._in_words(i, "response_attributes") for i in instances]
+        questions = self.tokenizer.encode_batch(texts)
+        answers = self.tokenizer.encode_batch([i.response + word for i, word in zip(instances, words, strict=True)])
+        most = self.layout.max_passage_tokens
+        rows = []
+        for question, answer in zip(questions, answers, strict=True):
+            kept = answer[:most]
+            rows.append(Text([], [*question[len(question) - max(most - len(kept), 0) :][-most:], *kept][-most:]))
+        return rows
+
+    def _in_words(self, instance: Instance, note: str) -> str:
+        levels = instance.notes.get(note, {}) if self.attributes else {}
+        said = ", ".join(f"{name.replace('_', ' ')} {level}" for name, level in levels.items())
+        return f"\n({said})" if said else ""
+
+    def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
+        return np.array([text.size for text in contexts]) + self.split + 0 * passages
+
+    def arrays(
+        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
+    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        room = length - self.split
+        if room < 1:
+            raise ConfigError(f"a bucket of {length} leaves no room beside {self.split} tokens of an exemplar.")
+        pad_id = self.tokenizer.pad_id
+        passages = [row[1].ids if row and row[1] else [] for row in rows]
+        contexts = [[*row[0].attributes, *row[0].ids][-room:] if row else [] for row in rows]
+        left, right = features.pad(passages, self.split, pad_id), features.pad(contexts, room, pad_id)
+        return np.concatenate([left[0], right[0]], axis=1), np.concatenate([left[1], right[1]], axis=1)
