@@ -42,7 +42,8 @@ class DecodeSettings:
       top_k: of "sample": keeps the k likeliest tokens; 0 = all.
       top_p: of "sample": keeps the likeliest tokens that hold p of the probability; 1 = all.
       no_repeat_ngram: no n-gram of this size comes twice in a response; 0 = may repeat. As in Hugging Face's, the start
-        token counts as the first token.
+        token counts as the first token. Departure: theirs counts the whole prompt of a decoder-only model; here a
+        response may repeat the prompt.
     """
 
     method: Method = "greedy"
@@ -91,7 +92,7 @@ def generate(
     cache: Any,
     *,
     batch_size: int,
-    start_id: int,
+    start_id: int | Int[Array, " B"],
     eos_id: int,
     pad_id: int,
     settings: DecodeSettings,
@@ -103,7 +104,8 @@ def generate(
       step: reads `tokens[B, K]` and the cache, gives float32 logits [B, K, V] and the next cache.
       cache: started for K = `num_hypotheses(settings)` and at least `settings.max_tokens` steps.
       batch_size: B.
-      start_id: what every hypothesis reads first; not part of the result.
+      start_id: what every hypothesis reads first; not part of the result. One for each example where they differ: after
+        a prompt, its last token.
       eos_id: ends a hypothesis; part of the result.
       pad_id: fills the result after the end.
       settings: static.
@@ -131,14 +133,15 @@ class Start:
     """What every search starts from; the arguments of `generate`."""
 
     batch_size: int
-    start_id: int
+    start_id: int | Int[Array, " B"]
     eos_id: int
     pad_id: int
 
     def history(self, num: int, max_tokens: int) -> Int[Array, "B K T"]:
         """Nothing but the start token yet: what each hypothesis has read, [B, K, 1 + max_tokens]."""
         empty = jnp.full((self.batch_size, num, 1 + max_tokens), self.pad_id, jnp.int32)
-        return empty.at[:, :, 0].set(self.start_id)
+        first = jnp.asarray(self.start_id, jnp.int32).reshape(-1, 1)
+        return empty.at[:, :, 0].set(jnp.broadcast_to(first, empty.shape[:2]))
 
 
 def greedy(step: StepFn, cache: Any, start: Start, settings: DecodeSettings) -> Generated:

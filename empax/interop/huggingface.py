@@ -20,10 +20,11 @@ from empax.core.types import Params
 from empax.data.tokenizers import minilm_folder
 from empax.interop import mappings
 from empax.models.bert import BertConfig, BertEncoder, bert_config
+from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig, gpt2_config, llama_config
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
-Config: TypeAlias = TransformerConfig | BertConfig
+Config: TypeAlias = TransformerConfig | BertConfig | DecoderOnlyConfig
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -48,9 +49,16 @@ def _shapes_of_bert(config: BertConfig) -> Params:
     return jax.eval_shape(lambda rng: BertEncoder(config).init(rng, ids, mask), jax.random.key(0))["params"]
 
 
+def _shapes_of_decoder_only(config: DecoderOnlyConfig) -> Params:
+    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
+    return jax.eval_shape(lambda rng: DecoderOnly(config).init(rng, ids, mask), jax.random.key(0))["params"]
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     "t5": Architecture(t5_config, mappings.t5_mapping, _shapes_of_t5),
     "bert": Architecture(bert_config, mappings.bert_mapping, _shapes_of_bert),
+    "llama": Architecture(llama_config, mappings.llama_mapping, _shapes_of_decoder_only),
+    "gpt2": Architecture(gpt2_config, mappings.gpt2_mapping, _shapes_of_decoder_only),
 }
 
 
@@ -104,9 +112,9 @@ def import_params(architecture: str, tensors: Mapping[str, np.ndarray], config: 
     """
     entry = _architecture(architecture)
     mapping = entry.mapping(config)
-    tensors = {_without_prefix(name, mapping.prefixes): array for name, array in tensors.items()}
+    tensors = {mapping.canonical(name): array for name, array in tensors.items()}
     shapes = named_leaves(entry.shapes(config))
-    problems = _untie(tensors, config)
+    problems = _untie(tensors, mapping, config)
     used: set[str] = set()
     params: dict[str, Any] = {}
     for row in mapping.rows:
@@ -126,6 +134,7 @@ def import_params(architecture: str, tensors: Mapping[str, np.ndarray], config: 
         if arrays:
             _put(params, row.ours, np.stack(arrays) if stacked else arrays[0])
     problems += [f"surplus {name}" for name in sorted(tensors) if name not in used and not mapping.ignores(name)]
+    problems = list(dict.fromkeys(problems))  # a tensor that several rows share is one problem
     if problems:
         listing = "\n  ".join(problems)
         raise DataError(f"The weights do not fit this {architecture} ({len(problems)} problems):\n  {listing}")
@@ -143,13 +152,14 @@ def export_params(architecture: str, params: Params, config: Config) -> dict[str
     missing = [row.ours for row in mapping.rows if row.ours not in leaves]
     if missing:
         raise DataError(f"These are not the parameters of this {architecture}: {', '.join(missing)} missing.")
-    tensors = {}
+    parts: dict[str, list[np.ndarray]] = {}
     for row in mapping.rows:
         array = np.asarray(leaves[row.ours])
         names = _foreign_names(row, array.shape)
         slices = list(array) if "{layer}" in row.foreign else [array]
-        tensors |= {name: row.layout.to_foreign(one) for name, one in zip(names, slices, strict=True)}
-    return tensors
+        for name, one in zip(names, slices, strict=True):
+            parts.setdefault(name, []).append(row.layout.to_foreign(one))
+    return {name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1) for name, arrays in parts.items()}
 
 
 class Pretrained(NamedTuple):
@@ -195,15 +205,17 @@ def load_pretrained(folder: Path, config: Config | None = None) -> Pretrained:
     return Pretrained(architecture, used, import_params(architecture, load_safetensors(folder), used))
 
 
-def _untie(tensors: dict[str, np.ndarray], config: Config) -> list[str]:
+def _untie(tensors: dict[str, np.ndarray], mapping: mappings.Mapping, config: Config) -> list[str]:
     """Makes the two embeddings of `tensors` two where the model has two; says what cannot be."""
-    if not isinstance(config, TransformerConfig) or "shared.weight" not in tensors:
+    embedding = next(row.foreign for row in mapping.rows if row.ours == "token_embedding")
+    if isinstance(config, BertConfig) or embedding not in tensors:
         return []
-    if not config.tie_embeddings:
+    if config.tie_embeddings:
+        if "lm_head.weight" in tensors and not np.array_equal(tensors["lm_head.weight"], tensors[embedding]):
+            return [f"lm_head.weight is not {embedding}, but the config ties them: set tie_embeddings = False"]
+    elif isinstance(config, TransformerConfig):
         # A file of tied weights holds one copy only.
-        tensors.setdefault("lm_head.weight", tensors["shared.weight"])
-    elif "lm_head.weight" in tensors and not np.array_equal(tensors["lm_head.weight"], tensors["shared.weight"]):
-        return ["lm_head.weight is not shared.weight, but the config ties them: set tie_embeddings = False"]
+        tensors.setdefault("lm_head.weight", tensors[embedding])
     return []
 
 
@@ -241,13 +253,6 @@ def _foreign_names(row: mappings.Row, shape: tuple[int, ...]) -> list[str]:
     if "{layer}" not in row.foreign:
         return [row.foreign]
     return [row.foreign.format(layer=layer) for layer in range(shape[0])]
-
-
-def _without_prefix(name: str, prefixes: tuple[str, ...]) -> str:
-    for prefix in prefixes:
-        if name.startswith(prefix):
-            return name[len(prefix) :]
-    return name
 
 
 def _put(tree: dict[str, Any], name: str, value: Any) -> None:

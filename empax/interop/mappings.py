@@ -11,6 +11,7 @@ import re
 import numpy as np
 
 from empax.models.bert import BertConfig
+from empax.models.decoder_only import DecoderOnlyConfig
 from empax.models.stack import TransformerConfig
 
 
@@ -22,25 +23,38 @@ class Layout:
       split: how many of our axes are inputs; PyTorch's Linear is [outputs, inputs], each flattened, so the
         foreign array is the transpose. None = no transpose, only flattening.
       flat: whether the untransposed array is one axis there (biases of heads).
+      transpose: False = [inputs, outputs] there too (GPT-2's "Conv1D"), each flattened.
+      part: which of the `parts` of the foreign array ours is.
+      parts: into how many equal parts the last foreign axis is cut; rows that share it stand in the order of the parts.
     """
 
     split: int | None = None
     flat: bool = False
+    transpose: bool = True
+    part: int = 0
+    parts: int = 1
 
     def foreign_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The foreign shape of our `shape` (of one layer)."""
+        """The foreign shape, of all parts together, for our `shape` (of one layer)."""
+        *rest, last = self._part_shape(shape)
+        return (*rest, last * self.parts)
+
+    def _part_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self.split is None:
             return (int(np.prod(shape)),) if self.flat else shape
-        return int(np.prod(shape[self.split :])), int(np.prod(shape[: self.split]))
+        inputs, outputs = int(np.prod(shape[: self.split])), int(np.prod(shape[self.split :]))
+        return (outputs, inputs) if self.transpose else (inputs, outputs)
 
     def to_ours(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """A foreign array as ours of `shape`."""
-        return (array if self.split is None else array.T).reshape(shape)
+        """A foreign array, or our part of it, as ours of `shape`."""
+        size = array.shape[-1] // self.parts
+        array = array[..., self.part * size : (self.part + 1) * size]
+        return (array if self.split is None or not self.transpose else array.T).reshape(shape)
 
     def to_foreign(self, array: np.ndarray) -> np.ndarray:
-        """Our array (of one layer) as the foreign one."""
-        foreign = self.foreign_shape(array.shape)
-        if self.split is None:
+        """Our array (of one layer) as the foreign one, or as our part of it."""
+        foreign = self._part_shape(array.shape)
+        if self.split is None or not self.transpose:
             return array.reshape(foreign)
         return np.ascontiguousarray(array.reshape(foreign[::-1]).T)
 
@@ -49,6 +63,7 @@ SAME = Layout()
 FLAT = Layout(flat=True)
 LINEAR = Layout(split=1)  # [D, F] and [D, H, N]: one input axis
 LINEAR_OUT = Layout(split=2)  # [H, N, D]: two input axes
+CONV_OUT = Layout(split=2, transpose=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +82,23 @@ class Mapping:
     Attributes:
       rows: every parameter once.
       prefixes: what foreign names may begin with, to be taken off.
+      base: what foreign names of all but the head begin with, to be put on where a model was saved without its head.
       ignored: regular expressions of foreign names that carry nothing of ours (buffers, tied copies, heads).
       may_drop_layers: whether a checkpoint may have more layers than the model, of which the first are taken.
     """
 
     rows: tuple[Row, ...]
     prefixes: tuple[str, ...] = ()
+    base: str = ""
     ignored: tuple[str, ...] = ()
     may_drop_layers: bool = False
+
+    def canonical(self, name: str) -> str:
+        """The foreign `name` as the rows spell it."""
+        for prefix in self.prefixes:
+            if name.startswith(prefix):
+                return name[len(prefix) :]
+        return name if name.startswith((self.base, "lm_head.")) else self.base + name
 
     def ignores(self, name: str) -> bool:
         """Whether the foreign `name` carries nothing of ours."""
@@ -155,3 +179,58 @@ def bert_mapping(config: BertConfig) -> Mapping:
         ignored=(r"embeddings\.(position_ids|token_type_ids)", r"pooler\..*", r"cls\..*"),
         may_drop_layers=True,
     )
+
+
+def llama_mapping(config: DecoderOnlyConfig) -> Mapping:
+    """Llama with its head."""
+    layer, layers = "model.layers.{layer}", "layers"
+    rows = [Row("token_embedding", "model.embed_tokens.weight", SAME)]
+    ignored = [r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"]
+    if config.tie_embeddings:
+        ignored.append(r"lm_head\.weight")
+    else:
+        rows.append(Row("output_embedding", "lm_head.weight", SAME))
+    for ours in ("query", "key", "value", "out"):
+        theirs = f"{layer}.self_attn.{ours[0]}_proj"
+        out = ours == "out"
+        rows.append(Row(f"{layers}/attention/{ours}", f"{theirs}.weight", LINEAR_OUT if out else LINEAR))
+        if config.attention_bias:
+            rows.append(Row(f"{layers}/attention/{ours}_bias", f"{theirs}.bias", SAME if out else FLAT))
+    for ours, theirs in (("gate", "gate_proj"), ("wi", "up_proj"), ("wo", "down_proj")):
+        rows.append(Row(f"{layers}/feed_forward/{ours}", f"{layer}.mlp.{theirs}.weight", LINEAR))
+    rows.append(Row(f"{layers}/attention_norm/scale", f"{layer}.input_layernorm.weight", SAME))
+    rows.append(Row(f"{layers}/feed_forward_norm/scale", f"{layer}.post_attention_layernorm.weight", SAME))
+    rows.append(Row("final_norm/scale", "model.norm.weight", SAME))
+    return Mapping(rows=tuple(rows), base="model.", ignored=tuple(ignored))
+
+
+def gpt2_mapping(config: DecoderOnlyConfig) -> Mapping:
+    """GPT-2 and DialoGPT with their head; queries, keys and values are one array there."""
+    layer, layers = "transformer.h.{layer}", "layers"
+    rows = [
+        Row("token_embedding", "transformer.wte.weight", SAME),
+        Row("position_embedding", "transformer.wpe.weight", SAME),
+    ]
+    ignored = [r"transformer\.h\.\d+\.attn\.(bias|masked_bias)"]  # the causal mask
+    if config.tie_embeddings:
+        ignored.append(r"lm_head\.weight")
+    else:
+        rows.append(Row("output_embedding", "lm_head.weight", SAME))
+    for part, ours in enumerate(("query", "key", "value")):
+        weight = Layout(split=1, transpose=False, part=part, parts=3)
+        rows.append(Row(f"{layers}/attention/{ours}", f"{layer}.attn.c_attn.weight", weight))
+        bias = Layout(flat=True, part=part, parts=3)
+        rows.append(Row(f"{layers}/attention/{ours}_bias", f"{layer}.attn.c_attn.bias", bias))
+    rows.append(Row(f"{layers}/attention/out", f"{layer}.attn.c_proj.weight", CONV_OUT))
+    rows.append(Row(f"{layers}/attention/out_bias", f"{layer}.attn.c_proj.bias", SAME))
+    for ours, theirs in (("wi", "c_fc"), ("wo", "c_proj")):
+        rows.append(Row(f"{layers}/feed_forward/{ours}", f"{layer}.mlp.{theirs}.weight", SAME))
+        rows.append(Row(f"{layers}/feed_forward/{ours}_bias", f"{layer}.mlp.{theirs}.bias", SAME))
+    for ours, theirs in (
+        (f"{layers}/attention_norm", f"{layer}.ln_1"),
+        (f"{layers}/feed_forward_norm", f"{layer}.ln_2"),
+        ("final_norm", "transformer.ln_f"),
+    ):
+        rows.append(Row(f"{ours}/scale", f"{theirs}.weight", SAME))
+        rows.append(Row(f"{ours}/bias", f"{theirs}.bias", SAME))
+    return Mapping(rows=tuple(rows), base="transformer.", ignored=tuple(ignored))

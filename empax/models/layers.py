@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 
+from empax.models.rotary import Rotary, rotate
+
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
 
 MASKED = -1e9
@@ -219,6 +221,9 @@ class Attention(nn.Module):
 
     Weights are [D, H, N], so `num_heads * head_dim` need not be `d_model`. T5 has neither biases nor the
     1/sqrt(N) scale (`scale` False). Source: Vaswani et al. 2017, Eq. 1.
+
+    With `num_kv_heads` G < H (None: G = H), one head of keys and values serves H / G neighbouring query heads.
+    Source: Ainslie et al. 2023, Sec. 2.2.
     """
 
     d_model: int
@@ -229,16 +234,18 @@ class Attention(nn.Module):
     dropout: float
     init_scale: float = 1.0
     dtype: DTypeLike = jnp.float32
+    num_kv_heads: int | None = None
 
     def setup(self) -> None:
         inner = (self.num_heads, self.head_dim)
+        inner_kv = (self.num_kv_heads or self.num_heads, self.head_dim)
         # T5 leaves the scale out of the logits and puts it into the initial query weights.
         unscaled = 1.0 if self.scale else self.head_dim**-0.5
-        for name, factor in (("query", unscaled), ("key", 1.0), ("value", 1.0)):
+        for name, factor, heads in (("query", unscaled, inner), ("key", 1.0, inner_kv), ("value", 1.0, inner_kv)):
             init = normal(self.init_scale * factor * self.d_model**-0.5)
-            setattr(self, f"{name}_weight", self.param(name, init, (self.d_model, *inner)))
+            setattr(self, f"{name}_weight", self.param(name, init, (self.d_model, *heads)))
             if self.use_bias:
-                setattr(self, f"{name}_offset", self.param(f"{name}_bias", nn.initializers.zeros, inner))
+                setattr(self, f"{name}_offset", self.param(f"{name}_bias", nn.initializers.zeros, heads))
         init = normal(self.init_scale * (self.num_heads * self.head_dim) ** -0.5)
         self.out_weight = self.param("out", init, (*inner, self.d_model))
         if self.use_bias:
@@ -251,38 +258,77 @@ class Attention(nn.Module):
             heads = heads + getattr(self, f"{name}_offset").astype(self.dtype)[None, :, None, :]
         return heads
 
-    def queries(self, states: Float[Array, "B T D"]) -> Float[Array, "B H T N"]:
-        """Queries, with the 1/sqrt(N) already in them."""
+    def queries(self, states: Float[Array, "B T D"], angles: Rotary | None = None) -> Float[Array, "B H T N"]:
+        """Queries, with the 1/sqrt(N) already in them; turned by `angles`, if there are any."""
         query = self._project(states, "query")
-        return query * self.head_dim**-0.5 if self.scale else query
+        query = query * self.head_dim**-0.5 if self.scale else query
+        return query if angles is None else rotate(query, angles)
 
-    def keys_values(self, states: Float[Array, "B S D"]) -> tuple[Float[Array, "B H S N"], Float[Array, "B H S N"]]:
-        """Keys and values of what is attended to."""
-        return self._project(states, "key"), self._project(states, "value")
+    def keys_values(
+        self, states: Float[Array, "B S D"], angles: Rotary | None = None
+    ) -> tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]]:
+        """Keys, turned by `angles`, and values of what is attended to."""
+        key = self._project(states, "key")
+        return key if angles is None else rotate(key, angles), self._project(states, "value")
+
+    def _logits(self, query: Float[Array, "B H T N"], key: Float[Array, "B G S N"]) -> Float[Array, "B H T S"]:
+        # Query heads that share a key stand side by side: a reshape turns them into more positions of one head.
+        grouped = _regroup(query, key.shape[1])
+        return _regroup(contract("BHTN,BHSN->BHTS", grouped, key, result=jnp.float32), query.shape[1])
+
+    def _mix(self, weights: Float[Array, "B H T S"], value: Float[Array, "B G S N"]) -> Float[Array, "B H T N"]:
+        mixed = contract("BHTS,BHSN->BHTN", _regroup(weights, value.shape[1]), value)
+        return _regroup(mixed, weights.shape[1])
+
+    def _out(self, heads: Float[Array, "B H T N"]) -> Float[Array, "B T D"]:
+        result = contract("BHTN,HND->BTD", heads, self.out_weight)
+        if self.use_bias:
+            result = result + _over_last(self.out_offset.astype(self.dtype), 3)
+        return result
 
     def attend(
         self,
         query: Float[Array, "B H T N"],
-        key: Float[Array, "B H S N"],
-        value: Float[Array, "B H S N"],
+        key: Float[Array, "B G S N"],
+        value: Float[Array, "B G S N"],
         *,
         mask: Bool[Array, "#B #T S"] | None,
         bias: Float[Array, "#B H T S"] | None,
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
         """Attends and projects out. `mask` True = may be attended to; softmax in float32."""
-        logits = contract("BHTN,BHSN->BHTS", query, key, result=jnp.float32)
+        logits = self._logits(query, key)
         if bias is not None:
             logits = logits + bias
         if mask is not None:
             logits = jnp.where(mask[:, None, :, :], logits, MASKED)
         weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)
         weights = self.weights_dropout(weights, deterministic=deterministic)
-        heads = contract("BHTS,BHSN->BHTN", weights, value)
-        result = contract("BHTN,HND->BTD", heads, self.out_weight)
-        if self.use_bias:
-            result = result + _over_last(self.out_offset.astype(self.dtype), 3)
-        return result
+        return self._out(self._mix(weights, value))
+
+    def attend_shared_and_own(
+        self,
+        query: Float[Array, "B H K N"],
+        shared: tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]],
+        shared_mask: Bool[Array, "B S"],
+        own: tuple[Float[Array, "B K G T N"], Float[Array, "B K G T N"]],
+        own_mask: Bool[Array, " T"],
+    ) -> Float[Array, "B K D"]:
+        """One query of each of K hypotheses to keys that all of them share and to its own, under one softmax."""
+        batch, heads, num, _ = query.shape
+        own_key, own_value = (item.reshape(batch * num, *item.shape[2:]) for item in own)
+        own_logits = self._logits(_one_row_each(query), own_key).reshape(batch, num, heads, -1).swapaxes(1, 2)
+        logits = jnp.concatenate(
+            [
+                jnp.where(shared_mask[:, None, None, :], self._logits(query, shared[0]), MASKED),
+                jnp.where(own_mask[None, None, None, :], own_logits, MASKED),
+            ],
+            axis=-1,
+        )
+        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)
+        from_shared, from_own = jnp.split(weights, [shared_mask.shape[1]], axis=-1)
+        mixed_own = self._mix(_one_row_each(from_own), own_value).reshape(batch, num, heads, -1).swapaxes(1, 2)
+        return self._out(self._mix(from_shared, shared[1]) + mixed_own)
 
     def __call__(
         self,
@@ -296,6 +342,18 @@ class Attention(nn.Module):
         """Attention from `target` to `source` (the same states in self-attention)."""
         key, value = self.keys_values(source)
         return self.attend(self.queries(target), key, value, mask=mask, bias=bias, deterministic=deterministic)
+
+
+def _regroup(values: Float[Array, "B H T N"], heads: int) -> Float[Array, "B G R N"]:
+    """The rows of all heads, H * T, dealt out to another number of heads, in order."""
+    batch, old, length, size = values.shape
+    return values.reshape(batch, heads, old * length // heads, size)
+
+
+def _one_row_each(values: Float[Array, "B H K N"]) -> Float[Array, "C H 1 N"]:
+    """Every hypothesis as an example of its own: C = B * K."""
+    batch, heads, num, size = values.shape
+    return values.swapaxes(1, 2).reshape(batch * num, heads, 1, size)
 
 
 def relative_bucket(

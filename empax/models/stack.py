@@ -112,6 +112,34 @@ class DecodeCache:
         )
 
 
+def extend_cache(
+    cache: Float[Array, "L B K H T N"],
+    item: Float[Array, "B K H 1 N"],
+    layer: Int[Array, ""],
+    position: Int[Array, ""],
+) -> tuple[Float[Array, "L B K H T N"], Float[Array, "B K H T N"]]:
+    """Puts `item` into `layer` at `position`; gives the cache of all layers and that of this one."""
+    # Written in place in the loop's carry: no other part of the cache is copied.
+    start = (layer, 0, 0, 0, position, 0)
+    cache = jax.lax.dynamic_update_slice(cache, item[None].astype(cache.dtype), start)
+    return cache, jax.lax.dynamic_index_in_dim(cache, layer, 0, keepdims=False)
+
+
+def scan_layers(
+    function: Any, layers: nn.Module, carry: Any, per_layer: Any, *shared: Any, length: int, unroll: int
+) -> Any:
+    """Scans `function(layer, carry, per_layer, *shared) -> (carry, outputs)` over `length` layers."""
+    scanned = nn.scan(
+        function,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(0, *(nn.broadcast,) * len(shared)),  # type: ignore[arg-type]
+        length=length,
+        unroll=min(unroll, length),
+    )
+    return scanned(layers, carry, per_layer, *shared)
+
+
 class Layer(nn.Module):
     """One layer: self-attention, cross-attention in a decoder, feed-forward; pre- or post-norm."""
 
@@ -198,11 +226,8 @@ class Layer(nn.Module):
             new = self.attention.keys_values(flat)
             read = []
             for name, cache, item in zip(("key", "value"), (self_key, self_value), new, strict=True):
-                item = item.reshape(1, batch, hypotheses, *item.shape[1:])
-                # Written in place in the loop's carry: no other part of the cache is copied.
-                start = (layer, 0, 0, 0, position, 0)
-                caches[name] = jax.lax.dynamic_update_slice(cache, item.astype(cache.dtype), start)
-                one = jax.lax.dynamic_index_in_dim(caches[name], layer, 0, keepdims=False)
+                item = item.reshape(batch, hypotheses, *item.shape[1:])
+                caches[name], one = extend_cache(cache, item, layer, position)
                 read.append(one.reshape(batch * hypotheses, *one.shape[2:]))
             mask = (jnp.arange(length) <= position)[None, None, :]
             query = self.attention.queries(flat)
@@ -252,15 +277,8 @@ class Stack(nn.Module):
 
     def _scan(self, function: Any, carry: Any, per_layer: Any, *shared: Any) -> Any:
         """Scans `function(layer, carry, per_layer, *shared) -> (carry, outputs)` over the layers."""
-        scanned = nn.scan(
-            function,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=(0, *(nn.broadcast,) * len(shared)),  # type: ignore[arg-type]
-            length=self.num_layers,
-            unroll=min(self.config.unroll, self.num_layers),
-        )
-        return scanned(self.layers, carry, per_layer, *shared)
+        length, unroll = self.num_layers, self.config.unroll
+        return scan_layers(function, self.layers, carry, per_layer, *shared, length=length, unroll=unroll)
 
     def _finish(self, states: Float[Array, "B T D"], deterministic: bool) -> Float[Array, "B T D"]:
         if not self.config.final_norm:

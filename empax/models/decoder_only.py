@@ -1,0 +1,245 @@
+"""The decoder-only Transformer: one module covers Llama 3 and GPT-2, by settings alone.
+
+Parameters are named and stacked as an encoder-decoder's are: "token_embedding", "layers/attention/query", ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.config import ConfigError
+from empax.models.decoder_only_config import DecoderOnlyConfig, gpt2_config, llama_config
+from empax.models.layers import Attention, Dropout, FeedForward, Norm, contract, normal
+from empax.models.rotary import Rotary, rotary, rotation_rates
+from empax.models.stack import DecodeCache, extend_cache, scan_layers
+
+__all__ = ["DecoderOnly", "DecoderOnlyConfig", "PromptCache", "gpt2_config", "last_tokens", "llama_config"]
+
+
+@flax.struct.dataclass
+class PromptCache(DecodeCache):
+    """What decoding remembers after a prompt. The prompt stands where an encoder-decoder keeps its source.
+
+    `cross_key`, `cross_value` and `source_mask` are the prompt's, once per example, without its last token;
+    `self_key` and `self_value` are of what each hypothesis has read since, [L, B, K, G, T, N].
+    """
+
+    prompt_length: Any  # [B] int32: real tokens of the prompt before its last
+
+
+def last_tokens(tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Int[Array, " B"]:
+    """The last real token of each prompt: what `decoding.search.generate` starts from."""
+    return jnp.take_along_axis(tokens, _last_places(mask)[:, None], axis=1)[:, 0]
+
+
+def _last_places(mask: Bool[Array, "B T"]) -> Int[Array, " B"]:
+    return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention and feed-forward, each behind its norm and beside a residual."""
+
+    config: DecoderOnlyConfig
+
+    def setup(self) -> None:
+        c = self.config
+        dtype = jnp.dtype(c.dtype)
+        self.attention = Attention(
+            c.d_model,
+            c.num_heads,
+            c.head_dim,
+            use_bias=c.attention_bias,
+            scale=True,
+            dropout=c.dropout,
+            dtype=dtype,
+            num_kv_heads=c.num_kv_heads,
+        )
+        self.attention_norm = Norm(c.norm, c.layer_norm_eps, dtype)
+        self.feed_forward = FeedForward(c.d_ff, c.activation, c.feed_forward_bias, dropout=0.0, dtype=dtype)
+        self.feed_forward_norm = Norm(c.norm, c.layer_norm_eps, dtype)
+        self.dropout = Dropout(c.dropout)
+
+    def _add(
+        self, states: Float[Array, "B T D"], attended: Float[Array, "B T D"], deterministic: bool
+    ) -> Float[Array, "B T D"]:
+        states = states + self.dropout(attended, deterministic=deterministic)
+        changed = self.feed_forward(self.feed_forward_norm(states), deterministic=deterministic)
+        return states + self.dropout(changed, deterministic=deterministic)
+
+    def __call__(
+        self,
+        states: Float[Array, "B T D"],
+        mask: Bool[Array, "B T T"],
+        angles: Rotary | None,
+        *,
+        deterministic: bool,
+    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B G T N"], Float[Array, "B G T N"]]]:
+        """The next states, and the keys and values that they were made from."""
+        inputs = self.attention_norm(states)
+        key, value = self.attention.keys_values(inputs, angles)
+        query = self.attention.queries(inputs, angles)
+        attended = self.attention.attend(query, key, value, mask=mask, bias=None, deterministic=deterministic)
+        return self._add(states, attended, deterministic), (key, value)
+
+    def step(
+        self,
+        states: Float[Array, "B K D"],
+        self_key: Float[Array, "L B K G T N"],
+        self_value: Float[Array, "L B K G T N"],
+        layer: Int[Array, ""],
+        prompt: tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]],
+        prompt_mask: Bool[Array, "B S"],
+        angles: Rotary | None,
+        position: Int[Array, ""],
+    ) -> tuple[Float[Array, "B K D"], Float[Array, "L B K G T N"], Float[Array, "L B K G T N"]]:
+        """One token of every hypothesis, reading and extending the caches of all layers at `layer`."""
+        inputs = self.attention_norm(states)
+        # Hypotheses stand where positions do in training: [B, G, K, N] becomes one position of each, [B, K, G, 1, N].
+        key, value = (jnp.swapaxes(item, 1, 2)[..., None, :] for item in self.attention.keys_values(inputs, angles))
+        self_key, own_key = extend_cache(self_key, key, layer, position)
+        self_value, own_value = extend_cache(self_value, value, layer, position)
+        query = self.attention.queries(inputs, angles)
+        read = jnp.arange(self_key.shape[4]) <= position
+        attended = self.attention.attend_shared_and_own(query, prompt, prompt_mask, (own_key, own_value), read)
+        return self._add(states, attended, True), self_key, self_value
+
+
+class DecoderOnly(nn.Module):
+    """Decoder-only language model; call its methods with `model.apply({"params": p}, ..., method="hidden")`.
+
+    Padding may stand on either side, or in between: positions count real tokens only.
+
+    To answer prompts, run `start_cache` and give `decoding.search.generate` the last token of each to start from:
+    the first step reads it and gives the logits of the first token of the response.
+
+        cache = apply(tokens, mask, num_hypotheses=K, max_length=settings.max_tokens, method="start_cache")
+        generate(functools.partial(apply, method="step"), cache, start_id=last_tokens(tokens, mask), ...)
+    """
+
+    config: DecoderOnlyConfig
+
+    def setup(self) -> None:
+        c = self.config
+        init = normal(0.02)
+        self.token_embedding = self.param("token_embedding", init, (c.vocab_size, c.d_model))
+        if not c.tie_embeddings:
+            self.output_embedding = self.param("output_embedding", init, (c.vocab_size, c.d_model))
+        if c.position == "learned":
+            self.position_embedding = self.param("position_embedding", init, (c.max_positions, c.d_model))
+        self.layers = DecoderLayer(c)
+        self.final_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
+        self.dropout = Dropout(c.dropout)
+
+    def _embed(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B #T"], deterministic: bool
+    ) -> Float[Array, "B T D"]:
+        states = self.token_embedding[tokens]
+        if self.config.position == "learned":
+            states = states + self.position_embedding[positions]
+        return self.dropout(states.astype(self.config.dtype), deterministic=deterministic)
+
+    def _angles(self, positions: Int[Array, "B T"]) -> Rotary | None:
+        c = self.config
+        if c.position != "rope":
+            return None
+        return rotary(positions, rotation_rates(c.head_dim, c.rope_theta, c.rope_scaling))
+
+    def _scan(self, body: Any, carry: Any, per_layer: Any, *shared: Any) -> Any:
+        length, unroll = self.config.num_layers, self.config.unroll
+        return scan_layers(body, self.layers, carry, per_layer, *shared, length=length, unroll=unroll)
+
+    def _read(
+        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, keep: bool, deterministic: bool
+    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "L B G T N"], Float[Array, "L B G T N"]] | None]:
+        """States before the final norm and, if `keep`, the keys and values of every layer."""
+        length = tokens.shape[1]
+        self._check_length(length)
+        positions = jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=1) - 1, 0)
+        causal = jnp.tril(jnp.ones((1, length, length), bool)) & mask[:, None, :]
+
+        def body(layer: DecoderLayer, states: jax.Array, _: None, *shared: Any) -> tuple[jax.Array, Any]:
+            states, keys_values = layer(states, *shared, deterministic=deterministic)
+            return states, keys_values if keep else None
+
+        if self.config.remat:
+            body = nn.remat(body, prevent_cse=False)
+        states = self._embed(tokens, positions, deterministic)
+        return self._scan(body, states, None, causal, self._angles(positions))
+
+    def hidden(
+        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
+    ) -> Float[Array, "B T D"]:
+        """Final states: state t has read `tokens[:, : t + 1]` and predicts token t + 1. Padding's mean nothing."""
+        states, _ = self._read(tokens, mask, keep=False, deterministic=deterministic)
+        return self.final_norm(states)
+
+    def output_weights(self) -> Float[Array, "V D"]:
+        """The matrix E of logits = hidden E^T: what a fused loss needs."""
+        return self.token_embedding if self.config.tie_embeddings else self.output_embedding
+
+    def logits_from(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Logits in float32."""
+        return contract("BTD,VD->BTV", hidden, self.output_weights(), result=jnp.float32)
+
+    def __call__(
+        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
+    ) -> Float[Array, "B T V"]:
+        """Logits of the token after each of `tokens`: logits[:, t] predict tokens[:, t + 1]."""
+        return self.logits_from(self.hidden(tokens, mask, deterministic=deterministic))
+
+    def start_cache(
+        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, num_hypotheses: int, max_length: int
+    ) -> PromptCache:
+        """Reads prompts but for their last tokens, once per example.
+
+        Args:
+          tokens: prompts, of at least one real token each (a row without any, a filler, gives numbers without meaning).
+          mask: True at real tokens.
+          num_hypotheses: K continuations of each prompt.
+          max_length: of a continuation, in tokens.
+
+        Returns:
+          A cache whose first `step` must read `last_tokens(tokens, mask)`.
+
+        Raises:
+          ConfigError: prompt and continuation together are longer than the table of learned positions.
+        """
+        c = self.config
+        self._check_length(tokens.shape[1] - 1 + max_length)
+        _, kept = self._read(tokens, mask, keep=True, deterministic=True)
+        assert kept is not None
+        # The last token is left to the first step, so that a step is all that ever gives logits.
+        before_last = mask & (jnp.arange(mask.shape[1])[None, :] != _last_places(mask)[:, None])
+        shape = (c.num_layers, tokens.shape[0], num_hypotheses, c.num_kv_heads, max_length, c.head_dim)
+        empty = jnp.zeros(shape, c.dtype)
+        length = jnp.sum(before_last.astype(jnp.int32), axis=1)
+        return PromptCache(empty, empty, *kept, before_last, jnp.zeros((), jnp.int32), length)
+
+    def step(self, tokens: Int[Array, "B K"], cache: PromptCache) -> tuple[Float[Array, "B K V"], PromptCache]:
+        """Reads one token of every hypothesis (first the prompt's last) and gives the next one's logits."""
+        positions = (cache.prompt_length + cache.position)[:, None]
+
+        def body(layer: DecoderLayer, carry: Any, per_layer: Any, *shared: Any) -> tuple[Any, None]:
+            index, *prompt = per_layer
+            return layer.step(*carry, index, tuple(prompt), *shared), None  # type: ignore[call-arg]
+
+        states = self._embed(tokens, positions, deterministic=True)
+        carry = (states, cache.self_key, cache.self_value)
+        per_layer = (jnp.arange(self.config.num_layers), cache.cross_key, cache.cross_value)
+        angles = self._angles(jnp.broadcast_to(positions, tokens.shape))
+        (states, self_key, self_value), _ = self._scan(
+            body, carry, per_layer, cache.source_mask, angles, cache.position
+        )
+        changed = cache.replace(self_key=self_key, self_value=self_value, position=cache.position + 1)  # type: ignore[attr-defined]
+        return self.logits_from(self.final_norm(states)), changed
+
+    def _check_length(self, length: int) -> None:
+        c = self.config
+        if c.position == "learned" and length > c.max_positions:
+            raise ConfigError(f"{length} tokens, but max_positions = {c.max_positions}; shorten them or raise it.")

@@ -1,0 +1,153 @@
+"""Llama and GPT-2 from Hugging Face's folders and back, byte for byte."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+import transformers
+
+from empax.core.files import DataError
+from empax.core.tree import named_leaves
+from empax.interop.huggingface import ARCHITECTURES, export_params, import_params, load_pretrained
+from empax.models.decoder_only import DecoderOnly
+
+
+def tiny_llama(**changes):
+    settings = {"vocab_size": 37, "hidden_size": 20, "intermediate_size": 27, "num_hidden_layers": 3}
+    settings |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": False}
+    return noisy(transformers.LlamaForCausalLM(transformers.LlamaConfig(**(settings | changes))))
+
+
+def tiny_gpt2(**changes):
+    settings = {"vocab_size": 37, "n_embd": 20, "n_head": 4, "n_layer": 3, "n_positions": 17, "bos_token_id": 1}
+    return noisy(transformers.GPT2LMHeadModel(transformers.GPT2Config(**(settings | {"eos_token_id": 1} | changes))))
+
+
+def noisy(model):
+    torch.manual_seed(0)
+    with torch.no_grad():  # away from the initial ones and zeros, or errors would hide
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def tensors_of(model):
+    return {name: value.detach().numpy() for name, value in model.state_dict().items()}
+
+
+def config_of(model):
+    return ARCHITECTURES[model.config.model_type].config(model.config.to_dict())
+
+
+MAKERS = {
+    "llama": tiny_llama,
+    "llama-tied-biased": lambda: tiny_llama(tie_word_embeddings=True, attention_bias=True),
+    "gpt2": tiny_gpt2,
+    "gpt2-untied": lambda: tiny_gpt2(tie_word_embeddings=False),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", MAKERS)
+def test_folder_comes_back_byte_for_byte(tmp_path, name):
+    model = MAKERS[name]()
+    model.save_pretrained(tmp_path / "theirs")
+    architecture, config, params = load_pretrained(tmp_path / "theirs")
+    assert architecture == model.config.model_type
+    exported = export_params(architecture, params, config)
+    saved = safetensors.numpy.load_file(tmp_path / "theirs" / "model.safetensors")
+    assert set(exported) == set(saved)
+    for key, array in saved.items():
+        assert (exported[key].dtype, exported[key].shape) == (array.dtype, array.shape)
+        assert exported[key].tobytes() == array.tobytes(), key
+
+    (tmp_path / "ours").mkdir()
+    safetensors.numpy.save_file(exported, tmp_path / "ours" / "model.safetensors", {"format": "pt"})
+    model.config.save_pretrained(tmp_path / "ours")
+    again, report = type(model).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values())
+    for key, array in tensors_of(model).items():
+        np.testing.assert_array_equal(tensors_of(again)[key], array, err_msg=key)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_parameters_have_the_shapes_and_names_that_init_makes(name):
+    model = MAKERS[name]()
+    config = config_of(model)
+    ids = jnp.zeros((1, 2), jnp.int32)
+    made = jax.eval_shape(DecoderOnly(config).init, jax.random.key(0), ids, ids == 0)["params"]
+    imported = import_params(model.config.model_type, tensors_of(model), config)
+    shapes = {name: leaf.shape for name, leaf in named_leaves(made).items()}
+    assert shapes == {name: leaf.shape for name, leaf in named_leaves(imported).items()}
+
+
+def test_gpt2_queries_keys_and_values_are_cut_where_theirs_are():
+    model = tiny_gpt2()
+    params = import_params("gpt2", tensors_of(model), config_of(model))
+    states = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
+    with torch.no_grad():
+        joined = model.transformer.h[2].attn.c_attn(torch.tensor(states)[None])[0]
+    for name, expected in zip(("query", "key", "value"), joined.split(20, dim=-1), strict=True):
+        weight, bias = (np.asarray(params["layers"]["attention"][f"{name}{end}"][2]) for end in ("", "_bias"))
+        found = np.einsum("TD,DHN->THN", states, weight) + bias
+        np.testing.assert_allclose(found, expected.reshape(5, 4, 5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
+def test_old_checkpoints_buffers_are_passed_over(make):
+    """And GPT-2's first files were saved without their head: names lack their beginning."""
+    model = make()
+    architecture, config, tensors = model.config.model_type, config_of(model), tensors_of(model)
+    expected = import_params(architecture, tensors, config)
+    base = {"llama": "model.", "gpt2": "transformer."}[architecture]
+    old = {name.removeprefix(base): array for name, array in tensors.items()}
+    if architecture == "gpt2":
+        del old["lm_head.weight"]
+        old["h.0.attn.bias"] = np.ones((1, 1, 17, 17), bool)
+        old["transformer.h.1.attn.masked_bias"] = np.float32(-1e4)
+    else:
+        old["layers.1.self_attn.rotary_emb.inv_freq"] = np.ones(3, np.float32)
+    jax.tree.map(np.testing.assert_array_equal, import_params(architecture, old, config), expected)
+
+
+def test_one_error_lists_everything_that_does_not_fit():
+    model = tiny_gpt2()
+    tensors = tensors_of(model)
+    tensors["transformer.h.1.attn.c_attn.weight"] = np.zeros((20, 61), np.float32)
+    del tensors["transformer.h.2.attn.c_attn.bias"]
+    tensors["transformer.h.0.adapter.weight"] = np.zeros(3, np.float32)
+    with pytest.raises(DataError) as caught:
+        import_params("gpt2", tensors, config_of(model))
+    message = str(caught.value)
+    assert "3 problems" in message
+    assert "transformer.h.1.attn.c_attn.weight has shape [20, 61], must be [20, 60]" in message
+    assert "missing transformer.h.2.attn.c_attn.bias [60]" in message
+    assert "surplus transformer.h.0.adapter.weight" in message
+
+
+def test_heads_are_neither_dropped_nor_made_up():
+    model = tiny_llama()
+    config, tensors = config_of(model), tensors_of(model)
+    tied = dataclasses.replace(config, tie_embeddings=True)
+    with pytest.raises(DataError, match=r"lm_head\.weight is not model\.embed_tokens\.weight.*tie_embeddings = False"):
+        import_params("llama", tensors, tied)
+    del tensors["lm_head.weight"]
+    with pytest.raises(DataError, match=r"missing lm_head\.weight \[37, 20\]"):
+        import_params("llama", tensors, config)
+    assert "output_embedding" not in import_params("llama", tensors, tied)
+
+
+def test_published_sizes():
+    llama = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    llama |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+    gpt2 = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
+    for name, fields, count in (
+        ("llama", llama | {"rms_norm_eps": 1e-5}, 8_030_261_248),
+        ("gpt2", gpt2, 124_439_808),
+    ):
+        shapes = ARCHITECTURES[name].shapes(ARCHITECTURES[name].config(fields))
+        assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == count

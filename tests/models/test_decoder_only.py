@@ -1,0 +1,324 @@
+"""Llama and GPT-2 against PyTorch: logits, gradients, rotations, and search through their caches."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from empax.core.config import ConfigError
+from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.interop.huggingface import ARCHITECTURES, export_params, import_params
+from empax.models.decoder_only import DecoderOnly, gpt2_config, last_tokens, llama_config
+from empax.models.rotary import rotation_rates
+
+VOCAB, EOS, PAD, NEW = 97, 1, 0, 9
+ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPE |= {"original_max_position_embeddings": 64}
+
+
+def tiny_llama(**changes):
+    """Two query heads to a key head, and 4 * 10 is not 24; its rotations are kept, mixed and slowed."""
+    settings = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2}
+    settings |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 512}
+    settings |= {"rope_parameters": ROPE, "tie_word_embeddings": False, "rms_norm_eps": 1e-5}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(settings | changes)))
+
+
+def tiny_gpt2():
+    settings = {"vocab_size": VOCAB, "n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 32, "n_inner": 37}
+    settings |= {"bos_token_id": EOS, "eos_token_id": EOS, "resid_pdrop": 0.2}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
+
+
+MAKERS = {
+    "llama": tiny_llama,
+    "llama-tied": lambda: tiny_llama(
+        tie_word_embeddings=True,
+        attention_bias=True,
+        num_key_value_heads=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    ),
+    "gpt2": tiny_gpt2,
+}
+
+
+@functools.cache
+def models(name):
+    """A tiny random model twice; its weights are large, so that responses differ and end."""
+    torch.manual_seed(0)
+    theirs = MAKERS[name]().eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.copy_(noise * parameter.shape[-1] ** -0.5 * 1.5 if parameter.ndim > 1 else 1 + 0.2 * noise)
+        theirs.lm_head.weight[EOS] *= 2.0
+    architecture = theirs.config.model_type
+    config = ARCHITECTURES[architecture].config(theirs.config.to_dict())
+    tensors = {key: value.numpy() for key, value in theirs.state_dict().items()}
+    return theirs, DecoderOnly(config), import_params(architecture, tensors, config)
+
+
+def prompts(num, width, left):
+    """Random prompts of different lengths; the first has no padding, the second a single token."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, width + 1, num)
+    lengths[:2] = width, 1
+    rows = [rng.integers(2, VOCAB, length) for length in lengths]
+    places = np.arange(width)[None]
+    mask = places >= width - lengths[:, None] if left else places < lengths[:, None]
+    tokens = np.full((num, width), PAD)
+    tokens[mask] = np.concatenate(rows)
+    return jnp.asarray(tokens), jnp.asarray(mask)
+
+
+def assert_close(value, expected):
+    expected = np.asarray(expected)
+    # Sums that cancel: rounding is relative to what was summed, so to the largest element.
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=3e-6 * max(1.0, float(np.abs(expected).max())))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", MAKERS)
+def test_logits_and_gradients_match_torch(name):
+    theirs, model, params = models(name)
+    both = [prompts(4, 11, left) for left in (True, False)]
+    tokens, mask = (np.concatenate([np.asarray(item) for item in items]) for items in zip(*both, strict=True))
+    weights = np.random.default_rng(1).normal(size=(8, 11, VOCAB)).astype(np.float32) * mask[:, :, None]
+
+    theirs.zero_grad()
+    expected = theirs(
+        torch.tensor(tokens).long(),
+        attention_mask=torch.tensor(mask).long(),
+        position_ids=torch.tensor(np.maximum(np.cumsum(mask, 1) - 1, 0)),
+    ).logits
+    (expected * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        logits = model.apply({"params": params}, jnp.asarray(tokens), jnp.asarray(mask))
+        return jnp.sum(logits * weights), logits
+
+    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    assert logits.dtype == jnp.float32
+    assert_close(np.asarray(logits)[mask], expected.detach().numpy()[mask])
+    ours = export_params(theirs.config.model_type, grads, model.config)
+    wanted = {key: value.grad.numpy() for key, value in theirs.named_parameters()}
+    assert set(ours) == set(wanted)
+    for key, grad in wanted.items():
+        if key.endswith("c_attn.bias"):  # a key bias moves all logits of a query alike: its gradient is rounding
+            size = grad.shape[0] // 3
+            assert np.abs(ours[key][size : 2 * size]).max() < 1e-5 * np.abs(grad).max()
+            ours[key][size : 2 * size] = grad[size : 2 * size]
+        assert_close(ours[key], grad)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_padding_of_either_side_changes_nothing(name):
+    _, model, params = models(name)
+    apply = jax.jit(lambda tokens, mask: model.apply({"params": params}, tokens, mask, method="hidden"))
+    (left, left_mask), (right, right_mask) = prompts(4, 11, left=True), prompts(4, 11, left=False)
+    found = np.asarray(apply(left, left_mask))[left_mask]
+    other = np.asarray(apply(jnp.where(right_mask, right, 50), right_mask))[right_mask]
+    np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "settings", [DecodeSettings("greedy", NEW), DecodeSettings("beam", NEW)], ids=["greedy", "beam"]
+)
+def test_generated_tokens_are_hugging_faces(name, settings):
+    theirs, model, params = models(name)
+    num = num_hypotheses(settings)
+
+    @jax.jit
+    def decode(params, tokens, mask):
+        apply = functools.partial(model.apply, {"params": params})
+        cache = apply(tokens, mask, num_hypotheses=num, max_length=NEW, method="start_cache")
+        assert cache.cross_key.shape == (2, len(tokens), model.config.num_kv_heads, 8, model.config.head_dim)
+        return generate(
+            functools.partial(apply, method="step"),
+            cache,
+            batch_size=len(tokens),
+            start_id=last_tokens(tokens, mask),
+            eos_id=EOS,
+            pad_id=PAD,
+            settings=settings,
+        )
+
+    tokens, mask = prompts(16, 8, left=True)
+    found = decode(params, tokens, mask)
+    config = transformers.GenerationConfig(
+        max_new_tokens=NEW,
+        num_beams=num,
+        num_return_sequences=num,
+        do_sample=False,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    out = theirs.generate(
+        torch.tensor(np.asarray(tokens)).long(),
+        attention_mask=torch.tensor(np.asarray(mask)).long(),
+        generation_config=config,
+    )
+    new = out.sequences[:, 8:].reshape(16, num, -1).numpy()
+    expected = np.full((16, num, NEW), PAD)
+    expected[:, :, : new.shape[-1]] = new
+    np.testing.assert_array_equal(found.tokens, expected)
+    ends = (expected == EOS).any(-1)
+    assert ends.any()
+    assert not ends.all()
+    assert len(np.unique(expected[:, 0], axis=0)) > 8
+    if num > 1:
+        lengths = np.where(ends, (expected == EOS).argmax(-1) + 1, NEW)
+        np.testing.assert_allclose(
+            found.log_probs / lengths, out.sequences_scores.reshape(16, num).numpy(), rtol=1e-4, atol=1e-5
+        )
+    right = decode(params, *prompts(16, 8, left=False))
+    np.testing.assert_array_equal(right.tokens, expected)
+
+
+@pytest.mark.oracle
+def test_cached_steps_give_the_logits_of_the_whole():
+    """Also after hypotheses have changed places, and for a row of nothing but padding."""
+    _, model, params = models("llama")
+    tokens, mask = prompts(3, 6, left=False)
+    mask = mask.at[2].set(False)
+    apply = functools.partial(model.apply, {"params": params})
+    cache = apply(tokens, mask, num_hypotheses=2, max_length=4, method="start_cache")
+    step = jax.jit(functools.partial(apply, method="step"))
+    first, cache = step(jnp.repeat(last_tokens(tokens, mask)[:, None], 2, axis=1), cache)
+    np.testing.assert_array_equal(first[:, 0], first[:, 1])
+    read = np.array([[5, 6], [7, 8], [9, 10]])
+    _, cache = step(jnp.asarray(read), cache)
+    parents = np.array([[1, 1], [1, 0], [0, 0]])
+    last, _ = step(jnp.full((3, 2), 11), cache.reorder(jnp.asarray(parents)))
+    assert np.isfinite(last).all()
+    for row, real in enumerate([6, 1]):
+        for k in range(2):
+            whole = jnp.asarray([[*tokens[row, :real], read[row, parents[row, k]], 11]])
+            expected = apply(whole, jnp.ones(whole.shape, bool))[0]
+            assert_close(first[row, k], expected[real - 1])
+            assert_close(last[row, k], expected[-1])
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("scaled", [True, False])
+def test_rotation_rates_are_those_of_llama(scaled):
+    rope = ROPE if scaled else {"rope_type": "default", "rope_theta": 500.0}
+    theirs = transformers.LlamaConfig(hidden_size=512, num_attention_heads=4, head_dim=128, rope_parameters=rope)
+    config = llama_config(theirs.to_dict())
+    found = rotation_rates(config.head_dim, config.rope_theta, config.rope_scaling)
+    plain = rope["rope_theta"] ** -(np.arange(0, 128, 2) / 128)
+    expected = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")[0].numpy() if scaled else plain
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    slowed = found / plain
+    assert ((slowed > 0.2) & (slowed < 0.9)).any() == scaled
+
+
+def test_run_settings_change_the_run_alone():
+    theirs, model, params = models("llama")
+    tokens, mask = prompts(4, 11, left=True)
+    run = {"remat": True, "unroll": 2, "dropout": 0.5}
+    config = llama_config(theirs.config.to_dict(), **run)
+    assert {name: getattr(config, name) for name in run} == run
+    other = DecoderOnly(config)
+    plain = model.apply({"params": params}, tokens, mask)
+    assert_close(np.asarray(other.apply({"params": params}, tokens, mask))[mask], np.asarray(plain)[mask])
+    dropped = other.apply({"params": params}, tokens, mask, deterministic=False, rngs={"dropout": jax.random.key(0)})
+    assert np.abs(dropped - plain)[mask].max() > 0.1
+    half = DecoderOnly(dataclasses.replace(model.config, dtype="bfloat16")).apply({"params": params}, tokens, mask)
+    assert half.dtype == jnp.float32
+    assert 1e-3 < np.abs(half - plain)[mask].mean() / np.abs(plain)[mask].mean() < 5e-2
+
+
+def test_output_weights_make_the_logits():
+    for name in ("llama", "gpt2"):
+        _, model, params = models(name)
+        tokens, mask = prompts(4, 11, left=True)
+        apply = functools.partial(model.apply, {"params": params})
+        hidden, weights = apply(tokens, mask, method="hidden"), apply(method="output_weights")
+        assert_close(hidden @ weights.T, apply(tokens, mask))
+        assert ("output_embedding" in params) == (name == "llama")
+
+
+def test_old_and_new_config_files_read_alike():
+    new = tiny_llama().config.to_dict()
+    old = {key: value for key, value in new.items() if key != "rope_parameters"}
+    old |= {"rope_theta": 10000.0, "rope_scaling": {key: value for key, value in ROPE.items() if key != "rope_theta"}}
+    assert llama_config(old) == llama_config(new)
+    bare = {"vocab_size": 10, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 9}
+    bare |= {"num_hidden_layers": 1, "max_position_embeddings": 32, "rms_norm_eps": 1e-6}
+    config = llama_config(bare)
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.tie_embeddings) == (2, 4, 10000.0, False)
+    assert gpt2_config(tiny_gpt2().config.to_dict()).dropout == 0.2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"mlp_bias": True}, "mlp_bias = True"),
+        ({"hidden_act": "swish2"}, "hidden_act of a Llama = 'swish2'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'.* one of default, llama3"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_parameters": ROPE | {"factor": None}}, "lacks factor"),
+        ({"rope_parameters": ROPE | {"factor": 0.5}}, "factor = 0.5 must be at least 1"),
+        ({"rope_parameters": ROPE | {"high_freq_factor": 1.0}}, "below high_freq_factor = 1.0"),
+        ({"rope_parameters": ROPE | {"original_max_position_embeddings": 0}}, "original_positions = 0"),
+        ({"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        ({"rope_interleaved": True}, "rope_interleaved = True"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_kv_heads = 3"),
+        ({"head_dim": 7}, "head_dim = 7 must be even"),
+        ({"attention_dropout": 1.0}, r"dropout = 1.0 must lie in \[0, 1\)"),
+    ],
+)
+def test_llama_that_is_not_supported_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        llama_config(tiny_llama().config.to_dict() | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_positions": None}, "lacks n_positions"),
+        ({"activation_function": "tanh"}, "activation_function of a GPT-2 = 'tanh'"),
+        ({"scale_attn_weights": False}, "scale_attn_weights = False"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        ({"add_cross_attention": True}, "add_cross_attention = True"),
+        ({"n_head": 5}, "multiple of n_head = 5"),
+    ],
+)
+def test_gpt2_that_is_not_supported_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        gpt2_config(tiny_gpt2().config.to_dict() | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float8"}, "dtype = 'float8'"),
+        ({"activation": "tanh"}, "activation = 'tanh' is unknown"),
+        ({"unroll": 0}, "unroll = 0"),
+        ({"feed_forward_bias": True}, "feed_forward_bias does not go with"),
+    ],
+)
+def test_settings_without_sense_are_errors(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        llama_config(tiny_llama().config.to_dict(), **changes)
+
+
+def test_more_tokens_than_learned_positions_are_an_error():
+    _, model, params = models("gpt2")
+    tokens, mask = prompts(2, 30, left=True)
+    apply = functools.partial(model.apply, {"params": params}, tokens, mask, num_hypotheses=1, method="start_cache")
+    with pytest.raises(ConfigError, match="33 tokens, but max_positions = 32"):
+        jax.eval_shape(functools.partial(apply, max_length=4))
+    jax.eval_shape(functools.partial(apply, max_length=3))
