@@ -19,7 +19,8 @@ from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import minilm_folder
 from empax.interop import mappings
-from empax.models.bert import BertConfig, BertEncoder, bert_config
+from empax.models.bart import bart_config, blenderbot_config
+from empax.models.bert import BertConfig, BertEncoder, bert_config, dpr_config, mpnet_config, roberta_config
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
@@ -50,7 +51,12 @@ def _shapes_of_bert(config: BertConfig) -> Params:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "t5": Architecture(t5_config, mappings.t5_mapping, _shapes_of_t5),
+    "bart": Architecture(bart_config, mappings.bart_mapping, _shapes_of_t5),
+    "blenderbot": Architecture(blenderbot_config, mappings.bart_mapping, _shapes_of_t5),
     "bert": Architecture(bert_config, mappings.bert_mapping, _shapes_of_bert),
+    "roberta": Architecture(roberta_config, mappings.bert_mapping, _shapes_of_bert),
+    "mpnet": Architecture(mpnet_config, mappings.mpnet_mapping, _shapes_of_bert),
+    "dpr": Architecture(dpr_config, mappings.dpr_mapping, _shapes_of_bert),
 }
 
 
@@ -104,9 +110,9 @@ def import_params(architecture: str, tensors: Mapping[str, np.ndarray], config: 
     """
     entry = _architecture(architecture)
     mapping = entry.mapping(config)
-    tensors = {_without_prefix(name, mapping.prefixes): array for name, array in tensors.items()}
+    tensors = {mapping.canonical(name): array for name, array in tensors.items()}
     shapes = named_leaves(entry.shapes(config))
-    problems = _untie(tensors, config)
+    problems = _untie(tensors, mapping, config)
     used: set[str] = set()
     params: dict[str, Any] = {}
     for row in mapping.rows:
@@ -117,7 +123,9 @@ def import_params(architecture: str, tensors: Mapping[str, np.ndarray], config: 
         expected = row.layout.foreign_shape(one)
         for name in _foreign_names(row, shape):
             used.add(name)
-            if name not in tensors:
+            if name not in tensors and row.optional:
+                arrays.append(np.zeros(one, np.float32))
+            elif name not in tensors:
                 problems.append(f"missing {name} {list(expected)}")
             elif tensors[name].shape != expected:
                 problems.append(f"{name} has shape {list(tensors[name].shape)}, must be {list(expected)}")
@@ -175,6 +183,15 @@ def load_config(folder: Path) -> dict[str, Any]:
     return fields
 
 
+def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
+    """Settings of the model that the `fields` of a `config.json` describe; `changes`: fields of ours that shall differ.
+
+    Raises:
+      ConfigError: the architecture is not known here, or `fields` ask for what it does not do here.
+    """
+    return _architecture(fields["model_type"]).config(fields, **changes)
+
+
 def load_pretrained(folder: Path, config: Config | None = None) -> Pretrained:
     """A model from a Hugging Face folder.
 
@@ -191,20 +208,26 @@ def load_pretrained(folder: Path, config: Config | None = None) -> Pretrained:
     """
     fields = load_config(folder)
     architecture = fields["model_type"]
-    used = _architecture(architecture).config(fields) if config is None else config
+    used = model_config(fields) if config is None else config
     return Pretrained(architecture, used, import_params(architecture, load_safetensors(folder), used))
 
 
-def _untie(tensors: dict[str, np.ndarray], config: Config) -> list[str]:
+def _untie(tensors: dict[str, np.ndarray], mapping: mappings.Mapping, config: Config) -> list[str]:
     """Makes the two embeddings of `tensors` two where the model has two; says what cannot be."""
-    if not isinstance(config, TransformerConfig) or "shared.weight" not in tensors:
+    embedding = next(row.foreign for row in mapping.rows if row.ours == "token_embedding")
+    if not isinstance(config, TransformerConfig) or embedding not in tensors:
         return []
+    problems = [
+        f"{name} is not {embedding}, but encoder and decoder share one embedding here"
+        for name in sorted(tensors)
+        if name.endswith("coder.embed_tokens.weight") and not np.array_equal(tensors[name], tensors[embedding])
+    ]
     if not config.tie_embeddings:
         # A file of tied weights holds one copy only.
-        tensors.setdefault("lm_head.weight", tensors["shared.weight"])
-    elif "lm_head.weight" in tensors and not np.array_equal(tensors["lm_head.weight"], tensors["shared.weight"]):
-        return ["lm_head.weight is not shared.weight, but the config ties them: set tie_embeddings = False"]
-    return []
+        tensors.setdefault("lm_head.weight", tensors[embedding])
+    elif "lm_head.weight" in tensors and not np.array_equal(tensors["lm_head.weight"], tensors[embedding]):
+        problems.append(f"lm_head.weight is not {embedding}, but the config ties them: set tie_embeddings = False")
+    return problems
 
 
 def resolve(name_or_folder: str) -> Path:
@@ -241,13 +264,6 @@ def _foreign_names(row: mappings.Row, shape: tuple[int, ...]) -> list[str]:
     if "{layer}" not in row.foreign:
         return [row.foreign]
     return [row.foreign.format(layer=layer) for layer in range(shape[0])]
-
-
-def _without_prefix(name: str, prefixes: tuple[str, ...]) -> str:
-    for prefix in prefixes:
-        if name.startswith(prefix):
-            return name[len(prefix) :]
-    return name
 
 
 def _put(tree: dict[str, Any], name: str, value: Any) -> None:
