@@ -76,6 +76,8 @@ class DecodeSettings:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} = {getattr(self, name)} is not allowed; it must be at least {least}.")
+        if self.first_token is not None and self.first_token < 0:
+            raise ValueError(f"first_token = {self.first_token} is not allowed; it must be an id, or None for any.")
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens = {self.min_tokens} is not allowed; it must be at most max_tokens = {self.max_tokens}."

@@ -51,9 +51,9 @@ def _shapes_of_bert(config: BertConfig) -> Params:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "t5": Architecture(t5_config, mappings.t5_mapping, _shapes_of_t5),
+    "bert": Architecture(bert_config, mappings.bert_mapping, _shapes_of_bert),
     "bart": Architecture(bart_config, mappings.bart_mapping, _shapes_of_t5),
     "blenderbot": Architecture(blenderbot_config, mappings.bart_mapping, _shapes_of_t5),
-    "bert": Architecture(bert_config, mappings.bert_mapping, _shapes_of_bert),
     "roberta": Architecture(roberta_config, mappings.bert_mapping, _shapes_of_bert),
     "mpnet": Architecture(mpnet_config, mappings.mpnet_mapping, _shapes_of_bert),
     "dpr": Architecture(dpr_config, mappings.dpr_mapping, _shapes_of_bert),
