@@ -101,13 +101,15 @@ def roberta_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
 
 def mpnet_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
     """Settings of an MPNet: a RoBERTa without token types, with T5's bias by distance. As `bert_config`."""
-    buckets = fields["relative_attention_num_buckets"] if "relative_attention_num_buckets" in fields else 32  # noqa: SIM401
-    if buckets < 4 or buckets % 2:
-        raise ConfigError(f"relative_attention_num_buckets = {buckets} of an MPNet must be even, and at least 4.")
-    own = {"padding_position": _padding(fields), "type_vocab_size": 0, "relative_buckets": buckets}
+    name = "relative_attention_num_buckets"
+    if name in fields and fields[name] != _MPNET_BUCKETS:
+        # In Hugging Face's model, too, whose arithmetic takes 32 whatever this field says.
+        raise ConfigError(f"{name} = {fields[name]} of an MPNet must be {_MPNET_BUCKETS}.")
+    own = {"padding_position": 1, "type_vocab_size": 0, "relative_buckets": _MPNET_BUCKETS}
     return _from_fields(fields, "MPNet", own | changes)
 
 
+_MPNET_BUCKETS = 32
 _DPR_SIDES: dict[str, Literal["context", "question"]] = {
     "DPRContextEncoder": "context",
     "DPRQuestionEncoder": "question",

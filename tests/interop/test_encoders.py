@@ -17,7 +17,8 @@ from empax.interop.huggingface import ARCHITECTURES, export_params, import_param
 from empax.interop.pretrained import EncoderSettings, load_encoder
 from empax.models.bert import BertEncoder
 
-VOCAB, WIDTH, LENGTH = 37, 21, 17
+VOCAB, WIDTH = 37, 21
+LENGTH = 17  # long enough for the logarithmic ones of 32 buckets by distance
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": WIDTH,
@@ -37,8 +38,7 @@ def made(kind):
         config = transformers.RobertaConfig(**SIZES, type_vocab_size=1, pad_token_id=1)
         return transformers.RobertaModel(config, add_pooling_layer=False)
     if kind == "mpnet":
-        # Few buckets and 17 tokens: the logarithmic ones are met too.
-        config = transformers.MPNetConfig(**SIZES, relative_attention_num_buckets=8, pad_token_id=1)
+        config = transformers.MPNetConfig(**SIZES, pad_token_id=1)
         return transformers.MPNetModel(config, add_pooling_layer=False)
     name = {"dpr-context": "DPRContextEncoder", "dpr-question": "DPRQuestionEncoder"}[kind]
     return getattr(transformers, name)(transformers.DPRConfig(**SIZES, architectures=[name]))
@@ -112,7 +112,7 @@ def test_a_dpr_encoder_of_the_other_side_is_refused(oracle):
         ("roberta", {"is_decoder": True}, "a RoBERTa is an encoder here"),
         ("roberta", {"max_position_embeddings": 2}, "leaves no position for a token"),
         ("roberta", {"hidden_act": "quick_gelu"}, "activation = 'quick_gelu' is unknown"),
-        ("mpnet", {"relative_attention_num_buckets": 7}, "must be even"),
+        ("mpnet", {"relative_attention_num_buckets": 8}, "of an MPNet must be 32"),
         ("mpnet", {"hidden_size": 22}, "must be a multiple of num_heads = 3"),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_pretrained_generator_is_what_its_folder_says(architecture, tmp_path):
     assert load_generator(named, TOKENIZER, with_params=False).model == loaded.model
     with pytest.raises(ConfigError, match=f"is a '{architecture}', but architecture = 't5'"):
         load_generator(dataclasses.replace(settings, architecture="t5"), TOKENIZER)
-    with pytest.raises(ConfigError, match="511 ids, but .* only 510 rows"):
+    with pytest.raises(ConfigError, match=r"511 ids, but .* only 510 rows"):
         load_generator(settings, PlannedTokenizer(511))
 
 
