@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
+from empax.decoding.constraints import constrain, force, forced_tokens
 from empax.decoding.sampling import largest, sample_tokens
 
 Method = Literal["greedy", "beam", "sample"]
@@ -44,6 +45,8 @@ class DecodeSettings:
       no_repeat_ngram: no n-gram of this size comes twice in a response; 0 = may repeat. As in Hugging Face's, the start
         token counts as the first token. Departure: theirs counts the whole prompt of a decoder-only model; here a
         response may repeat the prompt.
+      first_token: what every response begins with (BART: its `forced_bos_token_id`); None = anything.
+      end_at_limit: the last of `max_tokens` must be the end-of-sequence token (BART's `forced_eos_token_id`).
     """
 
     method: Method = "greedy"
@@ -57,6 +60,8 @@ class DecodeSettings:
     top_k: int = 0
     top_p: float = 1.0
     no_repeat_ngram: int = 0
+    first_token: int | None = None
+    end_at_limit: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -72,6 +77,8 @@ class DecodeSettings:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} = {getattr(self, name)} is not allowed; it must be at least {least}.")
+        if self.first_token is not None and self.first_token < 0:
+            raise ValueError(f"first_token = {self.first_token} is not allowed; it must be an id, or None for any.")
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens = {self.min_tokens} is not allowed; it must be at most max_tokens = {self.max_tokens}."
@@ -97,6 +104,7 @@ def generate(
     pad_id: int,
     settings: DecodeSettings,
     rng: jax.Array | None = None,
+    prefix: Int[Array, "B P"] | None = None,
 ) -> Generated:
     """Decodes by `settings.method`; to be called under `jax.jit`.
 
@@ -110,15 +118,20 @@ def generate(
       pad_id: fills the result after the end.
       settings: static.
       rng: PRNG key; needed by "sample" only.
+      prefix: what every response of an example begins with, the same for all its hypotheses; -1 from where it is free.
+        Part of the result and of `max_tokens`, but not of the length that `length_penalty` sees.
 
     Returns:
       Tokens [B, K, T] with T = `max_tokens`, best hypothesis first, and their log-probabilities under the model:
-      neither tempered nor truncated nor renormalised.
+      neither tempered nor truncated nor renormalised. Forced tokens (`prefix`, `first_token`, `end_at_limit`) are
+      certain, as in Hugging Face's search: they add 0.
 
     Raises:
-      ValueError: "sample" without `rng`.
+      ValueError: "sample" without `rng`, or a prefix of more than `max_tokens`.
     """
-    start = Start(batch_size, start_id, eos_id, pad_id)
+    if prefix is not None and prefix.shape[1] > settings.max_tokens:
+        raise ValueError(f"a prefix of {prefix.shape[1]} tokens is longer than max_tokens = {settings.max_tokens}.")
+    start = Start(batch_size, start_id, eos_id, pad_id, prefix)
     if settings.method == "beam":
         return beam_search(step, cache, start, settings)
     if settings.method == "greedy":
@@ -136,6 +149,13 @@ class Start:
     start_id: int | Int[Array, " B"]
     eos_id: int
     pad_id: int
+    prefix: Int[Array, "B P"] | None = None
+
+    def prefix_lengths(self) -> Int[Array, "#B 1"]:
+        """How many tokens of each response are given."""
+        if self.prefix is None:
+            return jnp.zeros((1, 1), jnp.int32)
+        return jnp.sum(self.prefix >= 0, axis=1, keepdims=True, dtype=jnp.int32)
 
     def history(self, num: int, max_tokens: int) -> Int[Array, "B K T"]:
         """Nothing but the start token yet: what each hypothesis has read, [B, K, 1 + max_tokens]."""
@@ -189,7 +209,8 @@ def _decode(
 
     def body(walk: _Walk) -> _Walk:
         logits, cache = step(_column(walk.history, walk.index), walk.cache)
-        chosen = choose(_constrain(logits, walk.history, walk.index, start.eos_id, settings), walk.index)
+        allowed, logits = _rule(logits, walk.history, walk.index, start, settings)
+        chosen = choose(allowed, walk.index)
         log_probs = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
         token = jnp.where(walk.finished, start.pad_id, chosen).astype(jnp.int32)
         return _Walk(
@@ -252,10 +273,10 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
 
     def body(beams: _Beams) -> _Beams:
         logits, cache = step(_column(beams.history, beams.index), beams.cache)
-        log_probs, parents, tokens = _continuations(logits, beams, start.eos_id, settings)
+        log_probs, parents, tokens = _continuations(logits, beams, start, settings)
         history = _gather(beams.history, parents).at[:, :, beams.index + 1].set(tokens)
         stops = (tokens == start.eos_id) | (beams.index + 1 >= max_tokens)
-        norm = norms[beams.index]
+        norm = norms[jnp.maximum(beams.index - start.prefix_lengths(), 0)]
 
         running, best = jax.lax.top_k(log_probs + jnp.where(stops, BARRED, 0.0), num)
         enters = stops & (jnp.arange(2 * num) < num)[None]
@@ -296,17 +317,32 @@ def _start_beams(cache: Any, start: Start, settings: DecodeSettings) -> _Beams:
 
 
 def _continuations(
-    logits: Float[Array, "B K V"], beams: _Beams, eos_id: int, settings: DecodeSettings
+    logits: Float[Array, "B K V"], beams: _Beams, start: Start, settings: DecodeSettings
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"], Int[Array, "B C"]]:
     """The C = 2K likeliest continuations, best first: log-probability of the whole, parent, token."""
     batch_size, num, vocab_size = logits.shape
     # Two stages, each hypothesis's own best and then the best of those: the 2K winners are among them.
     each = min(2 * num, vocab_size)
-    values, tokens = largest(_constrain(logits, beams.history, beams.index, eos_id, settings), each)
+    allowed, logits = _rule(logits, beams.history, beams.index, start, settings)
+    values, tokens = largest(allowed, each)
     log_probs = values - jax.nn.logsumexp(logits, axis=-1)[..., None] + beams.log_probs[..., None]
     best, places = jax.lax.top_k(log_probs.reshape(batch_size, num * each), 2 * num)
     tokens = jnp.take_along_axis(tokens.reshape(batch_size, num * each), places, axis=1)
     return best, places // each, tokens
+
+
+def _rule(
+    logits: Float[Array, "B K V"],
+    history: Int[Array, "B K T"],
+    index: Int[Array, ""],
+    start: Start,
+    settings: DecodeSettings,
+) -> tuple[Float[Array, "B K V"], Float[Array, "B K V"]]:
+    """Logits to choose by, and those that give the log-probabilities of what was chosen."""
+    bans = {"min_tokens": settings.min_tokens, "no_repeat_ngram": settings.no_repeat_ngram}
+    end_at = settings.max_tokens - 1 if settings.end_at_limit else None
+    forced = forced_tokens(index, start.prefix, start.eos_id, first_token=settings.first_token, end_at=end_at)
+    return force(constrain(logits, history, index, start.eos_id, **bans), forced), force(logits, forced)
 
 
 def _merge(pool: _Pool, new: _Pool) -> _Pool:
@@ -323,28 +359,3 @@ def _gather(values: Array, order: Int[Array, "B N"]) -> Array:
 
 def _column(history: Int[Array, "B K T"], index: Int[Array, ""]) -> Int[Array, "B K"]:
     return jax.lax.dynamic_index_in_dim(history, index, axis=2, keepdims=False)
-
-
-def _constrain(
-    logits: Float[Array, "B K V"],
-    history: Int[Array, "B K T"],
-    index: Int[Array, ""],
-    eos_id: int,
-    settings: DecodeSettings,
-) -> Float[Array, "B K V"]:
-    """-inf where `min_tokens` or `no_repeat_ngram` forbids a token after `history[..., : index + 1]`."""
-    if settings.min_tokens:
-        is_end = (jnp.arange(logits.shape[-1]) == eos_id)[None, None]
-        logits = jnp.where(is_end & (index < settings.min_tokens), -jnp.inf, logits)
-    size = settings.no_repeat_ngram
-    if not 0 < size < history.shape[-1]:
-        return logits
-    num_windows = history.shape[-1] - size
-    # An n-gram that starts like the latest n - 1 tokens forbids its own last token.
-    last = jax.lax.dynamic_slice_in_dim(history, index + 2 - size, size - 1, axis=2)
-    repeats = jnp.broadcast_to(jnp.arange(num_windows) + size <= index + 1, (*history.shape[:2], num_windows))
-    for offset in range(size - 1):
-        repeats &= history[:, :, offset : offset + num_windows] == last[:, :, offset, None]
-    banned = jnp.where(repeats, history[:, :, size - 1 : size - 1 + num_windows], logits.shape[-1])
-    rows, columns = jnp.arange(history.shape[0])[:, None, None], jnp.arange(history.shape[1])[None, :, None]
-    return logits.at[rows, columns, banned].set(-jnp.inf, mode="drop")

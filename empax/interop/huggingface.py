@@ -19,7 +19,8 @@ from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import minilm_folder
 from empax.interop import mappings
-from empax.models.bert import BertConfig, BertEncoder, bert_config
+from empax.models.bart import bart_config, blenderbot_config
+from empax.models.bert import BertConfig, BertEncoder, bert_config, dpr_config, mpnet_config, roberta_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig, gpt2_config, llama_config
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
@@ -59,6 +60,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bert": Architecture(bert_config, mappings.bert_mapping, _shapes_of_bert),
     "llama": Architecture(llama_config, mappings.llama_mapping, _shapes_of_decoder_only),
     "gpt2": Architecture(gpt2_config, mappings.gpt2_mapping, _shapes_of_decoder_only),
+    "bart": Architecture(bart_config, mappings.bart_mapping, _shapes_of_t5),
+    "blenderbot": Architecture(blenderbot_config, mappings.bart_mapping, _shapes_of_t5),
+    "roberta": Architecture(roberta_config, mappings.bert_mapping, _shapes_of_bert),
+    "mpnet": Architecture(mpnet_config, mappings.mpnet_mapping, _shapes_of_bert),
+    "dpr": Architecture(dpr_config, mappings.dpr_mapping, _shapes_of_bert),
 }
 
 
@@ -125,7 +131,9 @@ def import_params(architecture: str, tensors: Mapping[str, np.ndarray], config: 
         expected = row.layout.foreign_shape(one)
         for name in _foreign_names(row, shape):
             used.add(name)
-            if name not in tensors:
+            if name not in tensors and row.optional:
+                arrays.append(np.zeros(one, np.float32))
+            elif name not in tensors:
                 problems.append(f"missing {name} {list(expected)}")
             elif tensors[name].shape != expected:
                 problems.append(f"{name} has shape {list(tensors[name].shape)}, must be {list(expected)}")
@@ -185,6 +193,15 @@ def load_config(folder: Path) -> dict[str, Any]:
     return fields
 
 
+def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
+    """Settings of the model that the `fields` of a `config.json` describe; `changes`: fields of ours that shall differ.
+
+    Raises:
+      ConfigError: the architecture is not known here, or `fields` ask for what it does not do here.
+    """
+    return _architecture(fields["model_type"]).config(fields, **changes)
+
+
 def load_pretrained(folder: Path, config: Config | None = None) -> Pretrained:
     """A model from a Hugging Face folder.
 
@@ -201,7 +218,7 @@ def load_pretrained(folder: Path, config: Config | None = None) -> Pretrained:
     """
     fields = load_config(folder)
     architecture = fields["model_type"]
-    used = _architecture(architecture).config(fields) if config is None else config
+    used = model_config(fields) if config is None else config
     return Pretrained(architecture, used, import_params(architecture, load_safetensors(folder), used))
 
 
@@ -210,13 +227,18 @@ def _untie(tensors: dict[str, np.ndarray], mapping: mappings.Mapping, config: Co
     embedding = next(row.foreign for row in mapping.rows if row.ours == "token_embedding")
     if isinstance(config, BertConfig) or embedding not in tensors:
         return []
+    problems = [
+        f"{name} is not {embedding}, but encoder and decoder share one embedding here"
+        for name in sorted(tensors)
+        if name.endswith("coder.embed_tokens.weight") and not np.array_equal(tensors[name], tensors[embedding])
+    ]
     if config.tie_embeddings:
         if "lm_head.weight" in tensors and not np.array_equal(tensors["lm_head.weight"], tensors[embedding]):
-            return [f"lm_head.weight is not {embedding}, but the config ties them: set tie_embeddings = False"]
+            problems.append(f"lm_head.weight is not {embedding}, but the config ties them: set tie_embeddings = False")
     elif isinstance(config, TransformerConfig):
         # A file of tied weights holds one copy only.
         tensors.setdefault("lm_head.weight", tensors[embedding])
-    return []
+    return problems
 
 
 def resolve(name_or_folder: str) -> Path:

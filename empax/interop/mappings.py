@@ -26,6 +26,7 @@ class Layout:
       transpose: False = [inputs, outputs] there too (GPT-2's "Conv1D"), each flattened.
       part: which of the `parts` of the foreign array ours is.
       parts: into how many equal parts the last foreign axis is cut; rows that share it stand in the order of the parts.
+      row: whether the untransposed array has an axis of length one in front there.
     """
 
     split: int | None = None
@@ -33,6 +34,7 @@ class Layout:
     transpose: bool = True
     part: int = 0
     parts: int = 1
+    row: bool = False
 
     def foreign_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The foreign shape, of all parts together, for our `shape` (of one layer)."""
@@ -41,7 +43,7 @@ class Layout:
 
     def _part_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self.split is None:
-            return (int(np.prod(shape)),) if self.flat else shape
+            return (int(np.prod(shape)),) if self.flat else (1, *shape) if self.row else shape
         inputs, outputs = int(np.prod(shape[: self.split])), int(np.prod(shape[self.split :]))
         return (outputs, inputs) if self.transpose else (inputs, outputs)
 
@@ -61,6 +63,7 @@ class Layout:
 
 SAME = Layout()
 FLAT = Layout(flat=True)
+ROW = Layout(row=True)
 LINEAR = Layout(split=1)  # [D, F] and [D, H, N]: one input axis
 LINEAR_OUT = Layout(split=2)  # [H, N, D]: two input axes
 CONV_OUT = Layout(split=2, transpose=False)
@@ -68,11 +71,12 @@ CONV_OUT = Layout(split=2, transpose=False)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One parameter: our name, the foreign name, the layout."""
+    """One parameter: our name, the foreign name, the layout; `optional`: zeros where a checkpoint lacks it."""
 
     ours: str
     foreign: str
     layout: Layout
+    optional: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Mapping:
         for prefix in self.prefixes:
             if name.startswith(prefix):
                 return name[len(prefix) :]
-        return name if name.startswith((self.base, "lm_head.")) else self.base + name
+        return name if name.startswith((self.base, "lm_head.", "final_logits_bias")) else self.base + name
 
     def ignores(self, name: str) -> bool:
         """Whether the foreign `name` carries nothing of ours."""
@@ -149,34 +153,102 @@ def t5_mapping(config: TransformerConfig) -> Mapping:
     return Mapping(rows=tuple(rows), ignored=tuple(ignored))
 
 
-def bert_mapping(config: BertConfig) -> Mapping:
-    """BERT's encoder without pooler and heads."""
-    del config  # one table fits all
-    layer, layers = "encoder.layer.{layer}", "stack/layers"
-    rows = [
-        Row("token_embedding", "embeddings.word_embeddings.weight", SAME),
-        Row("position_embedding", "embeddings.position_embeddings.weight", SAME),
-        Row("type_embedding", "embeddings.token_type_embeddings.weight", SAME),
-    ]
+def bart_mapping(config: TransformerConfig) -> Mapping:
+    """BART and BlenderBot; they differ in their norms. Checkpoints without a head lack "model." and the bias."""
+    shared, head = "model.shared.weight", "lm_head.weight"
+    rows = [Row("token_embedding", shared, SAME), Row("output_bias", "final_logits_bias", ROW, optional=True)]
+    if not config.tie_embeddings:
+        rows.append(Row("output_embedding", head, SAME))
+    for stack in ("encoder", "decoder"):
+        foreign = f"model.{stack}"
+        rows.append(Row(f"{stack}/position_embedding", f"{foreign}.embed_positions.weight", SAME))
+        norms = {}
+        if config.embedding_norm:
+            norms[f"{stack}/embedding_norm"] = f"{foreign}.layernorm_embedding"
+        if config.final_norm:
+            norms[f"{stack}/final_norm"] = f"{foreign}.layer_norm"
+        ours, theirs = f"{stack}/layers", f"{foreign}.layers.{{layer}}"
+        names = {"attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if stack == "decoder" else {})
+        for our, their in names.items():
+            rows += _biased_attention(f"{ours}/{our}", f"{theirs}.{their}", "{}_proj", "out_proj")
+            norms[f"{ours}/{our}_norm"] = f"{theirs}.{their}_layer_norm"
+        for our, their in (("wi", "fc1"), ("wo", "fc2")):
+            rows.append(Row(f"{ours}/feed_forward/{our}", f"{theirs}.{their}.weight", LINEAR))
+            rows.append(Row(f"{ours}/feed_forward/{our}_bias", f"{theirs}.{their}.bias", SAME))
+        norms[f"{ours}/feed_forward_norm"] = f"{theirs}.final_layer_norm"
+        rows += _norms(norms)
+    ignored = [r"model\.(en|de)coder\.embed_tokens\.weight"]
+    if config.tie_embeddings:
+        ignored.append(re.escape(head))
+    return Mapping(rows=tuple(rows), base="model.", ignored=tuple(ignored))
+
+
+def _biased_attention(ours: str, foreign: str, inward: str, outward: str) -> list[Row]:
+    """Rows of an attention with biases; `inward` is a pattern that takes "q", "k" and "v"."""
+    rows = []
     for name in ("query", "key", "value"):
-        rows.append(Row(f"{layers}/attention/{name}", f"{layer}.attention.self.{name}.weight", LINEAR))
-        rows.append(Row(f"{layers}/attention/{name}_bias", f"{layer}.attention.self.{name}.bias", FLAT))
-    rows.append(Row(f"{layers}/attention/out", f"{layer}.attention.output.dense.weight", LINEAR_OUT))
-    rows.append(Row(f"{layers}/attention/out_bias", f"{layer}.attention.output.dense.bias", SAME))
+        theirs = f"{foreign}.{inward.format(name[0])}"
+        rows += [Row(f"{ours}/{name}", f"{theirs}.weight", LINEAR), Row(f"{ours}/{name}_bias", f"{theirs}.bias", FLAT)]
+    rows.append(Row(f"{ours}/out", f"{foreign}.{outward}.weight", LINEAR_OUT))
+    rows.append(Row(f"{ours}/out_bias", f"{foreign}.{outward}.bias", SAME))
+    return rows
+
+
+def _norms(names: dict[str, str]) -> list[Row]:
+    """Rows of layer norms, by our name."""
+    pairs = (("scale", "weight"), ("bias", "bias"))
+    return [Row(f"{our}/{i}", f"{their}.{j}", SAME) for our, their in names.items() for i, j in pairs]
+
+
+def bert_mapping(config: BertConfig) -> Mapping:
+    """BERT's encoder without pooler and heads, and RoBERTa's."""
+    return _bert_like(config, "", prefixes=("bert.", "roberta."))
+
+
+def mpnet_mapping(config: BertConfig) -> Mapping:
+    """MPNet's encoder without pooler and head."""
+    return _bert_like(config, "", prefixes=("mpnet.",))
+
+
+def dpr_mapping(config: BertConfig) -> Mapping:
+    """The BERT inside a DPR encoder of passages or of questions."""
+    sides = {"context": "ctx_encoder", "question": "question_encoder"}
+    return _bert_like(config, f"{sides[config.dpr_side]}.bert_model.")
+
+
+def _bert_like(config: BertConfig, base: str, prefixes: tuple[str, ...] = ()) -> Mapping:
+    layer, layers = f"{base}encoder.layer.{{layer}}", "stack/layers"
+    embeddings = f"{base}embeddings"
+    rows = [
+        Row("token_embedding", f"{embeddings}.word_embeddings.weight", SAME),
+        Row("position_embedding", f"{embeddings}.position_embeddings.weight", SAME),
+    ]
+    if config.type_vocab_size:
+        rows.append(Row("type_embedding", f"{embeddings}.token_type_embeddings.weight", SAME))
+    norms = {"embedding_norm": f"{embeddings}.LayerNorm", f"{layers}/feed_forward_norm": f"{layer}.output.LayerNorm"}
+    if config.relative_buckets:  # MPNet, which also names its attention in a way of its own
+        rows.append(Row("stack/relative_bias", f"{base}encoder.relative_attention_bias.weight", SAME))
+        rows += _biased_attention(f"{layers}/attention", f"{layer}.attention.attn", "{}", "o")
+        norms[f"{layers}/attention_norm"] = f"{layer}.attention.LayerNorm"
+    else:
+        for name in ("query", "key", "value"):
+            rows.append(Row(f"{layers}/attention/{name}", f"{layer}.attention.self.{name}.weight", LINEAR))
+            rows.append(Row(f"{layers}/attention/{name}_bias", f"{layer}.attention.self.{name}.bias", FLAT))
+        rows.append(Row(f"{layers}/attention/out", f"{layer}.attention.output.dense.weight", LINEAR_OUT))
+        rows.append(Row(f"{layers}/attention/out_bias", f"{layer}.attention.output.dense.bias", SAME))
+        norms[f"{layers}/attention_norm"] = f"{layer}.attention.output.LayerNorm"
     for ours, theirs in (("wi", "intermediate.dense"), ("wo", "output.dense")):
         rows.append(Row(f"{layers}/feed_forward/{ours}", f"{layer}.{theirs}.weight", LINEAR))
         rows.append(Row(f"{layers}/feed_forward/{ours}_bias", f"{layer}.{theirs}.bias", SAME))
-    for ours, theirs in (
-        ("embedding_norm", "embeddings.LayerNorm"),
-        (f"{layers}/attention_norm", f"{layer}.attention.output.LayerNorm"),
-        (f"{layers}/feed_forward_norm", f"{layer}.output.LayerNorm"),
-    ):
-        rows.append(Row(f"{ours}/scale", f"{theirs}.weight", SAME))
-        rows.append(Row(f"{ours}/bias", f"{theirs}.bias", SAME))
+    base = re.escape(base)
     return Mapping(
-        rows=tuple(rows),
-        prefixes=("bert.",),
-        ignored=(r"embeddings\.(position_ids|token_type_ids)", r"pooler\..*", r"cls\..*"),
+        rows=(*rows, *_norms(norms)),
+        prefixes=prefixes,
+        ignored=(
+            rf"{base}embeddings\.(position_ids|token_type_ids)",
+            rf"{base}pooler\..*",
+            r"(cls|lm_head)\..*",
+        ),
         may_drop_layers=True,
     )
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
 from empax.core.config import ConfigError
+from empax.core.files import read_json
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
 from empax.data.tokenizers import load_tokenizer
-from empax.interop.huggingface import load_config, load_pretrained, resolve
-from empax.models.bert import BertConfig, BertEncoder, bert_config
+from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretrained, model_config, resolve
+from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
-from empax.models.t5 import T5Encoder, t5_config
-from empax.models.transformer import EncoderDecoder, scratch
+from empax.models.t5 import T5Encoder
+from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 
 _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
 """How a model is run, not what it is: never taken from a checkpoint."""
@@ -24,12 +26,13 @@ _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-    """A text encoder with pooling: a BERT, or the encoder of a pretrained T5.
+    """A text encoder with pooling: a BERT or one of its kin, or the encoder of a pretrained T5, BART or BlenderBot.
 
     Attributes:
       pretrained: "minilm" (the wheel), a folder, or a Hub name; empty = random, with the sizes below.
       num_layers: of the random encoder; of a pretrained one, how many of its first layers to keep (0 = all).
-      pooling: "mean" over real tokens (Contriever, MiniLM) or "cls".
+      pooling: "mean" over real tokens (Contriever, MiniLM) or "cls"; "auto" = what a sentence-transformers folder says,
+        "cls" for a DPR, else "mean".
       normalize: to unit length, so that the dot product is the cosine.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
@@ -41,7 +44,7 @@ class EncoderSettings:
     d_ff: int = 128
     max_positions: int = 256
     dropout: float = 0.1
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Literal["auto", "mean", "cls"] = "auto"
     normalize: bool = False
     remat: bool = False
     unroll: int = 1
@@ -78,30 +81,54 @@ def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params
             unroll=settings.unroll,
             dtype=settings.dtype,
         )
-        return LoadedEncoder(_dual(BertEncoder(config), settings), tokenizer, None)
+        return LoadedEncoder(_dual(BertEncoder(config), settings, None), tokenizer, None)
     folder = resolve(settings.pretrained)
     fields = load_config(folder)
     run = {name: getattr(settings, name) for name in _RUN_SETTINGS}
-    if fields["model_type"] == "t5":
-        if settings.num_layers:
-            raise ConfigError("num_layers goes with a BERT; a T5 encoder is taken whole.")
-        config = t5_config(fields, **run)
-        model, dropped = T5Encoder(config), {"decoder"}
-    else:
-        config = bert_config(fields)
+    config = model_config(fields, **run)
+    if isinstance(config, BertConfig):
         layers = settings.num_layers or config.num_layers
         if layers > config.num_layers:
             raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
-        config = dataclasses.replace(config, num_layers=layers, **run)
+        config = dataclasses.replace(config, num_layers=layers)
         model, dropped = BertEncoder(config), set()
+    elif isinstance(config, TransformerConfig):
+        if settings.num_layers:
+            raise ConfigError("num_layers goes with a BERT; the encoder of an encoder-decoder is taken whole.")
+        model, dropped = T5Encoder(config), {"decoder"}
+    else:
+        raise ConfigError(
+            f"{settings.pretrained} is a {fields['model_type']!r}, which has no encoder; name one that has."
+        )
     params = None
     if with_params:
         params = {"encoder": {k: v for k, v in load_pretrained(folder, config).params.items() if k not in dropped}}
-    return LoadedEncoder(_dual(model, settings), load_tokenizer(folder), params)
+    return LoadedEncoder(_dual(model, settings, folder), load_tokenizer(folder), params)
 
 
-def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings) -> DualEncoder:
-    return DualEncoder(encoder=encoder, pooling=settings.pooling, normalize=settings.normalize)
+def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, folder: Path | None) -> DualEncoder:
+    pooling = _pooling(folder) if settings.pooling == "auto" else settings.pooling
+    return DualEncoder(encoder=encoder, pooling=pooling, normalize=settings.normalize)
+
+
+def _pooling(folder: Path | None) -> Literal["mean", "cls"]:
+    """How the checkpoint in `folder` was trained to pool."""
+    if folder is None:
+        return "mean"
+    file = folder / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return "cls" if load_config(folder)["model_type"] == "dpr" else "mean"
+    said = read_json(file)
+    # One switch for each kind, or (newer) one name.
+    on = [
+        name.removeprefix("pooling_mode_") for name, value in said.items() if value and name.startswith("pooling_mode_")
+    ]
+    on = on or [str(said.get("pooling_mode"))]
+    if on in (["mean_tokens"], ["mean"]):
+        return "mean"
+    if on in (["cls_token"], ["cls"]):
+        return "cls"
+    raise ConfigError(f"{file} asks for {', '.join(on)}; set pooling to 'mean' or 'cls' to override it.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,15 +136,16 @@ class GeneratorSettings:
     """An encoder-decoder.
 
     Attributes:
-      architecture: "transformer" (from scratch) or "t5".
-      pretrained: of "t5": a folder or a Hub name; empty = random.
-      preset: of a random "t5": "t5-small", "flan-t5-base", ...; the sizes below are then unused.
+      architecture: "transformer" (from scratch), "t5", "bart", "blenderbot", or "pretrained": what the config.json of
+        `pretrained` says.
+      pretrained: of all but "transformer": a folder or a Hub name; empty = random.
+      preset: of a random one: "t5-small", "flan-t5-base", "bart-base", ...; the sizes below are then unused.
       embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
         as other systems start from GloVe; empty = random.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
-    architecture: Literal["transformer", "t5"] = "transformer"
+    architecture: Literal["transformer", "t5", "bart", "blenderbot", "pretrained"] = "transformer"
     pretrained: str = ""
     preset: str = ""
     embeddings: str = ""
@@ -133,12 +161,22 @@ class GeneratorSettings:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.architecture == "transformer" and (self.pretrained or self.preset):
-            raise ConfigError("pretrained and preset go with architecture = 't5'; a 'transformer' starts from scratch.")
-        if self.architecture == "t5" and not (self.pretrained or self.preset):
-            raise ConfigError("architecture = 't5' needs pretrained (a folder or a Hub name) or preset ('t5-small').")
-        if self.architecture == "t5" and self.embeddings:
-            raise ConfigError("embeddings go with architecture = 'transformer'; a T5 brings its own.")
+        name = self.architecture
+        if name == "transformer":
+            if self.pretrained or self.preset:
+                raise ConfigError(
+                    "pretrained and preset go with architecture = 't5', 'bart' or 'blenderbot' (pretrained also with "
+                    "'pretrained'); a 'transformer' starts from scratch."
+                )
+            return
+        if name == "pretrained" and (self.preset or not self.pretrained):
+            raise ConfigError("architecture = 'pretrained' needs pretrained (a folder or a Hub name), and no preset.")
+        if not (self.pretrained or self.preset):
+            raise ConfigError(
+                f"architecture = {name!r} needs pretrained (a folder or a Hub name) or preset ('t5-small')."
+            )
+        if self.embeddings:
+            raise ConfigError(f"embeddings go with architecture = 'transformer'; a {name!r} brings its own.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,11 +199,21 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
             params = {"token_embedding": word_embeddings(settings.embeddings, tokenizer, settings.d_model)}
         return LoadedGenerator(EncoderDecoder(config), params)
     if not settings.pretrained:
-        config = t5_config(settings.preset, **changes)
+        config = ARCHITECTURES[settings.architecture].config(settings.preset, **changes)
         size = max(config.vocab_size, tokenizer.vocab_size)
-        return LoadedGenerator(EncoderDecoder(dataclasses.replace(config, vocab_size=size)), None)
+        config = dataclasses.replace(config, vocab_size=size, start_id=tokenizer.start_id)
+        return LoadedGenerator(EncoderDecoder(config), None)
     folder = resolve(settings.pretrained)
-    config = t5_config(load_config(folder), **changes)
+    fields = load_config(folder)
+    found = fields["model_type"]
+    if settings.architecture not in ("pretrained", found):
+        raise ConfigError(
+            f"{settings.pretrained} is a {found!r}, but architecture = {settings.architecture!r}; "
+            "set architecture = 'pretrained' to take what the folder holds."
+        )
+    config = model_config(fields, **changes)
+    if not isinstance(config, TransformerConfig):
+        raise ConfigError(f"{settings.pretrained} is a {found!r}, which generates no text; name an encoder-decoder.")
     params = load_pretrained(folder, config).params if with_params else None
     if tokenizer.vocab_size > config.vocab_size:
         raise ConfigError(

@@ -1,10 +1,10 @@
-"""BERT's encoder: what Contriever and MiniLM are made of."""
+"""BERT's encoder, what Contriever, MiniLM and DPR are made of; by settings alone also RoBERTa's and MPNet's."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -17,7 +17,16 @@ from empax.models.stack import Stack, TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """Settings of a BERT encoder. `num_layers` may be smaller than a checkpoint's: the first ones are taken."""
+    """Settings of a BERT encoder. `num_layers` may be smaller than a checkpoint's: the first ones are taken.
+
+    Attributes:
+      max_positions: rows of the table of positions.
+      type_vocab_size: rows of the table of token types; 0 = there is none (MPNet).
+      padding_position: the row of the table of positions that stands for padding; real tokens count on from it,
+        wherever the padding is (RoBERTa, MPNet). None = rows are counted by place, from 0 (BERT).
+      relative_buckets: of T5's bias by distance, on top of the table of positions (MPNet); 0 = none.
+      dpr_side: of a DPR encoder, whose texts it reads: it is named after them in checkpoints.
+    """
 
     vocab_size: int
     d_model: int
@@ -32,10 +41,19 @@ class BertConfig:
     remat: bool = False
     unroll: int = 1
     dtype: str = "float32"
+    padding_position: int | None = None
+    relative_buckets: int = 0
+    dpr_side: Literal["context", "question"] = "context"
 
     def __post_init__(self) -> None:
         if self.d_model % self.num_heads:
             raise ConfigError(f"d_model = {self.d_model} must be a multiple of num_heads = {self.num_heads} in BERT.")
+        if self.max_tokens() < 1:
+            raise ConfigError(f"max_positions = {self.max_positions} leaves no position for a token; raise it.")
+
+    def max_tokens(self) -> int:
+        """How many tokens there are positions for."""
+        return self.max_positions - (0 if self.padding_position is None else self.padding_position + 1)
 
     def transformer(self) -> TransformerConfig:
         """The same settings as those of a stack of layers."""
@@ -52,7 +70,8 @@ class BertConfig:
             activation=self.activation,
             norm="layer",
             pre_norm=False,
-            position="learned",
+            position="relative" if self.relative_buckets else "learned",
+            relative_buckets=self.relative_buckets or 32,
             max_positions=self.max_positions,
             layer_norm_eps=self.layer_norm_eps,
             final_norm=False,
@@ -63,7 +82,7 @@ class BertConfig:
 
 
 def bert_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Settings from the fields of a Hugging Face `config.json`.
+    """Settings of a BERT from the fields of a Hugging Face `config.json`.
 
     Args:
       fields: the JSON object.
@@ -72,6 +91,55 @@ def bert_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
     Raises:
       ConfigError: a field is missing, or asks for something that BERT here does not do.
     """
+    return _from_fields(fields, "BERT", changes)
+
+
+def roberta_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
+    """Settings of a RoBERTa: a BERT that counts real tokens for positions. As `bert_config`."""
+    return _from_fields(fields, "RoBERTa", {"padding_position": _padding(fields)} | changes)
+
+
+def mpnet_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
+    """Settings of an MPNet: a RoBERTa without token types, with T5's bias by distance. As `bert_config`."""
+    name = "relative_attention_num_buckets"
+    if name in fields and fields[name] != _MPNET_BUCKETS:
+        # In Hugging Face's model, too, whose arithmetic takes 32 whatever this field says.
+        raise ConfigError(f"{name} = {fields[name]} of an MPNet must be {_MPNET_BUCKETS}.")
+    own = {"padding_position": 1, "type_vocab_size": 0, "relative_buckets": _MPNET_BUCKETS}
+    return _from_fields(fields, "MPNet", own | changes)
+
+
+_MPNET_BUCKETS = 32
+_DPR_SIDES: dict[str, Literal["context", "question"]] = {
+    "DPRContextEncoder": "context",
+    "DPRQuestionEncoder": "question",
+}
+
+
+def dpr_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
+    """Settings of a DPR encoder: a BERT, whose first token's state is the text's vector. As `bert_config`.
+
+    `architectures` says which of the two encoders it is; without them it is that of passages.
+    Source: Karpukhin et al. 2020, Sec. 3.
+    """
+    if fields.get("projection_dim"):
+        raise ConfigError(
+            f"projection_dim = {fields['projection_dim']} of a DPR must be 0: there is no projection here."
+        )
+    named = fields.get("architectures") or ["DPRContextEncoder"]
+    if named[0] not in _DPR_SIDES:
+        raise ConfigError(f"architectures = {named!r} of a DPR must name one of {', '.join(_DPR_SIDES)}.")
+    return _from_fields(fields, "DPR", {"dpr_side": _DPR_SIDES[named[0]]} | changes)
+
+
+def _padding(fields: Mapping[str, Any]) -> int:
+    padding = fields["pad_token_id"] if "pad_token_id" in fields else 1  # noqa: SIM401
+    if padding is None:
+        raise ConfigError("pad_token_id = None, but positions are counted from it; set it in config.json (usually 1).")
+    return padding
+
+
+def _from_fields(fields: Mapping[str, Any], title: str, changes: Mapping[str, Any]) -> BertConfig:
     names = {
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",
@@ -81,7 +149,9 @@ def bert_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
     }
     missing = [theirs for theirs in names.values() if theirs not in fields]
     if missing:
-        raise ConfigError(f"config.json of a BERT lacks {', '.join(missing)}.")
+        raise ConfigError(f"config.json of a {title} lacks {', '.join(missing)}.")
+    if fields.get("is_decoder"):
+        raise ConfigError(f"is_decoder = True, but a {title} is an encoder here; set it to False.")
     if "position_embedding_type" in fields and fields["position_embedding_type"] not in (None, "absolute"):
         raise ConfigError(f"position_embedding_type = {fields['position_embedding_type']!r} must be 'absolute'.")
     optional = {
@@ -92,11 +162,14 @@ def bert_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
         "dropout": "hidden_dropout_prob",
     }
     names |= {ours: theirs for ours, theirs in optional.items() if theirs in fields}
-    return BertConfig(**({ours: fields[theirs] for ours, theirs in names.items()} | changes))
+    return BertConfig(**({ours: fields[theirs] for ours, theirs in names.items()} | dict(changes)))
 
 
 class BertEncoder(nn.Module):
-    """Token, position and type embeddings, then post-norm layers. Source: Devlin et al. 2019, Sec. 3."""
+    """Token, position and type embeddings, then post-norm layers.
+
+    Source: Devlin et al. 2019, Sec. 3; RoBERTa: Liu et al. 2019; MPNet: Song et al. 2020, Sec. 2.
+    """
 
     config: BertConfig
 
@@ -107,13 +180,21 @@ class BertEncoder(nn.Module):
         """States of `ids`, all of token type 0; those of padding are numbers without meaning."""
         c = self.config
         length = ids.shape[1]
-        if length > c.max_positions:
-            raise ConfigError(f"{length} tokens, but this BERT has max_positions = {c.max_positions}; shorten them.")
+        if length > c.max_tokens():
+            room = f"max_positions = {c.max_positions}"
+            room += "" if c.padding_position is None else f", of which {c.max_tokens()} are for tokens"
+            raise ConfigError(f"{length} tokens, but this BERT has {room}; shorten them.")
         init = normal(0.02)
         tokens = self.param("token_embedding", init, (c.vocab_size, c.d_model))
         positions = self.param("position_embedding", init, (c.max_positions, c.d_model))
-        types = self.param("type_embedding", init, (c.type_vocab_size, c.d_model))
-        states = tokens[ids] + (positions[:length] + jnp.broadcast_to(types[:1], (length, c.d_model)))[None]
+        if c.padding_position is None:
+            places = positions[None, :length]
+        else:
+            places = positions[c.padding_position + jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask]
+        if c.type_vocab_size:
+            types = self.param("type_embedding", init, (c.type_vocab_size, c.d_model))
+            places = places + types[None, :1]
+        states = tokens[ids] + places
         states = Norm("layer", c.layer_norm_eps, jnp.dtype(c.dtype), name="embedding_norm")(states)
         states = Dropout(c.dropout)(states, deterministic=deterministic)
         stack = Stack(c.transformer(), c.num_layers, decoder=False, name="stack")

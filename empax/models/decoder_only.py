@@ -87,6 +87,23 @@ class DecoderLayer(nn.Module):
         attended = self.attention.attend(query, key, value, mask=mask, bias=None, deterministic=deterministic)
         return self._add(states, attended, deterministic), (key, value)
 
+    def read_on(
+        self,
+        states: Float[Array, "B T D"],
+        prompt: tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]],
+        mask: Bool[Array, "B T R"],
+        angles: Rotary | None,
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
+        """The next states of what stands behind a prompt of S tokens; R = S + T."""
+        inputs = self.attention_norm(states)
+        own = self.attention.keys_values(inputs, angles)
+        key, value = (jnp.concatenate(pair, axis=2) for pair in zip(prompt, own, strict=True))
+        query = self.attention.queries(inputs, angles)
+        attended = self.attention.attend(query, key, value, mask=mask, bias=None, deterministic=deterministic)
+        return self._add(states, attended, deterministic)
+
     def step(
         self,
         states: Float[Array, "B K D"],
@@ -179,6 +196,39 @@ class DecoderOnly(nn.Module):
         states, _ = self._read(tokens, mask, keep=False, deterministic=deterministic)
         return self.final_norm(states)
 
+    def read(
+        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "L B G T N"], Float[Array, "L B G T N"]]:
+        """`hidden`, and the keys and values of every layer, for `read_on` and `cache_behind`."""
+        states, kept = self._read(tokens, mask, keep=True, deterministic=deterministic)
+        assert kept is not None
+        return self.final_norm(states), *kept
+
+    def read_on(
+        self,
+        tokens: Int[Array, "B T"],
+        key: Float[Array, "L B G S N"],
+        value: Float[Array, "L B G S N"],
+        mask: Bool[Array, "B S"],
+        *,
+        deterministic: bool = True,
+    ) -> Float[Array, "B T D"]:
+        """Final states of `tokens` that stand behind a prompt; `key`, `value` are from `read`, `mask` was its."""
+        batch, length = tokens.shape
+        self._check_length(mask.shape[1] + length)
+        positions = jnp.sum(mask.astype(jnp.int32), axis=1)[:, None] + jnp.arange(length)[None]
+        before = jnp.broadcast_to(mask[:, None, :], (batch, length, mask.shape[1]))
+        causal = jnp.broadcast_to(jnp.tril(jnp.ones((1, length, length), bool)), (batch, length, length))
+
+        def body(layer: DecoderLayer, states: jax.Array, prompt: Any, *shared: Any) -> tuple[jax.Array, None]:
+            return layer.read_on(states, prompt, *shared, deterministic=deterministic), None
+
+        if self.config.remat:
+            body = nn.remat(body, prevent_cse=False)
+        states = self._embed(tokens, positions, deterministic)
+        both = jnp.concatenate([before, causal], axis=2)
+        return self.final_norm(self._scan(body, states, (key, value), both, self._angles(positions))[0])
+
     def output_weights(self) -> Float[Array, "V D"]:
         """The matrix E of logits = hidden E^T: what a fused loss needs."""
         return self.token_embedding if self.config.tie_embeddings else self.output_embedding
@@ -210,16 +260,43 @@ class DecoderOnly(nn.Module):
         Raises:
           ConfigError: prompt and continuation together are longer than the table of learned positions.
         """
-        c = self.config
         self._check_length(tokens.shape[1] - 1 + max_length)
         _, kept = self._read(tokens, mask, keep=True, deterministic=True)
         assert kept is not None
         # The last token is left to the first step, so that a step is all that ever gives logits.
         before_last = mask & (jnp.arange(mask.shape[1])[None, :] != _last_places(mask)[:, None])
-        shape = (c.num_layers, tokens.shape[0], num_hypotheses, c.num_kv_heads, max_length, c.head_dim)
+        return self._cache(*kept, before_last, num_hypotheses, max_length)
+
+    def cache_behind(
+        self,
+        key: Float[Array, "L B G S N"],
+        value: Float[Array, "L B G S N"],
+        mask: Bool[Array, "B S"],
+        *,
+        num_hypotheses: int,
+        max_length: int,
+    ) -> PromptCache:
+        """A cache behind a prompt that `read` has read with `mask`.
+
+        Raises:
+          ConfigError: as `start_cache`.
+        """
+        self._check_length(mask.shape[1] + max_length)
+        return self._cache(key, value, mask, num_hypotheses, max_length)
+
+    def _cache(
+        self,
+        key: Float[Array, "L B G S N"],
+        value: Float[Array, "L B G S N"],
+        mask: Bool[Array, "B S"],
+        num_hypotheses: int,
+        max_length: int,
+    ) -> PromptCache:
+        c = self.config
+        shape = (c.num_layers, mask.shape[0], num_hypotheses, c.num_kv_heads, max_length, c.head_dim)
         empty = jnp.zeros(shape, c.dtype)
-        length = jnp.sum(before_last.astype(jnp.int32), axis=1)
-        return PromptCache(empty, empty, *kept, before_last, jnp.zeros((), jnp.int32), length)
+        length = jnp.sum(mask.astype(jnp.int32), axis=1)
+        return PromptCache(empty, empty, key, value, mask, jnp.zeros((), jnp.int32), length)
 
     def step(self, tokens: Int[Array, "B K"], cache: PromptCache) -> tuple[Float[Array, "B K V"], PromptCache]:
         """Reads one token of every hypothesis (first the prompt's last) and gives the next one's logits."""

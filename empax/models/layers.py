@@ -35,6 +35,7 @@ GATED_ACTIVATIONS = {"gated-gelu": "gelu_new", "gated-silu": "silu", "gated-relu
 
 _LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(token|output)_embedding$", ("vocab", "embed")),
+    (r"output_bias$", ("vocab",)),
     (r"(position|type)_embedding$", (None, "embed")),
     (r"relative_bias$", (None, "heads")),
     (r"attention/(query|key|value)$", ("embed", "heads", "head_dim")),

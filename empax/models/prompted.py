@@ -126,17 +126,17 @@ class PromptedDecoder(nn.Module):
 
 
 class FusionInPrompt(nn.Module):
-    """`model` with K exemplars per example, read one after the other and then the context.
+    """`reader` with K exemplars per example, read one after the other and then the context.
 
     Sources are [B, K, S], each an exemplar in its first `split` columns and the context, the same in each, behind.
     Masks of the states may be given as [B, K, S] or as `states_mask` makes them.
     """
 
-    model: PromptedDecoder
+    reader: PromptedDecoder
     split: int
 
     def setup(self) -> None:
-        nn.share_scope(self, self.model)
+        nn.share_scope(self, self.reader)
 
     @nn.nowrap
     def states_mask(self, source_mask: Bool[Array, "B K S"] | Bool[Array, "B R"]) -> Bool[Array, "B R"]:
@@ -156,7 +156,7 @@ class FusionInPrompt(nn.Module):
     ) -> PromptStates:
         """Reads all exemplars and the context as one prompt."""
         mask = self.states_mask(source_mask)
-        return self.model.encode(self._joined(source, source_mask), mask, deterministic=deterministic)
+        return self.reader.encode(self._joined(source, source_mask), mask, deterministic=deterministic)
 
     def decode(
         self,
@@ -167,7 +167,7 @@ class FusionInPrompt(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "B T V"]:
         """As `PromptedDecoder.decode`."""
-        return self.model.decode(target, states, self.states_mask(states_mask), deterministic=deterministic)
+        return self.reader.decode(target, states, self.states_mask(states_mask), deterministic=deterministic)
 
     def __call__(
         self,
@@ -191,11 +191,11 @@ class FusionInPrompt(nn.Module):
     ) -> PromptCache:
         """As `PromptedDecoder.start_cache`."""
         mask = self.states_mask(states_mask)
-        return self.model.start_cache(states, mask, num_hypotheses=num_hypotheses, max_length=max_length)
+        return self.reader.start_cache(states, mask, num_hypotheses=num_hypotheses, max_length=max_length)
 
     def step(self, tokens: Int[Array, "B W"], cache: PromptCache) -> tuple[Float[Array, "B W V"], PromptCache]:
         """As `PromptedDecoder.step`."""
-        return self.model.step(tokens, cache)
+        return self.reader.step(tokens, cache)
 
 
 def pooled_states(states: Any) -> jax.Array:

@@ -35,9 +35,13 @@ class TransformerConfig:
       inner_dropout: whether dropout also follows the activation of the feed-forward (T5).
       attention_scale: logits times head_dim ** -0.5; T5 has none.
       position: "relative" (T5's bias, shared by all layers of a stack), "sinusoidal" or "learned".
-      max_positions: length of the table of learned positions; the others know no limit.
+      max_positions: how many learned positions there are; the others know no limit.
+      position_offset: unused rows before that of the first position (BART: 2).
+      shared_positions: whether encoder and decoder read one table of learned positions; BART has one in each.
+      embedding_norm: whether a norm follows the embeddings, one in each stack (BART).
       embed_scale: embeddings times sqrt(d_model), as in Vaswani et al. 2017.
       output_scale: output logits times d_model ** -0.5 (T5 v1.0).
+      output_bias: whether a constant is added to the logits (BART's `final_logits_bias`); it is never trained.
       init_scale: factor on every initial weight but embeddings.
       embedding_stddev: of initial embeddings; None = d_model ** -0.5.
       start_id: what the decoder reads first.
@@ -65,9 +69,13 @@ class TransformerConfig:
     relative_buckets: int = 32
     relative_max_distance: int = 128
     max_positions: int = 512
+    position_offset: int = 0
+    shared_positions: bool = True
     embed_scale: bool = False
+    embedding_norm: bool = False
     tie_embeddings: bool = True
     output_scale: bool = False
+    output_bias: bool = False
     layer_norm_eps: float = 1e-6
     final_norm: bool = True
     init_scale: float = 1.0
@@ -88,6 +96,14 @@ class TransformerConfig:
         for name in ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "unroll"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1.")
+
+    def initial_embedding_stddev(self) -> float:
+        """Of initial embeddings, of tokens as of positions."""
+        return self.d_model**-0.5 if self.embedding_stddev is None else self.embedding_stddev
+
+    def position_rows(self) -> int:
+        """Rows of a table of learned positions."""
+        return self.max_positions + self.position_offset
 
 
 @flax.struct.dataclass
@@ -246,7 +262,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The scanned layers of an encoder or a decoder, with their relative bias and final norm."""
+    """The scanned layers of an encoder or a decoder, with their positions, relative bias and norms at either end."""
 
     config: TransformerConfig
     num_layers: int
@@ -258,9 +274,21 @@ class Stack(nn.Module):
         if c.position == "relative":
             init = normal(c.init_scale * c.d_model**-0.5)
             self.relative_bias = self.param("relative_bias", init, (c.relative_buckets, c.num_heads))
+        if c.position == "learned" and not c.shared_positions:
+            init = normal(c.initial_embedding_stddev())
+            self.position_embedding = self.param("position_embedding", init, (c.position_rows(), c.d_model))
+        if c.embedding_norm:
+            self.embedding_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
         if c.final_norm:
             self.final_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
         self.dropout = Dropout(c.dropout)
+
+    def enter(self, states: Float[Array, "B T D"], positions: Int[Array, " #T"]) -> Float[Array, "B T D"]:
+        """Token embeddings with what this stack adds to them before its first layer: positions of its own, a norm."""
+        c = self.config
+        if c.position == "learned" and not c.shared_positions:
+            states = states + self.position_embedding[positions + c.position_offset][None]
+        return self.embedding_norm(states) if c.embedding_norm else states
 
     def _bias(self, queries: Int[Array, " T"], keys: Int[Array, " S"]) -> Float[Array, "1 H T S"] | None:
         c = self.config

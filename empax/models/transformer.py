@@ -1,4 +1,4 @@
-"""The encoder-decoder: one module covers the Transformer from scratch and T5, by settings alone."""
+"""The encoder-decoder: one module covers the Transformer from scratch, T5, BART and BlenderBot, by settings alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -44,19 +45,21 @@ class EncoderDecoder(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        stddev = c.d_model**-0.5 if c.embedding_stddev is None else c.embedding_stddev
-        self.token_embedding = self.param("token_embedding", normal(stddev), (c.vocab_size, c.d_model))
+        init = normal(c.initial_embedding_stddev())
+        self.token_embedding = self.param("token_embedding", init, (c.vocab_size, c.d_model))
         if not c.tie_embeddings:
-            init = normal(c.d_model**-0.5)
-            self.output_embedding = self.param("output_embedding", init, (c.vocab_size, c.d_model))
-        if c.position == "learned":
-            self.position_embedding = self.param("position_embedding", normal(stddev), (c.max_positions, c.d_model))
+            outward = normal(c.d_model**-0.5)
+            self.output_embedding = self.param("output_embedding", outward, (c.vocab_size, c.d_model))
+        if c.position == "learned" and c.shared_positions:
+            self.position_embedding = self.param("position_embedding", init, (c.position_rows(), c.d_model))
+        if c.output_bias:
+            self.output_bias = self.param("output_bias", nn.initializers.zeros, (c.vocab_size,))
         self.encoder = Stack(c, c.num_encoder_layers, decoder=False)
         self.decoder = Stack(c, c.num_decoder_layers, decoder=True)
         self.dropout = Dropout(c.dropout)
 
     def _embed(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, " #T"], deterministic: bool
+        self, stack: Stack, tokens: Int[Array, "B T"], positions: Int[Array, " #T"], deterministic: bool
     ) -> Float[Array, "B T D"]:
         c = self.config
         states = self.token_embedding[tokens]
@@ -64,9 +67,9 @@ class EncoderDecoder(nn.Module):
             states = states * c.d_model**0.5
         if c.position == "sinusoidal":
             states = states + sinusoidal_positions(positions, c.d_model)[None]
-        if c.position == "learned":
-            states = states + self.position_embedding[positions][None]
-        return self.dropout(states.astype(c.dtype), deterministic=deterministic)
+        if c.position == "learned" and c.shared_positions:
+            states = states + self.position_embedding[positions + c.position_offset][None]
+        return self.dropout(stack.enter(states, positions).astype(c.dtype), deterministic=deterministic)
 
     @nn.nowrap
     def states_mask(self, source_mask: Bool[Array, "B S"]) -> Bool[Array, "B S"]:
@@ -78,7 +81,7 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Array, "B S D"]:
         """Encoder states; those of padding are numbers without meaning."""
         self._check_length(source.shape[1])
-        states = self._embed(source, jnp.arange(source.shape[1]), deterministic)
+        states = self._embed(self.encoder, source, jnp.arange(source.shape[1]), deterministic)
         return self.encoder(states, source_mask[:, None, :], deterministic=deterministic)
 
     def decode_hidden(
@@ -94,13 +97,19 @@ class EncoderDecoder(nn.Module):
         self._check_length(length)
         start = jnp.full((target.shape[0], 1), self.config.start_id, target.dtype)
         shifted = jnp.concatenate([start, target[:, :-1]], axis=1)
-        inputs = self._embed(shifted, jnp.arange(length), deterministic)
+        inputs = self._embed(self.decoder, shifted, jnp.arange(length), deterministic)
         causal = jnp.tril(jnp.ones((1, length, length), bool))
         return self.decoder(inputs, causal, states, states_mask, deterministic=deterministic)
 
     def output_weights(self) -> Float[Array, "V D"]:
-        """The matrix E of logits = hidden E^T, with every factor in it: what a fused loss needs."""
+        """The matrix E of logits = hidden E^T, with every factor in it: what a fused loss needs.
+
+        Raises:
+          ConfigError: the logits have a constant added, which no matrix holds.
+        """
         c = self.config
+        if c.output_bias:
+            raise ConfigError("output_bias = True adds a constant to the logits: set it to False, or use logits_from.")
         weights = self.token_embedding if c.tie_embeddings else self.output_embedding
         return weights * c.d_model**-0.5 if c.output_scale else weights
 
@@ -110,7 +119,10 @@ class EncoderDecoder(nn.Module):
         # On the hidden states, not on the weights: a step of decoding must not copy the whole matrix.
         scaled = hidden * c.d_model**-0.5 if c.output_scale else hidden
         weights = self.token_embedding if c.tie_embeddings else self.output_embedding
-        return contract("BTD,VD->BTV", scaled, weights, result=jnp.float32)
+        logits = contract("BTD,VD->BTV", scaled, weights, result=jnp.float32)
+        if not c.output_bias:
+            return logits
+        return logits + jax.lax.stop_gradient(self.output_bias)[None, None]
 
     def decode(
         self,
@@ -148,7 +160,7 @@ class EncoderDecoder(nn.Module):
 
     def step(self, tokens: Int[Array, "B K"], cache: DecodeCache) -> tuple[Float[Array, "B K V"], DecodeCache]:
         """Reads one token of every hypothesis (the first is `start_id`) and gives the next one's logits."""
-        states = self._embed(tokens, cache.position[None], deterministic=True)
+        states = self._embed(self.decoder, tokens, cache.position[None], deterministic=True)
         hidden, cache = self.decoder.step(states, cache)
         return self.logits_from(hidden), cache
 

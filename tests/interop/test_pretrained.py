@@ -1,15 +1,19 @@
 """Encoders and generators from settings."""
 
+import dataclasses
 import importlib.util
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from empax.core.config import ConfigError, to_settings
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizers import train_bpe
+from empax.interop.huggingface import ARCHITECTURES, export_params
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings, load_encoder, load_generator
 from empax.models.bert import BertEncoder
 
@@ -91,11 +95,55 @@ def test_a_random_t5_grows_with_a_larger_tokenizer():
     assert small.model.config.d_model == 512
 
 
+SIZES = {
+    "vocab_size": 510,
+    "d_model": 6,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "max_position_embeddings": 9,
+    "decoder_start_token_id": 3,
+}
+
+
+@pytest.mark.parametrize("architecture", ["bart", "blenderbot"])
+def test_a_pretrained_generator_is_what_its_folder_says(architecture, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": architecture}))
+    config = ARCHITECTURES[architecture].config(SIZES)
+    weights = jax.tree.map(
+        lambda leaf: np.full(leaf.shape, 0.5, np.float32), ARCHITECTURES[architecture].shapes(config)
+    )
+    safetensors.numpy.save_file(export_params(architecture, weights, config), tmp_path / "model.safetensors")
+    settings = GeneratorSettings(architecture="pretrained", pretrained=str(tmp_path), dropout=0.2, unroll=2)
+    loaded = load_generator(settings, TOKENIZER)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, weights)
+    found = loaded.model.config
+    assert (found.start_id, found.dropout, found.unroll, found.pre_norm) == (3, 0.2, 2, architecture == "blenderbot")
+    named = dataclasses.replace(settings, architecture=architecture)
+    assert load_generator(named, TOKENIZER, with_params=False).model == loaded.model
+    with pytest.raises(ConfigError, match=f"is a '{architecture}', but architecture = 't5'"):
+        load_generator(dataclasses.replace(settings, architecture="t5"), TOKENIZER)
+    with pytest.raises(ConfigError, match=r"511 ids, but .* only 510 rows"):
+        load_generator(settings, PlannedTokenizer(511))
+
+
+def test_a_folder_that_generates_no_text_is_refused(tmp_path):
+    sizes = {"hidden_size": 6, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "roberta", "vocab_size": 510}))
+    with pytest.raises(ConfigError, match="is a 'roberta', which generates no text"):
+        load_generator(GeneratorSettings(architecture="pretrained", pretrained=str(tmp_path)), TOKENIZER)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"preset": "t5-small"}, "pretrained and preset go with architecture = 't5'"),
         ({"architecture": "t5"}, "needs pretrained"),
+        ({"architecture": "bart", "preset": "bart-base", "embeddings": "minilm"}, "a 'bart' brings its own"),
+        ({"architecture": "pretrained", "preset": "bart-base"}, "needs pretrained .*, and no preset"),
         ({"architecture": "gpt"}, "one of 'transformer', 't5'"),
         ({"d_modle": 3}, "did you mean 'd_model'"),
     ],

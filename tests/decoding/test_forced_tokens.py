@@ -1,0 +1,204 @@
+"""Forced tokens and prefixes, through BART and T5, against Hugging Face's `generate`: same weights, same tokens."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GenerationConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from empax.core.config import ConfigError, to_settings
+from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.interop.huggingface import ARCHITECTURES, import_params
+from empax.models.transformer import EncoderDecoder
+
+VOCAB, LENGTH, BATCH = 61, 9, 12
+IDS = {"bart": {"start": 2, "eos": 2, "pad": 1, "bos": 0}, "t5": {"start": 0, "eos": 1, "pad": 0, "bos": None}}
+
+FORCED = {"first_token": 0, "end_at_limit": True}
+CASES = [
+    ("bart", DecodeSettings("greedy", LENGTH, **FORCED), ()),
+    ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0, no_repeat_ngram=3, **FORCED), ()),
+    ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
+    ("t5", DecodeSettings("greedy", LENGTH), (2,)),
+    ("t5", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0), (0, 1, 3)),
+]
+
+
+@functools.cache
+def models(name):
+    torch.manual_seed(0)
+    ids = IDS[name]
+    if name == "bart":
+        sizes = {"attention_heads": 3, "ffn_dim": 40, "layers": 2}
+        both = {f"{stack}_{key}": value for key, value in sizes.items() for stack in ("encoder", "decoder")}
+        config = BartConfig(vocab_size=VOCAB, d_model=21, max_position_embeddings=16, **both)
+        theirs = BartForConditionalGeneration(config).eval()
+    else:
+        sizes = {"d_model": 20, "d_kv": 5, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+        config = T5Config(vocab_size=VOCAB, decoder_start_token_id=0, relative_attention_num_buckets=8, **sizes)
+        theirs = T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():  # scaled up, so that responses differ and end
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 * 1.5)
+        theirs.get_input_embeddings().weight.mul_(6.0)
+        if name == "bart":
+            theirs.final_logits_bias.normal_()
+            theirs.final_logits_bias[0, ids["eos"]] += 1.0
+    theirs.generation_config = GenerationConfig()  # or what a test leaves open would be taken from the model's
+    fields = theirs.config.to_dict()
+    ours = ARCHITECTURES[name].config(fields)
+    assert ours.start_id == ids["start"]
+    params = import_params(name, {key: value.numpy() for key, value in theirs.state_dict().items()}, ours)
+    return theirs, EncoderDecoder(ours), params
+
+
+def prompts(pad, width=8):
+    """Sources padded on the right, every third on the left."""
+    rng = np.random.default_rng(0)
+    source = rng.integers(3, VOCAB, (BATCH, width)).astype(np.int32)
+    mask = np.arange(width)[None] < rng.integers(2, width + 1, (BATCH, 1))
+    mask[::3] = mask[::3, ::-1]
+    return np.where(mask, source, pad), mask
+
+
+def prefixes(lengths):
+    """Rows of these lengths in turn, -1 behind; None if there are none."""
+    if not lengths:
+        return None
+    rng = np.random.default_rng(1)
+    prefix = rng.integers(3, VOCAB, (BATCH, max(lengths))).astype(np.int32)
+    wanted = np.resize(np.array(lengths), BATCH)
+    return np.where(np.arange(max(lengths))[None] < wanted[:, None], prefix, -1)
+
+
+def decode_ours(name, settings, source, mask, prefix):
+    _, model, params = models(name)
+    ids = IDS[name]
+
+    @jax.jit
+    def decode(params, source, mask, prefix):
+        apply = functools.partial(model.apply, {"params": params})
+        states = apply(source, mask, method="encode")
+        num = num_hypotheses(settings)
+        cache = apply(states, mask, num_hypotheses=num, max_length=LENGTH, method="start_cache")
+        return generate(
+            functools.partial(apply, method="step"),
+            cache,
+            batch_size=len(source),
+            start_id=ids["start"],
+            eos_id=ids["eos"],
+            pad_id=ids["pad"],
+            settings=settings,
+            prefix=prefix,
+        )
+
+    return decode(params, source, mask, prefix)
+
+
+def decode_theirs(name, settings, source, mask, prefix):
+    """Of rows whose prefixes are all of the same length."""
+    theirs, ids = models(name)[0], IDS[name]
+    num = num_hypotheses(settings)
+    beam = {"length_penalty": settings.length_penalty} if num > 1 else {}
+    config = GenerationConfig(
+        max_length=1 + LENGTH,
+        no_repeat_ngram_size=settings.no_repeat_ngram or None,
+        num_beams=num,
+        num_return_sequences=num,
+        do_sample=False,
+        pad_token_id=ids["pad"],
+        eos_token_id=ids["eos"],
+        decoder_start_token_id=ids["start"],
+        forced_bos_token_id=settings.first_token,
+        forced_eos_token_id=ids["eos"] if settings.end_at_limit else None,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **beam,
+    )
+    given = np.concatenate([np.full((len(source), 1), ids["start"]), prefix], axis=1)
+    out = theirs.generate(
+        torch.tensor(source, dtype=torch.long),
+        attention_mask=torch.tensor(mask).long(),
+        decoder_input_ids=torch.tensor(given),
+        generation_config=config,
+    )
+    new = out.sequences[:, 1:].reshape(len(source), num, -1).numpy()
+    tokens = np.full((len(source), num, LENGTH), ids["pad"])
+    tokens[:, :, : new.shape[-1]] = new
+    ended = np.cumsum(tokens == ids["eos"], axis=-1) - (tokens == ids["eos"]) > 0
+    tokens[ended] = ids["pad"]
+    scores = out.sequences_scores.reshape(len(source), num).numpy() if num > 1 else None
+    return tokens, scores
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("name", "settings", "lengths"), CASES, ids=lambda value: str(value)[:30])
+def test_tokens_are_hugging_faces(name, settings, lengths):
+    source, mask = prompts(IDS[name]["pad"])
+    prefix = prefixes(lengths)
+    found = jax.tree.map(np.asarray, decode_ours(name, settings, source, mask, prefix))
+    given = np.zeros(BATCH, int) if prefix is None else (prefix >= 0).sum(axis=1)
+    for length in np.unique(given):
+        rows = np.flatnonzero(given == length)
+        own = np.zeros((len(rows), 0), int) if prefix is None else prefix[rows, :length]
+        expected, scores = decode_theirs(name, settings, source[rows], mask[rows], own)
+        np.testing.assert_array_equal(found.tokens[rows], expected)
+        np.testing.assert_array_equal(
+            expected[:, :, :length], np.broadcast_to(own[:, None], expected[:, :, :length].shape)
+        )
+        if scores is not None:
+            is_end = expected == IDS[name]["eos"]
+            counted = np.where(is_end.any(-1), is_end.argmax(-1) + 1, LENGTH) - length
+            np.testing.assert_allclose(
+                found.log_probs[rows] / counted**settings.length_penalty, scores, rtol=1e-4, atol=1e-6
+            )
+    if settings.end_at_limit:
+        assert (found.tokens[:, 0] == IDS[name]["eos"]).any(axis=-1).all()
+        assert (found.tokens[:, :, 0] == settings.first_token).all()
+        assert (found.tokens[:, 0, -1] == IDS[name]["eos"]).any()  # some had to be ended
+    assert len(np.unique(found.tokens[:, 0], axis=0)) > BATCH // 2
+
+
+def flat_step(tokens, cache):
+    """Every token but the end is as likely as any other."""
+    logits = jnp.zeros((*tokens.shape, 8)).at[..., 1].set(-jnp.inf)
+    return logits, cache
+
+
+def flat(settings, prefix=None):
+    kinds = {"start_id": 0, "eos_id": 1, "pad_id": 2}
+    return generate(flat_step, None, batch_size=2, settings=settings, rng=jax.random.key(0), prefix=prefix, **kinds)
+
+
+def test_sampling_takes_forced_tokens_as_certain():
+    settings = DecodeSettings("sample", 5, num_samples=3, end_at_limit=True, top_p=0.9, top_k=6, temperature=0.7)
+    found = flat(settings, jnp.asarray([[4, 5], [6, -1]]))
+    np.testing.assert_array_equal(found.tokens[0, :, :2], [[4, 5]] * 3)
+    np.testing.assert_array_equal(found.tokens[1, :, 0], [6] * 3)
+    assert len(np.unique(found.tokens[1, :, 1:4], axis=0)) > 1
+    assert (found.tokens[:, :, -1] == 1).all()
+    np.testing.assert_allclose(found.log_probs, np.log(1 / 7) * np.array([[2.0] * 3, [3.0] * 3]), rtol=1e-5)
+
+
+def test_forcing_goes_before_forbidding():
+    settings = DecodeSettings("greedy", 4, min_tokens=4, no_repeat_ngram=1, end_at_limit=True, first_token=0)
+    found = flat(settings)  # 0 is the start token already, and the end would be too early
+    assert found.tokens[0, 0, 0] == 0
+    assert found.tokens[0, 0, -1] == 1
+    assert np.isfinite(found.log_probs).all()
+
+
+def test_a_prefix_longer_than_the_response_is_refused():
+    with pytest.raises(ValueError, match="prefix of 3 tokens is longer than max_tokens = 2"):
+        flat(DecodeSettings("greedy", 2), jnp.zeros((2, 3), jnp.int32))
+    with pytest.raises(ConfigError, match=r"config\.x: first_token = -1"):
+        to_settings(DecodeSettings, {"first_token": -1}, where="config.x")

@@ -1,0 +1,52 @@
+"""What the tests against PyTorch share: weights away from their initial values, padding on both sides, comparison."""
+
+import numpy as np
+import torch
+
+
+def perturbed(model, seed=0):
+    """`model` in inference mode, its weights away from the ones and zeros under which errors would hide."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = dict(model.named_parameters())
+    tensors |= {name: value for name, value in model.named_buffers() if name == "final_logits_bias"}
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None  # or PyTorch drops the gradient of that row
+    return model.eval()
+
+
+def tensors_of(model):
+    return {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
+
+
+def gradients_of(model):
+    return {name: value.grad.numpy() for name, value in model.named_parameters() if value.grad is not None}
+
+
+def ids_and_mask(batch, length, vocab, *, pad, seed=1):
+    """Rows padded on the right, on the left, and not at all; no real token has the id `pad`."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(pad + 1, vocab, size=(batch, length))
+    mask = np.ones((batch, length), bool)
+    mask[0, length - 3 :] = False
+    mask[1, :2] = False
+    return np.where(mask, ids, pad), mask
+
+
+def assert_close(value, expected, *, rtol=1e-5, err_msg=""):
+    expected = np.asarray(expected)
+    # Sums that cancel: rounding is relative to what was summed, so to the largest element.
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(value, expected, rtol=rtol, atol=3e-6 * scale, err_msg=err_msg)
+
+
+def assert_gradients_match(ours, theirs):
+    for name, expected in theirs.items():
+        if name.endswith(("key.bias", "k_proj.bias", "attn.k.bias")):
+            # A key bias moves all logits of a query alike: its gradient is rounding.
+            assert np.abs(ours[name]).max() < 2e-5 * max(1.0, max(np.abs(array).max() for array in theirs.values()))
+        else:
+            assert_close(ours[name], expected, err_msg=name)

@@ -1,0 +1,222 @@
+"""T5, BART and BlenderBot against PyTorch: values, gradients, round trips, folders."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.tree import named_leaves
+from empax.interop.huggingface import ARCHITECTURES, export_params, import_params, load_pretrained
+from empax.models.t5 import T5Encoder, t5_config
+from empax.models.transformer import EncoderDecoder
+
+VOCAB = 37  # no multiple of 8
+
+BART = {
+    "vocab_size": VOCAB,
+    "d_model": 21,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 26,
+    "decoder_ffn_dim": 26,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "max_position_embeddings": 19,
+    "scale_embedding": True,
+    "attn_implementation": "eager",
+}
+T5 = {  # heads that do not divide d_model
+    "vocab_size": VOCAB,
+    "d_model": 20,
+    "d_kv": 5,
+    "num_heads": 3,
+    "d_ff": 28,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "decoder_start_token_id": 0,
+}
+
+# The other two of T5, tied v1.0 and untied v1.1, are in test_huggingface.py.
+KINDS = ["bart", "bart-untied", "blenderbot", "t5-untied", "gated-tied"]
+UNTIED = {"bart-untied", "t5-untied"}
+
+
+@functools.cache
+def made(kind):
+    """A tiny random model of Hugging Face, and our settings for it."""
+    torch.manual_seed(0)
+    family, _, _ = kind.partition("-")
+    if family == "bart":
+        changes = {"scale_embedding": kind == "bart"}
+        model = transformers.BartForConditionalGeneration(transformers.BartConfig(**(BART | changes)))
+    elif family == "blenderbot":
+        model = transformers.BlenderbotForConditionalGeneration(transformers.BlenderbotConfig(**BART))
+    else:
+        feed = {"feed_forward_proj": "gated-gelu" if family == "gated" else "relu"}
+        changes = feed | {"tie_word_embeddings": family == "t5"}  # what v1.0 says, and v1.1
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**(T5 | changes)))
+    if kind in UNTIED:
+        model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(VOCAB, model.config.d_model))
+    fields = model.config.to_dict()
+    return model, ARCHITECTURES[fields["model_type"]].config(fields, tie_embeddings=kind not in UNTIED)
+
+
+def copies(config):
+    """Tensors that are the token embedding once more."""
+    head = {"lm_head.weight"} if config.tie_embeddings else set()
+    return head | {f"{base}{stack}.embed_tokens.weight" for base in ("", "model.") for stack in ("encoder", "decoder")}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_gradients_match_torch_and_the_round_trip_is_exact(kind, oracle):
+    model, config = made(kind)
+    model = oracle.perturbed(model)
+    model.zero_grad()
+    name = model.config.model_type
+    assert config.tie_embeddings == (kind not in UNTIED)
+    tensors = oracle.tensors_of(model)
+    params = import_params(name, tensors, config)
+    exported = export_params(name, params, config)
+    assert set(exported) == set(tensors) - copies(config)
+    for key, array in exported.items():
+        assert array.tobytes() == tensors[key].tobytes(), key
+
+    source, source_mask = oracle.ids_and_mask(3, 17, VOCAB, pad=model.config.pad_token_id)
+    rng = np.random.default_rng(2)
+    target = rng.integers(1, VOCAB, size=(3, 6))
+    weights = rng.normal(size=(3, 6, VOCAB)).astype(np.float32)
+    start = np.full((3, 1), model.config.decoder_start_token_id)
+    output = model(
+        input_ids=torch.tensor(source),
+        attention_mask=torch.tensor(source_mask).long(),
+        decoder_input_ids=torch.tensor(np.concatenate([start, target[:, :-1]], axis=1)),
+    )
+    (output.logits * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        args = map(jnp.asarray, (source, source_mask, target))
+        logits = EncoderDecoder(config).apply({"params": params}, *args)
+        return jnp.sum(logits * weights), logits
+
+    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    oracle.assert_close(logits, output.logits.detach().numpy())
+    ours, theirs = export_params(name, grads, config), oracle.gradients_of(model)
+    assert set(ours) - {"final_logits_bias"} == set(theirs)
+    if "final_logits_bias" in ours:  # a buffer: whoever trains the rest must not train it
+        assert not ours["final_logits_bias"].any()
+    oracle.assert_gradients_match(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["bart", "blenderbot"])
+def test_parameters_have_the_shapes_and_names_that_init_makes(kind, oracle):
+    model, config = made(kind)
+    ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
+    shapes = jax.eval_shape(EncoderDecoder(config).init, jax.random.key(0), ids, mask, ids)["params"]
+    imported = import_params(model.config.model_type, oracle.tensors_of(model), config)
+    expected = {name: leaf.shape for name, leaf in named_leaves(shapes).items()}
+    assert {name: leaf.shape for name, leaf in named_leaves(imported).items()} == expected
+    rows = model.config.max_position_embeddings + (2 if kind == "bart" else 0)
+    assert expected["decoder/position_embedding"] == (rows, 21)
+
+
+def test_folder_of_a_model_saved_without_its_head(tmp_path, oracle):
+    model, config = made("bart")
+    oracle.perturbed(model).model.save_pretrained(tmp_path)  # as facebook/bart-base is
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BartModel"]
+    name, read, params = load_pretrained(tmp_path)
+    assert (name, read) == ("bart", config)
+    assert not params["output_bias"].any()
+    exported = export_params(name, params, config)
+    expected = model.model.state_dict()["decoder.layers.2.encoder_attn.k_proj.weight"].numpy()
+    np.testing.assert_array_equal(exported["model.decoder.layers.2.encoder_attn.k_proj.weight"], expected)
+
+
+@pytest.mark.parametrize("kind", ["bart", "blenderbot"])
+def test_what_does_not_fit_is_listed(kind, oracle):
+    model, config = made(kind)
+    tensors = oracle.tensors_of(model)
+    del tensors["model.encoder.layers.1.fc1.bias"]
+    tensors["model.decoder.embed_positions.weight"] = np.zeros((5, 21), np.float32)
+    tensors["model.decoder.layers.0.adapter.weight"] = np.zeros(3, np.float32)
+    with pytest.raises(DataError) as caught:
+        import_params(kind, tensors, config)
+    message = str(caught.value)
+    assert "3 problems" in message
+    for part in ("missing model.encoder.layers.1.fc1.bias [26]", "has shape [5, 21]", "surplus model.decoder.layers.0"):
+        assert part in message
+
+
+def test_own_output_weights_of_a_bart_are_not_dropped_silently(oracle):
+    model, config = made("bart-untied")
+    with pytest.raises(DataError, match=r"lm_head\.weight is not model\.shared\.weight.*tie_embeddings = False"):
+        import_params("bart", oracle.tensors_of(model), dataclasses.replace(config, tie_embeddings=True))
+
+
+def test_two_embeddings_are_not_taken_for_one(oracle):
+    model, config = made("bart")
+    tensors = oracle.tensors_of(model)
+    tensors["model.decoder.embed_tokens.weight"] = tensors["model.decoder.embed_tokens.weight"] + 1
+    with pytest.raises(DataError, match=r"model\.decoder\.embed_tokens\.weight is not model\.shared\.weight"):
+        import_params("bart", tensors, config)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", ["bart", "gated-tied"])
+def test_the_encoder_alone_is_the_models(kind, oracle):
+    model, config = made(kind)
+    params = import_params(model.config.model_type, oracle.tensors_of(model), config)
+    del params["decoder"]
+    ids, mask = oracle.ids_and_mask(3, 17, VOCAB, pad=model.config.pad_token_id)
+    with torch.no_grad():
+        expected = model.get_encoder()(torch.tensor(ids), attention_mask=torch.tensor(mask).long()).last_hidden_state
+    apply = jax.jit(lambda params: T5Encoder(config).apply({"params": params}, jnp.asarray(ids), jnp.asarray(mask)))
+    oracle.assert_close(apply(params), expected.numpy())
+
+
+def test_a_t5_as_each_version_of_transformers_writes_it():
+    plain = {name: value for name, value in T5.items() if name != "decoder_start_token_id"}
+    for said, tied in (
+        ({}, True),
+        ({"tie_word_embeddings": False}, False),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+    ):
+        config = t5_config(plain | said)
+        assert (config.tie_embeddings, config.output_scale) == (tied, tied)
+    with pytest.raises(ConfigError, match="gated-gelu"):
+        t5_config(plain | {"feed_forward_proj": "gated-tanh"})
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("t5-base", 222.9),
+        ("t5-large", 737.7),
+        ("t5-11b", 11307.3),
+        ("flan-t5-small", 77.0),
+        ("google/flan-t5-large", 783.2),
+        ("flan-t5-xl", 2849.8),
+        ("t5-v1_1-xxl", 11135.3),
+        ("facebook/bart-base", 139.4),
+        ("bart-large", 406.3),
+        ("blenderbot-400M-distill", 364.8),
+        ("blenderbot-3B", 2696.3),
+    ],
+)
+def test_presets_have_the_published_sizes(name, millions):
+    family = next(family for family in ("bart", "blenderbot", "t5") if family in name)
+    shapes = ARCHITECTURES[family].shapes(ARCHITECTURES[family].config(name))
+    shapes.pop("output_bias", None)  # a buffer there
+    count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
+    assert abs(count / 1e6 - millions) < 0.1

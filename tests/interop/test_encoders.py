@@ -1,0 +1,173 @@
+"""RoBERTa, MPNet and DPR against PyTorch: values, gradients, round trips, folders, pooling."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.data.tokenizers import train_bpe
+from empax.interop.huggingface import ARCHITECTURES, export_params, import_params
+from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.models.bert import BertEncoder
+
+VOCAB, WIDTH = 37, 21
+LENGTH = 17  # long enough for the logarithmic ones of 32 buckets by distance
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "num_attention_heads": 3,
+    "intermediate_size": 27,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 20,
+    "layer_norm_eps": 1e-5,
+    "attn_implementation": "eager",
+}
+
+
+@functools.cache
+def made(kind):
+    torch.manual_seed(0)
+    if kind == "roberta":
+        config = transformers.RobertaConfig(**SIZES, type_vocab_size=1, pad_token_id=1)
+        return transformers.RobertaModel(config, add_pooling_layer=False)
+    if kind == "mpnet":
+        config = transformers.MPNetConfig(**SIZES, pad_token_id=1)
+        return transformers.MPNetModel(config, add_pooling_layer=False)
+    name = {"dpr-context": "DPRContextEncoder", "dpr-question": "DPRQuestionEncoder"}[kind]
+    return getattr(transformers, name)(transformers.DPRConfig(**SIZES, architectures=[name]))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", ["roberta", "mpnet", "dpr-context", "dpr-question"])
+def test_states_and_gradients_match_torch_and_the_round_trip_is_exact(kind, oracle):
+    model = oracle.perturbed(made(kind))
+    model.zero_grad()
+    fields = model.config.to_dict()
+    name = fields["model_type"]
+    config = ARCHITECTURES[name].config(fields)
+    tensors = oracle.tensors_of(model)
+    params = import_params(name, tensors, config)
+    exported = export_params(name, params, config)
+    assert set(exported) == set(tensors)
+    for key, array in exported.items():
+        assert array.tobytes() == tensors[key].tobytes(), key
+
+    ids, mask = oracle.ids_and_mask(3, LENGTH, VOCAB, pad=fields["pad_token_id"])
+    weights = np.random.default_rng(2).normal(size=(3, LENGTH, WIDTH)).astype(np.float32)
+    weights *= mask[:, :, None]  # states of padding are numbers without meaning
+    inner = next((part for part in model.modules() if isinstance(part, transformers.BertModel)), model)
+    expected = inner(torch.tensor(ids), attention_mask=torch.tensor(mask).long()).last_hidden_state
+    (expected * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        states = BertEncoder(config).apply({"params": params}, jnp.asarray(ids), jnp.asarray(mask))
+        return jnp.sum(states * weights), states
+
+    (_, states), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    oracle.assert_close(states[mask], expected.detach().numpy()[mask])
+    ours, theirs = export_params(name, grads, config), oracle.gradients_of(model)
+    assert set(ours) == set(theirs)
+    oracle.assert_gradients_match(ours, theirs)
+    if kind == "dpr-question":
+        vectors = model(torch.tensor(ids), attention_mask=torch.tensor(mask).long()).pooler_output
+        oracle.assert_close(states[:, 0], vectors.detach().numpy())
+
+
+def test_positions_are_counted_over_real_tokens():
+    config = ARCHITECTURES["roberta"].config(made("roberta").config.to_dict())
+    model = BertEncoder(config)
+    ids = jnp.asarray([[5, 6, 7, 8, 1, 1]])
+    params = model.init(jax.random.key(0), ids, ids > 1)
+    apply = jax.jit(model.apply)
+    right, left = apply(params, ids, ids > 1), apply(params, jnp.roll(ids, 2, axis=1), jnp.roll(ids > 1, 2, axis=1))
+    np.testing.assert_allclose(left[:, 2:], right[:, :4], rtol=1e-5, atol=1e-6)
+    too_many = jnp.full((1, 19), 5)
+    with pytest.raises(ConfigError, match=r"19 tokens.*max_positions = 20, of which 18"):
+        model.apply(params, too_many, too_many > 1)
+
+
+def test_a_dpr_encoder_of_the_other_side_is_refused(oracle):
+    model = made("dpr-context")
+    config = ARCHITECTURES["dpr"].config(model.config.to_dict() | {"architectures": ["DPRQuestionEncoder"]})
+    with pytest.raises(
+        DataError, match=r"missing question_encoder\.bert_model\.(.|\n)*surplus ctx_encoder\.bert_model"
+    ):
+        import_params("dpr", oracle.tensors_of(model), config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("dpr", {"projection_dim": 8}, "projection_dim = 8 of a DPR must be 0"),
+        ("dpr", {"architectures": ["DPRReader"]}, "DPRContextEncoder, DPRQuestionEncoder"),
+        ("roberta", {"position_embedding_type": "relative_key"}, "must be 'absolute'"),
+        ("roberta", {"pad_token_id": None}, "positions are counted from it"),
+        ("roberta", {"is_decoder": True}, "a RoBERTa is an encoder here"),
+        ("roberta", {"max_position_embeddings": 2}, "leaves no position for a token"),
+        ("roberta", {"hidden_act": "quick_gelu"}, "activation = 'quick_gelu' is unknown"),
+        ("mpnet", {"relative_attention_num_buckets": 8}, "of an MPNet must be 32"),
+        ("mpnet", {"hidden_size": 22}, "must be a multiple of num_heads = 3"),
+    ],
+)
+def test_what_is_not_supported_is_a_config_error(kind, changes, message):
+    fields = SIZES | {"architectures": ["DPRContextEncoder"]} | changes
+    with pytest.raises(ConfigError, match=message):
+        ARCHITECTURES[kind].config(fields).transformer()
+
+
+# Folders
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_bpe(["a b"], vocab_size=300)
+
+
+def saved(kind, folder, tokenizer, **pooling):
+    made(kind).save_pretrained(folder)
+    tokenizer.save(folder)
+    if pooling:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "mpnet", "dpr-context", "dpr-question"])
+def test_folders_load_and_may_be_cut(kind, tmp_path, tokenizer):
+    folder = saved(kind, tmp_path, tokenizer)
+    loaded = load_encoder(EncoderSettings(pretrained=folder, num_layers=1, dropout=0.0), tokenizer)
+    assert loaded.model.encoder.config.num_layers == 1
+    assert loaded.model.pooling == ("cls" if "dpr" in kind else "mean")
+    ids = jnp.asarray([[4, 5, 6]])
+    vectors = loaded.model.apply({"params": loaded.params}, ids, ids > 0, method="embed")
+    assert vectors.shape == (1, WIDTH)
+    mean = EncoderSettings(pretrained=folder, pooling="mean")
+    assert load_encoder(mean, tokenizer, with_params=False).model.pooling == "mean"
+
+
+@pytest.mark.parametrize(
+    ("said", "pooling"),
+    [
+        ({"word_embedding_dimension": WIDTH, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "include_prompt": True}, "mean"),
+        ({"embedding_dimension": WIDTH, "pooling_mode": "cls"}, "cls"),
+    ],
+)
+def test_pooling_is_that_of_the_checkpoint(said, pooling, tmp_path, tokenizer):
+    settings = EncoderSettings(pretrained=saved("mpnet", tmp_path, tokenizer, **said))
+    assert load_encoder(settings, tokenizer, with_params=False).model.pooling == pooling
+
+
+def test_a_pooling_that_is_not_here_is_refused(tmp_path, tokenizer):
+    folder = saved("mpnet", tmp_path, tokenizer, pooling_mode_max_tokens=True, pooling_mode_mean_tokens=False)
+    with pytest.raises(ConfigError, match="asks for max_tokens; set pooling to 'mean' or 'cls'"):
+        load_encoder(EncoderSettings(pretrained=folder), tokenizer, with_params=False)
+    chosen = EncoderSettings(pretrained=folder, pooling="mean")
+    assert load_encoder(chosen, tokenizer, with_params=False).model.pooling == "mean"

@@ -1,0 +1,64 @@
+import pytest
+
+from empax.core.config import ConfigError
+from empax.models.bart import bart_config, blenderbot_config
+
+FIELDS = {
+    "vocab_size": 37,
+    "d_model": 6,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+}
+
+
+def test_settings_that_tell_the_two_apart():
+    bart, blenderbot = bart_config(FIELDS, dropout=0.3), blenderbot_config(FIELDS, unroll=2)
+    assert (bart.pre_norm, bart.final_norm, bart.embedding_norm, bart.position_rows()) == (False, False, True, 1026)
+    assert (bart.start_id, bart.dropout, bart.head_dim, bart.num_decoder_layers) == (2, 0.3, 3, 2)
+    assert (blenderbot.pre_norm, blenderbot.final_norm, blenderbot.embedding_norm) == (True, True, False)
+    assert (blenderbot.start_id, blenderbot.position_rows(), blenderbot.unroll) == (1, 128, 2)
+
+
+def test_presets():
+    base, large = bart_config("facebook/bart-base"), bart_config("bart-large", dtype="bfloat16")
+    assert (base.d_model, base.num_encoder_layers, base.vocab_size, base.embed_scale) == (768, 6, 50265, False)
+    assert (large.d_model, large.num_decoder_layers, large.dtype) == (1024, 12, "bfloat16")
+    small = blenderbot_config("facebook/blenderbot-400M-distill")
+    assert (small.num_encoder_layers, small.num_decoder_layers, small.embed_scale) == (2, 12, True)
+    with pytest.raises(ConfigError, match="'bart-huge' is not a BART preset; it is one of bart-base, bart-large"):
+        bart_config("bart-huge")
+    with pytest.raises(ConfigError, match="blenderbot-3B"):
+        blenderbot_config("blenderbot-90M")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder_ffn_dim": 9}, "encoder_ffn_dim = 8 and decoder_ffn_dim = 9 must be equal"),
+        ({"decoder_attention_heads": 3}, "attention_heads = 3 must be equal"),
+        ({"d_model": 7}, "d_model = 7 must be a multiple of encoder_attention_heads = 2"),
+        ({"activation_function": "tanh"}, "activation_function = 'tanh'"),
+        ({"static_position_embeddings": True}, "are learned"),
+        ({"normalize_before": None}, "normalize_before = None"),
+    ],
+)
+@pytest.mark.parametrize("make", [bart_config, blenderbot_config])
+def test_what_is_not_supported_is_a_config_error(make, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make(FIELDS | changes)
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(ConfigError, match="BART lacks d_model, encoder_layers"):
+        bart_config({name: value for name, value in FIELDS.items() if name not in ("d_model", "encoder_layers")})
+
+
+def test_the_norms_of_one_are_refused_by_the_other():
+    with pytest.raises(ConfigError, match=r"normalize_before = True in config\.json of a BART"):
+        bart_config(FIELDS | {"normalize_before": True})
+    with pytest.raises(ConfigError, match=r"add_final_layer_norm = False in config\.json of a BlenderBot"):
+        blenderbot_config(FIELDS | {"add_final_layer_norm": False})
