@@ -97,7 +97,9 @@ def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params
     params = None
     if with_params:
         params = {"encoder": {k: v for k, v in load_pretrained(folder, config).params.items() if k not in dropped}}
-    return LoadedEncoder(_dual(model, settings), load_tokenizer(folder), params)
+    own = load_tokenizer(folder)
+    check_vocabulary(own, config.vocab_size, settings.pretrained)
+    return LoadedEncoder(_dual(model, settings), own, params)
 
 
 def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings) -> DualEncoder:
@@ -112,8 +114,8 @@ class GeneratorSettings:
       architecture: "transformer" (from scratch) or "t5".
       pretrained: of "t5": a folder or a Hub name; empty = random.
       preset: of a random "t5": "t5-small", "flan-t5-base", ...; the sizes below are then unused.
-      embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start, as
-        other systems start from GloVe; empty = random.
+      embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
+        as other systems start from GloVe; empty = random.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
@@ -166,12 +168,21 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
         return LoadedGenerator(EncoderDecoder(dataclasses.replace(config, vocab_size=size)), None)
     folder = resolve(settings.pretrained)
     config = t5_config(load_config(folder), **changes)
+    check_vocabulary(tokenizer, config.vocab_size, settings.pretrained)
     params = load_pretrained(folder, config).params if with_params else None
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, but {settings.pretrained} only {config.vocab_size} rows."
-        )
     return LoadedGenerator(EncoderDecoder(config), params)
+
+
+def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:
+    """Raises ConfigError if `tokenizer` writes ids for which the embedding of `model` has no row.
+
+    The other way round is common: embeddings are filled up to a round number of rows.
+    """
+    if tokenizer.vocab_size > rows:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, but {model} only {rows} rows: they do not belong together. "
+            "Take the model's own tokenizer, and add no tokens to it."
+        )
 
 
 def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:
