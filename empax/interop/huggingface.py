@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out, without PyTorch: safetensors and `config.json`."""
+"""Hugging Face folders in and out, without PyTorch: weights and `config.json`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
+from jax.typing import DTypeLike
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json
 from empax.core.tree import named_leaves
 from empax.core.types import Params
-from empax.data.tokenizers import minilm_folder
+from empax.data.gguf import find_gguf
+from empax.data.tokenizers import WHEELS
 from empax.interop import mappings
+from empax.interop.gguf import llama_fields
+from empax.interop.layouts import plain_names
+from empax.interop.placement import LeafBuilder
+from empax.interop.readers import open_tensors
+from empax.interop.tensors import Tensor, Tensors
 from empax.models.bart import bart_config, blenderbot_config
 from empax.models.bert import BertConfig, BertEncoder, bert_config, dpr_config, mpnet_config, roberta_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig, gpt2_config, llama_config
@@ -27,8 +32,8 @@ from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 Config: TypeAlias = TransformerConfig | BertConfig | DecoderOnlyConfig
 
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+_SMALL = ("*.json", "*.model", "*.txt")
+"""What of a model on the hub is fetched beside its weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,85 +73,72 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def load_safetensors(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors of a folder, from one file or from the shards that its index names.
+def import_params(
+    architecture: str,
+    tensors: Tensors,
+    config: Config,
+    *,
+    shardings: Any = None,
+    dtype: DTypeLike = np.float32,
+) -> Params:
+    """Foreign tensors as our parameters, layers stacked; one tensor at a time is read, into where it shall lie.
 
-    Raises:
-      DataError: there are no weights, a shard is missing, or a file is cut short.
-    """
-    index = folder / _INDEX
-    if (folder / _WEIGHTS).is_file():
-        files = [folder / _WEIGHTS]
-    elif index.is_file():
-        content = read_json(index)
-        if not isinstance(content, dict) or "weight_map" not in content:
-            raise DataError(f"{index} has no weight_map; fetch the model again.")
-        files = [folder / name for name in sorted(set(content["weight_map"].values()))]
-    else:
-        raise DataError(_no_weights(folder))
-    tensors: dict[str, np.ndarray] = {}
-    for file in files:
-        if not file.is_file():
-            raise DataError(f"{file} is missing, though {index.name} names it; fetch the model again.")
-        try:
-            tensors |= safetensors.numpy.load_file(file)
-        except safetensors.SafetensorError as error:
-            raise DataError(f"{file} is not a whole safetensors file ({error}); fetch the model again.") from error
-    return tensors
-
-
-def _no_weights(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"{folder} is not a folder; give one that holds config.json and {_WEIGHTS}."
-    found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-    hint = ""
-    if (folder / "pytorch_model.bin").is_file():
-        hint = " Its pytorch_model.bin needs PyTorch to read: save it once more with safe_serialization=True."
-    return f"{folder} holds neither {_WEIGHTS} nor {_INDEX}, but {found}.{hint}"
-
-
-def import_params(architecture: str, tensors: Mapping[str, np.ndarray], config: Config) -> Params:
-    """Foreign tensors as our parameters, float32, layers stacked.
+    Host memory: the parameters that this process's devices hold, and one tensor.
 
     Args:
       architecture: a `model_type` of ARCHITECTURES.
       tensors: by their foreign names.
       config: of the model that shall hold them.
+      shardings: a tree like the parameters of `NamedSharding`; None = all on the default device.
+      dtype: of the parameters.
 
     Raises:
-      DataError: one message for everything that is missing, surplus or of the wrong shape.
+      DataError: one message for everything that is missing, surplus or of the wrong shape, before anything is read.
+      ConfigError: `shardings` has no place for a parameter.
     """
     entry = _architecture(architecture)
     mapping = entry.mapping(config)
-    tensors = {mapping.canonical(name): array for name, array in tensors.items()}
-    shapes = named_leaves(entry.shapes(config))
-    problems = _untie(tensors, mapping, config)
-    used: set[str] = set()
-    params: dict[str, Any] = {}
-    for row in mapping.rows:
-        arrays = []
-        shape = shapes[row.ours].shape
-        stacked = "{layer}" in row.foreign
-        one = shape[1:] if stacked else shape
-        expected = row.layout.foreign_shape(one)
-        for name in _foreign_names(row, shape):
-            used.add(name)
-            if name not in tensors and row.optional:
-                arrays.append(np.zeros(one, np.float32))
-            elif name not in tensors:
-                problems.append(f"missing {name} {list(expected)}")
-            elif tensors[name].shape != expected:
-                problems.append(f"{name} has shape {list(tensors[name].shape)}, must be {list(expected)}")
-            else:
-                arrays.append(row.layout.to_ours(tensors[name], one).astype(np.float32))
-        if arrays:
-            _put(params, row.ours, np.stack(arrays) if stacked else arrays[0])
-    problems += [f"surplus {name}" for name in sorted(tensors) if name not in used and not mapping.ignores(name)]
-    problems = list(dict.fromkeys(problems))  # a tensor that several rows share is one problem
+    named = {mapping.canonical(name): tensor for name, tensor in tensors.items()}
+    shapes = {name: leaf.shape for name, leaf in named_leaves(entry.shapes(config)).items()}
+    places = dict.fromkeys(shapes) if shardings is None else named_leaves(shardings)
+    if unplaced := sorted(set(shapes) - set(places)):
+        raise ConfigError(f"shardings has no place for {', '.join(unplaced)} of this {architecture}.")
+    _untie(named, mapping, config)
+    problems = _misfits(named, mapping, shapes) or _untied(named, mapping, config)
     if problems:
         listing = "\n  ".join(problems)
         raise DataError(f"The weights do not fit this {architecture} ({len(problems)} problems):\n  {listing}")
-    return jax.tree.map(jnp.asarray, params)
+    params: dict[str, Any] = {}
+    for row in mapping.rows:
+        leaf = LeafBuilder(shapes[row.ours], dtype, places[row.ours])
+        for name, layer, one in _parts(row, shapes[row.ours]):
+            absent = row.optional and name not in named
+            leaf.put(np.zeros(one, np.float32) if absent else row.layout.to_ours(np.asarray(named[name]), one), layer)
+        _put(params, row.ours, leaf.finish())
+    return params
+
+
+def _parts(row: mappings.Row, shape: tuple[int, ...]) -> list[tuple[str, int | None, tuple[int, ...]]]:
+    """What makes up our parameter of `shape`: foreign name, layer (None = it is whole), our shape of the part."""
+    if "{layer}" not in row.foreign:
+        return [(row.foreign, None, shape)]
+    return [(row.foreign.format(layer=layer), layer, shape[1:]) for layer in range(shape[0])]
+
+
+def _misfits(tensors: Tensors, mapping: mappings.Mapping, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Everything missing, surplus or of the wrong shape, by names and shapes alone."""
+    problems = []
+    used: set[str] = set()
+    for row in mapping.rows:
+        for name, _, one in _parts(row, shapes[row.ours]):
+            used.add(name)
+            expected = row.layout.foreign_shape(one)
+            if name not in tensors:
+                problems += [] if row.optional else [f"missing {name} {list(expected)}"]
+            elif tensors[name].shape != expected:
+                problems.append(f"{name} has shape {list(tensors[name].shape)}, must be {list(expected)}")
+    problems += [f"surplus {name}" for name in sorted(tensors) if name not in used and not mapping.ignores(name)]
+    return list(dict.fromkeys(problems))  # a tensor that several rows share is one problem
 
 
 def export_params(architecture: str, params: Params, config: Config) -> dict[str, np.ndarray]:
@@ -163,10 +155,8 @@ def export_params(architecture: str, params: Params, config: Config) -> dict[str
     parts: dict[str, list[np.ndarray]] = {}
     for row in mapping.rows:
         array = np.asarray(leaves[row.ours])
-        names = _foreign_names(row, array.shape)
-        slices = list(array) if "{layer}" in row.foreign else [array]
-        for name, one in zip(names, slices, strict=True):
-            parts.setdefault(name, []).append(row.layout.to_foreign(one))
+        for name, layer, _ in _parts(row, array.shape):
+            parts.setdefault(name, []).append(row.layout.to_foreign(array if layer is None else array[layer]))
     return {name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1) for name, arrays in parts.items()}
 
 
@@ -179,17 +169,26 @@ class Pretrained(NamedTuple):
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """The fields of a folder's `config.json`.
+    """The fields of a folder's `config.json`, or what a GGUF file says in its place.
+
+    Args:
+      folder: a folder, or a GGUF file.
 
     Raises:
-      DataError: there is none, or it names no `model_type`.
+      DataError: there is neither, or the config names no `model_type`.
+      ConfigError: the architecture is not known here.
     """
     file = folder / "config.json"
-    if not file.is_file():
-        raise DataError(f"{folder} holds no config.json; give a folder as Hugging Face models come.")
-    fields = read_json(file)
-    if not isinstance(fields, dict) or "model_type" not in fields:
-        raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
+    if file.is_file():
+        fields = read_json(file)
+        if not isinstance(fields, dict) or "model_type" not in fields:
+            raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
+    else:
+        gguf = find_gguf(folder)
+        if gguf is None:
+            raise DataError(_no_config(folder))
+        fields = llama_fields(gguf)
+    _architecture(fields["model_type"])
     return fields
 
 
@@ -202,12 +201,22 @@ def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
     return _architecture(fields["model_type"]).config(fields, **changes)
 
 
-def load_pretrained(folder: Path, config: Config | None = None) -> Pretrained:
+def _no_config(folder: Path) -> str:
+    if folder.is_dir() and (folder / "model.pth.tar").is_file():
+        return (
+            f"{folder} holds an Atlas checkpoint, but no config.json: put that of its reader or of its retriever (such "
+            "as google/t5-base-lm-adapt's or facebook/contriever's) beside it, with the tokenizer of the same model."
+        )
+    return f"{folder} holds no config.json; give a folder as Hugging Face models come, or a GGUF file."
+
+
+def load_pretrained(folder: Path, config: Config | None = None, *, shardings: Any = None) -> Pretrained:
     """A model from a Hugging Face folder.
 
     Args:
-      folder: holds `config.json` and safetensors.
+      folder: holds `config.json` and weights in a format of `interop.readers`; or a GGUF file.
       config: what to use in place of the folder's own (other dropout, dtype, fewer layers of a BERT).
+      shardings: see `import_params`.
 
     Returns:
       The architecture's name, its config, its parameters.
@@ -219,49 +228,75 @@ def load_pretrained(folder: Path, config: Config | None = None) -> Pretrained:
     fields = load_config(folder)
     architecture = fields["model_type"]
     used = model_config(fields) if config is None else config
-    return Pretrained(architecture, used, import_params(architecture, load_safetensors(folder), used))
+    tensors = plain_names(open_tensors(folder), architecture)
+    return Pretrained(architecture, used, import_params(architecture, tensors, used, shardings=shardings))
 
 
-def _untie(tensors: dict[str, np.ndarray], mapping: mappings.Mapping, config: Config) -> list[str]:
-    """Makes the two embeddings of `tensors` two where the model has two; says what cannot be."""
-    embedding = next(row.foreign for row in mapping.rows if row.ours == "token_embedding")
+def _embedding_name(mapping: mappings.Mapping) -> str:
+    return next(row.foreign for row in mapping.rows if row.ours == "token_embedding")
+
+
+def _untie(tensors: dict[str, Tensor], mapping: mappings.Mapping, config: Config) -> None:
+    """Makes the two embeddings of `tensors` two where the model has two: a file of tied weights holds one copy."""
+    embedding = _embedding_name(mapping)
+    if isinstance(config, TransformerConfig) and not config.tie_embeddings and embedding in tensors:
+        tensors.setdefault("lm_head.weight", tensors[embedding])
+
+
+def _untied(tensors: Tensors, mapping: mappings.Mapping, config: Config) -> list[str]:
+    """Says where the model has one embedding and `tensors` two different ones."""
+    embedding = _embedding_name(mapping)
     if isinstance(config, BertConfig) or embedding not in tensors:
         return []
     problems = [
         f"{name} is not {embedding}, but encoder and decoder share one embedding here"
         for name in sorted(tensors)
-        if name.endswith("coder.embed_tokens.weight") and not np.array_equal(tensors[name], tensors[embedding])
+        if name.endswith("coder.embed_tokens.weight") and not _same(tensors[name], tensors[embedding])
     ]
-    if config.tie_embeddings:
-        if "lm_head.weight" in tensors and not np.array_equal(tensors["lm_head.weight"], tensors[embedding]):
-            problems.append(f"lm_head.weight is not {embedding}, but the config ties them: set tie_embeddings = False")
-    elif isinstance(config, TransformerConfig):
-        # A file of tied weights holds one copy only.
-        tensors.setdefault("lm_head.weight", tensors[embedding])
+    head = "lm_head.weight"
+    if config.tie_embeddings and head in tensors and not _same(tensors[head], tensors[embedding]):
+        problems.append(f"{head} is not {embedding}, but the config ties them: set tie_embeddings = False")
     return problems
 
 
+def _same(one: Tensor, other: Tensor, rows: int = 4096) -> bool:
+    """Whether two tensors are equal, a few rows at a time: what compares them is as large as what is compared."""
+    if one.shape != other.shape:
+        return False
+    a, b = np.asarray(one), np.asarray(other)
+    return all(np.array_equal(a[i : i + rows], b[i : i + rows]) for i in range(0, len(a), rows))
+
+
 def resolve(name_or_folder: str) -> Path:
-    """The local folder of a model: a folder itself, "minilm", or a name on the Hugging Face hub (downloaded).
+    """Where a model lies: a folder or a GGUF file itself, a wheel's by its name, or downloaded from the hub.
+
+    Args:
+      name_or_folder: a path, "minilm", "smollm2", or a name on the Hugging Face hub. Of a model on the hub the
+        safetensors are fetched; where it has none, its `pytorch_model.bin`.
 
     Raises:
       ConfigError: it is none of these, or the hub cannot be reached.
     """
-    if Path(name_or_folder).is_dir():
-        return Path(name_or_folder)
-    if name_or_folder == "minilm":
-        return minilm_folder()
+    path = Path(name_or_folder).expanduser()
+    if path.is_dir() or path.suffix == ".gguf":
+        return path
+    if name_or_folder in WHEELS:
+        return WHEELS[name_or_folder]()
     # Here and not above: reaching for the network is the exception, and the import costs time.
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
-        return Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=patterns))
+        folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=[*_SMALL, "*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            patterns = [*_SMALL, "pytorch_model*.bin"]
+            folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=patterns))
+        return folder
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
-            f"{name_or_folder!r} is neither a folder nor a model that the hub gives ({type(error).__name__}). Offline, "
-            "give the path of a folder that holds config.json, model.safetensors and the tokenizer, or 'minilm'."
+            f"{name_or_folder!r} is neither a folder nor a model that the hub gives ({type(error).__name__}). Without "
+            "network, give the path of a folder that holds config.json, the weights and the tokenizer, that of a GGUF "
+            f"file, or {' or '.join(map(repr, WHEELS))}."
         ) from error
 
 
@@ -271,10 +306,6 @@ def _architecture(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def _foreign_names(row: mappings.Row, shape: tuple[int, ...]) -> list[str]:
-    if "{layer}" not in row.foreign:
-        return [row.foreign]
-    return [row.foreign.format(layer=layer) for layer in range(shape[0])]
 
 
 def _put(tree: dict[str, Any], name: str, value: Any) -> None:

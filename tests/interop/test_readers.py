@@ -1,0 +1,136 @@
+"""Folders of weights, and names that lead to them."""
+
+import json
+
+import huggingface_hub
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.data.store import PlannedTokenizer
+from empax.data.tokenizers import train_bpe
+from empax.interop.huggingface import load_config, resolve
+from empax.interop.pretrained import EncoderSettings, GeneratorSettings, check_vocabulary, load_encoder, load_generator
+from empax.interop.readers import open_tensors, read_safetensors
+
+TYPES = ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "uint16", "uint32"]
+TYPES += ["bfloat16", "uint64"]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_safetensors_of_every_type(tmp_path, name):
+    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    tensors = {
+        "a": (np.arange(6) % 2).reshape(2, 3).astype(dtype),
+        "b": np.ones((), dtype),
+        "c": np.ones((0, 3), dtype),
+    }
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "np"})
+    read = open_tensors(tmp_path)
+    assert set(read) == set(tensors)
+    for key, expected in tensors.items():
+        assert (read[key].shape, read[key].dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_array_equal(np.asarray(read[key]), expected)
+
+
+def test_a_tensor_is_a_view_of_the_file_and_may_be_cast(tmp_path):
+    safetensors.numpy.save_file({"a": np.arange(6.0)}, tmp_path / "model.safetensors")
+    tensor = open_tensors(tmp_path)["a"]
+    assert not np.asarray(tensor).flags.writeable
+    assert not np.asarray(tensor).flags.owndata
+    assert np.asarray(tensor, np.float32).dtype == np.float32
+    copied = np.array(tensor)
+    copied += 1
+    np.testing.assert_array_equal(tensor, np.arange(6.0))
+    assert jnp.asarray(tensor).shape == (6,)
+
+
+def test_a_type_that_is_not_known_is_named(tmp_path):
+    file = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(4, np.uint8)}, file)
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b'"dtype":"U8"', b'"dtype":"F8_E8M0"'.ljust(12)))
+    header = json.dumps({"a": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(DataError, match="a is of type F8_E8M0; what is read: F64"):
+        read_safetensors(file)
+
+
+def test_one_file_of_weights_by_its_path(tmp_path):
+    file = tmp_path / "own.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(4)}, file)
+    assert set(open_tensors(file)) == {"a"}
+    with pytest.raises(DataError, match=r"must end in \.safetensors, \.bin"):
+        open_tensors(file.rename(tmp_path / "own.onnx"))
+
+
+def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    safetensors.numpy.save_file({"a": np.zeros(4)}, tmp_path / "a.safetensors")
+    index = inside / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
+    with pytest.raises(DataError, match="is missing"):
+        open_tensors(inside)
+    index.write_text("[]")
+    with pytest.raises(DataError, match="no weight_map"):
+        open_tensors(inside)
+
+
+def test_a_config_says_what_it_is_and_that_is_known(tmp_path):
+    with pytest.raises(DataError, match=r"no config\.json"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="names no model_type; it must be one of t5, "):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    with pytest.raises(ConfigError, match="'mamba' is not an architecture here; it is one of t5, "):
+        load_encoder(EncoderSettings(pretrained=str(tmp_path)), PlannedTokenizer(10))
+
+
+def test_a_hub_name_without_network_says_how_to_go_on(monkeypatch):
+    def unreachable(*names, **options):
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(
+        ConfigError, match=r"'google/t5' is neither.*Without network, give the path of a folder that holds"
+    ):
+        resolve("google/t5")
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_from_the_hub_pickles_come_only_where_there_are_no_safetensors(tmp_path, monkeypatch, has):
+    asked = []
+
+    def snapshot(name, *, allow_patterns):
+        asked.append(allow_patterns)
+        if has:
+            (tmp_path / "model.safetensors").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert resolve("facebook/contriever") == tmp_path
+    assert [any(".bin" in pattern for pattern in patterns) for patterns in asked] == ([False] if has else [False, True])
+
+
+def test_a_gguf_file_is_its_own_place(tmp_path):
+    assert resolve(str(tmp_path / "a.gguf")) == tmp_path / "a.gguf"
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    check_vocabulary(PlannedTokenizer(100), 100, "m")
+    with pytest.raises(ConfigError, match="101 ids, but m only 100 rows"):
+        check_vocabulary(PlannedTokenizer(101), 100, "m")
+    t5 = {"model_type": "t5", "vocab_size": 100, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(t5))
+    train_bpe(["a b c"], vocab_size=300).save(tmp_path)
+    with pytest.raises(ConfigError, match=r"the tokenizer has 26\d ids, but .* only 100 rows"):
+        load_encoder(EncoderSettings(pretrained=str(tmp_path)), PlannedTokenizer(10), with_params=False)
+    with pytest.raises(ConfigError, match="has 300 ids, but .* only 100 rows"):
+        load_generator(GeneratorSettings(architecture="t5", pretrained=str(tmp_path)), PlannedTokenizer(300))

@@ -1,0 +1,214 @@
+import argparse
+import json
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+
+from empax.core.files import DataError
+from empax.interop.readers import open_tensors
+from empax.interop.torch_files import read_torch
+
+
+def rewritten(file, change, compression=zipfile.ZIP_STORED):
+    """The same archive with the content of each entry passed through `change`."""
+    with zipfile.ZipFile(file) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, change(name, content))
+    return file
+
+
+def saved(folder, value, **options):
+    file = folder / "pytorch_model.bin"
+    torch.save(value, file, **options)
+    return file
+
+
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_type_is_read_as_torch_reads_it(tmp_path, name):
+    tensor = (torch.arange(24).reshape(2, 3, 4) % 2 if name == "bool" else torch.arange(24).reshape(2, 3, 4)).to(
+        getattr(torch, name)
+    )
+    read = read_torch(saved(tmp_path, {"a": tensor}))["a"]
+    array = np.asarray(read)
+    assert (read.shape, read.dtype) == (array.shape, array.dtype) == ((2, 3, 4), np.dtype(read.dtype))
+    assert array.dtype.name == name
+    np.testing.assert_array_equal(array.astype(np.float64), tensor.double().numpy())
+
+
+@pytest.mark.oracle
+def test_views_strides_and_shared_storages_are_read_as_torch_reads_them(tmp_path):
+    base = torch.randn(6, 7, generator=torch.Generator().manual_seed(0))
+    tensors = OrderedDict(
+        whole=base,
+        turned=base.T,
+        part=base[2:5, 1::3],
+        row=base[3],
+        expanded=base[:, :1].expand(6, 4),
+        number=base[1, 2],
+        empty=base[:0],
+        parameter=torch.nn.Parameter(base * 2),
+        permuted=torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),
+    )
+    read = read_torch(saved(tmp_path, tensors))
+    assert list(read) == list(tensors)
+    for name, tensor in tensors.items():
+        assert read[name].shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(np.asarray(read[name]), tensor.detach().numpy(), err_msg=name)
+    shared = {read[name].offset for name in ("whole", "turned", "expanded")}
+    assert len(shared) == 1
+
+
+@pytest.mark.oracle
+def test_the_state_dict_of_a_module_with_its_metadata(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    read = read_torch(saved(tmp_path, module.state_dict()))
+    assert {name: tensor.shape for name, tensor in read.items()} == {
+        name: tuple(tensor.shape) for name, tensor in module.state_dict().items()
+    }
+    np.testing.assert_array_equal(np.asarray(read["0.weight"]), module[0].weight.detach().numpy())
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("key", ["model", "state_dict"])
+def test_a_training_checkpoint_gives_its_weights(tmp_path, key):
+    model = torch.nn.Linear(3, 2)
+    moments = {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2, 3)}
+    optimizer = {"state": {0: moments}, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999), "params": [0, 1]}]}
+    options = argparse.Namespace(lr=1e-4, device=torch.device("cpu"), reader_model_type="google/t5-base-lm-adapt")
+    checkpoint = {"step": 3, key: model.state_dict(), "optimizer": optimizer, "opt": options}
+    read = read_torch(saved(tmp_path, checkpoint))
+    assert set(read) == {"weight", "bias"}
+    np.testing.assert_array_equal(np.asarray(read["weight"]), model.weight.detach().numpy())
+
+
+def test_shards_by_their_index(tmp_path):
+    shards = {
+        "pytorch_model-00001-of-00002.bin": {"a": torch.ones(2)},
+        "pytorch_model-00002-of-00002.bin": {"b": torch.zeros(3)},
+    }
+    for file, tensors in shards.items():
+        torch.save(tensors, tmp_path / file)
+    index = {"weight_map": {name: file for file, tensors in shards.items() for name in tensors}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    read = open_tensors(tmp_path)
+    assert {name: tensor.shape for name, tensor in read.items()} == {"a": (2,), "b": (3,)}
+    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(DataError, match=r"pytorch_model-00002-of-00002\.bin is missing"):
+        open_tensors(tmp_path)
+
+
+class Global:
+    """Pickles as a call of any function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, protocol):
+    trace = tmp_path / "ran"
+    evil = Global(os.system, f"touch {trace}")
+    file = saved(tmp_path, {"a": torch.ones(1), "b": evil}, pickle_protocol=protocol)
+    with pytest.raises(DataError, match=r"asks for (posix|nt)\.system.*refused"):
+        read_torch(file)
+    assert not trace.exists()
+    torch.load(file, weights_only=False)
+    assert trace.exists()  # the pickle meant it
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["builtins eval", "torch load", "torch.nn.modules.linear Linear", "collections OrderedDict.fromkeys", "numpy load"],
+)
+def test_every_other_global_is_refused_by_name(tmp_path, name):
+    module, attribute = name.split(" ")
+
+    def change(entry, content):
+        if not entry.endswith("data.pkl"):
+            return content
+        text = module.encode(), attribute.encode()
+        parts = b"".join(b"\x8c" + bytes([len(part)]) + part for part in text)
+        return b"\x80\x04" + parts + b"\x93)R."  # protocol 4: push both, find the global, call it with nothing
+
+    file = rewritten(saved(tmp_path, {"a": torch.ones(1)}), change)
+    with pytest.raises(DataError, match=f"asks for {module}.{attribute}".replace(".", r"\.")):
+        read_torch(file)
+
+
+def stream(*parts):
+    return b"\x80\x02" + b"".join(parts) + b"."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        stream(b"ctorch._utils\n_rebuild_tensor_v2\n", b"}", b"b"),  # sets its state
+        stream(b"ctorch._utils\n_rebuild_tensor_v2\n", b"N}\x86", b"b"),  # ... and its slots
+        stream(b"ctorch\nFloatStorage\n", b"}", b"b"),
+        stream(b"ccollections\nOrderedDict\n", b"}", b"b"),
+        stream(b"ctorch\nFloatStorage\n", b")R"),  # calls a type
+        stream(b"ctorch._utils\n_rebuild_tensor_v2\n", b"(NNNNt", b"R"),
+        stream(b"N", b"Q"),  # a reference to no storage
+        b"\x80\x02",
+        b"not a pickle",
+        b"",
+    ],
+)
+def test_misuse_of_what_is_known_is_a_data_error(tmp_path, content):
+    def change(entry, old):
+        return content if entry.endswith("data.pkl") else old
+
+    with pytest.raises(DataError, match=r"pytorch_model\.bin|A pickle tries"):
+        read_torch(rewritten(saved(tmp_path, {"a": torch.ones(1)}), change))
+
+
+def test_a_tensor_may_not_reach_beyond_its_storage(tmp_path):
+    file = saved(tmp_path, {"a": torch.ones(4)})
+    cut = rewritten(file, lambda name, content: content[:8] if name.endswith("/data/0") else content)
+    with pytest.raises(DataError, match="reaches beyond its storage"):
+        read_torch(cut)
+
+
+def test_formats_that_are_not_read_are_told_apart(tmp_path):
+    old = saved(tmp_path, {"a": torch.ones(4)}, _use_new_zipfile_serialization=False)
+    with pytest.raises(DataError, match=r"before version 1\.6.*save its tensors as safetensors"):
+        read_torch(old)
+    plain = tmp_path / "plain.bin"
+    plain.write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(DataError, match=r"before version 1\.6"):
+        read_torch(plain)
+    file = saved(tmp_path, {"a": torch.ones(4)})
+    packed = rewritten(file, lambda name, content: content, zipfile.ZIP_DEFLATED)
+    with pytest.raises(DataError, match="is compressed"):
+        read_torch(packed)
+    with pytest.raises(DataError, match="no tensor among them"):
+        read_torch(saved(tmp_path, {"a": 1}))
+    with pytest.raises(DataError, match="no state dict but a list"):
+        read_torch(saved(tmp_path, [1]))
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("readme", "hello")
+    with pytest.raises(DataError, match=r"none of PyTorch's"):
+        read_torch(file)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_file_that_is_cut_short(tmp_path, share):
+    file = saved(tmp_path, {"a": torch.ones(400)})
+    content = file.read_bytes()
+    file.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(DataError, match="not a whole zip file"):
+        read_torch(file)
