@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import re
 from typing import Any
 
 import jinja2
@@ -59,13 +60,10 @@ def chat_template(source: str, **tokens: str) -> ChatTemplate:
             text = _render(source, [("user", f"{system}\n\n{first}"), *turns[1:]], tokens)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the tokenizer's chat template cannot be rendered: {error}") from error
-    parts = []
-    for mark in _MARKS:
-        before, found, text = text.partition(mark)
-        if not found:
-            raise ConfigError("the tokenizer's chat template leaves a turn out or changes the order of turns.")
-        parts.append(before)
-    return ChatTemplate(*parts, text)
+    found = re.fullmatch("".join(f"(.*?){re.escape(mark)}" for mark in _MARKS) + "(.*)", text, re.DOTALL)
+    if found is None:
+        raise ConfigError("the tokenizer's chat template leaves a turn out or changes the order of turns.")
+    return ChatTemplate(*found.groups())
 
 
 def _render(source: str, turns: list[tuple[str, str]], tokens: dict[str, str]) -> str:

@@ -39,6 +39,7 @@ class SubwordTokenizer:
       cls_id, sep_id: what frames a text for an encoder: BERT's [CLS] and [SEP] where the vocabulary has them, else the
         start id, and `<sep>` or the end-of-sequence id.
       vocab_size: number of ids, added tokens included.
+      names: texts of the pad, eos and start token, as `pad_token` and so on.
       chat_template: how the model that this is of frames a dialogue (Jinja); None if it has no such way.
     """
 
@@ -49,7 +50,7 @@ class SubwordTokenizer:
         self.backend = backend
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.chat_template = chat_template
-        self._names = {"pad_token": pad, "eos_token": eos, "start_token": start}
+        self.names = {"pad_token": pad, "eos_token": eos, "start_token": start}
         self.pad_id, self.eos_id, self.start_id = map(self.token_id, (pad, eos, start))
         self.cls_id = self._first_of("[CLS]", start)
         self.sep_id = self._first_of("[SEP]", SEPARATOR, eos)
@@ -83,7 +84,7 @@ class SubwordTokenizer:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which `load_tokenizer` and transformers read."""
         folder = Path(folder)
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=False))
-        fields = {"tokenizer_class": "PreTrainedTokenizerFast", **self._names}
+        fields = {"tokenizer_class": "PreTrainedTokenizerFast", **self.names}
         if self.chat_template is not None:
             fields["chat_template"] = self.chat_template
         write_json(folder / "tokenizer_config.json", fields)

@@ -306,8 +306,6 @@ def _architecture(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-
-
 def _put(tree: dict[str, Any], name: str, value: Any) -> None:
     *parents, leaf = name.split("/")
     for parent in parents:

@@ -132,5 +132,5 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     train_bpe(["a b c"], vocab_size=300).save(tmp_path)
     with pytest.raises(ConfigError, match=r"the tokenizer has 26\d ids, but .* only 100 rows"):
         load_encoder(EncoderSettings(pretrained=str(tmp_path)), PlannedTokenizer(10), with_params=False)
-    with pytest.raises(ConfigError, match="has 300 ids, but .* only 100 rows"):
+    with pytest.raises(ConfigError, match=r"has 300 ids, but .* only 100 rows"):
         load_generator(GeneratorSettings(architecture="t5", pretrained=str(tmp_path)), PlannedTokenizer(300))

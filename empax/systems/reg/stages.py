@@ -204,7 +204,10 @@ class Parts:
             return TaggedForm(tokenizer, settings.layout, settings.attributes)
         template = PLAIN
         if isinstance(tokenizer, SubwordTokenizer) and tokenizer.chat_template:
-            template = chat_template(tokenizer.chat_template, **tokenizer.names)
+            names = tokenizer.names
+            template = chat_template(
+                tokenizer.chat_template, bos_token=names["start_token"], eos_token=names["eos_token"]
+            )
         return ChatForm(tokenizer, settings.layout, settings.attributes, template, exemplars)
 
     @property
@@ -266,8 +269,8 @@ def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
     initial: Callable[[Params], Params] | None = None
     if stage.start_from:
         initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
-    elif parts.generator.params is not None:
-        initial = lambda params: {**params, "model": {**params["model"], **parts.generator.params}}  # noqa: E731
+    elif (pretrained := parts.generator.params) is not None:
+        initial = lambda params: {**params, "model": {**params["model"], **pretrained}}  # noqa: E731
     return Assembly(parts.generator_task(stage), examples("train"), examples("validation"), initial=initial)
 
 
