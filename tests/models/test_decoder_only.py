@@ -49,8 +49,8 @@ MAKERS = {
 
 
 @functools.cache
-def models(name):
-    """A tiny random model twice; its weights are large, so that responses differ and end."""
+def models(name, scale=1.0):
+    """A tiny random model twice, its matrices of the size `scale`."""
     torch.manual_seed(0)
     theirs = MAKERS[name]().eval()
     with torch.no_grad():
@@ -59,7 +59,7 @@ def models(name):
             if parameter.ndim == 1:
                 parameter.copy_(0.2 * noise + (not key.endswith("bias")))
             else:
-                parameter.copy_(noise * 2.0 * parameter.shape[-1] ** -0.5)
+                parameter.copy_(noise * scale * parameter.shape[-1] ** -0.5)
         # No token is likelier than the others but for the end.
         for weight in {theirs.get_input_embeddings().weight, theirs.lm_head.weight}:
             weight /= weight.norm(dim=1, keepdim=True)
@@ -139,7 +139,7 @@ def test_padding_of_either_side_changes_nothing(name):
     "settings", [DecodeSettings("greedy", NEW), DecodeSettings("beam", NEW)], ids=["greedy", "beam"]
 )
 def test_generated_tokens_are_hugging_faces(name, settings):
-    theirs, model, params = models(name)
+    theirs, model, params = models(name, scale=2.0)  # so large that responses differ and end
     num = num_hypotheses(settings)
 
     @jax.jit
