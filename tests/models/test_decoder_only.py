@@ -49,14 +49,20 @@ MAKERS = {
 
 
 @functools.cache
-def models(name):
-    """A tiny random model twice; its weights are large, so that responses differ and end."""
+def models(name, scale=1.0):
+    """A tiny random model twice, its matrices of the size `scale`."""
     torch.manual_seed(0)
     theirs = MAKERS[name]().eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for key, parameter in theirs.named_parameters():
             noise = torch.randn_like(parameter)
-            parameter.copy_(noise * parameter.shape[-1] ** -0.5 * 1.5 if parameter.ndim > 1 else 1 + 0.2 * noise)
+            if parameter.ndim == 1:
+                parameter.copy_(0.2 * noise + (not key.endswith("bias")))
+            else:
+                parameter.copy_(noise * scale * parameter.shape[-1] ** -0.5)
+        # No token is likelier than the others but for the end.
+        for weight in {theirs.get_input_embeddings().weight, theirs.lm_head.weight}:
+            weight /= weight.norm(dim=1, keepdim=True)
         theirs.lm_head.weight[EOS] *= 2.0
     architecture = theirs.config.model_type
     config = ARCHITECTURES[architecture].config(theirs.config.to_dict())
@@ -133,7 +139,7 @@ def test_padding_of_either_side_changes_nothing(name):
     "settings", [DecodeSettings("greedy", NEW), DecodeSettings("beam", NEW)], ids=["greedy", "beam"]
 )
 def test_generated_tokens_are_hugging_faces(name, settings):
-    theirs, model, params = models(name)
+    theirs, model, params = models(name, scale=2.0)  # so large that responses differ and end
     num = num_hypotheses(settings)
 
     @jax.jit
@@ -171,6 +177,7 @@ def test_generated_tokens_are_hugging_faces(name, settings):
     new = out.sequences[:, 8:].reshape(16, num, -1).numpy()
     expected = np.full((16, num, NEW), PAD)
     expected[:, :, : new.shape[-1]] = new
+    expected[np.cumsum(expected == EOS, axis=-1) - (expected == EOS) > 0] = PAD  # theirs fills with the end token
     np.testing.assert_array_equal(found.tokens, expected)
     ends = (expected == EOS).any(-1)
     assert ends.any()
@@ -192,7 +199,8 @@ def test_cached_steps_give_the_logits_of_the_whole():
     tokens, mask = prompts(3, 6, left=False)
     mask = mask.at[2].set(False)
     apply = functools.partial(model.apply, {"params": params})
-    cache = apply(tokens, mask, num_hypotheses=2, max_length=4, method="start_cache")
+    start = functools.partial(apply, num_hypotheses=2, max_length=4, method="start_cache")
+    cache = jax.jit(start)(tokens, mask)
     step = jax.jit(functools.partial(apply, method="step"))
     first, cache = step(jnp.repeat(last_tokens(tokens, mask)[:, None], 2, axis=1), cache)
     np.testing.assert_array_equal(first[:, 0], first[:, 1])
@@ -201,12 +209,14 @@ def test_cached_steps_give_the_logits_of_the_whole():
     parents = np.array([[1, 1], [1, 0], [0, 0]])
     last, _ = step(jnp.full((3, 2), 11), cache.reorder(jnp.asarray(parents)))
     assert np.isfinite(last).all()
-    for row, real in enumerate([6, 1]):
-        for k in range(2):
-            whole = jnp.asarray([[*tokens[row, :real], read[row, parents[row, k]], 11]])
-            expected = apply(whole, jnp.ones(whole.shape, bool))[0]
-            assert_close(first[row, k], expected[real - 1])
-            assert_close(last[row, k], expected[-1])
+    places = [(row, k, real) for row, real in enumerate([6, 1]) for k in range(2)]
+    whole = np.zeros((4, 8), np.int32)
+    for line, (row, k, real) in zip(whole, places, strict=True):
+        line[: real + 2] = *tokens[row, :real], read[row, parents[row, k]], 11
+    expected = jax.jit(apply)(jnp.asarray(whole), jnp.asarray(whole > 0))
+    for logits, (row, k, real) in zip(expected, places, strict=True):
+        assert_close(first[row, k], logits[real - 1])
+        assert_close(last[row, k], logits[real + 1])
 
 
 @pytest.mark.oracle
@@ -229,12 +239,16 @@ def test_run_settings_change_the_run_alone():
     run = {"remat": True, "unroll": 2, "dropout": 0.5}
     config = llama_config(theirs.config.to_dict(), **run)
     assert {name: getattr(config, name) for name in run} == run
-    other = DecoderOnly(config)
-    plain = model.apply({"params": params}, tokens, mask)
-    assert_close(np.asarray(other.apply({"params": params}, tokens, mask))[mask], np.asarray(plain)[mask])
-    dropped = other.apply({"params": params}, tokens, mask, deterministic=False, rngs={"dropout": jax.random.key(0)})
+
+    def logits(config, **options):
+        apply = jax.jit(functools.partial(DecoderOnly(config).apply, **options))
+        return apply({"params": params}, tokens, mask)
+
+    plain = logits(model.config)
+    assert_close(np.asarray(logits(config))[mask], np.asarray(plain)[mask])
+    dropped = logits(config, deterministic=False, rngs={"dropout": jax.random.key(0)})
     assert np.abs(dropped - plain)[mask].max() > 0.1
-    half = DecoderOnly(dataclasses.replace(model.config, dtype="bfloat16")).apply({"params": params}, tokens, mask)
+    half = logits(dataclasses.replace(model.config, dtype="bfloat16"))
     assert half.dtype == jnp.float32
     assert 1e-3 < np.abs(half - plain)[mask].mean() / np.abs(plain)[mask].mean() < 5e-2
 
@@ -244,8 +258,8 @@ def test_output_weights_make_the_logits():
         _, model, params = models(name)
         tokens, mask = prompts(4, 11, left=True)
         apply = functools.partial(model.apply, {"params": params})
-        hidden, weights = apply(tokens, mask, method="hidden"), apply(method="output_weights")
-        assert_close(hidden @ weights.T, apply(tokens, mask))
+        hidden = jax.jit(functools.partial(apply, method="hidden"))(tokens, mask)
+        assert_close(hidden @ apply(method="output_weights").T, jax.jit(apply)(tokens, mask))
         assert ("output_embedding" in params) == (name == "llama")
 
 
