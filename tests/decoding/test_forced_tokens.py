@@ -46,16 +46,24 @@ def models(name):
         sizes = {"d_model": 20, "d_kv": 5, "d_ff": 40, "num_layers": 2, "num_heads": 3}
         config = T5Config(vocab_size=VOCAB, decoder_start_token_id=0, relative_attention_num_buckets=8, **sizes)
         theirs = T5ForConditionalGeneration(config).eval()
-    with torch.no_grad():  # scaled up, so that responses differ and end
-        for parameter in theirs.parameters():
-            parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 * 1.5)
-        theirs.get_input_embeddings().weight.mul_(6.0)
+    size = theirs.config.d_model
+    # Untied and scaled up, so that responses differ, do not repeat one token, and end.
+    head = torch.randn(VOCAB, size) * 2.0 * (1.0 if name == "t5" else size**-0.5)
+    theirs.lm_head.weight = torch.nn.Parameter(head)
+    with torch.no_grad():
+        for key, parameter in theirs.named_parameters():
+            if parameter.ndim == 1:
+                parameter.copy_(0.3 * torch.randn_like(parameter) + float("norm" in key and "weight" in key))
+            elif not key.startswith("lm_head"):
+                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 * 1.5)
         if name == "bart":
-            theirs.final_logits_bias.normal_()
-            theirs.final_logits_bias[0, ids["eos"]] += 1.0
+            theirs.final_logits_bias.normal_().mul_(0.5)
+            theirs.final_logits_bias[0, ids["eos"]] += 2.0
+        else:
+            theirs.lm_head.weight[ids["eos"]] *= 2.0
     theirs.generation_config = GenerationConfig()  # or what a test leaves open would be taken from the model's
     fields = theirs.config.to_dict()
-    ours = ARCHITECTURES[name].config(fields)
+    ours = ARCHITECTURES[name].config(fields, tie_embeddings=False)
     assert ours.start_id == ids["start"]
     params = import_params(name, {key: value.numpy() for key, value in theirs.state_dict().items()}, ours)
     return theirs, EncoderDecoder(ours), params
