@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -132,24 +133,49 @@ def import_params(architecture: str, tensors: Mapping[str, np.ndarray], config: 
     return jax.tree.map(jnp.asarray, params)
 
 
-def export_params(architecture: str, params: Params, config: Config) -> dict[str, np.ndarray]:
-    """Our parameters under their foreign names: the inverse of `import_params`.
+class LazyTensor(NamedTuple):
+    """A foreign tensor that is made when it is written, so that not all of them are in memory at once."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    make: Callable[[], np.ndarray]
+
+
+def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[str, LazyTensor]:
+    """Our parameters under their foreign names, none of them made yet.
 
     Raises:
-      DataError: `params` lacks a parameter of the architecture.
+      DataError: `params` lacks a parameter of the architecture, or has one that it knows nothing of.
     """
     mapping = _architecture(architecture).mapping(config)
     leaves = named_leaves(params)
     missing = [row.ours for row in mapping.rows if row.ours not in leaves]
     if missing:
         raise DataError(f"These are not the parameters of this {architecture}: {', '.join(missing)} missing.")
+    if surplus := sorted(set(leaves) - {row.ours for row in mapping.rows}):
+        raise DataError(f"These are not the parameters of this {architecture}: {', '.join(surplus)} would be lost.")
     tensors = {}
     for row in mapping.rows:
-        array = np.asarray(leaves[row.ours])
-        names = _foreign_names(row, array.shape)
-        slices = list(array) if "{layer}" in row.foreign else [array]
-        tensors |= {name: row.layout.to_foreign(one) for name, one in zip(names, slices, strict=True)}
+        leaf = leaves[row.ours]
+        stacked = "{layer}" in row.foreign
+        shape = row.layout.foreign_shape(tuple(leaf.shape[1:] if stacked else leaf.shape))
+        for layer, name in enumerate(_foreign_names(row, leaf.shape)):
+            make = functools.partial(_make_foreign, row.layout, leaf, layer if stacked else None)
+            tensors[name] = LazyTensor(shape, np.dtype(leaf.dtype), make)
     return tensors
+
+
+def _make_foreign(layout: mappings.Layout, leaf: Any, layer: int | None) -> np.ndarray:
+    return layout.to_foreign(np.asarray(leaf if layer is None else leaf[layer]))
+
+
+def export_params(architecture: str, params: Params, config: Config) -> dict[str, np.ndarray]:
+    """Our parameters under their foreign names: the inverse of `import_params`.
+
+    Raises:
+      DataError: `params` are not those of the architecture.
+    """
+    return {name: tensor.make() for name, tensor in foreign_tensors(architecture, params, config).items()}
 
 
 class Pretrained(NamedTuple):
