@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -141,23 +142,56 @@ def _misfits(tensors: Tensors, mapping: mappings.Mapping, shapes: Mapping[str, t
     return list(dict.fromkeys(problems))  # a tensor that several rows share is one problem
 
 
-def export_params(architecture: str, params: Params, config: Config) -> dict[str, np.ndarray]:
-    """Our parameters under their foreign names: the inverse of `import_params`.
+class LazyTensor(NamedTuple):
+    """A foreign tensor that is made when it is written, so that not all of them are in memory at once."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    make: Callable[[], np.ndarray]
+
+
+def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[str, LazyTensor]:
+    """Our parameters under their foreign names, none of them made yet.
 
     Raises:
-      DataError: `params` lacks a parameter of the architecture.
+      DataError: `params` lacks a parameter of the architecture, or has one that it knows nothing of.
     """
     mapping = _architecture(architecture).mapping(config)
     leaves = named_leaves(params)
     missing = [row.ours for row in mapping.rows if row.ours not in leaves]
     if missing:
         raise DataError(f"These are not the parameters of this {architecture}: {', '.join(missing)} missing.")
-    parts: dict[str, list[np.ndarray]] = {}
+    if surplus := sorted(set(leaves) - {row.ours for row in mapping.rows}):
+        raise DataError(f"These are not the parameters of this {architecture}: {', '.join(surplus)} would be lost.")
+    rows: dict[str, list[tuple[mappings.Row, int | None]]] = {}
     for row in mapping.rows:
-        array = np.asarray(leaves[row.ours])
-        for name, layer, _ in _parts(row, array.shape):
-            parts.setdefault(name, []).append(row.layout.to_foreign(array if layer is None else array[layer]))
-    return {name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1) for name, arrays in parts.items()}
+        for name, layer, _ in _parts(row, leaves[row.ours].shape):
+            rows.setdefault(name, []).append((row, layer))
+    tensors = {}
+    for name, parts in rows.items():
+        row, layer = parts[0]
+        leaf = leaves[row.ours]
+        shape = row.layout.foreign_shape(tuple(leaf.shape if layer is None else leaf.shape[1:]))
+        tensors[name] = LazyTensor(shape, np.dtype(leaf.dtype), functools.partial(_make_foreign, leaves, parts))
+    return tensors
+
+
+def _make_foreign(leaves: Mapping[str, Any], parts: Sequence[tuple[mappings.Row, int | None]]) -> np.ndarray:
+    """One foreign tensor, of the parameters (or of one layer of them) that share it."""
+    arrays = []
+    for row, layer in parts:
+        leaf = leaves[row.ours]
+        arrays.append(row.layout.to_foreign(np.asarray(leaf if layer is None else leaf[layer])))
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1)
+
+
+def export_params(architecture: str, params: Params, config: Config) -> dict[str, np.ndarray]:
+    """Our parameters under their foreign names: the inverse of `import_params`.
+
+    Raises:
+      DataError: `params` are not those of the architecture.
+    """
+    return {name: tensor.make() for name, tensor in foreign_tensors(architecture, params, config).items()}
 
 
 class Pretrained(NamedTuple):

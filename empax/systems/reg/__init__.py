@@ -2,7 +2,8 @@
 
 from empax.systems.reg.responder import load_responder
 from empax.systems.reg.stages import TASKS, RegSettings, corpus_encoder
+from empax.systems.reg.trained import load_trained
 
 SETTINGS = RegSettings
 
-__all__ = ["SETTINGS", "TASKS", "corpus_encoder", "load_responder"]
+__all__ = ["SETTINGS", "TASKS", "corpus_encoder", "load_responder", "load_trained"]

@@ -1,0 +1,49 @@
+r"""Writes a trained model as a folder that other libraries load.
+
+  python -m empax.export --workdir=DIR --output=FOLDER
+  python -m empax.export --workdir=DIR --output=FOLDER --stage=joint --what=retriever
+
+A generator of the shape of a T5 is loaded by transformers' AutoModelForSeq2SeqLM, a retriever by sentence-transformers
+and by transformers' AutoModel; `--format=empax` writes any model under our own names.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a run.", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write, new or empty; --out is the same.", required=True)
+flags.DEFINE_alias("out", "output")
+_STAGE = flags.DEFINE_string("stage", "", "Whose checkpoint: generator, retriever, joint, ...; else the last.")
+_WHAT = flags.DEFINE_enum("what", "", ["", "generator", "retriever"], "Which of the stage's models; else the main one.")
+_FORMAT = flags.DEFINE_enum("format", "transformers", ["transformers", "empax"], "Whose names and files.")
+_SHARD = flags.DEFINE_integer("max_shard_bytes", 5_000_000_000, "Most bytes of tensors in a file.", lower_bound=1)
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0, or 2 where something is not as it should be and the user can change it."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
+    # Here and not above, so that --help answers at once.
+    from empax.core.config import ConfigError, to_settings
+    from empax.core.files import DataError
+    from empax.pipeline.export import ExportSettings, export_run
+    from empax.pipeline.run import quiet_logging
+    from empax.training.checkpoint import CheckpointError
+
+    quiet_logging()
+    flags_given = {"stage": _STAGE.value, "what": _WHAT.value, "format": _FORMAT.value, "max_shard_bytes": _SHARD.value}
+    settings = to_settings(ExportSettings, flags_given, where="--")
+    try:
+        print(export_run(Path(_WORKDIR.value), Path(_OUTPUT.value), settings))
+    except (ConfigError, DataError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,370 @@
+"""Folders that transformers, sentence-transformers and empax itself load: weights, configs, tokenizer.
+
+Nothing here needs PyTorch. A folder appears as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers as rust
+from tokenizers import processors
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError, write_json, write_text
+from empax.core.tree import named_leaves
+from empax.core.types import Params
+from empax.data.tokenizers import SubwordTokenizer
+from empax.interop.huggingface import LazyTensor, foreign_tensors, load_config, load_safetensors
+from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
+from empax.models.bert import BertConfig, BertEncoder
+from empax.models.dual_encoder import DualEncoder
+from empax.models.t5 import T5Encoder
+from empax.models.transformer import EncoderDecoder, TransformerConfig
+
+Format: TypeAlias = Literal["transformers", "empax"]
+
+MODEL_TYPE = "empax"
+"""`model_type` in the config.json of a folder with our own names."""
+
+_T5_SHAPE = {
+    "norm": "rms",
+    "pre_norm": True,
+    "use_bias": False,
+    "attention_scale": False,
+    "position": "relative",
+    "embed_scale": False,
+    "final_norm": True,
+}
+"""What makes an encoder-decoder a T5; sizes, activation and dropout are free."""
+
+# Every encoder-decoder of transformers with T5's relative bias has T5's RMS norms and no biases, and every one with
+# LayerNorm and biases adds absolute positions: so the Transformer from scratch is none of them.
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """How a generator decodes: the fields of `decoding.search.DecodeSettings` under their names, and the ids.
+
+    Attributes:
+      settings: `dataclasses.asdict` of the run's `config.SYSTEM.decoding`.
+      start_id, eos_id, pad_id: what the decoder reads first, the end of a response, and padding.
+    """
+
+    settings: Mapping[str, Any]
+    start_id: int
+    eos_id: int
+    pad_id: int
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `generation_config.json`."""
+        s = self.settings
+        fields: dict[str, Any] = {
+            "decoder_start_token_id": self.start_id,
+            "eos_token_id": self.eos_id,
+            "pad_token_id": self.pad_id,
+            "max_new_tokens": s["max_tokens"],
+            "do_sample": s["method"] == "sample",
+            "num_beams": s["num_beams"] if s["method"] == "beam" else 1,
+        }
+        if s["min_tokens"]:
+            fields["min_new_tokens"] = s["min_tokens"]
+        if s["no_repeat_ngram"]:
+            fields["no_repeat_ngram_size"] = s["no_repeat_ngram"]
+        if s["method"] == "beam":
+            fields |= {"length_penalty": s["length_penalty"], "early_stopping": s["early_stopping"]}
+        if s["method"] == "sample":
+            # top_k 0: left out, transformers would take 50.
+            fields |= {name: s[name] for name in ("temperature", "top_k", "top_p")}
+            fields["num_return_sequences"] = s["num_samples"]
+        return fields
+
+
+def export_generator(
+    folder: Path,
+    model: EncoderDecoder,
+    params: Params,
+    tokenizer: SubwordTokenizer,
+    generation: Generation,
+    *,
+    format: Format = "transformers",
+    card: str = "",
+    max_shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes an encoder-decoder with its tokenizer and its way of decoding.
+
+    Args:
+      folder: new or empty.
+      model: its settings decide what it is: one with the shape of a T5 becomes a T5ForConditionalGeneration.
+      params: of `model`, on the host or on devices; read one shard at a time.
+      tokenizer: of the run.
+      generation: becomes generation_config.json.
+      format: "transformers", or "empax" for any model, with our own names, for `load_exported`.
+      card: README.md; empty = none.
+      max_shard_bytes: see `write_tensors`.
+
+    Raises:
+      ConfigError: no architecture of transformers is this model, or the folder is not empty.
+      DataError: `params` are not those of `model`.
+    """
+    config = model.config
+    if format == "transformers":
+        fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
+        tensors = foreign_tensors("t5", params, config)
+    else:
+        fields, tensors = _own_fields(model), _own_tensors(model, params)
+    with new_folder(folder) as new:
+        write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
+        write_json(new / "config.json", fields)
+        write_json(new / "generation_config.json", generation.fields() | _cache_fields(config))
+        tokenizer.save(new)
+        _write_card(new, card)
+
+
+def export_retriever(
+    folder: Path,
+    model: DualEncoder,
+    params: Params,
+    tokenizer: SubwordTokenizer,
+    *,
+    max_tokens: int,
+    format: Format = "transformers",
+    card: str = "",
+    max_shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes a text encoder as sentence-transformers folders are; transformers' AutoModel reads its weights too.
+
+    Args:
+      folder: new or empty.
+      model: an encoder with its pooling.
+      params: of `model`: those of the encoder under "encoder".
+      tokenizer: what the encoder reads with.
+      max_tokens: of a text, both frame tokens included; the end of a longer one stays, as in retrieval here.
+      format: as in `export_generator`.
+      card: README.md; empty = none.
+      max_shard_bytes: see `write_tensors`.
+
+    Raises:
+      ConfigError: the encoder is no BERT and the format is "transformers", or the folder is not empty.
+      DataError: `params` are not those of `model`.
+    """
+    encoder = model.encoder
+    if format == "transformers":
+        if not isinstance(encoder, BertEncoder):
+            raise ConfigError(
+                f"a retriever with the encoder {type(encoder).__name__} cannot be written for sentence-transformers, "
+                "only one with a BERT (config.reg.retriever) can; --format=empax writes any."
+            )
+        fields = bert_fields(encoder.config, pad_id=tokenizer.pad_id)
+        tensors = foreign_tensors("bert", params["encoder"], encoder.config)
+        max_tokens = min(max_tokens, encoder.config.max_positions)
+    else:
+        fields, tensors = _own_fields(model), _own_tensors(model, params)
+    with new_folder(folder) as new:
+        write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
+        write_json(new / "config.json", fields)
+        _write_framing_tokenizer(new, tokenizer, max_tokens)
+        if format == "transformers":
+            _write_modules(new, model, fields["hidden_size"], max_tokens)
+        _write_card(new, card)
+
+
+def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[str, Any]:
+    """`config.json` of a T5: the inverse of `models.t5.t5_config`.
+
+    Raises:
+      ConfigError: the model does not have the shape of a T5.
+    """
+    differences = [
+        f"{name} = {getattr(config, name)!r} (T5: {value!r})"
+        for name, value in _T5_SHAPE.items()
+        if getattr(config, name) != value
+    ]
+    if config.tie_embeddings != config.output_scale:
+        differences.append("only one of tie_embeddings and output_scale (T5: both in v1.0, neither in v1.1)")
+    if differences:
+        raise ConfigError(
+            "this generator cannot be written for transformers, which has no architecture with its layers: "
+            f"{', '.join(differences)}. A generator of config.reg.generator.architecture = 't5' can; "
+            "--format=empax writes this one under our own names, for empax.interop.export.load_exported."
+        )
+    return {
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "d_kv": config.head_dim,
+        "d_ff": config.d_ff,
+        "num_heads": config.num_heads,
+        "num_layers": config.num_encoder_layers,
+        "num_decoder_layers": config.num_decoder_layers,
+        "relative_attention_num_buckets": config.relative_buckets,
+        "relative_attention_max_distance": config.relative_max_distance,
+        "dropout_rate": config.dropout,
+        "layer_norm_epsilon": config.layer_norm_eps,
+        "feed_forward_proj": config.activation,
+        # Also says whether output logits are scaled.
+        "tie_word_embeddings": config.tie_embeddings,
+        "decoder_start_token_id": config.start_id,
+        "eos_token_id": eos_id,
+        "pad_token_id": pad_id,
+        "dtype": "float32",
+    }
+
+
+def bert_fields(config: BertConfig, *, pad_id: int) -> dict[str, Any]:
+    """`config.json` of a BERT: the inverse of `models.bert.bert_config`."""
+    return {
+        "model_type": "bert",
+        "architectures": ["BertModel"],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.d_ff,
+        "hidden_act": config.activation,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.dropout,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": config.type_vocab_size,
+        "layer_norm_eps": config.layer_norm_eps,
+        "position_embedding_type": "absolute",
+        "pad_token_id": pad_id,
+        "dtype": "float32",
+    }
+
+
+def _cache_fields(config: TransformerConfig) -> dict[str, Any]:
+    # transformers 5 makes the decoder's cache with as many layers as the encoder has, and fails at the next one.
+    return {"use_cache": False} if config.num_decoder_layers > config.num_encoder_layers else {}
+
+
+class Exported(NamedTuple):
+    """What a folder with our own names holds."""
+
+    model: EncoderDecoder | DualEncoder
+    params: Params
+
+
+_ENCODERS = {"bert": (BertConfig, BertEncoder), "t5_encoder": (TransformerConfig, T5Encoder)}
+
+
+def load_exported(folder: Path) -> Exported:
+    """Reads what `format="empax"` wrote: the model and its parameters, bit for bit.
+
+    Raises:
+      DataError: the folder is another model's, a file is missing or broken, or names and shapes do not fit.
+    """
+    fields = load_config(folder)
+    if fields["model_type"] != MODEL_TYPE:
+        raise DataError(
+            f"{folder} holds a {fields['model_type']!r}, not a model of our own: `load_pretrained` reads it."
+        )
+    try:
+        model = _own_model(fields)
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / 'config.json'} is not what empax writes ({error}); export the model again."
+        ) from error
+    found, expected = load_safetensors(folder), named_leaves(_shapes(model))
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"surplus {name}" for name in sorted(found) if name not in expected]
+    problems += [
+        f"{name} has shape {list(found[name].shape)}, must be {list(leaf.shape)}"
+        for name, leaf in expected.items()
+        if name in found and found[name].shape != leaf.shape
+    ]
+    if problems:
+        listing = "\n  ".join(problems)
+        raise DataError(f"The weights in {folder} do not fit its config ({len(problems)} problems):\n  {listing}")
+    params = jax.tree.map(
+        jnp.asarray, jax.tree.unflatten(jax.tree.structure(_shapes(model)), [*map(found.get, expected)])
+    )
+    return Exported(model, params)
+
+
+def _own_fields(model: EncoderDecoder | DualEncoder) -> dict[str, Any]:
+    if isinstance(model, EncoderDecoder):
+        return {"model_type": MODEL_TYPE, "model": "encoder_decoder", "config": dataclasses.asdict(model.config)}
+    name = next(name for name, (_, module) in _ENCODERS.items() if isinstance(model.encoder, module))
+    config = dataclasses.asdict(model.encoder.config)  # pyright: ignore[reportAttributeAccessIssue]
+    pooling = {"pooling": model.pooling, "normalize": model.normalize}
+    return {"model_type": MODEL_TYPE, "model": "dual_encoder", "encoder": name, **pooling, "config": config}
+
+
+def _own_model(fields: Mapping[str, Any]) -> EncoderDecoder | DualEncoder:
+    if fields["model"] == "encoder_decoder":
+        return EncoderDecoder(TransformerConfig(**fields["config"]))
+    config, module = _ENCODERS[fields["encoder"]]
+    return DualEncoder(module(config(**fields["config"])), fields["pooling"], fields["normalize"])
+
+
+def _shapes(model: EncoderDecoder | DualEncoder) -> Params:
+    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
+    inputs = (ids, mask, ids) if isinstance(model, EncoderDecoder) else (ids, mask)
+    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
+
+
+def _own_tensors(model: EncoderDecoder | DualEncoder, params: Params) -> dict[str, LazyTensor]:
+    leaves, expected = named_leaves(params), named_leaves(_shapes(model))
+    if set(leaves) != set(expected):
+        wrong = ", ".join(sorted(set(leaves) ^ set(expected)))
+        raise DataError(f"These are not the parameters of this {type(model).__name__}; missing or surplus: {wrong}.")
+    return {
+        name: LazyTensor(tuple(leaf.shape), np.dtype(leaf.dtype), lambda leaf=leaf: np.asarray(leaf))
+        for name, leaf in leaves.items()
+    }
+
+
+def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_tokens: int) -> None:
+    """The tokenizer so that it frames and cuts a text by itself as `data.features.encode_for_bert` does."""
+    backend = rust.Tokenizer.from_str(tokenizer.backend.to_str())
+    first, last = (backend.id_to_token(i) for i in (tokenizer.cls_id, tokenizer.sep_id))
+    assert first is not None
+    assert last is not None
+    backend.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} $B:1 {last}:1",
+        special_tokens=[(first, tokenizer.cls_id), (last, tokenizer.sep_id)],
+    )
+    tokenizer.save(folder)
+    write_text(folder / "tokenizer.json", backend.to_str(pretty=False))
+    path = folder / "tokenizer_config.json"
+    names = {"cls_token": first, "sep_token": last, "model_max_length": max_tokens, "truncation_side": "left"}
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | names)
+
+
+def _write_modules(folder: Path, model: DualEncoder, size: int, max_tokens: int) -> None:
+    """What sentence-transformers puts together: encoder, pooling, normalisation. All its versions read these names."""
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    if model.normalize:
+        kinds.append(("2_Normalize", "Normalize"))
+        (folder / "2_Normalize").mkdir()
+        write_json(folder / "2_Normalize" / "config.json", {})
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(kinds)
+        ],
+    )
+    (folder / "1_Pooling").mkdir()
+    pooling = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": None, "mean_sqrt_len_tokens": None}
+    modes = {f"pooling_mode_{name}": model.pooling == ours for name, ours in pooling.items()}
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": size, **modes})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False})
+    similarity = "cosine" if model.normalize else "dot"
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": similarity})
+
+
+def _write_card(folder: Path, card: str) -> None:
+    if card:
+        write_text(folder / "README.md", card)

@@ -1,0 +1,115 @@
+"""Safetensors out: one file or shards with an index, one shard in memory at a time."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from empax.core.config import ConfigError
+from empax.core.files import write_atomically, write_json
+from empax.interop.huggingface import LazyTensor
+
+SHARD_BYTES = 5_000_000_000
+"""The most bytes of tensors in one file: what the Hub's tools expect."""
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, LazyTensor], *, max_shard_bytes: int = SHARD_BYTES, stem: str = "model"
+) -> list[Path]:
+    """Writes `STEM.safetensors`, or shards and `STEM.safetensors.index.json` if they hold more than `max_shard_bytes`.
+
+    Args:
+      folder: where to.
+      tensors: in the order of the file.
+      max_shard_bytes: of the tensors in one file; a tensor that is larger gets a file of its own.
+      stem: what the names of the files begin with.
+
+    Returns:
+      The files with tensors. The index is written last: while it is missing, nothing counts.
+
+    Raises:
+      ConfigError: max_shard_bytes is below 1.
+    """
+    if max_shard_bytes < 1:
+        raise ConfigError(f"max_shard_bytes = {max_shard_bytes} must be at least 1.")
+    shards = _plan(tensors, max_shard_bytes)
+    if len(shards) == 1:
+        file = folder / f"{stem}.safetensors"
+        _write(file, tensors)
+        return [file]
+    files, weight_map = [], {}
+    for number, names in enumerate(shards, start=1):
+        file = folder / f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+        _write(file, {name: tensors[name] for name in names})
+        files.append(file)
+        weight_map |= dict.fromkeys(names, file.name)
+    metadata = {
+        "total_size": sum(map(_num_bytes, tensors.values())),
+        "total_parameters": sum(math.prod(tensor.shape) for tensor in tensors.values()),
+    }
+    write_json(folder / f"{stem}.safetensors.index.json", {"metadata": metadata, "weight_map": weight_map})
+    return files
+
+
+def check_new(path: Path) -> None:
+    """Raises ConfigError if `path` is a file, or a folder that holds something."""
+    if path.is_dir() and (found := sorted(entry.name for entry in path.iterdir())):
+        shown = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
+        raise ConfigError(f"{path} is not empty, it holds {shown}; give another --output, or empty it first.")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; --output takes a folder that is new or empty.")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` once everything is in it: `path` is whole or is not there.
+
+    Raises:
+      ConfigError: see `check_new`.
+    """
+    path = path.absolute()
+    check_new(path)
+    filled = path.with_name(f".{path.name}.unfinished")
+    shutil.rmtree(filled, ignore_errors=True)  # of a process that was killed
+    filled.mkdir(parents=True)
+    try:
+        yield filled
+        # Files are made under a temporary name that nobody else may read; these are made to be passed on.
+        mode = filled.stat().st_mode & 0o666
+        for file in filled.rglob("*"):
+            if file.is_file():
+                file.chmod(mode)
+        filled.replace(path)
+    finally:
+        shutil.rmtree(filled, ignore_errors=True)
+
+
+def _plan(tensors: Mapping[str, LazyTensor], limit: int) -> list[list[str]]:
+    """Names by shard, filled in order."""
+    shards: list[list[str]] = [[]]
+    room = limit
+    for name, tensor in tensors.items():
+        size = _num_bytes(tensor)
+        if shards[-1] and size > room:
+            shards.append([])
+            room = limit
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def _num_bytes(tensor: LazyTensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def _write(file: Path, tensors: Mapping[str, LazyTensor]) -> None:
+    # Contiguous: what is written are the bytes as they lie in memory.
+    arrays = {name: np.ascontiguousarray(tensor.make()) for name, tensor in tensors.items()}
+    # "pt" is what transformers looks for; it says how names and layouts are meant, not who wrote them.
+    write_atomically(file, lambda path: safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"}))

@@ -1,0 +1,260 @@
+r"""Low-rank adapters on any model here, and frozen weights in eight bits. No layer knows of either.
+
+A weight W [*inputs, *outputs] (of one layer) becomes
+
+.. math:: W + (alpha / r) A B, \quad A [*inputs, r], B [r, *outputs]
+
+with W frozen. Source: Hu et al. 2022, Sec. 4.1; there the product is written B A, on the transpose.
+
+Adapters are a tree of their own, and the only one that is trained. `adapt` puts them into a model's parameters as boxes
+that Flax opens where a layer reads its parameter, inside the scan over layers: one layer's sum, and one layer's floats
+of eight-bit weights, exist at a time. In the backward pass that holds with `remat=True` alone, since otherwise what the
+forward pass read is kept for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax.core import meta
+from jaxtyping import Array, Float
+
+from empax.core.config import ConfigError
+from empax.core.tree import map_named, named_leaves
+from empax.core.types import Params
+from empax.models.layers import dropout, logical_axes
+
+_NAMES_IN_ERRORS = 8
+_LARGEST = 127  # of an int8, symmetric
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraSettings:
+    """Which weights get adapters, and of what size.
+
+    Attributes:
+      pattern: regular expression, searched for in parameter names ("encoder/layers/attention/query"); what it finds
+        and is no weight of a matrix product (biases, norms, embeddings) stays as it is.
+      rank: r, at least 1.
+      alpha: the sum is W + alpha / r * A B.
+      dropout: share of a weight's inputs that its adapter does not see in a step, in [0, 1).
+      int8: keep the frozen weights of matrix products in eight bits (QLoRA's idea, Dettmers et al. 2023, with plain
+        symmetric integers).
+    """
+
+    pattern: str = r"attention/(query|value)$"
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    int8: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"rank = {self.rank} must be at least 1.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1).")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern = {self.pattern!r} is not a regular expression: {error}.") from error
+
+    @property
+    def factor(self) -> float:
+        return self.alpha / self.rank
+
+
+class _Box(meta.AxisMetadata):
+    """A parameter that is made where it is read. Scans slice its arrays along their first axis like any other."""
+
+    def replace_boxed(self, val: Any) -> Any:
+        return val
+
+    def add_axis(self, index: int, params: Any) -> Any:
+        del index, params
+        return self
+
+    def remove_axis(self, index: int, params: Any) -> Any:
+        del index, params
+        return self
+
+
+@flax.struct.dataclass
+class Int8(_Box):
+    """A weight in eight bits with one scale for each output, W = values * scale.
+
+    The fields are arrays, but annotated Any: JAX also builds pytrees of shardings and placeholders.
+    """
+
+    values: Any  # int8, the weight's shape
+    scale: Any  # float32, the weight's shape with 1 in place of every input axis
+
+    def unbox(self) -> Float[Array, "..."]:
+        return self.values.astype(jnp.float32) * self.scale
+
+
+@flax.struct.dataclass
+class LowRank(_Box):
+    """A frozen weight, an array or an Int8, with its adapter. No gradient flows to the weight."""
+
+    base: Any
+    a: Any  # [*inputs, r], with a layers axis in front if the weight has one
+    b: Any  # [r, *outputs], likewise
+    factor: float = flax.struct.field(pytree_node=False)
+
+    def unbox(self) -> Float[Array, "..."]:
+        base = self.base.unbox() if isinstance(self.base, Int8) else self.base
+        # Small, and summed in full precision: tensor cores would round it.
+        product = jnp.tensordot(self.a, self.b, axes=1, precision=jax.lax.Precision.HIGHEST)
+        return jax.lax.stop_gradient(base) + (self.factor * product).astype(base.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Axes:
+    """How the axes of a weight lie: a stack of layers or not, how many axes are inputs."""
+
+    stacked: bool
+    inputs: int
+
+
+def _axes(name: str, shape: tuple[int, ...]) -> _Axes | None:
+    """None for whatever is not the weight of a matrix product."""
+    axes = logical_axes(name, shape)
+    stacked = axes[:1] == ("layers",)
+    axes = axes[1:] if stacked else axes
+    if len(axes) < 2 or None in axes or "vocab" in axes:
+        return None
+    # [heads, head_dim, embed] is the one kind with two axes of inputs.
+    return _Axes(stacked, 2 if len(axes) == 3 and axes[0] != "embed" else 1)
+
+
+def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Params:
+    """Adapters for `base`: A normal with variance 1 / inputs, B zero, so that they change nothing yet.
+
+    Args:
+      rng: key.
+      base: parameters of a model, or their shapes.
+      settings: see there.
+
+    Returns:
+      A tree like `base` with {"a", "b"} in place of every adapted weight, and nothing else.
+
+    Raises:
+      ConfigError: the pattern finds no weight of a matrix product.
+    """
+    found = {
+        name: (leaf.shape, axes)
+        for name, leaf in named_leaves(base).items()
+        if re.search(settings.pattern, name) and (axes := _axes(name, leaf.shape)) is not None
+    }
+    if not found:
+        names = [name for name, leaf in named_leaves(base).items() if _axes(name, leaf.shape)]
+        shown = ", ".join(names[:_NAMES_IN_ERRORS]) + (", …" if len(names) > _NAMES_IN_ERRORS else "")
+        raise ConfigError(
+            f"pattern = {settings.pattern!r} is found in the name of no weight that LoRA can adapt; they are {shown}."
+        )
+    adapters: Params = {}
+    for number, (name, (shape, axes)) in enumerate(found.items()):
+        layers, shape = (shape[:1], shape[1:]) if axes.stacked else ((), shape)
+        inputs, outputs = shape[: axes.inputs], shape[axes.inputs :]
+        normal = jax.random.normal(jax.random.fold_in(rng, number), (*layers, *inputs, settings.rank))
+        a, b = normal * math.prod(inputs) ** -0.5, jnp.zeros((*layers, settings.rank, *outputs))
+        _put(adapters, name, {"a": a, "b": b})
+    return adapters
+
+
+def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array | None = None) -> Params:
+    """`base` with the adapters in it: what a model is applied to.
+
+    Departure: dropout takes away inputs of an adapter for a whole step, one choice for each layer, where Hu et al.
+    choose anew for each token; so the sum of the two weights stays one matrix.
+
+    Args:
+      base: parameters, plain or from `quantize`; no gradient flows to an adapted weight.
+      adapters: of `init_adapters`.
+      settings: the same.
+      rng: None = no dropout.
+
+    Raises:
+      ConfigError: the adapters are those of another model.
+    """
+    pairs: dict[str, dict[str, Any]] = {}
+    for name, leaf in named_leaves(adapters).items():
+        owner, _, part = name.rpartition("/")
+        pairs.setdefault(owner, {})[part] = leaf
+    leaves, structure = jax.tree_util.tree_flatten_with_path(base, is_leaf=_is_box)
+    names = [_name(path) for path, _ in leaves]
+    if missing := sorted(set(pairs) - set(names)):
+        raise ConfigError(f"there are adapters for {', '.join(missing)}, which the model does not have.")
+    numbers = {name: number for number, name in enumerate(pairs)}
+
+    def put(name: str, leaf: Any) -> Any:
+        if name not in pairs:
+            return leaf
+        a, b = pairs[name]["a"], pairs[name]["b"]
+        if rng is not None and settings.dropout:
+            kept = dropout(
+                jnp.ones((*a.shape[:-1], 1), a.dtype), settings.dropout, jax.random.fold_in(rng, numbers[name])
+            )
+            a = a * kept
+        return LowRank(leaf, a, b, settings.factor)
+
+    return jax.tree.unflatten(structure, [put(name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True)])
+
+
+def merge(base: Params, adapters: Params, settings: LoraSettings) -> Params:
+    """Plain parameters with W + alpha / r * A B in place of every adapted weight, and floats in place of eight bits."""
+    adapted = adapt(base, adapters, settings)
+    named = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapted, is_leaf=_is_box)}
+    merged: Params = {}
+    for name, leaf in named.items():
+        stacked = isinstance(leaf, LowRank) and leaf.a.ndim + leaf.b.ndim - 2 > _ndim(leaf.base)
+        _put(merged, name, (jax.vmap(_open)(leaf) if stacked else _open(leaf)))
+    return merged
+
+
+def quantize(base: Params) -> Params:
+    """`base` with every weight of a matrix product in eight bits, to nearest; all else stays as it is.
+
+    The largest weight of each output becomes ±127, so no weight is off by more than 1/254 of it.
+    """
+
+    def put(name: str, leaf: Any) -> Any:
+        axes = _axes(name, leaf.shape)
+        if axes is None:
+            return leaf
+        first = int(axes.stacked)
+        over = tuple(range(first, first + axes.inputs))
+        scale = jnp.max(jnp.abs(leaf), axis=over, keepdims=True).astype(jnp.float32) / _LARGEST
+        scale = jnp.where(scale == 0.0, 1.0, scale)  # an output that is nothing but zeros
+        return Int8(jnp.round(leaf / scale).astype(jnp.int8), scale)
+
+    return map_named(put, base)
+
+
+def _open(leaf: Any) -> Any:
+    return leaf.unbox() if _is_box(leaf) else leaf
+
+
+def _ndim(leaf: Any) -> int:
+    return leaf.values.ndim if isinstance(leaf, Int8) else leaf.ndim
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, _Box)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return "/".join(str(part.key) for part in path)
+
+
+def _put(tree: dict[str, Any], name: str, value: Any) -> None:
+    *parents, leaf = name.split("/")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[leaf] = value

@@ -1,0 +1,80 @@
+"""One model of a run's checkpoints as a folder for other libraries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir, read_json
+from empax.core.run import RunContext
+from empax.core.tree import count_params
+from empax.interop.export import Format, Generation, export_generator, export_retriever
+from empax.interop.safetensors_out import SHARD_BYTES, check_new
+from empax.pipeline import run
+from empax.pipeline.model_card import Exported, model_card
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportSettings:
+    """What to write.
+
+    Attributes:
+      stage: whose checkpoint; empty = the last that trains a model of the system.
+      what: which of the models that the stage trains; empty = the main one.
+      format: "transformers" (a retriever: as sentence-transformers has it), or "empax", our own names.
+      max_shard_bytes: the most bytes of tensors in one file.
+    """
+
+    stage: str = ""
+    what: Literal["", "generator", "retriever"] = ""
+    format: Format = "transformers"
+    max_shard_bytes: int = SHARD_BYTES
+
+
+def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
+    """Writes one model of the run in `workdir` to the folder `output`, with a card; returns a line on what it is.
+
+    Raises:
+      ConfigError: there is no run or no such stage, the model cannot be written so, or `output` is not empty.
+      CheckpointError: the stage has not been trained.
+    """
+    files = WorkDir(workdir)
+    if not files.config.exists():
+        raise ConfigError(f"{workdir} holds no run; give the --workdir of one.")
+    check_new(output)
+    config = read_json(files.config)
+    run.make_stages(config)
+    system = run.load_system(config)
+    found = system.load_trained(RunContext(files, config, "export"), stage=settings.stage, what=settings.what)
+    about = Exported(
+        what=found.what,
+        stage=found.stage,
+        evaluated=_evaluated(config),
+        format=settings.format,
+        base=found.base,
+        passages=found.passages,
+        size=count_params(found.params),
+    )
+    report = files.root / "report.json"
+    options: dict[str, Any] = {
+        "format": settings.format,
+        "max_shard_bytes": settings.max_shard_bytes,
+        "card": model_card(about, config, read_json(report) if report.exists() else None),
+    }
+    if found.what == "retriever":
+        export_retriever(output, found.model, found.params, found.tokenizer, max_tokens=found.max_tokens, **options)
+    else:
+        t = found.tokenizer
+        generation = Generation(dataclasses.asdict(found.decoding), t.start_id, t.eos_id, t.pad_id)
+        export_generator(output, found.model, found.params, t, generation, **options)
+    unfinished = "" if files.done(found.stage).exists() else f"; {found.stage} has not finished, these are its best yet"
+    return f"wrote the {found.what} of stage {found.stage}, {about.size:,} parameters, to {output}{unfinished}"
+
+
+def _evaluated(config: Mapping[str, Any]) -> str:
+    """The stage that the run's metrics are of."""
+    sections = [config[name] for name in config["run"]]
+    return next((section["stage"] for section in sections if section["kind"] == "evaluate"), "")

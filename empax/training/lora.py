@@ -1,0 +1,110 @@
+"""Any task with its model frozen and low-rank adapters in its place: a task like any other, for the one step."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+
+from empax.core.protocols import GenerativeTask, OnlineTask, Task
+from empax.core.tree import named_leaves
+from empax.core.types import Batch, Generated, Mean, Metrics, Params
+from empax.models.lora import LoraSettings, adapt, init_adapters, merge, quantize
+
+_DROPOUT_STREAM = 2**31 - 2  # the task splits its key and never folds in a number that large
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraTask:
+    """`task` with LoRA.
+
+    Parameters are {"adapters", "trained"}: only they have gradients, optimizer state and a place in checkpoints. What
+    they sit on is in `frozen`, see `freeze`.
+
+    Attributes:
+      task: what is trained.
+      settings: which weights are adapted.
+      trained: regular expression of parameters that are trained as they are (a new head); empty = none.
+    """
+
+    task: Task
+    settings: LoraSettings
+    trained: str = ""
+
+    def init(self, rng: jax.Array, batch: Batch) -> Params:
+        """Adapters that change nothing yet, and fresh parameters where `trained` says so."""
+        first, second = jax.random.split(rng)
+        shapes = jax.eval_shape(self.task.init, first, batch)
+        trained: Params = {}
+        if self.trained:
+            # Compiled as one, so that what is not kept is never made.
+            trained = jax.jit(lambda rng: self._split(self.task.init(rng, batch))[0])(first)
+        return {"adapters": init_adapters(second, self._split(shapes)[1], self.settings), "trained": trained}
+
+    def freeze(self, params: Params, frozen: Params) -> Params:
+        """The `frozen` of this task: of the task's own parameters what is not trained, and its own `frozen`.
+
+        Args:
+          params: of `task`, pretrained; those that `trained` names are left out.
+          frozen: what `task` itself wants.
+        """
+        base = self._split(params)[1]
+        return {"base": quantize(base) if self.settings.int8 else base, "frozen": frozen}
+
+    def merged(self, params: Params, frozen: Params) -> Params:
+        """Parameters of `task` alone, without adapters: to decode with, to export."""
+        return _join(merge(frozen["base"], params["adapters"], self.settings), params["trained"])
+
+    def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        return self.task.loss(self._adapted(params, frozen, rng), frozen["frozen"], batch, rng)
+
+    def generate(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Generated:
+        """Of a GenerativeTask."""
+        assert isinstance(self.task, GenerativeTask)
+        return self.task.generate(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
+
+    def _adapted(self, params: Params, frozen: Params, rng: jax.Array | None) -> Params:
+        rng = None if rng is None else jax.random.fold_in(rng, _DROPOUT_STREAM)
+        return _join(adapt(frozen["base"], params["adapters"], self.settings, rng), params["trained"])
+
+    def _split(self, params: Params) -> tuple[Params, Params]:
+        """What is trained as it is, and the rest."""
+        kept = {name: bool(self.trained) and re.search(self.trained, name) is not None for name in named_leaves(params)}
+        return _select(params, kept, True), _select(params, kept, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineLoraTask(LoraTask):
+    """`LoraTask` of an OnlineTask."""
+
+    def explore(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Batch:
+        assert isinstance(self.task, OnlineTask)
+        return self.task.explore(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
+
+
+def lora_task(task: Task, settings: LoraSettings, trained: str = "") -> LoraTask:
+    """`task` with LoRA; it explores if `task` does."""
+    return (OnlineLoraTask if isinstance(task, OnlineTask) else LoraTask)(task, settings, trained)
+
+
+def _select(tree: Any, kept: dict[str, bool], wanted: bool, prefix: str = "") -> Params:
+    """The part of a tree of nested dicts whose leaves are marked `wanted`; no empty dicts."""
+    selected: Params = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if not isinstance(value, dict):
+            if kept[name] == wanted:
+                selected[key] = value
+        elif part := _select(value, kept, wanted, f"{name}/"):
+            selected[key] = part
+    return selected
+
+
+def _join(one: Params, two: Params) -> Params:
+    """Both trees in one; no leaf is in both."""
+    joined = dict(one)
+    for key, value in two.items():
+        joined[key] = _join(joined[key], value) if key in joined else value
+    return joined

@@ -1,0 +1,227 @@
+"""Adapters and eight-bit weights against explicit formulas."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.tree import count_bytes, map_named, named_leaves
+from empax.models.bert import BertConfig, BertEncoder
+from empax.models.layers import FeedForward
+from empax.models.lora import Int8, LoraSettings, adapt, init_adapters, merge, quantize
+from empax.models.t5 import t5_config
+from empax.models.transformer import EncoderDecoder
+
+ALL = LoraSettings(pattern="layers/", rank=3, alpha=6.0)
+IDS, MASK, TARGET = jnp.arange(10).reshape(2, 5) % 7, jnp.ones((2, 5), bool), jnp.arange(8).reshape(2, 4) % 7
+
+
+def model_and_params(**changes):
+    fields = {"vocab_size": 13, "d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 16, "num_layers": 2}
+    model = EncoderDecoder(t5_config(fields, dropout=0.0, **changes))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), IDS, MASK, TARGET)["params"]
+    return model, filled(shapes, 0)
+
+
+def filled(shapes, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), shapes)
+
+
+def sums(base, adapters, factor):
+    """W + factor A B, written out for every name."""
+    pairs = named_leaves(adapters)
+    specs = {"query": "ldr,lrhn->ldhn", "out": "lhnr,lrd->lhnd", "wi": "ldr,lrf->ldf"}
+    specs |= {"key": specs["query"], "value": specs["query"], "wo": specs["wi"]}
+
+    def add(name, leaf):
+        if f"{name}/a" not in pairs:
+            return leaf
+        return leaf + factor * jnp.einsum(specs[name.rsplit("/", 1)[1]], pairs[f"{name}/a"], pairs[f"{name}/b"])
+
+    return map_named(add, base)
+
+
+def objective(model, params):
+    return jnp.sum(jnp.sin(model.apply({"params": params}, IDS, MASK, TARGET)))
+
+
+@pytest.mark.parametrize("changes", [{}, {"remat": True, "unroll": 2}], ids=["scan", "remat"])
+def test_values_and_gradients_are_those_of_the_sum_written_out(changes):
+    model, base = model_and_params(**changes)
+    adapters = filled(init_adapters(jax.random.key(0), base, ALL), 1)
+    assert len(named_leaves(adapters)) == 2 * (4 + 2 + 8 + 2)  # every matrix of both stacks, nothing else
+
+    @jax.jit
+    def ours(adapters):
+        return jax.value_and_grad(lambda a: objective(model, adapt(base, a, ALL)))(adapters)
+
+    @jax.jit
+    def explicit(adapters):
+        return jax.value_and_grad(lambda a: objective(model, sums(base, a, 2.0)))(adapters)
+
+    (value, grads), (expected, expected_grads) = ours(adapters), explicit(adapters)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for name, grad in named_leaves(grads).items():
+        wanted = named_leaves(expected_grads)[name]
+        np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=2e-6 * np.abs(wanted).max(), err_msg=name)
+        assert np.abs(grad).max() > 0
+    merged, wanted = named_leaves(merge(base, adapters, ALL)), named_leaves(sums(base, adapters, 2.0))
+    assert merged.keys() == wanted.keys()
+    for name, leaf in merged.items():
+        np.testing.assert_allclose(leaf, wanted[name], rtol=1e-6, atol=1e-6)
+
+
+def test_no_gradient_flows_to_an_adapted_weight_and_fresh_adapters_change_nothing():
+    model, base = model_and_params()
+    settings = dataclasses.replace(ALL, pattern=r"attention/(query|out)$")
+    adapters = init_adapters(jax.random.key(0), base, settings)
+    value, grads = jax.jit(jax.value_and_grad(lambda b: objective(model, adapt(b, adapters, settings))))(base)
+    np.testing.assert_allclose(value, jax.jit(lambda b: objective(model, b))(base), rtol=1e-6)
+    adapted = {name.rpartition("/")[0] for name in named_leaves(adapters)}
+    for name, grad in named_leaves(grads).items():
+        assert (np.abs(grad).max() == 0) == (name in adapted), name
+
+
+def test_adapters_begin_normal_and_zero():
+    base = {"layers": {"attention": {"query": jnp.zeros((3, 400, 4, 5)), "out": jnp.zeros((3, 4, 50, 8))}}}
+    adapters = named_leaves(init_adapters(jax.random.key(0), base, LoraSettings(pattern="attention", rank=6)))
+    assert adapters["layers/attention/query/a"].shape == (3, 400, 6)
+    assert adapters["layers/attention/query/b"].shape == (3, 6, 4, 5)
+    assert adapters["layers/attention/out/a"].shape == (3, 4, 50, 6)
+    assert adapters["layers/attention/out/b"].shape == (3, 6, 8)
+    np.testing.assert_allclose(np.std(adapters["layers/attention/query/a"]), 400**-0.5, rtol=0.05)
+    np.testing.assert_allclose(np.std(adapters["layers/attention/out/a"]), 200**-0.5, rtol=0.05)
+    assert not np.array_equal(*adapters["layers/attention/query/a"][:2])
+    assert not any(np.any(leaf) for name, leaf in adapters.items() if name.endswith("/b"))
+
+
+def test_a_layer_outside_of_a_stack_and_an_encoder():
+    layer = FeedForward(d_ff=6, activation="relu", use_bias=False, dropout=0.0)
+    base = {"feed_forward": filled({"wi": jnp.zeros((4, 6)), "wo": jnp.zeros((6, 4))}, 0)}
+    adapters = filled(init_adapters(jax.random.key(0), base, LoraSettings(pattern="wi", rank=2, alpha=2.0)), 1)
+    pair = adapters["feed_forward"]["wi"]
+    expected = {**base["feed_forward"], "wi": base["feed_forward"]["wi"] + pair["a"] @ pair["b"]}
+    settings = LoraSettings(pattern="wi", rank=2, alpha=2.0)
+    inputs = filled(jnp.zeros((2, 3, 4)), 2)
+    for params in (adapt(base, adapters, settings), merge(base, adapters, settings)):
+        found = layer.apply({"params": params["feed_forward"]}, inputs, deterministic=True)
+        np.testing.assert_allclose(found, layer.apply({"params": expected}, inputs, deterministic=True), rtol=1e-5)
+
+    bert = BertEncoder(BertConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=12, num_layers=2, max_positions=9))
+    base = filled(jax.eval_shape(bert.init, jax.random.key(0), IDS, MASK)["params"], 3)
+    adapters = filled(init_adapters(jax.random.key(0), base, ALL), 4)
+    one = jax.jit(lambda p: bert.apply({"params": p}, IDS, MASK))
+    np.testing.assert_allclose(one(adapt(base, adapters, ALL)), one(merge(base, adapters, ALL)), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_takes_inputs_of_adapters_and_nothing_without_a_key():
+    base = {"attention": {"query": jnp.zeros((200, 2, 3))}}
+    settings = LoraSettings(pattern="query", rank=2, alpha=2.0, dropout=0.25)
+    adapters = filled(init_adapters(jax.random.key(0), base, settings), 1)
+    whole = merge(base, adapters, settings)["attention"]["query"]
+    dropped = adapt(base, adapters, settings, jax.random.key(1))["attention"]["query"].unbox()
+    gone = np.all(np.asarray(dropped) == 0, axis=(1, 2))
+    assert 30 < gone.sum() < 70
+    np.testing.assert_allclose(dropped[~gone], whole[~gone] / 0.75, rtol=1e-5)
+    other = adapt(base, adapters, settings, jax.random.key(2))["attention"]["query"].unbox()
+    assert not np.array_equal(np.all(np.asarray(other) == 0, axis=(1, 2)), gone)
+
+
+def test_eight_bits_are_off_by_half_a_step_of_each_output_at_most():
+    _, base = model_and_params()
+    base["encoder"]["layers"]["attention"]["out"] = (
+        base["encoder"]["layers"]["attention"]["out"].at[:, :, :, 2].set(0.0)
+    )
+    base["encoder"]["layers"]["attention"]["query"] *= jnp.array([1.0, 1e3, 1e-3])[None, None, :, None]
+    boxes = quantize(base)
+    inputs = {"query": (1,), "key": (1,), "value": (1,), "out": (1, 2), "wi": (1,), "wo": (1,)}
+    quantised = 0
+    for name, leaf in named_leaves(base).items():
+        box = boxes
+        for part in name.split("/"):
+            box = box[part]
+        if name.rsplit("/", 1)[1] not in inputs:
+            assert box is leaf, name
+            continue
+        quantised += 1
+        assert isinstance(box, Int8)
+        assert box.values.dtype == jnp.int8
+        largest = np.abs(leaf).max(axis=inputs[name.rsplit("/", 1)[1]], keepdims=True)
+        assert box.scale.shape == largest.shape
+        error = np.abs(np.asarray(box.unbox()) - np.asarray(leaf))
+        assert np.all(error <= largest / 254 * (1 + 1e-5)), name
+        assert np.abs(box.values).max() == 127
+    assert quantised == 16
+    assert not np.any(boxes["encoder"]["layers"]["attention"]["out"].unbox()[:, :, :, 2])
+
+
+def test_a_model_with_eight_bit_weights_computes_with_what_they_stand_for():
+    model, base = model_and_params()
+    adapters = filled(init_adapters(jax.random.key(0), base, ALL), 1)
+    boxes = quantize(base)
+    rounded = merge(boxes, {}, ALL)
+    one = jax.jit(jax.value_and_grad(lambda a: objective(model, adapt(boxes, a, ALL))))
+    two = jax.jit(jax.value_and_grad(lambda a: objective(model, sums(rounded, a, 2.0))))
+    (value, grads), (expected, expected_grads) = one(adapters), two(adapters)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for name, grad in named_leaves(grads).items():
+        wanted = named_leaves(expected_grads)[name]
+        np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=2e-6 * np.abs(wanted).max(), err_msg=name)
+    exact = objective(model, sums(base, adapters, 2.0))
+    assert 0 < abs(float(value - exact)) < 0.05 * abs(float(exact))
+    np.testing.assert_allclose(
+        named_leaves(merge(boxes, adapters, ALL))["decoder/layers/attention/out"],
+        named_leaves(sums(rounded, adapters, 2.0))["decoder/layers/attention/out"],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_eight_bits_take_a_quarter_and_a_step_never_holds_all_floats():
+    """Deep and wide enough for the weights to outweigh everything else."""
+    fields = {"vocab_size": 8, "d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 256, "num_layers": 12}
+    model = EncoderDecoder(t5_config(fields, dropout=0.0, remat=True))
+    base = jax.eval_shape(model.init, jax.random.key(0), IDS, MASK, TARGET)["params"]
+    settings = LoraSettings(rank=2)
+    boxes = jax.eval_shape(quantize, base)
+    adapters = jax.eval_shape(lambda rng: init_adapters(rng, base, settings), jax.random.key(0))
+    assert 0.25 <= count_bytes(boxes) / count_bytes(base) < 0.27
+
+    def memory(frozen, params):
+        def loss(adapters, frozen):
+            return objective(model, params(frozen, adapters))
+
+        compiled = jax.jit(jax.value_and_grad(loss)).lower(adapters, frozen).compile()
+        found = compiled.memory_analysis()
+        return found.temp_size_in_bytes, found.argument_size_in_bytes
+
+    temporary, arguments = memory(boxes, lambda frozen, a: adapt(frozen, a, settings))
+    outside, _ = memory(boxes, lambda frozen, a: merge(frozen, a, settings))
+    assert arguments < 0.3 * count_bytes(base)
+    assert temporary < 0.25 * count_bytes(base)
+    assert outside > count_bytes(base)  # what making all floats ahead of the layers would cost
+
+
+@pytest.mark.parametrize("pattern", ["nothing", "norm/scale$", "token_embedding"])
+def test_a_pattern_that_finds_no_matrix_is_refused(pattern):
+    _, base = model_and_params()
+    with pytest.raises(ConfigError, match=r"no weight that LoRA can adapt; they are .*layers/.*attention/key, "):
+        init_adapters(jax.random.key(0), base, LoraSettings(pattern=pattern))
+
+
+def test_bad_settings_and_foreign_adapters_are_refused():
+    for values, match in (
+        ({"rank": 0}, "rank = 0 must be at least 1"),
+        ({"dropout": 1.0}, r"dropout = 1.0 must lie in \[0, 1\)"),
+        ({"pattern": "("}, "not a regular expression"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            LoraSettings(**values)
+    _, base = model_and_params()
+    adapters = init_adapters(jax.random.key(0), base, LoraSettings())
+    with pytest.raises(ConfigError, match=r"adapters for decoder/layers/attention/query, .*, which the model does not"):
+        adapt({"encoder": base["encoder"]}, adapters, LoraSettings())

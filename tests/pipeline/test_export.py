@@ -1,0 +1,213 @@
+"""From a work directory to folders: which stage, which model, which card. Nothing is trained."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.reg_transformer import get_config
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir, read_json, write_json
+from empax.core.run import RunContext
+from empax.core.tree import named_leaves
+from empax.data.features import SPECIAL_TOKENS
+from empax.data.tokenizers import train_bpe
+from empax.interop.export import Generation, export_generator, load_exported
+from empax.interop.huggingface import load_pretrained
+from empax.models.bert import BertEncoder
+from empax.models.dual_encoder import DualEncoder
+from empax.models.t5 import t5_config
+from empax.models.transformer import EncoderDecoder
+from empax.pipeline.export import ExportSettings, export_run
+from empax.pipeline.run import plain
+from empax.systems.reg.stages import HEAD, Parts
+from empax.training.checkpoint import Checkpointer, CheckpointError
+
+METRICS = {
+    "bleu_1": {"value": 24.1, "low": 23.0, "high": 25.25},
+    "perplexity": {"value": None, "low": None, "high": None},
+}
+
+
+def initial(model, seed, *inputs):
+    """Parameters by their shapes alone: nothing is compiled."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), shapes)
+
+
+def save(directory, params):
+    checkpointer = Checkpointer(directory)
+    checkpointer.save_best(1, params, 0.0)
+    checkpointer.close()
+
+
+def emotion(seed, width):
+    return initial(HEAD, seed, jnp.zeros((1, width)))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A work directory whose generator is a tiny T5, whose stages hold what they began with, and the parameters."""
+    root = tmp_path_factory.mktemp("export")
+    tokenizer = train_bpe(["we won the cup", "i lost my job"], vocab_size=300, special_tokens=SPECIAL_TOKENS)
+    sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 24, "num_layers": 1}
+    start = {"decoder_start_token_id": tokenizer.start_id}
+    model = EncoderDecoder(t5_config(sizes | start))
+    ids = jnp.zeros((1, 2), int)
+    base = initial(model, 0, ids, ids == 0, ids)
+    generation = Generation(
+        {"max_tokens": 9, "min_tokens": 0, "method": "greedy", "no_repeat_ngram": 0}, tokenizer.start_id, 1, 0
+    )
+    export_generator(root / "tiny-t5", model, base, tokenizer, generation)
+
+    config = plain(get_config("tiny"))
+    config["reg"]["generator"] = {"architecture": "t5", "pretrained": str(root / "tiny-t5")}
+    files = WorkDir(root / "run")
+    write_json(files.config, config)
+    tokenizer.save(files.tokenizer)
+    encoder = Parts.of(RunContext(files, config, "export"), with_params=False).encoder.model
+    assert isinstance(encoder, DualEncoder)
+    assert isinstance(encoder.encoder, BertEncoder)
+
+    def retriever(seed):
+        return {"encoder": initial(encoder, seed, ids, ids == 0), "emotion": emotion(seed, 32)}
+
+    def generator(seed):
+        return {"model": initial(model, seed, ids, ids == 0, ids), "emotion": emotion(seed, 16)}
+
+    stages = {
+        "generator": generator(1),
+        "retriever": retriever(2),
+        "joint": {"generator": generator(3), "retriever": retriever(4)},
+    }
+    for name, params in stages.items():
+        save(files.stage(name), params)
+    write_json(files.done("joint"), {})
+    return files, stages
+
+
+def same(one, two):
+    one, two = named_leaves(one), named_leaves(two)
+    return one.keys() == two.keys() and all(np.array_equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("stage", "what", "pick"),
+    [
+        ("", "", lambda stages: stages["joint"]["generator"]["model"]),
+        ("generator", "", lambda stages: stages["generator"]["model"]),
+        ("joint", "retriever", lambda stages: stages["joint"]["retriever"]["encoder"]["encoder"]),
+        ("retriever", "", lambda stages: stages["retriever"]["encoder"]["encoder"]),
+    ],
+)
+def test_the_model_that_was_asked_for_is_written(made, stage, what, pick, tmp_path):
+    files, stages = made
+    line = export_run(files.root, tmp_path / "out", ExportSettings(stage=stage, what=what))
+    assert same(load_pretrained(tmp_path / "out").params, pick(stages))
+    assert ("has not finished" in line) == (stage in ("generator", "retriever"))
+
+
+def test_config_and_generation_are_those_of_the_run(made, tmp_path):
+    files, _ = made
+    export_run(files.root, tmp_path / "out", ExportSettings())
+    fields = read_json(tmp_path / "out" / "generation_config.json")
+    assert (fields["max_new_tokens"], fields["num_beams"], fields["do_sample"]) == (12, 1, False)
+    assert (fields["decoder_start_token_id"], fields["eos_token_id"], fields["pad_token_id"]) == (2, 1, 0)
+    export_run(files.root, tmp_path / "two", ExportSettings(what="retriever"))
+    assert read_json(tmp_path / "two" / "sentence_bert_config.json")["max_seq_length"] == 16
+    assert read_json(tmp_path / "two" / "config.json")["num_hidden_layers"] == 2
+
+
+def test_our_own_format_and_shards(made, tmp_path):
+    files, stages = made
+    export_run(files.root, tmp_path / "out", ExportSettings(format="empax", max_shard_bytes=4000))
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    assert same(load_exported(tmp_path / "out").params, stages["joint"]["generator"]["model"])
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "load_exported" in card
+    assert "library_name: empax" in card
+
+
+def test_the_card_tells_what_the_report_knows(made, tmp_path):
+    files, _ = made
+    report = files.root / "report.json"
+    run = {"versions": {"empax": "0.1.0", "torch": ""}, "commit": "abc", "command": "python -m empax.main --x"}
+    write_json(report, {"metrics": METRICS, "data": {"train": {"dialogues": 1256, "instances": 5}}, "run": run})
+    try:
+        export_run(files.root, tmp_path / "out", ExportSettings())
+        export_run(files.root, tmp_path / "two", ExportSettings(what="retriever", stage="retriever"))
+    finally:
+        report.unlink()
+    card = (tmp_path / "out" / "README.md").read_text()
+    head = card.split("---\n")[1]
+    assert "license: apache-2.0" in head
+    assert "library_name: transformers" in head
+    assert "base_model" not in head  # a folder is no name on the Hub
+    for part in (
+        "| BLEU-1 | 24.10 | 23.00 to 25.25 |",
+        "| PPL / token | – | – to – |",
+        "decoded with stage `joint`",
+        "- train: 1,256 dialogues, 5 instances",
+        "```bash\npython -m empax.main --x\n```",
+        "empax 0.1.0; commit abc.",
+        "begun from `tiny-t5`",
+        "each of 2 sources",
+    ):
+        assert part in card, part
+    assert str(files.root.parent) not in card
+    card = (tmp_path / "two" / "README.md").read_text()
+    assert "answered with stage `joint`, not with this model" in card
+    assert "SentenceTransformer(FOLDER)" in card
+    assert "library_name: sentence-transformers" in card
+
+
+def test_a_card_without_a_report_and_of_other_data(made, tmp_path):
+    files, _ = made
+    config = read_json(files.config)
+    config["data"]["name"] = "empathetic_dialogues"
+    other = WorkDir(tmp_path / "run")
+    write_json(other.config, config)
+    other.tokenizer.parent.mkdir(parents=True)
+    other.tokenizer.symlink_to(files.tokenizer)
+    other.stage("joint").symlink_to(files.stage("joint"))
+    export_run(other.root, tmp_path / "out", ExportSettings())
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "This run has no report." in card
+    assert "license: cc-by-nc-4.0" in card
+    assert "non-commercial" in card
+
+
+def test_what_cannot_be_exported_says_why(made, tmp_path):
+    files, _ = made
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match="holds no run"):
+        export_run(tmp_path / "nowhere", out, ExportSettings())
+    with pytest.raises(ConfigError, match=r"stage = 'evaluate' trains no model .* are generator, retriever, joint\."):
+        export_run(files.root, out, ExportSettings(stage="evaluate"))
+    with pytest.raises(ConfigError, match="holds no retriever, only its generator; stages that do: retriever, joint"):
+        export_run(files.root, out, ExportSettings(stage="generator", what="retriever"))
+    bare = tmp_path / "bare"
+    write_json(bare / "config.json", read_json(files.config))
+    with pytest.raises(CheckpointError, match=r"best holds no complete checkpoint; run the stage 'joint' first"):
+        export_run(bare, out, ExportSettings())
+    assert not out.exists()
+    out.mkdir()
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(ConfigError, match=r"not empty, it holds mine\.txt"):
+        export_run(files.root, out, ExportSettings())
+    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+
+
+def test_the_command_line(made, command, tmp_path):
+    files, _ = made
+    result = command("-m", "empax.export", f"--workdir={files.root}", f"--out={tmp_path / 'out'}", "--what=retriever")
+    assert result.returncode == 0, result.stderr
+    assert "wrote the retriever of stage joint" in result.stdout
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "bert"
+    result = command("-m", "empax.export", f"--workdir={files.root}", f"--output={tmp_path / 'out'}", "--stage=joined")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "is not empty" in result.stderr

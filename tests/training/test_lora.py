@@ -1,0 +1,135 @@
+"""A task with LoRA through the one step."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.protocols import OnlineTask, Task
+from empax.core.tree import named_leaves
+from empax.core.types import Batch, Generated, Mean, TrainState
+from empax.models.heads import ClassificationHead, masked_mean
+from empax.models.lora import LoraSettings
+from empax.models.t5 import t5_config
+from empax.models.transformer import EncoderDecoder
+from empax.training.lora import lora_task
+from empax.training.optimizer import OptimizerSettings, make_optimizer
+from empax.training.step import make_train_step
+
+FIELDS = {"vocab_size": 13, "d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 16, "num_layers": 2}
+MODEL = EncoderDecoder(t5_config(FIELDS, dropout=0.0))
+HEAD = ClassificationHead(num_classes=3)
+SETTINGS = LoraSettings(pattern=r"attention/(query|value)$", rank=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Toy:
+    """A T5 with a head."""
+
+    model: EncoderDecoder = MODEL
+    head: ClassificationHead = HEAD
+
+    def init(self, rng, batch):
+        model = self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]
+        return {"model": model, "emotion": self.head.init(rng, jnp.zeros((1, 12)))["params"]}
+
+    def loss(self, params, frozen, batch, rng):
+        variables = {"params": params["model"]}
+        logits = self.model.apply(variables, batch.source, batch.source_mask, batch.target)
+        states = self.model.apply(variables, batch.source, batch.source_mask, method="encode")
+        pooled = self.head.apply({"params": params["emotion"]}, masked_mean(states, batch.source_mask))
+        loss = -jax.nn.log_softmax(logits)[..., 3] + frozen["weight"] * jnp.sum(pooled**2)
+        return Mean.of(loss, batch.target_mask), {}
+
+    def generate(self, params, frozen, batch, rng):
+        tokens = self.model.apply({"params": params["model"]}, batch.source, batch.source_mask, batch.target)
+        return Generated(tokens.argmax(-1)[:, None].astype(jnp.int32), jnp.zeros((2, 1)))
+
+
+class OnlineToy(Toy):
+    def explore(self, params, frozen, batch, rng):
+        return self.generate(params, frozen, batch, rng)
+
+
+def batch():
+    ids, mask = jnp.arange(10).reshape(2, 5) % 13, jnp.ones((2, 5), bool)
+    return Batch(source=ids, source_mask=mask, target=ids, target_mask=mask, valid=jnp.ones(2, bool))
+
+
+@pytest.fixture(scope="module")
+def base():
+    params = jax.jit(Toy().init)(jax.random.key(0), batch())
+    return jax.tree.map(np.asarray, params)
+
+
+def names(tree):
+    return set(named_leaves(tree))
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+def test_a_step_moves_adapters_and_named_parameters_and_keeps_state_for_no_other(base, int8):
+    task = lora_task(Toy(), dataclasses.replace(SETTINGS, int8=int8), trained="^emotion/")
+    assert isinstance(task, Task)
+    params = task.init(jax.random.key(1), batch())
+    frozen = task.freeze(base, {"weight": jnp.float32(0.1)})
+    assert names(params["trained"]) == {name for name in names(base) if name.startswith("emotion/")}
+    assert not names(frozen["base"]) & names(params["trained"])
+
+    merged = task.merged(params, frozen)
+    assert names(merged) == names(base)
+    if not int8:
+        before = {name: leaf for name, leaf in named_leaves(base).items() if name.startswith("model/")}
+        for name, leaf in before.items():
+            np.testing.assert_array_equal(named_leaves(merged)[name], leaf)
+
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2), params, 10)
+    opt_state = optimizer.init(params)
+    held = sum(leaf.size for leaf in jax.tree.leaves(opt_state) if leaf.ndim)
+    assert held == 2 * sum(leaf.size for leaf in jax.tree.leaves(params))  # two moments of what is trained
+    assert held < 0.5 * sum(leaf.size for leaf in jax.tree.leaves(base))
+
+    state = TrainState(step=jnp.int32(0), params=params, opt_state=opt_state, rng=jax.random.key(0))
+    started = jax.tree.map(np.asarray, params)
+    kept = jax.tree.map(np.asarray, frozen)
+    step = make_train_step(task, optimizer)
+    losses = []
+    for _ in range(3):
+        state, metrics = step(state, frozen, batch())
+        losses.append(float(metrics["loss"].value()))
+    assert losses[2] < losses[1] < losses[0]
+    for name, leaf in named_leaves(state.params).items():
+        assert not np.array_equal(leaf, named_leaves(started)[name]), name
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, frozen), kept)
+
+    # Without adapters the merged parameters are the same model.
+    found = Toy().loss(task.merged(state.params, frozen), frozen["frozen"], batch(), None)[0].value()
+    expected = task.loss(state.params, frozen, batch(), None)[0].value()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert not np.allclose(found, losses[0], rtol=1e-3)
+
+
+def test_dropout_of_adapters_needs_a_key(base):
+    task = lora_task(Toy(), dataclasses.replace(SETTINGS, dropout=0.5))
+    params = jax.tree.map(lambda leaf: leaf + 0.3, task.init(jax.random.key(1), batch()))
+    assert params["trained"] == {}
+    frozen = task.freeze(base, {"weight": jnp.float32(0.0)})
+    loss = jax.jit(lambda rng: task.loss(params, frozen, batch(), rng)[0].value())
+    plain = jax.jit(lambda: task.loss(params, frozen, batch(), None)[0].value())()
+    assert loss(jax.random.key(0)) == loss(jax.random.key(0)) != loss(jax.random.key(1))
+    merged = jax.jit(Toy().loss)(task.merged(params, frozen), frozen["frozen"], batch(), None)[0].value()
+    np.testing.assert_allclose(plain, merged, rtol=1e-5)
+
+
+def test_generating_and_exploring_are_the_tasks_own(base):
+    plain, online = lora_task(Toy(), SETTINGS), lora_task(OnlineToy(), SETTINGS)
+    assert not isinstance(plain, OnlineTask)
+    assert isinstance(online, OnlineTask)
+    params = jax.tree.map(lambda leaf: leaf + 0.3, online.init(jax.random.key(1), batch()))
+    frozen = online.freeze(base, {})
+    arguments = (params, frozen, batch(), jax.random.key(0))
+    expected = Toy().generate(online.merged(params, frozen), {}, batch(), jax.random.key(0)).tokens
+    np.testing.assert_array_equal(plain.generate(*arguments).tokens, expected)
+    np.testing.assert_array_equal(online.explore(*arguments).tokens, expected)
+    assert not np.array_equal(expected, Toy().generate(base, {}, batch(), jax.random.key(0)).tokens)
