@@ -17,7 +17,7 @@ from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
 from empax.pipeline import run
 from empax.retrieval.index import StaleIndexError, load_index
-from empax.systems.reg.stages import Parts, corpus_encoder_of
+from empax.systems.reg.parts import Parts, corpus_encoder_of
 from empax.training.checkpoint import load_params
 
 STAGES = ("prepare", "attributes", "annotate", "index", "generator", "retriever", "reindex", "joint", "evaluate",

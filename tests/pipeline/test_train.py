@@ -6,7 +6,7 @@ from empax.core.config import ConfigError
 from empax.pipeline.train import find_task, load_system, make_settings
 from empax.systems import attributes, reg
 from empax.systems.attributes import ClassifierStage
-from empax.systems.reg.stages import JointStage
+from empax.systems.reg.settings import JointStage
 
 SECTION = {"kind": "train", "task": "joint", "steps": 3, "batch_size": 2, "buckets": [8], "retriever_weight": 0.4}
 

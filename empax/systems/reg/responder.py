@@ -18,9 +18,10 @@ from empax.data.exemplars import ContextExamples, Corpus, dialogue_groups
 from empax.data.store import load_instances
 from empax.retrieval.corpus import CorpusEncoder
 from empax.retrieval.index import Index, load_index
-from empax.systems.reg.stages import GeneratorStage, JointStage, Parts, corpus_encoder, corpus_encoder_of
+from empax.systems.reg.parts import Parts, corpus_encoder_of
+from empax.systems.reg.settings import GeneratorStage, JointStage
+from empax.systems.reg.stages import corpus_encoder
 from empax.systems.reg.tasks import Generator, Joint
-from empax.training.checkpoint import load_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +160,7 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
     parts = Parts.of(run, with_params=False)
     section = dict(run.section(stage))
     kind = section["task"].rpartition(".")[2]
-    params = load_params(run.files.stage(stage))
+    params = parts.stage_params(run, stage)
     if kind == "generator":
         fields = {k: v for k, v in section.items() if k in GeneratorStage.__dataclass_fields__}
         task = parts.generator_task(to_settings(GeneratorStage, fields, where=f"config.{stage}"))

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.config import ConfigError
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.decoding.search import DecodeSettings, generate, num_hypotheses
-from empax.evaluation.device_metrics import UtilityWeights, utility
+from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
 from empax.losses.distillation import emdr2, retriever_kl, target_distribution
 from empax.models.dual_encoder import DualEncoder
@@ -27,6 +26,7 @@ from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 from empax.models.transformer import EncoderDecoder
+from empax.systems.reg.settings import DistillationSettings
 
 Reader: TypeAlias = EncoderDecoder | PromptedDecoder
 """What answers one source."""
@@ -174,37 +174,6 @@ def row_nll(
     logits = apply(model, params, batch.target, states, mask, method="decode", rng=None)
     log_probs = jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)
     return -log_probs.sum(axis=1), batch.target_mask.sum(axis=1).astype(jnp.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class DistillationSettings:
-    """Where the retriever's lesson comes from.
-
-    Attributes:
-      signal: "metrics" (Eq. 3), "likelihood" (teacher-forced; the paper's G1+RAG row, Atlas' PDist) or "emdr2".
-      utility: weights of F's parts; 0 leaves one out (the paper's w/o BLEU, w/o F1, w/o R-L).
-      target_temperature: tau of Eq. 3; for the likelihood, of the mean log-likelihood per token.
-      score_temperature: divides the retriever's scores before the softmax.
-      loss: "softmax", or Eq. 4 to the letter.
-      replace_probability: k of Eq. 5; 0 is w/o RCA.
-      emotion_weight: of the 32-way head over the retriever's encodings of contexts and exemplars; ours.
-      explore_tokens: how long G1's trial answers may get.
-    """
-
-    signal: Literal["metrics", "likelihood", "emdr2"] = "metrics"
-    utility: UtilityWeights = dataclasses.field(default_factory=UtilityWeights)
-    target_temperature: float = 0.1
-    score_temperature: float = 1.0
-    loss: Literal["softmax", "literal_sigmoid"] = "softmax"
-    replace_probability: float = 0.2
-    emotion_weight: float = 0.0
-    explore_tokens: int = 30
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.replace_probability <= 1.0:
-            raise ConfigError(f"replace_probability = {self.replace_probability} must lie in [0, 1].")
-        if self.target_temperature <= 0 or self.score_temperature <= 0:
-            raise ConfigError("target_temperature and score_temperature must be above 0.")
 
 
 @dataclasses.dataclass(frozen=True)

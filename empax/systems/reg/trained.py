@@ -12,7 +12,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.search import DecodeSettings
 from empax.models.dual_encoder import DualEncoder
 from empax.models.transformer import EncoderDecoder
-from empax.systems.reg.stages import Parts
+from empax.systems.reg.parts import Parts
 from empax.training.checkpoint import load_params
 
 HELD = {"generator": ("generator",), "retriever": ("retriever",), "joint": ("generator", "retriever")}
@@ -67,9 +67,10 @@ def load_trained(run: RunContext, *, stage: str = "", what: Literal["", "generat
     if what not in held:
         owners = ", ".join(name for name, task in stages.items() if what in HELD[task])
         raise ConfigError(f"stage {stage!r} holds no {what}, only its {held[0]}; stages that do: {owners or 'none'}.")
-    params = load_params(run.files.stage(stage))  # before any model is made: it is what is most often missing
-    params = params.get(what, params)  # of a joint stage, its part
+    load_params(run.files.stage(stage))  # before any model is made: it is what is most often missing
     parts = Parts.of(run, with_params=False)
+    params = parts.stage_params(run, stage)
+    params = params.get(what, params)  # of a joint stage, its part
     settings = parts.settings
     if what == "generator":
         passages = settings.passages if stages[stage] == "joint" else 0

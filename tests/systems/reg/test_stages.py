@@ -15,13 +15,11 @@ from empax.data import features
 from empax.data.store import load_candidates, load_instances
 from empax.retrieval.index import StaleIndexError
 from empax.systems.reg import SETTINGS, TASKS
+from empax.systems.reg.parts import Parts
 from empax.systems.reg.responder import load_responder
+from empax.systems.reg.settings import GeneratorStage, JointStage, RetrieverStage
 from empax.systems.reg.stages import (
-    GeneratorStage,
-    JointStage,
-    Parts,
     Refresh,
-    RetrieverStage,
     build_generator,
     build_joint,
     build_retriever,

@@ -21,7 +21,8 @@ from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.systems.reg import tasks
-from empax.systems.reg.tasks import Decoder, DistillationSettings, Generator, Joint, Retriever, take_candidates
+from empax.systems.reg.settings import DistillationSettings
+from empax.systems.reg.tasks import Decoder, Generator, Joint, Retriever, take_candidates
 
 VOCABULARY, START, EOS, PAD = 14, 2, 1, 0
 ROWS, RETRIEVED, K, SOURCE, TARGET, WIDTH = 3, 4, 2, 7, 6, 8

@@ -1,0 +1,189 @@
+"""The pieces that every stage of REG is put together from: models, tokenizers, forms of sources, tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import hash_json
+from empax.core.protocols import Task, Tokenizer
+from empax.core.run import RunContext
+from empax.core.tree import hash_tree
+from empax.core.types import EMOTIONS, Instance, Params
+from empax.data.chat import PLAIN, chat_template
+from empax.data.exemplars import (
+    Corpus,
+    ExemplarExamples,
+)
+from empax.data.sources import ChatForm, SourceForm, TaggedForm
+from empax.data.store import run_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
+from empax.decoding.search import DecodeSettings
+from empax.interop.pretrained import (
+    LoadedEncoder,
+    LoadedGenerator,
+    load_encoder,
+    load_generator,
+)
+from empax.models.decoder_only import DecoderOnly
+from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.models.heads import ClassificationHead
+from empax.models.prompted import FusionInPrompt, PromptedDecoder
+from empax.retrieval.corpus import CorpusEncoder
+from empax.systems.reg.settings import DistillationSettings, GeneratorStage, JointStage, RegSettings
+from empax.systems.reg.tasks import Decoder, Fusion, Generator, Joint, Reader, Retriever
+from empax.training.checkpoint import load_params
+from empax.training.lora import LoraTask, lora_task
+
+HEAD = ClassificationHead(num_classes=len(EMOTIONS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The pieces that every stage of REG is put together from."""
+
+    settings: RegSettings
+    tokenizer: Tokenizer
+    generator: LoadedGenerator
+    encoder: LoadedEncoder
+
+    @classmethod
+    def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> Parts:
+        settings = to_settings(RegSettings, run.section("reg"), where="config.reg")
+        tokenizer = run_tokenizer(run, planned=planned)
+        with_params = with_params and not planned
+        return cls(
+            settings,
+            tokenizer,
+            load_generator(settings.generator, tokenizer, with_params=with_params),
+            load_encoder(settings.retriever, tokenizer, with_params=with_params),
+        )
+
+    def decoder(self, settings: DecodeSettings) -> Decoder:
+        t = self.tokenizer
+        return Decoder(settings, start_id=self.form().start_id, eos_id=t.eos_id, pad_id=t.pad_id)
+
+    def generator_task(self, stage: GeneratorStage) -> Generator:
+        return Generator(
+            self.reader,
+            HEAD,
+            self.decoder(self.settings.decoding),
+            emotion_weight=stage.emotion_weight,
+            label_smoothing=stage.label_smoothing,
+        )
+
+    def retriever_task(self, distillation: DistillationSettings) -> Retriever:
+        trial = DecodeSettings(method="greedy", max_tokens=distillation.explore_tokens)
+        return Retriever(
+            self.encoder.model, HEAD, self.reader, self.decoder(trial), distillation, self.settings.passages
+        )
+
+    def joint_task(self, stage: JointStage) -> Joint:
+        return Joint(
+            self.retriever_task(stage.distillation),
+            self.fusion,
+            HEAD,
+            self.decoder(self.settings.decoding),
+            retriever_weight=stage.retriever_weight,
+            emotion_weight=stage.emotion_weight,
+            label_smoothing=stage.label_smoothing,
+        )
+
+    def with_lora(self, task: Task) -> LoraTask:
+        """`task` with adapters in the generator; heads and retriever are trained whole."""
+        settings = self.settings.lora
+        if settings is None or not self.settings.generator.pretrained:
+            raise ConfigError(
+                "config.reg.lora adapts a pretrained generator; set reg.generator.pretrained, or drop it."
+            )
+        return lora_task(task, settings, trained=r"^(generator/)?emotion/|^retriever/")
+
+    def stage_params(self, run: RunContext, stage: str) -> Params:
+        """All parameters of a finished stage: adapters are merged into the weights that they sit on."""
+        params = load_params(run.files.stage(stage))
+        if "adapters" not in params:
+            return params
+        assert self.settings.lora is not None
+        model = self.generator.params or load_generator(self.settings.generator, self.tokenizer).params
+        base: Params = {"model": model}
+        if "generator" in params["adapters"]:
+            base = {"generator": base}
+        task = self.with_lora(self.generator_task(GeneratorStage()))
+        return jax.tree.map(np.asarray, task.merged(params, task.freeze(base, {})))
+
+    def retriever_params(self, run: RunContext, stage: str) -> Params:
+        """The retriever of a training stage; empty: as pretrained, or random from the run's seed."""
+        if stage:
+            params = load_params(run.files.stage(stage))
+            params = params["trained"] if "adapters" in params else params
+            return params.get("retriever", params)  # of a joint stage, its retriever
+        rng = jax.random.key(run.seed)
+        ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
+        encoder = self.encoder.params
+        if encoder is None:
+            # Compiled as one: op by op it takes seconds.
+            encoder = jax.jit(self.encoder.model.init)(rng, ids, mask)["params"]
+        width = jnp.zeros((1, self.encoder.model.encoder.config.d_model))
+        return {"encoder": encoder, "emotion": HEAD.init(rng, width)["params"]}
+
+    def form(self, *, exemplars: bool = True) -> SourceForm:
+        """How the generator is shown its sources; without `exemplars`, rows have no room for one."""
+        settings, tokenizer = self.settings, self.tokenizer
+        if not isinstance(self.generator.model, DecoderOnly):
+            return TaggedForm(tokenizer, settings.layout, settings.attributes)
+        template = PLAIN
+        if isinstance(tokenizer, SubwordTokenizer) and tokenizer.chat_template:
+            names = tokenizer.names
+            template = chat_template(
+                tokenizer.chat_template, bos_token=names["start_token"], eos_token=names["eos_token"]
+            )
+        return ChatForm(tokenizer, settings.layout, settings.attributes, template, exemplars)
+
+    @property
+    def reader(self) -> Reader:
+        """The generator as tasks see it."""
+        model = self.generator.model
+        if isinstance(model, DecoderOnly):
+            form = self.form()
+            return PromptedDecoder(model, form.prefix, form.start_id)
+        return model
+
+    @property
+    def fusion(self) -> Fusion:
+        """The generator reading several exemplars."""
+        reader = self.reader
+        if isinstance(reader, PromptedDecoder):
+            return FusionInPrompt(reader, self.form().split)
+        return FusionInDecoder(reader)
+
+    def corpus(self, instances: Sequence[Instance]) -> Corpus:
+        return Corpus.of(instances, self.form(), self.encoder.tokenizer)
+
+    def exemplar_examples(
+        self, instances: Sequence[Instance], corpus: Corpus, candidates: np.ndarray, **options: Any
+    ) -> ExemplarExamples:
+        return ExemplarExamples(
+            instances,
+            corpus,
+            candidates,
+            self.form(),
+            self.encoder.tokenizer,
+            **options,
+        )
+
+
+def corpus_encoder_of(parts: Parts, retriever: Params) -> CorpusEncoder:
+    return CorpusEncoder(
+        model=parts.encoder.model,
+        params=retriever["encoder"],
+        tokenizer=parts.encoder.tokenizer,
+        max_query_tokens=parts.settings.layout.max_query_tokens,
+        max_key_tokens=parts.settings.layout.max_key_tokens,
+        hash=hash_json([hash_tree(retriever["encoder"]), dataclasses.asdict(parts.settings.retriever)]),
+    )

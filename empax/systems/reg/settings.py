@@ -1,0 +1,129 @@
+"""REG's settings: what its stages share, and what each stage adds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from empax.core.config import ConfigError
+from empax.data.sources import LayoutSettings
+from empax.decoding.search import DecodeSettings
+from empax.evaluation.device_metrics import UtilityWeights
+from empax.interop.pretrained import EncoderSettings, GeneratorSettings
+from empax.models.lora import LoraSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillationSettings:
+    """Where the retriever's lesson comes from.
+
+    Attributes:
+      signal: "metrics" (Eq. 3), "likelihood" (teacher-forced; the paper's G1+RAG row, Atlas' PDist) or "emdr2".
+      utility: weights of F's parts; 0 leaves one out (the paper's w/o BLEU, w/o F1, w/o R-L).
+      target_temperature: tau of Eq. 3; for the likelihood, of the mean log-likelihood per token.
+      score_temperature: divides the retriever's scores before the softmax.
+      loss: "softmax", or Eq. 4 to the letter.
+      replace_probability: k of Eq. 5; 0 is w/o RCA.
+      emotion_weight: of the 32-way head over the retriever's encodings of contexts and exemplars; ours.
+      explore_tokens: how long G1's trial answers may get.
+    """
+
+    signal: Literal["metrics", "likelihood", "emdr2"] = "metrics"
+    utility: UtilityWeights = dataclasses.field(default_factory=UtilityWeights)
+    target_temperature: float = 0.1
+    score_temperature: float = 1.0
+    loss: Literal["softmax", "literal_sigmoid"] = "softmax"
+    replace_probability: float = 0.2
+    emotion_weight: float = 0.0
+    explore_tokens: int = 30
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.replace_probability <= 1.0:
+            raise ConfigError(f"replace_probability = {self.replace_probability} must lie in [0, 1].")
+        if self.target_temperature <= 0 or self.score_temperature <= 0:
+            raise ConfigError("target_temperature and score_temperature must be above 0.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RegSettings:
+    """What all stages share: `config.reg`.
+
+    Attributes:
+      lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
+      attributes: emotion attributes in front of everything; False is the paper's w/o EA.
+      passages: K, how many exemplars G2 reads.
+    """
+
+    generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)
+    retriever: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
+    layout: LayoutSettings = dataclasses.field(default_factory=LayoutSettings)
+    decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
+    lora: LoraSettings | None = None
+    attributes: bool = True
+    passages: int = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorStage:
+    """Stage 1.
+
+    Attributes:
+      index: the index stage whose candidates G1 is shown; empty = none.
+      exemplar_probability: how often an example with candidates shows one of them.
+      emotion_weight: of the 32-way head over the pooled encoding; ours.
+      start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
+    """
+
+    index: str = ""
+    exemplar_probability: float = 0.5
+    emotion_weight: float = 0.1
+    label_smoothing: float = 0.0
+    start_from: str = ""
+    max_validation_examples: int = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrieverStage:
+    """Stage 2.
+
+    Attributes:
+      generator: the stage that trained G1.
+      index: the index stage whose candidates are tried out.
+      candidates: M, how many of those are re-scored with the current encoders, K being kept (0 = all that it found).
+      passage_encoder: "trained" reads the candidates in every step, gradient and all; "frozen" takes their embeddings
+        from the index and trains the query side alone.
+    """
+
+    distillation: DistillationSettings = dataclasses.field(default_factory=DistillationSettings)
+    generator: str = "generator"
+    index: str = "index"
+    candidates: int = 0
+    passage_encoder: Literal["trained", "frozen"] = "trained"
+    max_examples: int = 0
+    max_validation_examples: int = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class JointStage:
+    """Stage 3.
+
+    Attributes:
+      generator: the stage that trained G1: it judges candidates, and G2 starts from it.
+      warm_up: False starts G2 from nothing (the paper's "scratch" row; the judge stays G1).
+      retriever: the stage that trained the retriever; empty = as pretrained.
+      retriever_weight: alpha of Eq. 7.
+      candidates, passage_encoder: see RetrieverStage.
+    """
+
+    distillation: DistillationSettings = dataclasses.field(default_factory=DistillationSettings)
+    generator: str = "generator"
+    warm_up: bool = True
+    retriever: str = "retriever"
+    index: str = "reindex"
+    retriever_weight: float = 0.2
+    emotion_weight: float = 0.1
+    label_smoothing: float = 0.0
+    candidates: int = 0
+    passage_encoder: Literal["trained", "frozen"] = "frozen"
+    max_examples: int = 0
+    max_validation_examples: int = 512
