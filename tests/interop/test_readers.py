@@ -52,9 +52,6 @@ def test_a_tensor_is_a_view_of_the_file_and_may_be_cast(tmp_path):
 
 def test_a_type_that_is_not_known_is_named(tmp_path):
     file = tmp_path / "model.safetensors"
-    safetensors.numpy.save_file({"a": np.zeros(4, np.uint8)}, file)
-    content = file.read_bytes()
-    file.write_bytes(content.replace(b'"dtype":"U8"', b'"dtype":"F8_E8M0"'.ljust(12)))
     header = json.dumps({"a": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(DataError, match="a is of type F8_E8M0; what is read: F64"):
@@ -132,5 +129,5 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     train_bpe(["a b c"], vocab_size=300).save(tmp_path)
     with pytest.raises(ConfigError, match=r"the tokenizer has 26\d ids, but .* only 100 rows"):
         load_encoder(EncoderSettings(pretrained=str(tmp_path)), PlannedTokenizer(10), with_params=False)
-    with pytest.raises(ConfigError, match="has 300 ids, but .* only 100 rows"):
+    with pytest.raises(ConfigError, match=r"has 300 ids, but .* only 100 rows"):
         load_generator(GeneratorSettings(architecture="t5", pretrained=str(tmp_path)), PlannedTokenizer(300))
