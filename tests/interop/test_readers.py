@@ -52,9 +52,6 @@ def test_a_tensor_is_a_view_of_the_file_and_may_be_cast(tmp_path):
 
 def test_a_type_that_is_not_known_is_named(tmp_path):
     file = tmp_path / "model.safetensors"
-    safetensors.numpy.save_file({"a": np.zeros(4, np.uint8)}, file)
-    content = file.read_bytes()
-    file.write_bytes(content.replace(b'"dtype":"U8"', b'"dtype":"F8_E8M0"'.ljust(12)))
     header = json.dumps({"a": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(DataError, match="a is of type F8_E8M0; what is read: F64"):
