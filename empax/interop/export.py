@@ -22,9 +22,11 @@ from empax.core.files import DataError, write_json, write_text
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.huggingface import LazyTensor, foreign_tensors, load_config, load_safetensors
+from empax.interop.huggingface import LazyTensor, foreign_tensors, load_config
+from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
 from empax.models.bert import BertConfig, BertEncoder
+from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig
@@ -89,16 +91,17 @@ class Generation:
 
 def export_generator(
     folder: Path,
-    model: EncoderDecoder,
+    model: EncoderDecoder | DecoderOnly,
     params: Params,
     tokenizer: SubwordTokenizer,
     generation: Generation,
     *,
+    base: Mapping[str, Any] | None = None,
     format: Format = "transformers",
     card: str = "",
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes an encoder-decoder with its tokenizer and its way of decoding.
+    """Writes a generator with its tokenizer and its way of decoding.
 
     Args:
       folder: new or empty.
@@ -106,6 +109,7 @@ def export_generator(
       params: of `model`, on the host or on devices; read one shard at a time.
       tokenizer: of the run.
       generation: becomes generation_config.json.
+      base: config.json of the pretrained model that it began as; needed for all but T5.
       format: "transformers", or "empax" for any model, with our own names, for `load_exported`.
       card: README.md; empty = none.
       max_shard_bytes: see `write_tensors`.
@@ -116,14 +120,22 @@ def export_generator(
     """
     config = model.config
     if format == "transformers":
-        fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
-        tensors = foreign_tensors("t5", params, config)
+        if base is not None and base["model_type"] != "t5":
+            fields = {**base, "dtype": "float32"}  # of what is no T5 only pretrained models are trained here
+        else:
+            fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
+        tensors = foreign_tensors(fields["model_type"], params, config)
     else:
         fields, tensors = _own_fields(model), _own_tensors(model, params)
+    decoding = generation.fields()
+    if isinstance(config, DecoderOnlyConfig):
+        del decoding["decoder_start_token_id"]  # a prompt's last token is no setting there
+    else:
+        decoding |= _cache_fields(config)
     with new_folder(folder) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
-        write_json(new / "generation_config.json", generation.fields() | _cache_fields(config))
+        write_json(new / "generation_config.json", decoding)
         tokenizer.save(new)
         _write_card(new, card)
 
@@ -135,6 +147,7 @@ def export_retriever(
     tokenizer: SubwordTokenizer,
     *,
     max_tokens: int,
+    base: Mapping[str, Any] | None = None,
     format: Format = "transformers",
     card: str = "",
     max_shard_bytes: int = SHARD_BYTES,
@@ -147,6 +160,7 @@ def export_retriever(
       params: of `model`: those of the encoder under "encoder".
       tokenizer: what the encoder reads with.
       max_tokens: of a text, both frame tokens included; the end of a longer one stays, as in retrieval here.
+      base: config.json of the pretrained encoder that it began as; needed for all but BERT.
       format: as in `export_generator`.
       card: README.md; empty = none.
       max_shard_bytes: see `write_tensors`.
@@ -163,7 +177,9 @@ def export_retriever(
                 "only one with a BERT (config.reg.retriever) can; --format=empax writes any."
             )
         fields = bert_fields(encoder.config, pad_id=tokenizer.pad_id)
-        tensors = foreign_tensors("bert", params["encoder"], encoder.config)
+        if base is not None and base["model_type"] != "bert":
+            fields = {**base, "num_hidden_layers": encoder.config.num_layers, "dtype": "float32"}
+        tensors = foreign_tensors(fields["model_type"], params["encoder"], encoder.config)
         max_tokens = min(max_tokens, encoder.config.max_positions)
     else:
         fields, tensors = _own_fields(model), _own_tensors(model, params)
@@ -274,7 +290,7 @@ def load_exported(folder: Path) -> Exported:
         raise DataError(
             f"{folder / 'config.json'} is not what empax writes ({error}); export the model again."
         ) from error
-    found, expected = load_safetensors(folder), named_leaves(_shapes(model))
+    found, expected = open_tensors(folder), named_leaves(_shapes(model))
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"surplus {name}" for name in sorted(found) if name not in expected]
     problems += [
@@ -286,12 +302,15 @@ def load_exported(folder: Path) -> Exported:
         listing = "\n  ".join(problems)
         raise DataError(f"The weights in {folder} do not fit its config ({len(problems)} problems):\n  {listing}")
     params = jax.tree.map(
-        jnp.asarray, jax.tree.unflatten(jax.tree.structure(_shapes(model)), [*map(found.get, expected)])
+        jnp.asarray,
+        jax.tree.unflatten(jax.tree.structure(_shapes(model)), [np.asarray(found[name]) for name in expected]),
     )
     return Exported(model, params)
 
 
-def _own_fields(model: EncoderDecoder | DualEncoder) -> dict[str, Any]:
+def _own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, Any]:
+    if isinstance(model, DecoderOnly):
+        raise ConfigError("a decoder-only model is written for transformers alone; leave out --format=empax.")
     if isinstance(model, EncoderDecoder):
         return {"model_type": MODEL_TYPE, "model": "encoder_decoder", "config": dataclasses.asdict(model.config)}
     name = next(name for name, (_, module) in _ENCODERS.items() if isinstance(model.encoder, module))
@@ -307,13 +326,13 @@ def _own_model(fields: Mapping[str, Any]) -> EncoderDecoder | DualEncoder:
     return DualEncoder(module(config(**fields["config"])), fields["pooling"], fields["normalize"])
 
 
-def _shapes(model: EncoderDecoder | DualEncoder) -> Params:
+def _shapes(model: EncoderDecoder | DecoderOnly | DualEncoder) -> Params:
     ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
     inputs = (ids, mask, ids) if isinstance(model, EncoderDecoder) else (ids, mask)
     return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
 
 
-def _own_tensors(model: EncoderDecoder | DualEncoder, params: Params) -> dict[str, LazyTensor]:
+def _own_tensors(model: EncoderDecoder | DecoderOnly | DualEncoder, params: Params) -> dict[str, LazyTensor]:
     leaves, expected = named_leaves(params), named_leaves(_shapes(model))
     if set(leaves) != set(expected):
         wrong = ", ".join(sorted(set(leaves) ^ set(expected)))

@@ -12,6 +12,7 @@ from empax.core.files import WorkDir, read_json
 from empax.core.run import RunContext
 from empax.core.tree import count_params
 from empax.interop.export import Format, Generation, export_generator, export_retriever
+from empax.interop.huggingface import load_config, resolve
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.pipeline import run
 from empax.pipeline.model_card import Exported, model_card
@@ -62,6 +63,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     options: dict[str, Any] = {
         "format": settings.format,
         "max_shard_bytes": settings.max_shard_bytes,
+        "base": load_config(resolve(found.base)) if found.base else None,
         "card": model_card(about, config, read_json(report) if report.exists() else None),
     }
     if found.what == "retriever":

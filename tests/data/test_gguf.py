@@ -125,8 +125,9 @@ def test_a_tokenizer_json_beside_the_file_comes_first(tmp_path):
 
 
 SMOLLM2 = {  # as transformers writes them
-    "I lost my job today, and I don't know what to do.": [57, 3590, 957, 2288, 1834, 28, 284, 339, 1326, 982, 699, 732]
-    + [288, 536, 30],
+    "I lost my job today, and I don't know what to do.": [
+        *(57, 3590, 957, 2288, 1834, 28, 284, 339, 1326, 982, 699, 732, 288, 536, 30),
+    ],
     "Ça va? — ok 😀": [142, 225, 81, 46316, 47, 1841, 10907, 40303, 218],
     "  two  blanks\n\n": [216, 827, 216, 45843, 1116],
     "<|im_start|>user\nhello<|im_end|>\n": [1, 4093, 198, 28120, 2, 198],

@@ -10,6 +10,7 @@ from empax.core.run import RunContext
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.search import DecodeSettings
+from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
 from empax.models.transformer import EncoderDecoder
 from empax.systems.reg.parts import Parts
@@ -25,7 +26,7 @@ class Trained:
 
     Attributes:
       stage, what: where it comes from.
-      model: an EncoderDecoder or a DualEncoder.
+      model: a generator or a DualEncoder.
       params: of `model`, as numpy arrays.
       decoding: of a generator, how the run decodes.
       base: the pretrained model that training began with; empty = none.
@@ -35,7 +36,7 @@ class Trained:
 
     stage: str
     what: str
-    model: EncoderDecoder | DualEncoder
+    model: EncoderDecoder | DecoderOnly | DualEncoder
     params: Params
     tokenizer: SubwordTokenizer
     decoding: DecodeSettings

