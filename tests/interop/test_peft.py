@@ -46,6 +46,7 @@ def test_peft_loads_the_adapters_to_the_same_logits_and_gradients(tmp_path):
     export_adapters(tmp_path / "out", "t5", adapters, config, SETTINGS, base="google/t5", card="# Adapters\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a missing or surplus key is a warning
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT's calls of transformers
         loaded = peft.PeftModel.from_pretrained(theirs, tmp_path / "out", is_trainable=True).eval()
     rng = np.random.default_rng(1)
     source, target = rng.integers(2, 37, (2, 3, 9))
