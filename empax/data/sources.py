@@ -52,23 +52,12 @@ class Text(NamedTuple):
 
 
 class SourceForm(Protocol):
-    """Texts to source rows.
-
-    `prefix` stands in front of every source and is put there by the model; `start_id` is what the decoder reads first;
-    `split` is how many columns of a row belong to the exemplar where context and exemplar lie apart (0: they do not).
-    """
+    """Texts to source rows."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
     def layout(self) -> LayoutSettings: ...
-    @property
-    def prefix(self) -> tuple[int, ...]: ...
-    @property
-    def start_id(self) -> int: ...
-    @property
-    def split(self) -> int: ...
-
     def contexts(self, instances: Sequence[Instance]) -> list[Text]: ...
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
@@ -97,12 +86,6 @@ class TaggedForm:
     tokenizer: Tokenizer
     layout: LayoutSettings
     attributes: bool
-    prefix = ()
-    split = 0
-
-    @property
-    def start_id(self) -> int:
-        return self.tokenizer.start_id
 
     @property
     def turns(self) -> list[int]:
@@ -176,6 +159,7 @@ class ChatForm:
 
     @property
     def prefix(self) -> tuple[int, ...]:
+        """What stands in front of every source; put there by the model."""
         return tuple(self.tokenizer.encode(self.template.opening + self.instruction))
 
     @property
@@ -189,6 +173,7 @@ class ChatForm:
 
     @property
     def split(self) -> int:
+        """How many columns of a row belong to the exemplar."""
         return self.layout.max_passage_tokens if self.exemplars else 0
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:

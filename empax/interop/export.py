@@ -121,9 +121,11 @@ def export_generator(
     config = model.config
     if format == "transformers":
         if base is not None and base["model_type"] != "t5":
-            fields = {**base, "dtype": "float32"}  # of what is no T5 only pretrained models are trained here
-        else:
+            fields = {**base, "dtype": "float32"}
+        elif isinstance(config, TransformerConfig):
             fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
+        else:
+            raise ConfigError("a decoder-only model is written beside the config.json of the model that it began as.")
         tensors = foreign_tensors(fields["model_type"], params, config)
     else:
         fields, tensors = _own_fields(model), _own_tensors(model, params)

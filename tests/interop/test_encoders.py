@@ -17,7 +17,7 @@ from empax.interop.huggingface import ARCHITECTURES, export_params, import_param
 from empax.interop.pretrained import EncoderSettings, load_encoder
 from empax.models.bert import BertEncoder
 
-VOCAB, WIDTH = 37, 21
+VOCAB, WIDTH = 301, 21
 LENGTH = 17  # long enough for the logarithmic ones of 32 buckets by distance
 SIZES = {
     "vocab_size": VOCAB,

@@ -66,8 +66,10 @@ class Parts:
         )
 
     def decoder(self, settings: DecodeSettings) -> Decoder:
-        t = self.tokenizer
-        return Decoder(settings, start_id=self.form().start_id, eos_id=t.eos_id, pad_id=t.pad_id)
+        t, reader = self.tokenizer, self.reader
+        # Not the tokenizer's: BART's decoder starts with the token that ends a text.
+        start_id = reader.start_id if isinstance(reader, PromptedDecoder) else reader.config.start_id
+        return Decoder(settings, start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
 
     def generator_task(self, stage: GeneratorStage) -> Generator:
         return Generator(
@@ -148,18 +150,19 @@ class Parts:
     @property
     def reader(self) -> Reader:
         """The generator as tasks see it."""
-        model = self.generator.model
+        model, form = self.generator.model, self.form()
         if isinstance(model, DecoderOnly):
-            form = self.form()
+            assert isinstance(form, ChatForm)
             return PromptedDecoder(model, form.prefix, form.start_id)
         return model
 
     @property
     def fusion(self) -> Fusion:
         """The generator reading several exemplars."""
-        reader = self.reader
+        reader, form = self.reader, self.form()
         if isinstance(reader, PromptedDecoder):
-            return FusionInPrompt(reader, self.form().split)
+            assert isinstance(form, ChatForm)
+            return FusionInPrompt(reader, form.split)
         return FusionInDecoder(reader)
 
     def corpus(self, instances: Sequence[Instance]) -> Corpus:
