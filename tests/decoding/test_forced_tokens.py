@@ -25,7 +25,7 @@ IDS = {"bart": {"start": 2, "eos": 2, "pad": 1, "bos": 0}, "t5": {"start": 0, "e
 
 FORCED = {"first_token": 0, "end_at_limit": True}
 CASES = [
-    ("bart", DecodeSettings("greedy", LENGTH, **FORCED), ()),
+    ("bart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, **FORCED), ()),
     ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0, no_repeat_ngram=3, **FORCED), ()),
     ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
     ("t5", DecodeSettings("greedy", LENGTH), (2,)),
