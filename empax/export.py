@@ -14,6 +14,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from empax.core.recipe import parse_flags
+
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a run.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, new or empty; --out is the same.", required=True)
 flags.DEFINE_alias("out", "output")
@@ -46,4 +48,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

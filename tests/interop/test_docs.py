@@ -1,0 +1,76 @@
+"""The examples of docs/where-did-my-flax-t5-go.md run as they stand, on tiny models in the place of those they name."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from empax.interop import huggingface
+
+PAGE = (Path(__file__).parents[2] / "docs" / "where-did-my-flax-t5-go.md").read_text(encoding="utf-8")
+FIRST, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SIZES = {"vocab_size": 31, "hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+STACKS = {
+    f"{stack}_{key}": value
+    for stack in ("encoder", "decoder")
+    for key, value in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))
+}
+SEQ2SEQ = {"vocab_size": 31, "d_model": 12, "max_position_embeddings": 16, **STACKS}
+
+
+def tiny(name):
+    """A random model of the kind that `name` is."""
+    t = transformers
+    if "t5" in name:
+        return t.T5ForConditionalGeneration(
+            t.T5Config(vocab_size=31, d_model=12, d_kv=6, d_ff=16, num_layers=1, num_heads=2)
+        )
+    if "bart" in name:
+        return t.BartForConditionalGeneration(t.BartConfig(**SEQ2SEQ))
+    if "blenderbot" in name:
+        return t.BlenderbotForConditionalGeneration(t.BlenderbotConfig(**SEQ2SEQ))
+    if "contriever" in name:
+        return t.BertModel(t.BertConfig(**SIZES))
+    if "roberta" in name:
+        return t.RobertaModel(t.RobertaConfig(**SIZES))
+    if "mpnet" in name:
+        return t.MPNetModel(t.MPNetConfig(**SIZES))
+    if "dpr" in name:
+        return t.DPRContextEncoder(t.DPRConfig(**SIZES))
+    if "Llama" in name:
+        return t.LlamaForCausalLM(t.LlamaConfig(**SIZES))
+    return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=31, n_embd=12, n_head=2, n_layer=1))
+
+
+def test_the_page_has_an_example_for_every_architecture_that_is_known():
+    shown = {tiny(re.search(r'resolve\("(.*?)"\)', text)[1]).config.model_type for text in EXAMPLES}
+    assert shown == set(huggingface.ARCHITECTURES)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("example", EXAMPLES, ids=[re.search(r'resolve\("(.*?)"\)', text)[1] for text in EXAMPLES])
+def test_an_example_runs_and_gives_what_torch_gives(example, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    models = {}
+
+    def resolve(name):
+        models[name] = tiny(name).eval()
+        models[name].save_pretrained(tmp_path)
+        return tmp_path
+
+    monkeypatch.setattr(huggingface, "resolve", resolve)
+    names = {}
+    exec(FIRST + example, names)  # the page is ours
+    (model,) = models.values()
+    ids = torch.tensor(np.asarray(names["ids"])).long()
+    with torch.no_grad():
+        if "states" in names:
+            inner = model.ctx_encoder.bert_model if hasattr(model, "ctx_encoder") else model
+            expected, found = inner(ids).last_hidden_state, names["states"]
+        else:
+            more = {"labels": ids} if model.config.is_encoder_decoder else {}
+            expected, found = model(ids, **more).logits, names["logits"]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
