@@ -18,11 +18,11 @@ import tokenizers as rust
 from tokenizers import processors
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, write_json, write_text
+from empax.core.files import DataError, read_json, write_json, write_text
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.huggingface import LazyTensor, foreign_tensors, load_config
+from empax.interop.huggingface import LazyTensor, foreign_tensors
 from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
 from empax.models.bert import BertConfig, BertEncoder
@@ -281,11 +281,13 @@ def load_exported(folder: Path) -> Exported:
     Raises:
       DataError: the folder is another model's, a file is missing or broken, or names and shapes do not fit.
     """
-    fields = load_config(folder)
-    if fields["model_type"] != MODEL_TYPE:
-        raise DataError(
-            f"{folder} holds a {fields['model_type']!r}, not a model of our own: `load_pretrained` reads it."
-        )
+    file = folder / "config.json"
+    if not file.is_file():
+        raise DataError(f"{folder} holds no config.json; give a folder that empax.export wrote with --format=empax.")
+    fields = read_json(file)
+    found = fields["model_type"] if isinstance(fields, dict) and "model_type" in fields else "model of no known kind"
+    if found != MODEL_TYPE:
+        raise DataError(f"{folder} holds a {found!r}, not a model of our own: `load_pretrained` reads it.")
     try:
         model = _own_model(fields)
     except (KeyError, TypeError) as error:

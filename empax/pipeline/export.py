@@ -14,6 +14,7 @@ from empax.core.tree import count_params
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, resolve
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
+from empax.models.decoder_only import DecoderOnly
 from empax.pipeline import run
 from empax.pipeline.model_card import Exported, model_card
 
@@ -58,6 +59,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         base=found.base,
         passages=found.passages,
         size=count_params(found.params),
+        prompted=isinstance(found.model, DecoderOnly),
     )
     report = files.root / "report.json"
     options: dict[str, Any] = {

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from empax.data.sources import INSTRUCTION
 from empax.evaluation.scoring import METRICS
 from empax.pipeline.render import NOTE, TITLES, format_value
 
@@ -34,6 +35,7 @@ class Exported:
       format: "transformers" or "empax".
       base: name or folder of the pretrained model that training began with; empty = none.
       passages: how many passages the generator reads at once; 0 = one source.
+      prompted: whether the generator is a decoder-only model, prompted by a chat template.
       size: number of parameters.
     """
 
@@ -44,6 +46,7 @@ class Exported:
     base: str
     passages: int
     size: int
+    prompted: bool = False
 
 
 def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
@@ -101,6 +104,19 @@ def _use(about: Exported) -> str:
             "behind it. The dot product is the relevance."
         )
         return f"```python\n{call}\n```\n\n{about_texts}\n"
+    if about.prompted:
+        call = (
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            "tokenizer, model = AutoTokenizer.from_pretrained(FOLDER), AutoModelForCausalLM.from_pretrained(FOLDER)\n"
+            f'turns = [("system", "{INSTRUCTION}"), ("user", "I lost my job.")]\n'
+            'chat = [{"role": role, "content": content} for role, content in turns]\n'
+            "prompt = tokenizer.apply_chat_template(\n"
+            '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True\n)\n'
+            "answer = model.generate(**prompt)[0, prompt.input_ids.shape[1] :]\n"
+            "print(tokenizer.decode(answer, skip_special_tokens=True))"
+        )
+        shown = f" It was trained with {about.passages} exemplars behind the instruction." if about.passages else ""
+        return f"```python\n{call}\n```\n\nAdapters are merged into the weights.{shown}\n"
     call = (
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
         "tokenizer, model = AutoTokenizer.from_pretrained(FOLDER), AutoModelForSeq2SeqLM.from_pretrained(FOLDER)\n"
@@ -121,7 +137,8 @@ def _use(about: Exported) -> str:
 
 def _data(name: str, report: Mapping[str, Any] | None) -> str:
     lines = [f"`{name}`.", ""]
-    for split, counts in (report["data"] if report else {}).items():
+    found = {name: counts for name, counts in (report["data"] if report else {}).items() if isinstance(counts, Mapping)}
+    for split, counts in found.items():
         numbers = ", ".join(f"{count:,} {unit}" for unit, count in counts.items() if isinstance(count, int))
         lines.append(f"- {split}: {numbers or counts}")
     return "\n".join(lines).rstrip() + "\n"

@@ -1,6 +1,10 @@
 """REG on a decoder-only model with adapters, in small: all stages, then the forms without retrieval."""
 
+import dataclasses
+import re
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as rust
@@ -10,6 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
+from empax.models.decoder_only import DecoderOnly
+from empax.pipeline.export import ExportSettings, export_run
 from empax.systems.reg.parts import Parts
 from empax.training.checkpoint import load_params
 
@@ -93,6 +99,19 @@ def test_all_stages_train_adapters_alone_and_the_answers_come_from_them(run_form
         np.testing.assert_array_equal(merged["token_embedding"], parts.generator.params["token_embedding"])
     metrics = read_json(workdir / "report.json")["metrics"]
     assert {"bleu_2", "perplexity", "exemplar_emotion_match", "emotion_accuracy"} <= set(metrics)
+
+    export_run(workdir, workdir / "exported", ExportSettings())
+    card = (workdir / "exported" / "README.md").read_text()
+    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], {"FOLDER": workdir / "exported"})  # its example runs
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(workdir / "exported")
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        expected = theirs(ids).logits.numpy()
+    config = dataclasses.replace(parts.generator.model.config, dtype="float32")
+    found = DecoderOnly(config).apply(
+        {"params": jax.tree.map(jnp.asarray, merged)}, jnp.asarray(ids.numpy()), jnp.ones((1, 37), bool)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def tiny(name):
     t = transformers
     if "t5" in name:
         return t.T5ForConditionalGeneration(
-            t.T5Config(vocab_size=31, d_model=12, d_kv=6, d_ff=16, num_layers=1, num_heads=2)
+            t.T5Config(decoder_start_token_id=0, vocab_size=31, d_model=12, d_kv=6, d_ff=16, num_layers=1, num_heads=2)
         )
     if "bart" in name:
         return t.BartForConditionalGeneration(t.BartConfig(**SEQ2SEQ))

@@ -135,7 +135,10 @@ def test_the_card_tells_what_the_report_knows(made, tmp_path):
     files, _ = made
     report = files.root / "report.json"
     run = {"versions": {"empax": "0.1.0", "torch": ""}, "commit": "abc", "command": "python -m empax.main --x"}
-    write_json(report, {"metrics": METRICS, "data": {"train": {"dialogues": 1256, "instances": 5}}, "run": run})
+    write_json(
+        report,
+        {"metrics": METRICS, "data": {"source_hash": "f00", "train": {"dialogues": 1256, "instances": 5}}, "run": run},
+    )
     try:
         export_run(files.root, tmp_path / "out", ExportSettings())
         export_run(files.root, tmp_path / "two", ExportSettings(what="retriever", stage="retriever"))
