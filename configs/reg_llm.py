@@ -1,6 +1,6 @@
 r"""REG on a decoder-only model with low-rank adapters: the paper's third backbone family.
 
-  python -m empax.main --config=configs/reg_llm.py:smollm2 --config.data.dir=DATA          # two CPU cores, 100 minutes
+  python -m empax.main --config=configs/reg_llm.py:smollm2 --config.data.dir=DATA          # sized for two CPU cores
   python -m empax.main --config=configs/reg_llm.py:smollm2,sft --config.data.dir=DATA      # fine-tuned, no retrieval
   python -m empax.main --config=configs/reg_llm.py:smollm2,prompted --config.data.dir=DATA # as it is, prompted
   python -m empax.main --config=configs/reg_llm.py:llama-3.1-8b --config.data.dir=DATA     # accelerators
