@@ -37,7 +37,7 @@ from empax.models.heads import ClassificationHead
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.reg.settings import DistillationSettings, GeneratorStage, JointStage, RegSettings
-from empax.systems.reg.tasks import Decoder, Fusion, Generator, Joint, Reader, Retriever
+from empax.systems.reg.tasks import Decoder, EmotionTask, Fusion, Generator, Joint, Reader, Retriever
 from empax.training.checkpoint import load_params
 from empax.training.lora import LoraTask, lora_task
 
@@ -79,6 +79,9 @@ class Parts:
             emotion_weight=stage.emotion_weight,
             label_smoothing=stage.label_smoothing,
         )
+
+    def emotion_task(self) -> EmotionTask:
+        return EmotionTask(self.encoder.model, HEAD)
 
     def retriever_task(self, distillation: DistillationSettings) -> Retriever:
         trial = DecodeSettings(method="greedy", max_tokens=distillation.explore_tokens)

@@ -83,11 +83,20 @@ class GeneratorStage:
 
 
 @dataclasses.dataclass(frozen=True)
+class EmotionStage:
+    """Before stage 2: the retriever learns to tell the emotions apart, on every training context; ours."""
+
+    max_examples: int = 0
+    max_validation_examples: int = 1000
+
+
+@dataclasses.dataclass(frozen=True)
 class RetrieverStage:
     """Stage 2.
 
     Attributes:
       generator: the stage that trained G1.
+      start_from: the stage whose retriever to go on from; empty = as pretrained.
       index: the index stage whose candidates are tried out.
       candidates: M, how many of those are re-scored with the current encoders, K being kept (0 = all that it found).
       passage_encoder: "trained" reads the candidates in every step, gradient and all; "frozen" takes their embeddings
@@ -96,6 +105,7 @@ class RetrieverStage:
 
     distillation: DistillationSettings = dataclasses.field(default_factory=DistillationSettings)
     generator: str = "generator"
+    start_from: str = ""
     index: str = "index"
     candidates: int = 0
     passage_encoder: Literal["trained", "frozen"] = "trained"

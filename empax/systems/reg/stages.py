@@ -12,19 +12,22 @@ import numpy as np
 
 from empax.core.files import DataError, write_atomically
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
-from empax.core.types import Params
+from empax.core.types import Batch, Params
+from empax.data.batches import SequenceExamples
 from empax.data.exemplars import (
     ContextExamples,
     Corpus,
     ExemplarBatch,
     ExemplarExamples,
     LabelledBatch,
+    emotion_ids,
+    encode_queries,
 )
 from empax.data.store import load_candidates, load_instances
 from empax.retrieval.corpus import CorpusEncoder
 from empax.retrieval.index import build_index, load_index
 from empax.systems.reg.parts import Parts, corpus_encoder_of
-from empax.systems.reg.settings import GeneratorStage, JointStage, RetrieverStage
+from empax.systems.reg.settings import EmotionStage, GeneratorStage, JointStage, RetrieverStage
 from empax.training.checkpoint import load_params
 
 
@@ -96,13 +99,33 @@ def _examples(
     return train, held_out
 
 
+def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
+    parts = Parts.of(run)
+    start = parts.retriever_params(run, "")
+    tokenizer, limit = parts.encoder.tokenizer, parts.settings.layout.max_query_tokens
+
+    def examples(split: str, most: int) -> SequenceExamples:
+        instances = [i for i in load_instances(run, split) if i.emotion]
+        instances = instances[: most or None]
+        labels = [[int(emotion)] for emotion in emotion_ids(instances)]
+        queries = encode_queries(tokenizer, instances, limit)
+        return SequenceExamples(queries, labels, pad_id=tokenizer.pad_id, max_target_tokens=1)
+
+    return Assembly(
+        parts.emotion_task(),
+        examples("train", stage.max_examples),
+        examples("validation", stage.max_validation_examples),
+        initial=lambda params: {**params, "encoder": start["encoder"]},
+    )
+
+
 def build_retriever(stage: RetrieverStage, run: RunContext) -> Assembly:
     parts = Parts.of(run)
     train, validation = _examples(parts, run, stage)
-    start = parts.retriever_params(run, "")
+    start = parts.retriever_params(run, stage.start_from)
 
     def initial(params: Params) -> Params:
-        return {**params, "encoder": start["encoder"]}
+        return start if stage.start_from else {**params, "encoder": start["encoder"]}
 
     return Assembly(
         parts.retriever_task(stage.distillation),
@@ -216,6 +239,14 @@ def _sketch_batch(parts: Parts, stage: RetrieverStage | JointStage, rows: int, l
     )
 
 
+def sketch_emotions(stage: EmotionStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = Parts.of(run, planned=True)
+    ids, mask = _shape(batch_size, length), _shape(batch_size, length, kind=bool)
+    label = (batch_size, 1)
+    batch = Batch(ids, mask, _shape(*label), _shape(*label, kind=bool), _shape(batch_size, kind=bool))
+    return Sketch(parts.emotion_task(), batch)
+
+
 def sketch_retriever(stage: RetrieverStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
     return Sketch(parts.retriever_task(stage.distillation), _sketch_batch(parts, stage, batch_size, length))
@@ -232,6 +263,7 @@ def _shape(*sizes: int, kind: Any = jnp.int32) -> Any:
 
 TASKS = {
     "generator": TaskSpec(GeneratorStage, build_generator, sketch_generator),
+    "emotions": TaskSpec(EmotionStage, build_emotions, sketch_emotions),
     "retriever": TaskSpec(RetrieverStage, build_retriever, sketch_retriever),
     "joint": TaskSpec(JointStage, build_joint, sketch_joint),
 }

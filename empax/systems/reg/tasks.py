@@ -177,6 +177,30 @@ def row_nll(
 
 
 @dataclasses.dataclass(frozen=True)
+class EmotionTask:
+    """The retriever's encoder and its 32-way head on contexts alone; a batch's only target is the emotion.
+
+    Departure: the paper retrieves "via emotion similarity" and prints an emotion accuracy, but trains neither. Trying
+    candidates out (stage 2) is so dear that it sees few dialogues; emotions are cheap to learn from all of them first.
+    """
+
+    encoder: DualEncoder
+    head: ClassificationHead
+
+    def init(self, rng: jax.Array, batch: Batch) -> Params:
+        first, second = jax.random.split(rng)
+        encoder = self.encoder.init(first, batch.source, batch.source_mask)["params"]
+        encoding = jnp.zeros((1, self.encoder.encoder.config.d_model))
+        return {"encoder": encoder, "emotion": self.head.init(second, encoding)["params"]}
+
+    def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        first, second = (None,) * 2 if rng is None else jax.random.split(rng)
+        query = apply(self.encoder, params["encoder"], batch.source, batch.source_mask, method="embed", rng=first)
+        emotion = jnp.where(batch.valid, batch.target[:, 0], -1)
+        return emotion_loss(self.head, params["emotion"], _unit_variance(query), emotion, second)
+
+
+@dataclasses.dataclass(frozen=True)
 class Retriever:
     """Stage 2: the retriever learns from what its candidates do for G1 (Eq. 3 to 5).
 
