@@ -39,16 +39,17 @@ def index(*, encoder: str, candidates: int, queries: dict[str, int], method: str
 def shrink(config: ConfigDict) -> ConfigDict:
     """The same recipe in seconds: the built-in sample, random small models, a few steps."""
     config.data.name = "sample"
+    models = config[config.system]
     small = {"d_model": 32, "num_heads": 2, "d_ff": 64}
-    config.reg.generator.update(
+    models.generator.update(
         {**small, "head_dim": 16, "num_encoder_layers": 2, "num_decoder_layers": 2, "unroll": 1, "embeddings": ""}
     )
-    config.reg.retriever = ConfigDict({**small, "num_layers": 2, "normalize": True, "dropout": 0.0})
-    config.reg.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
+    models.retriever = ConfigDict({**small, "num_layers": 2, "normalize": True, "dropout": 0.0})
+    models.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
     # One length everywhere: most of a trial's time is compiling, once for every shape.
-    config.reg.layout.update({"max_context_tokens": 32, "max_passage_tokens": 32, "max_target_tokens": 16,
+    models.layout.update({"max_context_tokens": 32, "max_passage_tokens": 32, "max_target_tokens": 16,
                               "max_query_tokens": 16, "max_key_tokens": 16})  # fmt: skip
-    config.reg.passages = 2
+    models.passages = 2
     config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
     for name in config.run:
         section = config[name]

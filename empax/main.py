@@ -19,8 +19,9 @@ _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would 
 def main(argv: list[str]) -> None:
     # Here and not above, so that --help and a mistyped word answer at once.
     from empax.core.files import DataError
+    from empax.training.accumulation import TrainingError
     from empax.training.checkpoint import CheckpointError
-    from empax.training.loop import Interrupted, NonFiniteError
+    from empax.training.loop import Interrupted
 
     try:
         if len(argv) > 1 or not _CONFIG.value:
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> None:
             return
         run.enable_compilation_cache()
         run.run(plain, workdir)
-    except (ConfigError, DataError, CheckpointError, NonFiniteError) as error:
+    except (ConfigError, DataError, CheckpointError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as interrupted:

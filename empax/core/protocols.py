@@ -36,6 +36,49 @@ class OnlineTask(Task, Protocol):
 
 
 @runtime_checkable
+class ReinforcedTask(Task, Protocol):
+    """What learns from rated answers of its own, several updates from each batch of them.
+
+    One iteration: `rollout`, `rate`, `credit`, then `loss` on mini-batches of what `credit` gave.
+    """
+
+    rates_on_host: bool
+    """Whether `rate` is plain Python; else it is compiled with the rest."""
+
+    def init_memory(self) -> Any:
+        """What goes from iteration to iteration and is no parameter (a controller, running statistics): a pytree."""
+        ...
+
+    def rollout(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Batch:
+        """The batch with answers of the current model, as many rows per example as it draws; compiled."""
+        ...
+
+    def rate(self, frozen: Params, batch: Batch) -> Batch:
+        """The batch with a score for each answer."""
+        ...
+
+    def credit(self, frozen: Params, batch: Batch, memory: Any) -> tuple[Batch, Any, Metrics]:
+        """Which token deserves what; the new memory; what to log of the iteration. Compiled."""
+        ...
+
+    def check_start(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Looks at the metrics of `loss` on the first answers of a process, before they are learnt from.
+
+        Args:
+          metrics: averages.
+          step: batches that have been learnt from; 0 = the model is still the one that training began with.
+
+        Raises:
+          TrainingError: the numbers cannot be right.
+        """
+        ...
+
+    def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Looks at the averages of a logged row; warns, or raises TrainingError."""
+        ...
+
+
+@runtime_checkable
 class Examples(Protocol):
     """Tokenised examples with random access: what batches are cut from.
 

@@ -133,10 +133,11 @@ Metrics: TypeAlias = dict[str, Mean]
 class TrainState:
     """What a training step changes, and nothing else: nothing frozen lives here."""
 
-    step: Int[Array, ""]
+    step: Int[Array, ""]  # updates made
     params: Params
     opt_state: Any
     rng: jax.Array  # typed PRNG key
+    memory: Any = flax.struct.field(default_factory=dict)  # of a ReinforcedTask: controllers, running statistics
 
 
 @flax.struct.dataclass

@@ -12,7 +12,7 @@ from empax.core.run import RunContext
 from empax.core.types import Instance, Prediction
 from empax.pipeline import annotate, evaluate, run
 from empax.systems.attributes import Judge
-from empax.systems.reg.responder import Responder
+from empax.systems.dialogue.responder import Responder
 
 
 @dataclasses.dataclass(frozen=True)

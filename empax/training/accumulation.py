@@ -17,8 +17,12 @@ from empax.core.types import Mean, Metrics
 _RUN_AHEAD_STEPS = 4  # steps that may wait on the device: enough to keep it busy, few enough to stop quickly
 
 
-class NonFiniteError(RuntimeError):
-    """A metric became NaN or infinite; names the step and the metric. The checkpoints on disk are from before."""
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says what was found and what to change. Checkpoints are from before."""
+
+
+class NonFiniteError(TrainingError):
+    """A metric became NaN or infinite; names the step and the metric."""
 
 
 @flax.struct.dataclass

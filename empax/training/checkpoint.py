@@ -66,8 +66,8 @@ class Checkpointer:
         rest = {
             "step": state.step,
             "rng": jax.random.key_data(state.rng),
-            # Indices, because an optimizer state is no nested dict; the template gives its structure back.
-            "opt_state": {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state.opt_state))},
+            "opt_state": _numbered(state.opt_state),
+            **_remembered(state),
         }
         items = {"params": ocp.args.PyTreeSave(state.params), "rest": ocp.args.PyTreeSave(rest)}
         leaves = {**_signature(state.params, "params"), **_signature(rest, "rest")}
@@ -174,11 +174,11 @@ class Checkpointer:
 
     def _restore(self, path: Path, record: Mapping[str, Any], template: TrainState) -> TrainState:
         rng = jax.eval_shape(jax.random.key_data, template.rng)
-        leaves, structure = jax.tree.flatten(template.opt_state)
         rest = {
             "step": template.step,
             "rng": jax.ShapeDtypeStruct(rng.shape, rng.dtype, sharding=_sharding(template.step)),
-            "opt_state": {str(i): leaf for i, leaf in enumerate(leaves)},
+            "opt_state": _numbered(template.opt_state),
+            **_remembered(template),
         }
         _check_signature(path, record["leaves"], {**_signature(template.params, "params"), **_signature(rest, "rest")})
         made = self._orbax.restore(
@@ -188,9 +188,14 @@ class Checkpointer:
                 rest=ocp.args.PyTreeRestore(rest, restore_args=_restore_args(rest)),
             ),
         )
-        opt_state = jax.tree.unflatten(structure, [made["rest"]["opt_state"][str(i)] for i in range(len(leaves))])
-        rng = jax.random.wrap_key_data(made["rest"]["rng"], impl=_key_impl(template.rng))
-        return TrainState(step=made["rest"]["step"], params=made["params"], opt_state=opt_state, rng=rng)
+        found = made["rest"]
+        return TrainState(
+            step=found["step"],
+            params=made["params"],
+            opt_state=_like(template.opt_state, found["opt_state"]),
+            rng=jax.random.wrap_key_data(found["rng"], impl=_key_impl(template.rng)),
+            memory=_like(template.memory, found.get("memory", {})),
+        )
 
 
 def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Params:
@@ -254,6 +259,21 @@ def _crc32(file: Path) -> int:
         while block := stream.read(1 << 22):
             value = zlib.crc32(block, value)
     return value
+
+
+def _numbered(tree: Any) -> dict[str, Any]:
+    """Leaves by their number: an optimizer state is no nested dict, and `_like` gives its structure back."""
+    return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
+
+
+def _like(template: Any, numbered: Mapping[str, Any]) -> Any:
+    return jax.tree.unflatten(jax.tree.structure(template), [numbered[str(i)] for i in range(len(numbered))])
+
+
+def _remembered(state: TrainState) -> dict[str, Any]:
+    """Nothing at all where the task remembers nothing: Orbax would not give an empty tree back."""
+    memory = _numbered(state.memory)
+    return {"memory": memory} if memory else {}
 
 
 def _verified(path: Path) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from jax.sharding import Mesh
 
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json
-from empax.core.protocols import Examples, OnlineTask, Task
+from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, Task
 from empax.core.sharding import batch_sharding, batch_shards, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
-from empax.core.types import Batch, Params, TrainState
+from empax.core.types import Batch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, train_batches
 from empax.training.accumulation import NonFiniteError, RunAhead, Window, add_metrics, averages
 from empax.training.checkpoint import Checkpointer, load_params
@@ -32,7 +32,7 @@ from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.optimizer import learning_rate, make_optimizer, trained_mask
 from empax.training.settings import LoopSettings, check_batch_sizes
-from empax.training.step import make_eval_step, make_explore_step, make_train_step
+from empax.training.step import make_eval_step, make_explore_step, make_iteration_start, make_train_step
 
 log = logging.getLogger("empax")
 
@@ -75,7 +75,8 @@ def fit(
     """Trains `task` until `settings.steps` or until patience ends, going on from the newest checkpoint if there is one.
 
     Args:
-      task: an `OnlineTask`'s `explore` is called on every batch before the update.
+      task: an `OnlineTask`'s `explore` is called on every batch before the update; a `ReinforcedTask` makes several
+        updates from the answers it gave to a batch, see there.
       train: what batches are cut from.
       validation: None = no evaluation; the last parameters then count as best.
       settings: see there.
@@ -93,7 +94,8 @@ def fit(
 
     Raises:
       ConfigError: settings that do not fit the devices, the parameter names or the metrics.
-      NonFiniteError: a metric is NaN or infinite. CheckpointError: a checkpoint cannot be written.
+      NonFiniteError: a metric is NaN or infinite. TrainingError: a ReinforcedTask found something wrong.
+      CheckpointError: a checkpoint cannot be written.
       Interrupted: Ctrl-C or SIGTERM, after saving.
     """
     done = directory / "DONE"
@@ -167,11 +169,13 @@ class _Run:
         init_rng, rng = jax.random.split(jax.random.key(settings.seed))
         batch = next(iter(self._batches(0, 1)))
         shapes = jax.eval_shape(self.task.init, init_rng, batch)
-        optimizer = make_optimizer(settings.optimizer, shapes, settings.steps)
+        optimizer = make_optimizer(settings.optimizer, shapes, settings.updates)
+        reinforced = self.task if isinstance(self.task, ReinforcedTask) else None
 
         def make(init_rng: jax.Array, rng: jax.Array, batch: Batch) -> TrainState:
             params = self.task.init(init_rng, batch)
-            return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params), rng=rng)
+            memory = reinforced.init_memory() if reinforced else {}
+            return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), rng, memory)
 
         template = jax.eval_shape(make, init_rng, rng, batch)
         shardings = shard_params(template, mesh)
@@ -196,11 +200,15 @@ class _Run:
             batch=batch_sharding(mesh),
             replicated=replicated(mesh),
             accumulate=settings.accumulate,
+            epochs=settings.epochs,
+            minibatches=settings.minibatches,
             trained=trained_mask(settings.optimizer, shapes),
         )
         self.eval_step = make_eval_step(self.task, replicated=replicated(mesh))
         self.explore = make_explore_step(self.task) if isinstance(self.task, OnlineTask) else None
-        self.schedule = learning_rate(settings.optimizer, settings.steps)
+        self.begin = make_iteration_start(reinforced) if reinforced else None
+        self.unchecked = reinforced  # until its first answers of this process have been looked at
+        self.schedule = learning_rate(settings.optimizer, settings.updates)
 
     def train_to_end(self) -> None:
         self.since = time.monotonic()
@@ -243,12 +251,28 @@ class _Run:
         batch = jax.device_put(batch, batch_sharding(self.mesh))
         if self.explore is not None:
             batch = jax.device_put(self.explore(self.state, self.frozen, batch), batch_sharding(self.mesh))
+        logged: Metrics = {}
+        if self.begin is not None:
+            self.state, batch, logged = self.begin(self.state, self.frozen, batch)
+            batch = jax.device_put(batch, batch_sharding(self.mesh))
+            self._check_start(batch)
         self.state, metrics = self.train_step(self.state, self.frozen, batch)
+        metrics = {**logged, **metrics}
         self.window = add_metrics(self.window, metrics, self.step + 1)
         self.ahead.push(metrics["loss"].total)
         self.counters.examples += examples
         self.step += 1
         self.bar.advance()
+
+    def _check_start(self, batch: Batch) -> None:
+        """What `loss` says of the first answers must be what `rollout` said of them."""
+        if self.unchecked is None:
+            return
+        window = add_metrics(
+            Window.starting_from({}), self.eval_step(self.state.params, self.frozen, batch), self.step + 1
+        )
+        self.unchecked.check_start(averages(window.fetch()), step=self.step)
+        self.unchecked = None
 
     def _after_update(self) -> None:
         """Logs, evaluates, saves, leaves, whichever is due."""
@@ -300,7 +324,9 @@ class _Run:
         window, counters = self._sync(), self.counters
         values = averages(window)
         rate = (counters.examples - counters.logged_examples) / max(counters.seconds - counters.logged_seconds, 1e-9)
-        values["learning_rate"] = float(self.schedule(self.step - 1))
+        values["learning_rate"] = float(self.schedule(self.step * self.settings.updates_per_batch - 1))
+        if isinstance(self.task, ReinforcedTask):
+            self.task.check_progress(values, step=self.step)
         timing = {"examples_per_second": rate, "seconds": counters.seconds}
         self.log.write(self.step, "train", {**values, **timing})
         self.bar.show(loss=values["loss"], examples_per_second=rate)

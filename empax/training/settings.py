@@ -14,10 +14,12 @@ class LoopSettings:
     """How long, in what portions, and how often to look.
 
     Attributes:
-      steps: updates at most.
-      batch_size: examples per update.
+      steps: batches at most; each is one update, or `epochs * minibatches` of them.
+      batch_size: examples per batch.
       buckets: source lengths in tokens that batches are padded to, ascending.
       accumulate: micro-batches per update.
+      epochs: of a ReinforcedTask: how often each answer is learnt from.
+      minibatches: of a ReinforcedTask: updates per epoch, each from other answers.
       eval_batch_size: examples per evaluation batch; None = batch_size.
       seed: of initial parameters, dropout and the order of the examples.
       log_every_steps: updates per row of metrics.jsonl.
@@ -35,6 +37,8 @@ class LoopSettings:
     batch_size: int
     buckets: tuple[int, ...]
     accumulate: int = 1
+    epochs: int = 1
+    minibatches: int = 1
     eval_batch_size: int | None = None
     seed: int = 0
     log_every_steps: int = 50
@@ -48,8 +52,9 @@ class LoopSettings:
     optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulate", "log_every_steps", "eval_every_steps",
-                     "checkpoint_every_steps", "eval_batch_size", "patience", "max_eval_examples"):  # fmt: skip
+        for name in ("steps", "batch_size", "accumulate", "epochs", "minibatches", "log_every_steps",
+                     "eval_every_steps", "checkpoint_every_steps", "eval_batch_size", "patience",
+                     "max_eval_examples"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value} must be at least 1.")
@@ -59,8 +64,18 @@ class LoopSettings:
             raise ValueError(f"buckets = {self.buckets} must be ascending lengths in tokens, at least one.")
         if self.patience is not None and self.best_metric is None:
             raise ValueError("patience needs a best_metric to judge by.")
-        if self.batch_size % self.accumulate:
-            raise ValueError(f"batch_size = {self.batch_size} does not divide by accumulate = {self.accumulate}.")
+        for name, parts in (("accumulate", self.accumulate), ("minibatches", self.minibatches)):
+            if self.batch_size % parts:
+                raise ValueError(f"batch_size = {self.batch_size} does not divide by {name} = {parts}.")
+
+    @property
+    def updates(self) -> int:
+        """Of all batches together."""
+        return self.steps * self.updates_per_batch
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.epochs * self.minibatches
 
 
 def check_batch_sizes(settings: LoopSettings, shards: int) -> None:

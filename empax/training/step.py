@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from empax.core.protocols import OnlineTask, Task
+from empax.core.protocols import OnlineTask, ReinforcedTask, Task
 from empax.core.types import Batch, Mean, Metrics, Params, TrainState
 
 TrainStep: TypeAlias = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
 EvalStep: TypeAlias = Callable[[Params, Params, Batch], Metrics]
 ExploreStep: TypeAlias = Callable[[TrainState, Params, Batch], Batch]
+IterationStart: TypeAlias = Callable[[TrainState, Params, Batch], tuple[TrainState, Batch, Metrics]]
 
 _EXPLORE_STREAM = 2**31 - 1  # the update folds in the micro-batch's index here, which is never that large
+_ORDER_STREAM = 2**31 - 3
 
 
 def make_train_step(
@@ -28,9 +30,11 @@ def make_train_step(
     batch: Any = None,
     replicated: Any = None,
     accumulate: int = 1,
+    epochs: int = 1,
+    minibatches: int = 1,
     trained: Params | None = None,
 ) -> TrainStep:
-    r"""Compiles one update of `task.loss`. Donates the state.
+    r"""Compiles one update of `task.loss`, or several in a row on parts of one batch. Donates the state.
 
     .. math:: g = \nabla \sum_i \mathrm{total}_i \,/\, \sum_i \mathrm{weight}_i
 
@@ -42,11 +46,14 @@ def make_train_step(
       state: shardings of the state; like `batch` and `replicated`, None leaves the placement to the arguments.
       batch: sharding of the batch, a numpy-like tree whose leaves share their leading axis.
       replicated: sharding of the metrics.
-      accumulate: number of micro-batches; must divide the batch size.
+      accumulate: number of micro-batches of an update; must divide its rows.
+      epochs: how often each row is learnt from.
+      minibatches: updates of an epoch, each on other rows, drawn anew in every epoch; must divide the batch size.
       trained: tree of bools like the parameters; no gradient is computed where False. None = all are trained.
 
     Returns:
-      (state, frozen, batch) -> (state, metrics): the task's own, `loss` and `grad_norm` (before clipping).
+      (state, frozen, batch) -> (state, metrics): the task's own, `loss` and `grad_norm` (before clipping), summed over
+      all updates.
     """
 
     def gradient(params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> tuple[Params, Metrics]:
@@ -69,7 +76,7 @@ def make_train_step(
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (jnp.arange(accumulate), micros))[0]
 
-    def step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run repeats its dropout masks
         grads, metrics = (gradient if accumulate == 1 else accumulated)(state.params, frozen, batch, rng)
         scale = 1.0 / jnp.maximum(metrics["loss"].weight, 1e-9)
@@ -79,8 +86,28 @@ def make_train_step(
         metrics["grad_norm"] = Mean(total=optax.tree.norm(grads), weight=jnp.ones((), jnp.float32))
         return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
 
+    def step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        if epochs * minibatches == 1:
+            return update(state, frozen, batch)
+        rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _ORDER_STREAM)
+        rows = _drawn(rng, batch.valid.shape[0], epochs, minibatches)
+
+        def one(state: TrainState, picked: jax.Array) -> tuple[TrainState, Metrics]:
+            return update(state, frozen, jax.tree.map(lambda leaf: leaf[picked], batch))
+
+        state, metrics = jax.lax.scan(one, state, rows)
+        return state, jax.tree.map(lambda leaf: leaf.sum(axis=0), metrics)
+
     shardings = {} if state is None else {"in_shardings": (state, None, batch), "out_shardings": (state, replicated)}
     return jax.jit(step, donate_argnums=0, **shardings)
+
+
+def _drawn(rng: jax.Array, rows: int, epochs: int, minibatches: int) -> jax.Array:
+    """[epochs * minibatches, rows / minibatches] row numbers; each epoch has every row once, in an order of its own."""
+    if rows % minibatches:
+        raise ValueError(f"a batch of {rows} rows does not divide into {minibatches} mini-batches.")
+    orders = jax.vmap(lambda rng: jax.random.permutation(rng, rows))(jax.random.split(rng, epochs))
+    return orders.reshape(epochs * minibatches, rows // minibatches)
 
 
 def _split(leaf: jax.Array, parts: int) -> jax.Array:
@@ -111,3 +138,34 @@ def make_explore_step(task: OnlineTask) -> ExploreStep:
         return task.explore(state.params, frozen, batch, rng)
 
     return jax.jit(step)
+
+
+def make_iteration_start(task: ReinforcedTask) -> IterationStart:
+    """What comes before the updates of an iteration: (state, frozen, batch) -> (state, rated batch, what to log).
+
+    One compiled call; three calls where `task.rates_on_host`.
+    """
+
+    def rollout(state: TrainState, frozen: Params, batch: Batch) -> Batch:
+        rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _EXPLORE_STREAM)
+        return task.rollout(state.params, frozen, batch, rng)
+
+    if task.rates_on_host:
+        answer, credit = jax.jit(rollout), jax.jit(task.credit)
+
+        def start(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Batch, Metrics]:
+            rated = task.rate(frozen, answer(state, frozen, batch))
+            rated, memory, metrics = credit(frozen, rated, state.memory)
+            return dataclasses.replace(state, memory=memory), rated, metrics
+
+        return start
+
+    @jax.jit
+    def whole(state: TrainState, frozen: Params, batch: Batch) -> tuple[Batch, Any, Metrics]:
+        return task.credit(frozen, task.rate(frozen, rollout(state, frozen, batch)), state.memory)
+
+    def start_compiled(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Batch, Metrics]:
+        rated, memory, metrics = whole(state, frozen, batch)
+        return dataclasses.replace(state, memory=memory), rated, metrics
+
+    return start_compiled

@@ -17,12 +17,12 @@ from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
 from empax.pipeline import run
 from empax.retrieval.index import StaleIndexError, load_index
-from empax.systems.reg.parts import Parts, corpus_encoder_of
+from empax.systems.dialogue.parts import Parts, corpus_encoder_of
 from empax.training.checkpoint import load_params
 
-STAGES = ("prepare", "attributes", "annotate", "index", "generator", "retriever", "reindex", "joint", "evaluate",
-          "report")  # fmt: skip
-TRAINED = ("attributes", "generator", "retriever", "joint")
+STAGES = ("prepare", "attributes", "annotate", "index", "generator", "emotions", "retriever", "reindex",
+          "joint", "evaluate", "report")  # fmt: skip
+TRAINED = ("attributes", "generator", "emotions", "retriever", "joint")
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +158,10 @@ def test_training_changes_every_leaf_but_the_frozen_ones(finished, tmp_path, sta
 def test_stages_begin_with_what_the_stages_before_them_made(finished):
     """So what they freeze is what those made, and what they train is not."""
     began = Parts.of(context(finished)).retriever_params(context(finished), "")
-    retriever, joint = (load_params(finished / stage, "last") for stage in ("retriever", "joint"))
+    emotions, retriever, joint = (load_params(finished / s, "last") for s in ("emotions", "retriever", "joint"))
     for before, after in (
-        ({"encoder": began["encoder"]}, {"encoder": retriever["encoder"]}),
+        ({"encoder": began["encoder"]}, {"encoder": emotions["encoder"]}),
+        (load_params(finished / "emotions"), retriever),
         ({"model": load_params(finished / "generator")}, {"model": joint["generator"]}),
         ({"retriever": load_params(finished / "retriever")}, {"retriever": joint["retriever"]}),
     ):

@@ -6,7 +6,7 @@ import pytest
 
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
-from empax.systems.reg.parts import Parts
+from empax.systems.dialogue.parts import Parts
 from empax.training.checkpoint import load_params
 
 RECIPE = """

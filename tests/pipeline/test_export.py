@@ -22,7 +22,7 @@ from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.pipeline.export import ExportSettings, export_run
 from empax.pipeline.run import plain
-from empax.systems.reg.parts import HEAD, Parts
+from empax.systems.dialogue.parts import HEAD, Parts
 from empax.training.checkpoint import Checkpointer, CheckpointError
 
 METRICS = {

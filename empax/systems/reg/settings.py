@@ -1,4 +1,4 @@
-"""REG's settings: what its stages share, and what each stage adds."""
+"""What each of REG's stages adds to the settings that its models share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import ConfigError
-from empax.data.sources import LayoutSettings
-from empax.decoding.search import DecodeSettings
 from empax.evaluation.device_metrics import UtilityWeights
-from empax.interop.pretrained import EncoderSettings, GeneratorSettings
-from empax.models.lora import LoraSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,44 +38,6 @@ class DistillationSettings:
             raise ConfigError(f"replace_probability = {self.replace_probability} must lie in [0, 1].")
         if self.target_temperature <= 0 or self.score_temperature <= 0:
             raise ConfigError("target_temperature and score_temperature must be above 0.")
-
-
-@dataclasses.dataclass(frozen=True)
-class RegSettings:
-    """What all stages share: `config.reg`.
-
-    Attributes:
-      lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
-      attributes: emotion attributes in front of everything; False is the paper's w/o EA.
-      passages: K, how many exemplars G2 reads.
-    """
-
-    generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)
-    retriever: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
-    layout: LayoutSettings = dataclasses.field(default_factory=LayoutSettings)
-    decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
-    lora: LoraSettings | None = None
-    attributes: bool = True
-    passages: int = 6
-
-
-@dataclasses.dataclass(frozen=True)
-class GeneratorStage:
-    """Stage 1.
-
-    Attributes:
-      index: the index stage whose candidates G1 is shown; empty = none.
-      exemplar_probability: how often an example with candidates shows one of them.
-      emotion_weight: of the 32-way head over the pooled encoding; ours.
-      start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
-    """
-
-    index: str = ""
-    exemplar_probability: float = 0.5
-    emotion_weight: float = 0.1
-    label_smoothing: float = 0.0
-    start_from: str = ""
-    max_validation_examples: int = 1000
 
 
 @dataclasses.dataclass(frozen=True)

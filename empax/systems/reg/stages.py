@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,67 +12,41 @@ from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Batch, Params
 from empax.data.batches import SequenceExamples
 from empax.data.exemplars import (
-    ContextExamples,
-    Corpus,
     ExemplarBatch,
     ExemplarExamples,
-    LabelledBatch,
     emotion_ids,
     encode_queries,
 )
-from empax.data.store import load_candidates, load_instances
-from empax.retrieval.corpus import CorpusEncoder
+from empax.data.store import load_instances
+from empax.decoding.search import DecodeSettings
 from empax.retrieval.index import build_index, load_index
-from empax.systems.reg.parts import Parts, corpus_encoder_of
-from empax.systems.reg.settings import EmotionStage, GeneratorStage, JointStage, RetrieverStage
+from empax.systems.dialogue.parts import HEAD, Parts, corpus_encoder_of
+from empax.systems.dialogue.stages import GENERATOR, searched, shape
+from empax.systems.reg.settings import DistillationSettings, EmotionStage, JointStage, RetrieverStage
+from empax.systems.reg.tasks import EmotionTask, Joint, Retriever
 from empax.training.checkpoint import load_params
 
 
-def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
-    parts = Parts.of(run)
-    splits = {split: load_instances(run, split) for split in ("train", "validation")}
-    splits["validation"] = splits["validation"][: stage.max_validation_examples]
-    options: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
-    if stage.index:
-        corpus = parts.corpus(splits["train"])
-        positions, ids = load_candidates(run, stage.index, "train")
-        candidates = np.full((len(splits["train"]), parts.settings.passages), -1)
-        candidates[positions] = ids[:, : parts.settings.passages]
-        options["train"] = {
-            "corpus": corpus,
-            "candidates": candidates,
-            "exemplar_probability": stage.exemplar_probability,
-        }
-
-    def examples(split: str) -> ContextExamples:
-        return ContextExamples(
-            splits[split],
-            parts.form(exemplars=bool(stage.index)),
-            **options[split],
-        )
-
-    initial: Callable[[Params], Params] | None = None
-    if parts.settings.lora is not None:
-        task = parts.with_lora(parts.generator_task(stage))
-        if stage.start_from:
-            initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
-        frozen = task.freeze({"model": parts.generator.params}, {})
-        return Assembly(task, examples("train"), examples("validation"), frozen=frozen, initial=initial)
-    if stage.start_from:
-        initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
-    elif (pretrained := parts.generator.params) is not None:
-        initial = lambda params: {**params, "model": {**params["model"], **pretrained}}  # noqa: E731
-    return Assembly(parts.generator_task(stage), examples("train"), examples("validation"), initial=initial)
+def emotion_task(parts: Parts) -> EmotionTask:
+    return EmotionTask(parts.encoder.model, HEAD)
 
 
-def _searched(
-    parts: Parts, run: RunContext, index: str, split: str, corpus: Corpus, limit: int, **options: Any
-) -> ExemplarExamples:
-    """Examples of those instances of a split that have candidates, at most `limit` (0 = all)."""
-    positions, ids = load_candidates(run, index, split)
-    limit = limit or len(positions)
-    instances = load_instances(run, split)
-    return parts.exemplar_examples([instances[p] for p in positions[:limit]], corpus, ids[:limit], **options)
+def retriever_task(parts: Parts, distillation: DistillationSettings) -> Retriever:
+    trial = DecodeSettings(method="greedy", max_tokens=distillation.explore_tokens)
+    passages = parts.settings.passages
+    return Retriever(parts.encoder.model, HEAD, parts.reader, parts.decoder(trial), distillation, passages)
+
+
+def joint_task(parts: Parts, stage: JointStage) -> Joint:
+    return Joint(
+        retriever_task(parts, stage.distillation),
+        parts.fusion,
+        HEAD,
+        parts.decoder(parts.settings.decoding),
+        retriever_weight=stage.retriever_weight,
+        emotion_weight=stage.emotion_weight,
+        label_smoothing=stage.label_smoothing,
+    )
 
 
 def _examples(
@@ -86,11 +57,11 @@ def _examples(
     if stage.passage_encoder == "frozen":
         embeddings = load_index(run.files.index(stage.index)).embeddings
     k = parts.settings.passages
-    train = _searched(
+    train = searched(
         parts, run, stage.index, "train", corpus, stage.max_examples, num_random=k, key_embeddings=embeddings
     )
     # Validation shows the K retrieved ones and no trial: what is watched is the emotion head and G2's likelihood.
-    held_out = _searched(
+    held_out = searched(
         parts, run, stage.index, "validation", corpus, stage.max_validation_examples, key_embeddings=embeddings
     )
     held_out.set_candidates(held_out.candidates[:, :k])
@@ -112,7 +83,7 @@ def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
         return SequenceExamples(queries, labels, pad_id=tokenizer.pad_id, max_target_tokens=1)
 
     return Assembly(
-        parts.emotion_task(),
+        emotion_task(parts),
         examples("train", stage.max_examples),
         examples("validation", stage.max_validation_examples),
         initial=lambda params: {**params, "encoder": start["encoder"]},
@@ -128,7 +99,7 @@ def build_retriever(stage: RetrieverStage, run: RunContext) -> Assembly:
         return start if stage.start_from else {**params, "encoder": start["encoder"]}
 
     return Assembly(
-        parts.retriever_task(stage.distillation),
+        retriever_task(parts, stage.distillation),
         train,
         validation,
         frozen={"generator": parts.stage_params(run, stage.generator)},
@@ -141,7 +112,7 @@ def build_joint(stage: JointStage, run: RunContext) -> Assembly:
     train, validation = _examples(parts, run, stage)
     judge = parts.stage_params(run, stage.generator)
     retriever = parts.retriever_params(run, stage.retriever)
-    task, frozen = parts.joint_task(stage), {"generator": judge}
+    task, frozen = joint_task(parts, stage), {"generator": judge}
     refresh = Refresh(parts, run, stage, train)
 
     def initial(params: Params) -> Params:
@@ -195,74 +166,49 @@ class Refresh:
         return np.asarray(index.search(queries, width, query_groups=self.train.groups).ids)
 
 
-def corpus_encoder(run: RunContext, stage: str) -> CorpusEncoder:
-    """The encoder that index stages embed with: of training stage `stage`, or as pretrained if that is empty."""
-    parts = Parts.of(run)
-    return corpus_encoder_of(parts, parts.retriever_params(run, stage))
-
-
-def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, length: int) -> Sketch:
-    parts = Parts.of(run, planned=True)
-    ids, mask = _shape(batch_size, length), _shape(batch_size, length, kind=bool)
-    target = (batch_size, parts.settings.layout.max_target_tokens)
-    batch = LabelledBatch(
-        source=ids,
-        source_mask=mask,
-        target=_shape(*target),
-        target_mask=_shape(*target, kind=bool),
-        valid=_shape(batch_size, kind=bool),
-        emotion=_shape(batch_size),
-    )
-    return Sketch(parts.generator_task(stage), batch)
-
-
 def _sketch_batch(parts: Parts, stage: RetrieverStage | JointStage, rows: int, length: int) -> ExemplarBatch:
     """A batch as the loss sees it: explored, K candidates left."""
     layout, k = parts.settings.layout, parts.settings.passages
     frozen = stage.passage_encoder == "frozen"
     width = parts.encoder.model.encoder.config.d_model
     return ExemplarBatch(
-        source=_shape(rows, k, length),
-        source_mask=_shape(rows, k, length, kind=bool),
-        target=_shape(rows, layout.max_target_tokens),
-        target_mask=_shape(rows, layout.max_target_tokens, kind=bool),
-        valid=_shape(rows, kind=bool),
-        emotion=_shape(rows),
-        query=_shape(rows, layout.max_query_tokens),
-        query_mask=_shape(rows, layout.max_query_tokens, kind=bool),
-        key=None if frozen else _shape(rows, k, layout.max_key_tokens),
-        key_mask=None if frozen else _shape(rows, k, layout.max_key_tokens, kind=bool),
-        key_embedding=_shape(rows, k, width, kind=jnp.float32) if frozen else None,
-        candidate_mask=_shape(rows, k, kind=bool),
-        key_emotion=_shape(rows, k),
-        utilities=_shape(rows, k, kind=jnp.float32),
+        source=shape(rows, k, length),
+        source_mask=shape(rows, k, length, kind=bool),
+        target=shape(rows, layout.max_target_tokens),
+        target_mask=shape(rows, layout.max_target_tokens, kind=bool),
+        valid=shape(rows, kind=bool),
+        emotion=shape(rows),
+        query=shape(rows, layout.max_query_tokens),
+        query_mask=shape(rows, layout.max_query_tokens, kind=bool),
+        key=None if frozen else shape(rows, k, layout.max_key_tokens),
+        key_mask=None if frozen else shape(rows, k, layout.max_key_tokens, kind=bool),
+        key_embedding=shape(rows, k, width, kind=jnp.float32) if frozen else None,
+        candidate_mask=shape(rows, k, kind=bool),
+        key_emotion=shape(rows, k),
+        utilities=shape(rows, k, kind=jnp.float32),
     )
 
 
 def sketch_emotions(stage: EmotionStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
-    ids, mask = _shape(batch_size, length), _shape(batch_size, length, kind=bool)
+    ids, mask = shape(batch_size, length), shape(batch_size, length, kind=bool)
     label = (batch_size, 1)
-    batch = Batch(ids, mask, _shape(*label), _shape(*label, kind=bool), _shape(batch_size, kind=bool))
-    return Sketch(parts.emotion_task(), batch)
+    batch = Batch(ids, mask, shape(*label), shape(*label, kind=bool), shape(batch_size, kind=bool))
+    return Sketch(emotion_task(parts), batch)
 
 
 def sketch_retriever(stage: RetrieverStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
-    return Sketch(parts.retriever_task(stage.distillation), _sketch_batch(parts, stage, batch_size, length))
+    return Sketch(retriever_task(parts, stage.distillation), _sketch_batch(parts, stage, batch_size, length))
 
 
 def sketch_joint(stage: JointStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
-    return Sketch(parts.joint_task(stage), _sketch_batch(parts, stage, batch_size, length))
-
-
-def _shape(*sizes: int, kind: Any = jnp.int32) -> Any:
-    return jax.ShapeDtypeStruct(sizes, kind)
+    return Sketch(joint_task(parts, stage), _sketch_batch(parts, stage, batch_size, length))
 
 
 TASKS = {
-    "generator": TaskSpec(GeneratorStage, build_generator, sketch_generator),
+    "generator": GENERATOR,
     "emotions": TaskSpec(EmotionStage, build_emotions, sketch_emotions),
     "retriever": TaskSpec(RetrieverStage, build_retriever, sketch_retriever),
     "joint": TaskSpec(JointStage, build_joint, sketch_joint),

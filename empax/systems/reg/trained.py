@@ -13,7 +13,7 @@ from empax.decoding.search import DecodeSettings
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
 from empax.models.transformer import EncoderDecoder
-from empax.systems.reg.parts import Parts
+from empax.systems.dialogue.parts import Parts
 from empax.training.checkpoint import load_params
 
 HELD = {"generator": ("generator",), "retriever": ("retriever",), "joint": ("generator", "retriever")}

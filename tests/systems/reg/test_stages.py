@@ -14,16 +14,16 @@ from empax.core.tree import hash_tree
 from empax.data import features
 from empax.data.store import load_candidates, load_instances
 from empax.retrieval.index import StaleIndexError
+from empax.systems.dialogue.parts import Parts
+from empax.systems.dialogue.settings import GeneratorStage
+from empax.systems.dialogue.stages import build_generator, corpus_encoder
 from empax.systems.reg import SETTINGS, TASKS
-from empax.systems.reg.parts import Parts
 from empax.systems.reg.responder import load_responder
-from empax.systems.reg.settings import GeneratorStage, JointStage, RetrieverStage
+from empax.systems.reg.settings import JointStage, RetrieverStage
 from empax.systems.reg.stages import (
     Refresh,
-    build_generator,
     build_joint,
     build_retriever,
-    corpus_encoder,
 )
 from empax.training.checkpoint import load_params
 
@@ -43,7 +43,7 @@ def same(one, two):
 
 
 def test_the_system_offers_its_settings_and_tasks():
-    assert set(TASKS) == {"generator", "retriever", "joint"}
+    assert set(TASKS) == {"generator", "emotions", "retriever", "joint"}
     assert dataclasses.is_dataclass(SETTINGS)
 
 

@@ -11,7 +11,7 @@ import pytest
 from empax.core.config import ConfigError, to_settings
 from empax.core.protocols import GenerativeTask, OnlineTask
 from empax.core.tree import map_named
-from empax.core.types import EMOTIONS, Generated
+from empax.core.types import EMOTIONS, Batch, Generated
 from empax.data.exemplars import ExemplarBatch, LabelledBatch
 from empax.decoding.search import DecodeSettings
 from empax.evaluation.device_metrics import UtilityWeights, utility
@@ -20,9 +20,9 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
-from empax.systems.reg import tasks
+from empax.systems.dialogue.generator import Decoder, Generator, emotion_loss
 from empax.systems.reg.settings import DistillationSettings
-from empax.systems.reg.tasks import Decoder, Generator, Joint, Retriever, take_candidates
+from empax.systems.reg.tasks import EmotionTask, Joint, Retriever, take_candidates
 
 VOCABULARY, START, EOS, PAD = 14, 2, 1, 0
 ROWS, RETRIEVED, K, SOURCE, TARGET, WIDTH = 3, 4, 2, 7, 6, 8
@@ -423,6 +423,24 @@ def test_the_retrievers_head_learns_from_exemplars_where_they_are_trained():
 # ------------------------------------------------------------------------------------------------------ the emotions
 
 
+def test_the_emotion_task_learns_from_contexts_alone():
+    batch, given = exemplar_batch(K), params()["retriever"]
+    contexts = Batch(
+        batch.query,
+        batch.query_mask,
+        jnp.asarray([[4], [7], [9]]),
+        jnp.ones((3, 1), bool),
+        jnp.asarray([1, 0, 1], bool),
+    )
+    loss, metrics = EmotionTask(ENCODER, HEAD).loss(given, {}, contexts, None)
+    query = np.asarray(embedded(given, batch)[0], np.float64)
+    query *= query.shape[1] ** 0.5 / np.linalg.norm(query, axis=1, keepdims=True)
+    logits = query @ np.asarray(given["emotion"]["out"], np.float64) + np.asarray(given["emotion"]["out_bias"])
+    nll = np.log(np.exp(logits).sum(-1)) - logits[np.arange(3), [4, 7, 9]]
+    assert float(loss.value()) == pytest.approx(nll[[0, 2]].mean(), rel=1e-5)
+    assert float(metrics["emotion_accuracy"].weight) == 2.0  # a filler row counts nowhere
+
+
 def test_unknown_emotions_count_nowhere():
     rng = np.random.default_rng(0)
     encoding = jnp.asarray(rng.normal(size=(4, 8)), jnp.float32)
@@ -431,13 +449,13 @@ def test_unknown_emotions_count_nowhere():
     }
     logits = np.asarray(encoding @ head["out"], np.float64) + np.asarray(head["out_bias"], np.float64)
     nll = np.log(np.exp(logits).sum(-1)) - logits[np.arange(4), [3, 0, 31, 0]]
-    loss, metrics = tasks.emotion_loss(HEAD, head, encoding, jnp.asarray([3, -1, 31, -1]), None)
+    loss, metrics = emotion_loss(HEAD, head, encoding, jnp.asarray([3, -1, 31, -1]), None)
     assert float(loss.value()) == pytest.approx(nll[[0, 2]].mean(), rel=1e-5)
     assert float(metrics["emotion_accuracy"].weight) == 2.0
     sure = {**head, "out_bias": jnp.zeros(32).at[3].set(50.0)}
-    _, metrics = tasks.emotion_loss(HEAD, sure, encoding, jnp.asarray([3, -1, 31, -1]), None)
+    _, metrics = emotion_loss(HEAD, sure, encoding, jnp.asarray([3, -1, 31, -1]), None)
     assert float(metrics["emotion_accuracy"].value()) == 0.5
-    nobody, metrics = tasks.emotion_loss(HEAD, head, encoding, jnp.full(4, -1), None)
+    nobody, metrics = emotion_loss(HEAD, head, encoding, jnp.full(4, -1), None)
     assert float(nobody.total) == float(nobody.weight) == float(metrics["emotion_loss"].value()) == 0.0
 
 

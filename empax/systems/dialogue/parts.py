@@ -1,4 +1,4 @@
-"""The pieces that every stage of REG is put together from: models, tokenizers, forms of sources, tasks."""
+"""What the systems that answer put their stages together from: models, tokenizers, forms of sources."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.retrieval.corpus import CorpusEncoder
-from empax.systems.reg.settings import DistillationSettings, GeneratorStage, JointStage, RegSettings
-from empax.systems.reg.tasks import Decoder, EmotionTask, Fusion, Generator, Joint, Reader, Retriever
+from empax.systems.dialogue.generator import Decoder, Fusion, Generator, Reader
+from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 from empax.training.checkpoint import load_params
 from empax.training.lora import LoraTask, lora_task
 
@@ -46,16 +46,17 @@ HEAD = ClassificationHead(num_classes=len(EMOTIONS))
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The pieces that every stage of REG is put together from."""
+    """What every stage of a system that answers is put together from."""
 
-    settings: RegSettings
+    settings: DialogueSettings
     tokenizer: Tokenizer
     generator: LoadedGenerator
     encoder: LoadedEncoder
 
     @classmethod
     def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> Parts:
-        settings = to_settings(RegSettings, run.section("reg"), where="config.reg")
+        system = run.config["system"]
+        settings = to_settings(DialogueSettings, run.section(system), where=f"config.{system}")
         tokenizer = run_tokenizer(run, planned=planned)
         with_params = with_params and not planned
         return cls(
@@ -80,33 +81,11 @@ class Parts:
             label_smoothing=stage.label_smoothing,
         )
 
-    def emotion_task(self) -> EmotionTask:
-        return EmotionTask(self.encoder.model, HEAD)
-
-    def retriever_task(self, distillation: DistillationSettings) -> Retriever:
-        trial = DecodeSettings(method="greedy", max_tokens=distillation.explore_tokens)
-        return Retriever(
-            self.encoder.model, HEAD, self.reader, self.decoder(trial), distillation, self.settings.passages
-        )
-
-    def joint_task(self, stage: JointStage) -> Joint:
-        return Joint(
-            self.retriever_task(stage.distillation),
-            self.fusion,
-            HEAD,
-            self.decoder(self.settings.decoding),
-            retriever_weight=stage.retriever_weight,
-            emotion_weight=stage.emotion_weight,
-            label_smoothing=stage.label_smoothing,
-        )
-
     def with_lora(self, task: Task) -> LoraTask:
         """`task` with adapters in the generator; heads and retriever are trained whole."""
         settings = self.settings.lora
         if settings is None or not self.settings.generator.pretrained:
-            raise ConfigError(
-                "config.reg.lora adapts a pretrained generator; set reg.generator.pretrained, or drop it."
-            )
+            raise ConfigError("lora adapts a pretrained generator; set generator.pretrained beside it, or drop it.")
         return lora_task(task, settings, trained=r"^(generator/)?emotion/|^retriever/")
 
     def stage_params(self, run: RunContext, stage: str) -> Params:

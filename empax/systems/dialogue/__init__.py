@@ -1,0 +1,1 @@
+"""What the systems that answer have in common: models, generator task, examples, responder."""

@@ -1,0 +1,173 @@
+"""The generator of every system that answers: likelihood of the response, emotion head, decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.types import Batch, Generated, Mean, Metrics, Params
+from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.models.heads import ClassificationHead, masked_mean
+from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
+from empax.models.transformer import EncoderDecoder
+
+Reader: TypeAlias = EncoderDecoder | PromptedDecoder
+"""What answers one source."""
+Fusion: TypeAlias = FusionInDecoder | FusionInPrompt
+"""What answers several passages at once."""
+
+
+def apply(
+    module: nn.Module, params: Params, *args: Any, method: str = "__call__", rng: jax.Array | None, **kwargs: Any
+) -> Any:
+    """`module.apply` with dropout where there is an `rng`."""
+    rngs = None if rng is None else {"dropout": rng}
+    return module.apply({"params": params}, *args, method=method, rngs=rngs, deterministic=rng is None, **kwargs)
+
+
+def emotion_loss(
+    head: ClassificationHead,
+    params: Params,
+    encoding: Float[Array, "N D"],
+    emotion: Int[Array, " N"],
+    rng: jax.Array | None,
+    weights: Float[Array, " N"] | None = None,
+) -> tuple[Mean, Metrics]:
+    """Cross-entropy of the 32-way head where the emotion is known (-1 = unknown), and its accuracy.
+
+    Source: the head on the context encoding of CEM; REG prints its accuracy without saying how it is made.
+    """
+    logits = apply(head, params, encoding, rng=rng)
+    known = emotion >= 0
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    nll = -jnp.take_along_axis(log_probs, jnp.maximum(emotion, 0)[:, None], axis=1)[:, 0]
+    hit = (logits.argmax(axis=-1) == emotion).astype(jnp.float32)
+    return Mean.of(nll, known, weights), {"emotion_loss": Mean.of(nll, known), "emotion_accuracy": Mean.of(hit, known)}
+
+
+def combine(parts: Sequence[tuple[float, Mean]], weights: Float[Array, " B"], valid: Bool[Array, " B"]) -> Mean:
+    """Sum of factor times loss over the weight of all valid rows.
+
+    Every loss must have counted its rows with these weights: then the totals add up over micro-batches exactly.
+    """
+    total = sum((factor * part.total for factor, part in parts), start=jnp.zeros(()))
+    return Mean(total=total, weight=jnp.sum(jnp.where(valid, weights, 0.0)))
+
+
+def target_weights(batch: Any) -> Float[Array, " B"]:
+    """A row's weight in the loss of a generator: its target tokens, so that the likelihood is the mean over tokens."""
+    return (batch.target_mask & batch.valid[:, None]).sum(axis=1).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """How a generator turns states into ids: the model, the ids it begins and ends with, the search."""
+
+    settings: DecodeSettings
+    start_id: int
+    eos_id: int
+    pad_id: int
+
+    def __call__(
+        self, model: Any, params: Params, source: Int[Array, "..."], mask: Bool[Array, "..."], rng: jax.Array
+    ) -> Generated:
+        """Decodes from `source` with `model`, a Reader ([B, S]) or a Fusion ([B, K, S])."""
+        variables = {"params": params}
+        states = model.apply(variables, source, mask, method="encode", deterministic=True)
+        cache = model.apply(
+            variables,
+            states,
+            mask,
+            num_hypotheses=num_hypotheses(self.settings),
+            max_length=self.settings.max_tokens,
+            method="start_cache",
+        )
+        return generate(
+            lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
+            cache,
+            batch_size=source.shape[0],
+            start_id=self.start_id,
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+            settings=self.settings,
+            rng=rng,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+    """Context in, response out: REG's G1 (Eq. 2), and G2 (Eq. 6) where the model reads several passages.
+
+    Departure: some of G1's examples show an exemplar beside the context, so that it knows what one is when it later
+    judges them (Eq. 3 feeds it exemplars that Eq. 2 never showed it). `exemplar_probability=0` is the paper's text.
+    """
+
+    model: Reader | Fusion
+    head: ClassificationHead
+    decoder: Decoder
+    emotion_weight: float
+    label_smoothing: float = 0.0
+    heads: ClassVar[tuple[str, ...]] = ("generator",)
+
+    def init(self, rng: jax.Array, batch: Batch) -> Params:
+        first, second = jax.random.split(rng)
+        model = self.model.init(first, batch.source, batch.source_mask, batch.target)["params"]
+        encoding = jnp.zeros((1, self.model.config.d_model))
+        return {"model": model, "emotion": self.head.init(second, encoding)["params"]}
+
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        first, second, third = (None,) * 3 if rng is None else jax.random.split(rng, 3)
+        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=first)
+        mask = self.model.states_mask(batch.source_mask)
+        parts, metrics = generation_losses(self, self.model, params, batch, states, mask, (second, third))
+        return combine(parts, target_weights(batch), batch.valid), metrics
+
+    def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
+        return self.decoder(self.model, params["model"], batch.source, batch.source_mask, rng)
+
+    def judge(self, params: Params, batch: Any) -> dict[str, Array]:
+        """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
+        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
+        mask = self.model.states_mask(batch.source_mask)
+        nll, num_tokens = row_nll(self.model, params["model"], batch, states, mask)
+        emotion = apply(self.head, params["emotion"], masked_mean(pooled_states(states), mask), rng=None)
+        return {"nll": nll, "num_tokens": num_tokens, "generator": emotion.argmax(axis=-1)}
+
+
+def generation_losses(
+    task: Any,
+    model: Reader | Fusion,
+    params: Params,
+    batch: Any,
+    states: Any,
+    states_mask: Bool[Array, "B S"],
+    rngs: tuple[jax.Array | None, jax.Array | None],
+) -> tuple[list[tuple[float, Mean]], Metrics]:
+    """Negative log-likelihood of the response (REG, Eq. 2 and 6, per token), and the emotion head over the encoding.
+
+    `task` gives `head`, `emotion_weight` and `label_smoothing`.
+    """
+    mask = batch.target_mask & batch.valid[:, None]
+    logits = apply(model, params["model"], batch.target, states, states_mask, method="decode", rng=rngs[0])
+    smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=task.label_smoothing)
+    nll = cross_entropy(logits, batch.target, mask) if task.label_smoothing else smoothed
+    pooled = masked_mean(pooled_states(states), states_mask)
+    emotion, metrics = emotion_loss(task.head, params["emotion"], pooled, batch.emotion, rngs[1], target_weights(batch))
+    return [(1.0, smoothed), (task.emotion_weight, emotion)], {"nll": nll, **metrics}
+
+
+def row_nll(
+    model: Any, params: Params, batch: Any, states: Any, mask: Bool[Array, "B S"]
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Each row's negative log-likelihood of its response, in nats, and its tokens (end of sequence included)."""
+    logits = apply(model, params, batch.target, states, mask, method="decode", rng=None)
+    log_probs = jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)
+    return -log_probs.sum(axis=1), batch.target_mask.sum(axis=1).astype(jnp.float32)

@@ -1,0 +1,140 @@
+"""What answers once it is trained: retrieves exemplars where it has an index, reads them with the context, decodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tqdm
+
+from empax.core.types import EMOTIONS, Instance, Params, Prediction
+from empax.data.batches import eval_batches
+from empax.data.exemplars import ContextExamples, Corpus, dialogue_groups
+from empax.retrieval.corpus import CorpusEncoder
+from empax.retrieval.index import Index
+from empax.systems.dialogue.parts import Parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Retrieval:
+    """What finds exemplars: the query encoder, the index that it may be compared with, and the indexed pairs."""
+
+    encoder: CorpusEncoder
+    index: Index
+    corpus: Corpus
+
+    def search(self, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the corpus and scores, [N, k]; never of an instance's own dialogue."""
+        found = self.index.search(self.encoder.embed_queries(instances), k, query_groups=dialogue_groups(instances))
+        return np.asarray(found.ids), np.asarray(found.scores)
+
+
+MAX_REFERENCE_TOKENS = 512
+
+
+class Responder:
+    """Answers instances. Gold responses are scored where they are given, and reach no input.
+
+    `task` has `generate`, `judge` and `heads` (see `Generator`).
+    """
+
+    def __init__(self, parts: Parts, task: Any, params: Params, retrieval: Retrieval | None, buckets: Sequence[int]):
+        # No reference is cut: what is scored is the likelihood of all of its words.
+        layout = dataclasses.replace(parts.settings.layout, max_target_tokens=MAX_REFERENCE_TOKENS)
+        self.parts = dataclasses.replace(parts, settings=dataclasses.replace(parts.settings, layout=layout))
+        self.task, self.params = task, params
+        self.retrieval, self.buckets = retrieval, tuple(buckets)
+        self._answer = jax.jit(
+            lambda params, batch, rng: (
+                task.generate(params, {}, batch, rng).tokens[:, 0],
+                task.judge(params, batch),
+            )
+        )
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The emotion heads that this run has."""
+        return self.task.heads
+
+    def for_single_texts(self) -> Responder:
+        """The same, padding every query to one length: for answering one context at a time."""
+        if self.retrieval is None:
+            return self
+        encoder = self.retrieval.encoder
+        encoder = dataclasses.replace(encoder, buckets=(encoder.max_query_tokens,))
+        return Responder(
+            self.parts, self.task, self.params, dataclasses.replace(self.retrieval, encoder=encoder), self.buckets
+        )
+
+    def respond(
+        self, instances: Sequence[Instance], *, batch_size: int, seed: int, progress: str | None = None
+    ) -> list[Prediction]:
+        """One prediction per instance, in order; `notes` hold `nll`, `num_tokens` and each head's emotion."""
+        examples, rows, scores = self._examples(instances)
+        made: dict[int, Prediction] = {}
+        rng = jax.random.key(seed)
+        shown = None if progress else True  # None: on a terminal only
+        with tqdm.tqdm(total=len(instances), desc=progress, disable=shown, unit="ex") as bar:
+            batches = eval_batches(examples, batch_size=batch_size, buckets=self.buckets)
+            for number, (indices, batch) in enumerate(batches):
+                tokens, judged = jax.device_get(self._answer(self.params, batch, jax.random.fold_in(rng, number)))
+                for b, i in enumerate(int(i) for i in indices):
+                    if i < 0:
+                        continue
+                    exemplars = () if rows is None or scores is None else self._exemplars(rows[i], scores[i])
+                    notes = {name: values[b] for name, values in judged.items()}
+                    made[i] = self._prediction(instances[i], tokens[b], notes, exemplars)
+                bar.update(int((indices >= 0).sum()))
+        return [made[i] for i in range(len(instances))]
+
+    def _examples(self, instances: Sequence[Instance]) -> tuple[ContextExamples, np.ndarray | None, np.ndarray | None]:
+        parts, settings = self.parts, self.parts.settings
+        if self.retrieval is None:
+            return ContextExamples(instances, parts.form(exemplars=False)), None, None
+        rows, scores = self.retrieval.search(instances, settings.passages)
+        # The embeddings stand in for the keys, which nobody reads when nothing is trained.
+        embeddings = self.retrieval.index.embeddings
+        examples = parts.exemplar_examples(instances, self.retrieval.corpus, rows, key_embeddings=embeddings)
+        return examples, rows, scores
+
+    def _exemplars(self, rows: np.ndarray, scores: np.ndarray) -> tuple[Mapping[str, Any], ...]:
+        corpus = self.retrieval.corpus.instances if self.retrieval else ()
+        found = [(corpus[int(row)], float(score)) for row, score in zip(rows, scores, strict=True) if row >= 0]
+        return tuple(
+            {
+                "id": instance.id,
+                "context": list(instance.context),
+                "response": instance.response,
+                "emotion": instance.emotion,
+                "attributes": dict(instance.notes.get("response_attributes", {})),
+                "score": round(score, 4),
+            }
+            for instance, score in found
+        )
+
+    def _prediction(
+        self,
+        instance: Instance,
+        tokens: np.ndarray,
+        notes: Mapping[str, np.ndarray],
+        exemplars: tuple[Mapping[str, Any], ...],
+    ) -> Prediction:
+        judged = {name: EMOTIONS[int(notes[name])] for name in self.heads}
+        return Prediction(
+            context=instance.context,
+            response=self.parts.tokenizer.decode([int(t) for t in tokens]),
+            reference=instance.response,
+            id=instance.id,
+            emotion=instance.emotion,
+            emotion_prediction=judged[self.heads[0]],
+            attributes=dict(instance.notes.get("context_attributes", {})),
+            exemplars=exemplars,
+            notes={
+                "nll": round(float(notes["nll"]), 5),
+                "num_tokens": int(notes["num_tokens"]),
+                "emotion_by_head": judged,
+            },
+        )

@@ -1,0 +1,48 @@
+"""Settings of the models that answer, shared by the systems that have them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from empax.data.sources import LayoutSettings
+from empax.decoding.search import DecodeSettings
+from empax.interop.pretrained import EncoderSettings, GeneratorSettings
+from empax.models.lora import LoraSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class DialogueSettings:
+    """What all stages share: the section of the config that is named like the system.
+
+    Attributes:
+      lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
+      attributes: emotion attributes in front of everything; False is the paper's w/o EA.
+      passages: K, how many exemplars G2 reads.
+    """
+
+    generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)
+    retriever: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
+    layout: LayoutSettings = dataclasses.field(default_factory=LayoutSettings)
+    decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
+    lora: LoraSettings | None = None
+    attributes: bool = True
+    passages: int = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorStage:
+    """Context in, response out: REG's stage 1, EmpRL's fine-tuning.
+
+    Attributes:
+      index: the index stage whose candidates G1 is shown; empty = none.
+      exemplar_probability: how often an example with candidates shows one of them.
+      emotion_weight: of the 32-way head over the pooled encoding; ours.
+      start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
+    """
+
+    index: str = ""
+    exemplar_probability: float = 0.5
+    emotion_weight: float = 0.1
+    label_smoothing: float = 0.0
+    start_from: str = ""
+    max_validation_examples: int = 1000

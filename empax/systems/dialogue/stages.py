@@ -1,0 +1,94 @@
+"""The stage that every system that answers has, and what its stages share: from settings and files to examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
+from empax.core.types import Params
+from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples, LabelledBatch
+from empax.data.store import load_candidates, load_instances
+from empax.retrieval.corpus import CorpusEncoder
+from empax.systems.dialogue.parts import Parts, corpus_encoder_of
+from empax.systems.dialogue.settings import GeneratorStage
+from empax.training.checkpoint import load_params
+
+
+def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
+    parts = Parts.of(run)
+    splits = {split: load_instances(run, split) for split in ("train", "validation")}
+    splits["validation"] = splits["validation"][: stage.max_validation_examples]
+    options: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
+    if stage.index:
+        corpus = parts.corpus(splits["train"])
+        positions, ids = load_candidates(run, stage.index, "train")
+        candidates = np.full((len(splits["train"]), parts.settings.passages), -1)
+        candidates[positions] = ids[:, : parts.settings.passages]
+        options["train"] = {
+            "corpus": corpus,
+            "candidates": candidates,
+            "exemplar_probability": stage.exemplar_probability,
+        }
+
+    def examples(split: str) -> ContextExamples:
+        return ContextExamples(
+            splits[split],
+            parts.form(exemplars=bool(stage.index)),
+            **options[split],
+        )
+
+    initial: Callable[[Params], Params] | None = None
+    if parts.settings.lora is not None:
+        task = parts.with_lora(parts.generator_task(stage))
+        if stage.start_from:
+            initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
+        frozen = task.freeze({"model": parts.generator.params}, {})
+        return Assembly(task, examples("train"), examples("validation"), frozen=frozen, initial=initial)
+    if stage.start_from:
+        initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
+    elif (pretrained := parts.generator.params) is not None:
+        initial = lambda params: {**params, "model": {**params["model"], **pretrained}}  # noqa: E731
+    return Assembly(parts.generator_task(stage), examples("train"), examples("validation"), initial=initial)
+
+
+def searched(
+    parts: Parts, run: RunContext, index: str, split: str, corpus: Corpus, limit: int, **options: Any
+) -> ExemplarExamples:
+    """Examples of those instances of a split that have candidates, at most `limit` (0 = all)."""
+    positions, ids = load_candidates(run, index, split)
+    limit = limit or len(positions)
+    instances = load_instances(run, split)
+    return parts.exemplar_examples([instances[p] for p in positions[:limit]], corpus, ids[:limit], **options)
+
+
+def corpus_encoder(run: RunContext, stage: str) -> CorpusEncoder:
+    """The encoder that index stages embed with: of training stage `stage`, or as pretrained if that is empty."""
+    parts = Parts.of(run)
+    return corpus_encoder_of(parts, parts.retriever_params(run, stage))
+
+
+def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = Parts.of(run, planned=True)
+    ids, mask = shape(batch_size, length), shape(batch_size, length, kind=bool)
+    target = (batch_size, parts.settings.layout.max_target_tokens)
+    batch = LabelledBatch(
+        source=ids,
+        source_mask=mask,
+        target=shape(*target),
+        target_mask=shape(*target, kind=bool),
+        valid=shape(batch_size, kind=bool),
+        emotion=shape(batch_size),
+    )
+    return Sketch(parts.generator_task(stage), batch)
+
+
+def shape(*sizes: int, kind: Any = jnp.int32) -> Any:
+    return jax.ShapeDtypeStruct(sizes, kind)
+
+
+GENERATOR = TaskSpec(GeneratorStage, build_generator, sketch_generator)
