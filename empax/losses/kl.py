@@ -28,7 +28,8 @@ def kl_penalty(
       k_1 = \log \frac{\pi}{\rho}, \quad k_2 = \tfrac{1}{2} k_1^2, \quad k_3 = \frac{\rho}{\pi} - 1 + k_1
 
     Source: EmpRL, Eq. 6 ("k1"); Schulman 2020, "Approximating KL divergence" (all three); "abs" is |k1|, as in TRL.
-    k1 and k3 have the right mean, k1 can be negative, k3 cannot and varies less; k2 and "abs" are biased.
+    k1 and k3 have the right mean; k1 can be negative, k3 cannot, and varies less as long as the two policies are close
+    (far apart, more). k2 and "abs" are biased.
 
     Departure: Eq. 6 prints log pi(.) / rho(.) without a token; here it is the sampled one's.
 
