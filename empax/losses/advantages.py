@@ -1,0 +1,244 @@
+"""From the scores of sampled responses to advantages: rewards of tokens, whitening, GAE, group baselines.
+
+Everything here is data to the update: no gradient flows through any of it. What stands under a False mask (NaN too)
+changes nothing, and comes out as 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.losses.kl import real
+
+Form = Literal["sound", "paper_literal"]
+
+
+def response_mask(
+    tokens: Int[Array, "B T"], valid: Bool[Array, " B"] | None = None, *, eos_id: int
+) -> Bool[Array, "B T"]:
+    """True up to and including the first end-of-sequence token, in rows that are `valid`.
+
+    Not "where the token is not padding": a policy can sample the padding id, and in some models it is the end's id.
+    """
+    is_end = (tokens == eos_id).astype(jnp.int32)
+    mask = jnp.cumsum(is_end, axis=1) - is_end == 0
+    return mask if valid is None else mask & valid[:, None]
+
+
+def mask_first_token(mask: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+    """The mask without each response's first token.
+
+    TRL 0.9's mask of encoder-decoders starts one token late, so that in EmpRL's runs the first generated token has no
+    KL, no reward, no value and no gradient. Right where the first token is forced (BART), a departure from Eq. 8 to 15
+    elsewhere. A response that is one token long has nothing left, its score included.
+    """
+    return mask.at[:, 0].set(False)
+
+
+def penalize_missing_eos(
+    scores: Float[Array, " B"], tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, eos_id: int, penalty: float
+) -> Float[Array, " B"]:
+    """Scores, less `penalty` for responses that were cut off before their end-of-sequence token.
+
+    Source: Huang et al. 2024, "The N+ implementation details of RLHF with PPO" (there a fixed score); as in TRL's PPO.
+    """
+    ended = jnp.any(mask & (tokens == eos_id), axis=1)
+    cut_off = jnp.any(mask, axis=1) & ~ended
+    return scores.astype(jnp.float32) - jnp.where(cut_off, penalty, 0.0)
+
+
+def token_rewards(
+    scores: Float[Array, " B"],
+    kl: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    beta: Float[Array, ""] | float,
+) -> Float[Array, "B T"]:
+    r"""The reward of every token: the score on the last one, and everywhere what the KL costs.
+
+    .. math:: r_t = [t = T] \, R - \beta \, \mathrm{KL}_t
+
+    Source: EmpRL, Eq. 7 and 8; Ziegler et al. 2019, Eq. 2.
+
+    Args:
+      scores: R of whole responses.
+      kl: `kl_penalty`, nats per token.
+      mask: True at tokens that count; the last True of a row is t = T. Rows without any are 0.
+      beta: the KL coefficient; a controller's `coefficient`.
+    """
+    rewards = -beta * real(kl, mask) + jnp.where(_remaining(mask) == 1, scores.astype(jnp.float32)[:, None], 0.0)
+    return jax.lax.stop_gradient(jnp.where(mask, rewards, 0.0))
+
+
+def whiten(values: Float[Array, "..."], mask: Bool[Array, "..."], *, shift_mean: bool = True) -> Float[Array, "..."]:
+    r"""Values scaled to variance 1 over all that the mask counts.
+
+    .. math:: w = (v - m) / \sqrt{s^2 + 10^{-8}} \quad (+ m \text{ unless } \texttt{shift\_mean})
+
+    with the unbiased variance. To be called on the whole rollout, before it is cut into mini-batches. Source: the code
+    of Ziegler et al. 2019, and TRL's, which whitens rewards with their mean kept, advantages without.
+
+    Args:
+      values: rewards or advantages.
+      mask: True at what counts. Fewer than two values have no variance: they become their own mean or 0.
+      shift_mean: whether the mean becomes 0.
+    """
+    values = real(values, mask)
+    count = jnp.sum(mask.astype(jnp.float32))
+    mean = jnp.sum(values) / jnp.maximum(count, 1.0)
+    centred = jnp.where(mask, values - mean, 0.0)
+    variance = jnp.sum(jnp.square(centred)) / jnp.maximum(count - 1.0, 1.0)
+    whitened = centred * jax.lax.rsqrt(variance + 1e-8)
+    return jax.lax.stop_gradient(jnp.where(mask, whitened if shift_mean else whitened + mean, 0.0))
+
+
+@flax.struct.dataclass
+class ScoreStatistics:
+    r"""Count, mean and sum of squared deviations of all scores so far; float32 scalars.
+
+    Source: Chan et al. 1979 (the pairwise update). Fields are `Any` because checkpoints, shardings and
+    `jax.eval_shape` put other leaves than arrays there.
+    """
+
+    count: Any  # Float[Array, ""]; exact up to 2^24 scores
+    mean: Any
+    m2: Any
+
+    @classmethod
+    def empty(cls) -> ScoreStatistics:
+        return cls(*(jnp.zeros((), jnp.float32) for _ in range(3)))
+
+    def update(self, scores: Float[Array, " B"], valid: Bool[Array, " B"]) -> ScoreStatistics:
+        """With the scores of one more batch; filler rows are not counted."""
+        scores = real(scores, valid)
+        added = jnp.sum(valid.astype(jnp.float32))
+        mean = jnp.sum(scores) / jnp.maximum(added, 1.0)
+        m2 = jnp.sum(jnp.square(jnp.where(valid, scores - mean, 0.0)))
+        count = self.count + added
+        share = added / jnp.maximum(count, 1.0)
+        delta = mean - self.mean
+        return jax.lax.stop_gradient(
+            ScoreStatistics(
+                count=count, mean=self.mean + delta * share, m2=self.m2 + m2 + jnp.square(delta) * self.count * share
+            )
+        )
+
+    def std(self) -> Float[Array, ""]:
+        """Unbiased; 1 as long as the scores do not differ, so that dividing by it is safe."""
+        std = jnp.sqrt(self.m2 / jnp.maximum(self.count - 1.0, 1.0))
+        # Departure from TRL, which divides by 1e-7 there: a first batch of equal scores would become a reward of 1e7.
+        return jnp.where(std > 1e-6, std, 1.0)
+
+    def normalise(
+        self, scores: Float[Array, " B"], *, shift_mean: bool = True, clip: float | None = None
+    ) -> Float[Array, " B"]:
+        """Scores over their running standard deviation; update first, with these scores too, as TRL does.
+
+        Args:
+          scores: of one batch.
+          shift_mean: whether the running mean is taken off (TRL: `use_score_norm`, on in EmpRL's runs).
+          clip: the result lies in [-clip, clip]; None = anywhere.
+        """
+        scores = scores.astype(jnp.float32)
+        scaled = (scores - self.mean if shift_mean else scores) / self.std()
+        return jax.lax.stop_gradient(scaled if clip is None else jnp.clip(scaled, -clip, clip))
+
+
+def generalized_advantages(
+    rewards: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    gamma: float,
+    lam: float,
+    form: Form = "sound",
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    r"""Generalised advantage estimates, and the returns A + V that values are trained on.
+
+    .. math:: A_t = \sum_{l=0}^{T-t} (\gamma\lambda)^l \delta_{t+l}, \quad
+      \delta_t = r_t + \gamma V(s_{t+1}) - V(s_t), \quad V(s_{T+1}) = 0
+
+    Source: Schulman et al. 2016, Eq. 16; EmpRL, Eq. 10. Tokens t = 1 .. T are those that the mask
+    counts, wherever they stand.
+
+    Departure: EmpRL's Eq. 9 sums only to delta_{T-1}, so the last token has no advantage and the empathy reward r_T
+    reaches nobody but through V(s_T); and delta_{T-1}, as the last of several terms, has exponent T-t+1 for T-1-t.
+    "paper_literal" computes that: A_T = 0, A_{T-1} = delta_{T-1}, and for t < T-1
+
+    .. math:: A_t = \sum_{l=0}^{T-2-t} (\gamma\lambda)^l \delta_{t+l} + (\gamma\lambda)^{T-t+1} \delta_{T-1}
+
+    Args:
+      rewards: r_t, `token_rewards`.
+      values: V(s_t) of the policy that sampled.
+      mask: True at tokens that count.
+      gamma: discount, in [0, 1].
+      lam: lambda, in [0, 1].
+      form: which of the two sums.
+
+    Returns:
+      Advantages, not whitened, and returns.
+    """
+    if form not in ("sound", "paper_literal"):
+        raise ValueError(f"form = {form!r} is not allowed; it takes 'sound' or 'paper_literal'.")
+    rewards, values = real(rewards, mask), real(values, mask)
+    decay = gamma * lam
+
+    def body(carry: tuple[jax.Array, jax.Array], step: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
+        next_value, next_advantage = carry
+        reward, value, counts, left = step
+        advantage = reward + gamma * next_value - value + decay * next_advantage
+        handed_on = advantage
+        if form == "paper_literal":
+            advantage = jnp.where(left == 1, 0.0, advantage)
+            handed_on = jnp.where(left == 2, decay**2 * advantage, advantage)
+        carry = jnp.where(counts, value, next_value), jnp.where(counts, handed_on, next_advantage)
+        return carry, jnp.where(counts, advantage, 0.0)
+
+    start = (jnp.zeros(len(rewards), jnp.float32),) * 2
+    steps = (rewards.T, values.T, mask.T, _remaining(mask).T)
+    advantages = jax.lax.scan(body, start, steps, reverse=True)[1].T
+    return jax.lax.stop_gradient((advantages, advantages + values))
+
+
+def grpo_advantages(
+    scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int, scale_by_std: bool = True
+) -> Float[Array, " B"]:
+    r"""How much better each response is than the others to the same context.
+
+    .. math:: A_i = (R_i - \mathrm{mean}(R)) / (\mathrm{std}(R) + 10^{-4})
+
+    Source: Shao et al. 2024 (GRPO), Sec. 4.1.2; std unbiased and its 1e-4 as in TRL. Without the division: Liu et al.
+    2025 (Dr. GRPO), Sec. 3.2, for it weighs up contexts whose responses hardly differ.
+
+    Args:
+      scores: of responses, those to one context next to each other: `Generated.tokens` [B, K, T] as [B K, T].
+      valid: False on filler rows, which are no part of their group.
+      group_size: responses to each context; at least 2.
+      scale_by_std: False = Dr. GRPO.
+
+    Raises:
+      ValueError: a group of one, or groups that do not divide the batch.
+    """
+    if group_size < 2:
+        raise ValueError(f"group_size = {group_size} is not allowed; a baseline needs at least 2 responses.")
+    if scores.shape[0] % group_size:
+        raise ValueError(f"group_size = {group_size} does not divide a batch of {scores.shape[0]} responses.")
+    counts = valid.reshape(-1, group_size)
+    grouped = real(scores.reshape(-1, group_size), counts)
+    size = jnp.sum(counts.astype(jnp.float32), axis=1, keepdims=True)
+    mean = jnp.sum(grouped, axis=1, keepdims=True) / jnp.maximum(size, 1.0)
+    centred = jnp.where(counts, grouped - mean, 0.0)
+    if scale_by_std:
+        variance = jnp.sum(jnp.square(centred), axis=1, keepdims=True) / jnp.maximum(size - 1.0, 1.0)
+        centred = centred / (jnp.sqrt(variance) + 1e-4)
+    return jax.lax.stop_gradient(centred.reshape(-1))
+
+
+def _remaining(mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
+    """How many tokens count from here on, this one included; 0 where it does not count."""
+    return jnp.where(mask, jnp.cumsum(mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1], 0)

@@ -1,0 +1,271 @@
+"""The losses of PPO and GRPO on sampled responses, what to watch while they fall, and checks of the first update.
+
+Losses come as sums and weights, so that the micro-batches of a mini-batch add up exactly. What stands under a False
+mask (NaN too) changes neither value nor gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.types import Mean, Metrics
+from empax.losses.kl import kl_penalty, real
+
+Reduction = Literal["tokens", "sequences", "sequence_means"]
+Switch = Bool[Array, ""] | None
+
+
+def reduce_tokens(values: Float[Array, "B T"], mask: Bool[Array, "B T"], reduction: Reduction) -> Mean:
+    """One number of many tokens.
+
+    Args:
+      values: one for each token.
+      mask: True at tokens that count.
+      reduction: "tokens" averages over all tokens (TRL's PPO, so EmpRL's runs). "sequences" sums over the tokens of a
+        response and averages over responses (EmpRL, Eq. 12 to 15; over a constant length it is Dr. GRPO's).
+        "sequence_means" averages over the tokens of a response, then over responses (Shao et al. 2024, Eq. 3). Rows
+        without a token are no responses.
+    """
+    if reduction == "tokens":
+        return Mean.of(values, mask)
+    if reduction not in ("sequences", "sequence_means"):
+        raise ValueError(
+            f"reduction = {reduction!r} is not allowed; it takes one of 'tokens', 'sequences', 'sequence_means'."
+        )
+    sums = jnp.sum(real(values, mask), axis=1)
+    if reduction == "sequence_means":
+        sums = sums / jnp.maximum(jnp.sum(mask.astype(jnp.float32), axis=1), 1.0)
+    return Mean.of(sums, jnp.any(mask, axis=1))
+
+
+def weighted_sum(*parts: tuple[float, Mean]) -> Mean:
+    """Coefficients times losses, all of one mask and one reduction, so that they share their weight.
+
+    EmpRL, Eq. 13: `weighted_sum((1.0, policy), (0.1, value))`. `Mean.__add__` is for parts of a batch, not of a loss.
+    """
+    return Mean(
+        total=sum((factor * part.total for factor, part in parts), start=jnp.zeros(())), weight=parts[0][1].weight
+    )
+
+
+def ratio_below(
+    log_probs: Float[Array, "B T"], old_log_probs: Float[Array, "B T"], mask: Bool[Array, "B T"], *, cap: float
+) -> Bool[Array, ""]:
+    """Whether a mini-batch may be learnt from: its mean ratio is at most `cap` (TRL and EmpRL's runs: 10).
+
+    For `keep` of all its losses. A mean that is not finite is not below. No gradient flows.
+    """
+    ratio = jnp.exp(jax.lax.stop_gradient(_log_ratio(log_probs, old_log_probs, mask)))
+    return Mean.of(ratio, mask).value() <= cap
+
+
+def policy_loss(
+    log_probs: Float[Array, "B T"],
+    old_log_probs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    clip: float,
+    reduction: Reduction = "tokens",
+    keep: Switch = None,
+) -> tuple[Mean, Metrics]:
+    r"""Clipped surrogate loss of PPO.
+
+    .. math:: L = -\mathrm{mean} \min(c_t A_t, \mathrm{clip}(c_t, 1 - \epsilon, 1 + \epsilon) A_t), \quad
+      c_t = \pi_\theta(y_t) / \pi_{old}(y_t)
+
+    Source: Schulman et al. 2017, Eq. 7; EmpRL, Eq. 14 (its sum over t is `reduction="sequences"`).
+
+    Args:
+      log_probs: of the sampled tokens under the policy being trained.
+      old_log_probs: under the policy that sampled them, neither tempered nor truncated; no gradient flows.
+      advantages: A_t, whitened if wished; no gradient flows.
+      mask: True at tokens that count.
+      clip: epsilon > 0.
+      reduction: what `mean` is.
+      keep: False = the loss is 0 and so is its gradient (`ratio_below`); its weight stays.
+
+    Returns:
+      The loss, and over tokens, whatever `keep`: `ratio` = mean c_t; `clip_fraction` = share of tokens whose gradient
+      the clipping took; `approximate_kl` = mean c_t - 1 - log c_t, which estimates KL(old || new) in nats per token.
+    """
+    counted = mask if keep is None else mask & keep
+    advantages = jax.lax.stop_gradient(real(advantages, mask))
+    ratio = jnp.exp(_log_ratio(log_probs, old_log_probs, counted))
+    surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantages)
+    loss = reduce_tokens(real(-surrogate, counted), mask, reduction)
+
+    log_ratio = jax.lax.stop_gradient(_log_ratio(log_probs, old_log_probs, mask))
+    ratio = jnp.exp(log_ratio)
+    cut = jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantages < ratio * advantages
+    return loss, {
+        "ratio": Mean.of(ratio, mask),
+        "clip_fraction": Mean.of(cut.astype(jnp.float32), mask),
+        "approximate_kl": Mean.of(jnp.expm1(log_ratio) - log_ratio, mask),
+    }
+
+
+def value_loss(
+    values: Float[Array, "B T"],
+    old_values: Float[Array, "B T"],
+    returns: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    clip: float | None,
+    factor: float = 0.5,
+    reduction: Reduction = "tokens",
+    keep: Switch = None,
+) -> tuple[Mean, Metrics]:
+    r"""Squared error of the values; clipped, it takes the worse of two.
+
+    .. math:: L = f \, \mathrm{mean} \max((V_t - R_t)^2, (V'_t - R_t)^2), \quad
+      V'_t = \mathrm{clip}(V_t, V^{old}_t - \epsilon, V^{old}_t + \epsilon)
+
+    Source: EmpRL, Eq. 15, which prints `clip=None, factor=1.0, reduction="sequences"`; its runs (TRL) clip at 0.2 and
+    halve, as Dhariwal et al. 2017 (OpenAI Baselines) do.
+
+    Args:
+      values: of the value head being trained.
+      old_values: at the time of the rollout; no gradient flows.
+      returns: R_t of `generalized_advantages`; no gradient flows.
+      mask: True at tokens that count.
+      clip: epsilon > 0, in units of the values; None = not clipped.
+      factor: f.
+      reduction: what `mean` is.
+      keep: as in `policy_loss`.
+
+    Returns:
+      The loss, and `value_clip_fraction`: share of tokens where the clipped error is the larger.
+    """
+    counted = mask if keep is None else mask & keep
+    values, returns = real(values, counted), jax.lax.stop_gradient(real(returns, counted))
+    error = jnp.square(values - returns)
+    cut = jnp.zeros(mask.shape, bool)
+    if clip is not None:
+        old_values = jax.lax.stop_gradient(real(old_values, counted))
+        clipped = jnp.square(jnp.clip(values, old_values - clip, old_values + clip) - returns)
+        cut = clipped > error
+        error = jnp.maximum(error, clipped)
+    loss = reduce_tokens(factor * error, mask, reduction)
+    return loss, {"value_clip_fraction": Mean.of(cut.astype(jnp.float32), counted)}
+
+
+def grpo_loss(
+    log_probs: Float[Array, "B T"],
+    old_log_probs: Float[Array, "B T"],
+    reference_log_probs: Float[Array, "B T"],
+    advantages: Float[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    clip: float,
+    kl_coefficient: float,
+    reduction: Reduction = "sequence_means",
+    keep: Switch = None,
+) -> tuple[Mean, Metrics]:
+    r"""PPO's policy loss with one advantage for a whole response, and the KL in the loss instead of the reward.
+
+    .. math:: L = L_{policy} + \beta \, \mathrm{mean} \, k_3(\pi_\theta, \rho)
+
+    Source: Shao et al. 2024 (GRPO), Eq. 3 and 4. Dr. GRPO (Liu et al. 2025) is `reduction="sequences"`, over a constant
+    length, which the learning rate takes up; DAPO (Yu et al. 2025) is "tokens".
+
+    Args:
+      log_probs: of the sampled tokens under the policy being trained.
+      old_log_probs: under the policy that sampled them; no gradient flows.
+      reference_log_probs: under the frozen reference; no gradient flows.
+      advantages: of `grpo_advantages`.
+      mask: True at tokens that count.
+      clip: epsilon > 0.
+      kl_coefficient: beta, at least 0.
+      reduction: what `mean` is, for both parts.
+      keep: as in `policy_loss`.
+
+    Returns:
+      The loss; the metrics of `policy_loss`, `policy_loss` itself, and `kl` = mean k3 in nats per token.
+    """
+    spread = jnp.broadcast_to(advantages[:, None], mask.shape)
+    policy, metrics = policy_loss(log_probs, old_log_probs, spread, mask, clip=clip, reduction=reduction, keep=keep)
+    counted = mask if keep is None else mask & keep
+    kl = kl_penalty(log_probs, reference_log_probs, counted, estimator="k3")
+    loss = weighted_sum((1.0, policy), (kl_coefficient, reduce_tokens(kl, mask, reduction)))
+    logged = kl_penalty(jax.lax.stop_gradient(log_probs), reference_log_probs, mask, estimator="k3")
+    return loss, {**metrics, "policy_loss": policy, "kl": Mean.of(logged, mask)}
+
+
+def entropy(logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], *, reduction: Reduction = "tokens") -> Mean:
+    """Entropy of the policy at each position, in nats. The gradient flows; a logit of -inf is a probability of 0."""
+    logits = jnp.where(mask[:, :, None], logits.astype(jnp.float32), 0.0)
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    # Never 0 times -inf, in the gradient either.
+    log_probs = jnp.where(jnp.isneginf(log_probs), 0.0, log_probs)
+    probs = jnp.where(jnp.isneginf(logits), 0.0, jnp.exp(log_probs))
+    return reduce_tokens(-jnp.sum(probs * log_probs, axis=-1), mask, reduction)
+
+
+def explained_variance(
+    values: Float[Array, "B T"], returns: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> Float[Array, ""]:
+    """1 - Var(R - V) / Var(R) over tokens: 1 = V knows the returns, 0 = a constant does as well, below 0 = worse.
+
+    0 where the returns do not vary. It does not add up over parts of a batch: take it of the whole rollout.
+    """
+
+    def variance(x: Float[Array, "B T"]) -> Float[Array, ""]:
+        return Mean.of(jnp.square(x - Mean.of(x, mask).value()), mask).value()
+
+    values, returns = real(values, mask), real(returns, mask)
+    spread = variance(returns)
+    return jnp.where(spread > 0.0, 1.0 - variance(returns - values) / jnp.where(spread > 0.0, spread, 1.0), 0.0)
+
+
+def distinct_share(tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Mean:
+    """Share of responses that no earlier one in the batch equals; near 0, the policy says one thing to everybody.
+
+    Args:
+      tokens: ids, at least 0.
+      mask: `response_mask`, first token included; rows without a token are no responses.
+    """
+    ids = jnp.where(mask, tokens, -1)  # so that a response never equals a longer one
+    counts = jnp.any(mask, axis=1)
+    same = jnp.all(ids[:, None] == ids[None], axis=2)  # no row without tokens equals one with tokens
+    earlier = jnp.tril(jnp.ones(same.shape, bool), k=-1)
+    return Mean.of((~jnp.any(same & earlier, axis=1)).astype(jnp.float32), counts)
+
+
+def mean_length(mask: Bool[Array, "B T"]) -> Mean:
+    """Tokens per response, the end-of-sequence token included; `mask` is `response_mask`."""
+    lengths = jnp.sum(mask.astype(jnp.float32), axis=1)
+    return Mean.of(lengths, lengths > 0.0)
+
+
+def first_update_guards(
+    log_probs: Float[Array, "B T"],
+    old_log_probs: Float[Array, "B T"],
+    reference_log_probs: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+) -> dict[str, Float[Array, ""]]:
+    """What must be 0, to about 1e-3, before anything was learnt; if not, two computations of one thing differ.
+
+    Args:
+      log_probs: recomputed as the update computes them.
+      old_log_probs: as the rollout gave them. The same policy before the first update of every rollout.
+      reference_log_probs: under the reference. The same policy before the first update of a run only.
+      mask: True at tokens that count.
+
+    Returns:
+      `max_ratio_error` = max |c_t - 1| over tokens; `mean_absolute_kl` = mean |log pi - log rho|, in nats per token.
+      NaN where a real token's is, so compare as `not value <= limit`.
+    """
+    ratio_error = jnp.abs(jnp.expm1(_log_ratio(log_probs, old_log_probs, mask)))
+    kl = kl_penalty(log_probs, reference_log_probs, mask, estimator="abs")
+    return {"max_ratio_error": jnp.max(ratio_error), "mean_absolute_kl": Mean.of(kl, mask).value()}
+
+
+def _log_ratio(
+    log_probs: Float[Array, "B T"], old_log_probs: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> Float[Array, "B T"]:
+    return real(log_probs, mask) - jax.lax.stop_gradient(real(old_log_probs, mask))
