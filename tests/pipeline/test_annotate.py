@@ -63,7 +63,7 @@ def annotated(run, monkeypatch, **changes):
     judge = CountingJudge(("emotional_reaction", "interpretation", "exploration"), **changes)
     monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: judge)
     monkeypatch.setattr(annotate.attributes, "load_holdout", lambda context, stage: [])
-    monkeypatch.setattr(annotate, "_held_out_quality", lambda *_: {"quality": 1})
+    monkeypatch.setattr(annotate, "held_out_quality", lambda *_: {"quality": 1})
     annotate.run(annotate.Settings(), run)
     return judge, {split: list(read_jsonl(run.files.annotations(split))) for split in annotate.SPLITS}
 
