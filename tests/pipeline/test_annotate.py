@@ -102,5 +102,12 @@ def test_all_mechanisms_need_a_classifier(run, monkeypatch):
         annotate.load_judges(annotate.Settings(), run)
 
 
+def test_identifiers_cannot_annotate_contexts(run, monkeypatch):
+    identifiers = object.__new__(annotate.attributes.IdentifierJudge)
+    monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: identifiers)
+    with pytest.raises(ConfigError, match="'attributes', whose identifiers read no context without its response"):
+        annotate.load_judges(annotate.Settings(), run)
+
+
 def test_a_run_without_the_stage_has_no_quality(tmp_path):
     assert annotate.load_quality(RunContext(WorkDir(tmp_path), {}, "report")) == {}
