@@ -14,6 +14,7 @@ from empax.interop.huggingface import export_params, import_params
 from empax.models.bert import BertEncoder, bert_config
 from empax.models.empathy_identifier import EmpathyIdentifier, frame
 from empax.models.heads import masked_max
+from empax.models.t5 import T5Encoder, t5_config
 
 VOCAB, WIDTH = 40, 12
 MECHANISMS = ("interpretation", "exploration")
@@ -104,13 +105,15 @@ def both(request):
             part.padding_idx = None  # or PyTorch drops the gradient of that row
     config = bert_config(model.context.config.to_dict())
     params = carried_over(model, config, lambda tensor: tensor.detach().numpy().copy())
+    params = jax.tree.map(jnp.asarray, params)
     ours = made(config, *request.param)
 
     def loss(params, weights, *inputs):
         logits = ours.apply({"params": params}, *inputs)
         return jnp.sum(logits * weights), logits
 
-    return model, config, params, jax.jit(jax.value_and_grad(loss, has_aux=True))
+    compiled = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    return model, config, params, lambda *inputs: compiled(*jax.tree.map(jnp.asarray, inputs))
 
 
 @pytest.mark.oracle
@@ -121,7 +124,7 @@ def test_logits_and_gradients_match_torch(both):
     expected = model(*map(torch.tensor, inputs))
     model.zero_grad()
     (expected * torch.tensor(weights)).sum().backward()
-    (_, logits), grads = value_and_grad(params, weights, *map(jnp.asarray, inputs))
+    (_, logits), grads = value_and_grad(params, weights, *inputs)
     np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=1e-5, atol=3e-6)
     wanted = carried_over(model, config, lambda tensor: tensor.grad.numpy())
     leaves = jax.tree_util.tree_leaves_with_path(grads)
@@ -165,6 +168,16 @@ def test_dropout_acts_in_training_alone(both):
     one, same, other = (np.asarray(logits(jax.random.key(seed))) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 1e-2
+
+
+def test_encoders_may_be_those_of_a_t5():
+    fields = {"vocab_size": VOCAB, "d_model": WIDTH, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    encoder = T5Encoder(t5_config(fields))
+    model = EmpathyIdentifier(encoder, encoder.clone(), MECHANISMS)
+    logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), *map(jnp.asarray, texts()))
+    assert logits.shape == (3, len(MECHANISMS), 3)
+    assert set(variables["params"]) == {"context_encoder", "response_encoder", *MECHANISMS}
+    assert all("token_embedding" in variables["params"][f"{side}_encoder"] for side in ("context", "response"))
 
 
 def test_masked_max_is_of_real_tokens_and_zero_of_none():

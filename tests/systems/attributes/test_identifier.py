@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from empax.core.config import ConfigError, to_settings
@@ -133,19 +134,22 @@ def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokeni
 def test_one_mechanism_learns_its_label_from_context_and_response(tokenizer):
     judge, batch = judge_of(tokenizer, ("interpretation",))
     batch = jax.tree.map(jnp.asarray, batch)
+    optimizer = optax.adam(0.03)
 
     @jax.jit
-    def update(params):
+    def update(params, state):
         def objective(params):
             loss, metrics = judge.task.loss(params, {}, batch, None)
             return loss.value(), metrics
 
         (loss, metrics), grads = jax.value_and_grad(objective, has_aux=True)(params)
-        return jax.tree.map(lambda p, g: p - 0.02 * g, params, grads), loss, metrics
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss, metrics
 
     params, losses = judge.params, []
-    for _ in range(60):
-        params, loss, metrics = update(params)
+    state = optimizer.init(params)
+    for _ in range(40):
+        params, state, loss, metrics = update(params, state)
         losses.append(float(loss))
     assert losses[-1] < 0.5 * losses[0]
     summary = judge.task.summarize({name: float(mean.value()) for name, mean in metrics.items()})
