@@ -1,7 +1,7 @@
 r"""Scores anybody's outputs.
 
   python -m empax.evaluate --predictions=FILE.jsonl
-  python -m empax.evaluate --predictions=FILE.jsonl --output=DIR --compare=OTHER.jsonl
+  python -m empax.evaluate --predictions=FILE.jsonl --output=DIR --compare=OTHER.jsonl --empathy=WORKDIR
 
 FILE.jsonl holds one JSON object a line: `context` (list of turns), `response`, `reference`, and optionally `emotion`,
 `emotion_prediction`, `id`, `exemplars`, `attributes`, `nll` with `num_tokens`, `intent` with `intent_prediction`.
@@ -19,6 +19,7 @@ from empax.core.recipe import parse_flags
 _PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json, report.md and report.html.")
 _COMPARE = flags.DEFINE_string("compare", None, "Another system's file on the same rows: paired tests, first - other.")
+_EMPATHY = flags.DEFINE_string("empathy", None, "WORKDIR or WORKDIR/STAGE whose empathy identifiers are to judge, too.")
 _SKIP = flags.DEFINE_bool("skip_bad_lines", False, "Score the other lines if some are bad; else nothing is scored.")
 _SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
@@ -30,11 +31,12 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     # Imported here so that --help and a mistyped flag answer at once.
+    from empax.core.config import ConfigError
     from empax.core.files import DataError
 
     try:
         return _evaluate()
-    except DataError as error:
+    except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -49,6 +51,11 @@ def _evaluate() -> int:
         return 2
     variants = VARIANTS if _VARIANTS.value or _OUTPUT.value else ()
     settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=variants)
+    if _EMPATHY.value:
+        from empax.pipeline import judging
+
+        judges = judging.find_judges(Path(_EMPATHY.value))
+        rows, others = (found and judging.judged(found, judges) for found in (rows, others))
     scores = score(rows, settings=settings)
     print(render.text_table({**scores.metrics, **(scores.variants if _VARIANTS.value else {})}))
     print("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))

@@ -79,6 +79,13 @@ class ReinforcedTask(Task, Protocol):
 
 
 @runtime_checkable
+class SummarizingTask(Task, Protocol):
+    def summarize(self, averages: dict[str, float]) -> dict[str, float]:
+        """The metrics of an evaluation, from their averages over all of it: for those that no mean can hold (F1)."""
+        ...
+
+
+@runtime_checkable
 class Examples(Protocol):
     """Tokenised examples with random access: what batches are cut from.
 
@@ -102,7 +109,9 @@ class Retriever(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    def __call__(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Float[np.ndarray, "N C"]: ...
+    """A frozen judge of responses: one row of scores for each, C numbers, or C rows of numbers (log-probabilities)."""
+
+    def __call__(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Float[np.ndarray, "N C ..."]: ...
 
 
 @runtime_checkable

@@ -170,7 +170,7 @@ def plain_context(context: Sequence[str], *, max_chars: int | None = None) -> st
 
 
 def encode_for_bert(
-    tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int, keep: Literal["left", "right"] = "right"
+    tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int, keep: Literal["left", "right", "ends"] = "right"
 ) -> list[list[int]]:
     """`[CLS] text [SEP]` for each text (the tokenizer's `cls_id` and `sep_id`), at most `max_tokens` ids each.
 
@@ -178,16 +178,23 @@ def encode_for_bert(
       tokenizer: gives `cls_id` and `sep_id`.
       texts: equal ones are tokenised once.
       max_tokens: both frame tokens included, at least 3.
-      keep: the end of an overlong text that stays: "right" for contexts (newest turns), "left" for single posts.
+      keep: what stays of an overlong text: "right" for contexts (newest turns), "left" for single posts, "ends" half
+        from each end (Sun et al. 2019, Sec. 5.3.1).
     """
     _at_least("max_tokens", max_tokens, 3)
-    if keep not in ("left", "right"):
-        raise ConfigError(f"keep = {keep!r} must be 'left' or 'right'.")
+    if keep not in ("left", "right", "ends"):
+        raise ConfigError(f"keep = {keep!r} must be 'left', 'right' or 'ends'.")
     first, last = tokenizer.cls_id, tokenizer.sep_id
     room = max_tokens - 2
+    head = {"left": room, "right": 0, "ends": room - room // 2}[keep]
     unique = list(dict.fromkeys(texts))
     ids = dict(zip(unique, tokenizer.encode_batch(unique), strict=True))
-    return [[first, *(ids[text][-room:] if keep == "right" else ids[text][:room]), last] for text in texts]
+    return [[first, *_cut(ids[text], head, room - head), last] for text in texts]
+
+
+def _cut(ids: list[int], head: int, tail: int) -> list[int]:
+    """The first `head` and the last `tail` of `ids`; all, if there are no more."""
+    return ids if len(ids) <= head + tail else ids[:head] + ids[len(ids) - tail :]
 
 
 def pad(

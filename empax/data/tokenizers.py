@@ -12,6 +12,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json, write_text
+from empax.core.protocols import Tokenizer
 from empax.data.gguf import find_gguf, gguf_tokenizer, read_gguf
 
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
@@ -202,6 +203,17 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     # T5 and its kin start from the padding token; they name no other.
     start = declared.get("start_token") or declared.get("bos_token") or declared.get("cls_token") or pad
     return SubwordTokenizer(backend, pad=pad, eos=eos, start=start, chat_template=template)
+
+
+def tokenizers_agree(first: Tokenizer, second: Tokenizer) -> bool:
+    """Whether both turn any text into the same ids, so that a model behind one can read what the other wrote.
+
+    Tokens that were added to one of them (turns, attributes) do not count: they stand in no text.
+    """
+    if not (isinstance(first, SubwordTokenizer) and isinstance(second, SubwordTokenizer)):
+        return first is second
+    one, other = (json.loads(tokenizer.backend.to_str()) for tokenizer in (first, second))
+    return all(one[part] == other[part] for part in ("normalizer", "pre_tokenizer", "model"))
 
 
 def _chat_template(folder: Path) -> str | None:

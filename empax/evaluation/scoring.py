@@ -45,8 +45,12 @@ VARIANTS: tuple[str, ...] = (
     *(f"bleu_{n}:{name}" for name in text.BLEU_VARIANTS[1:] for n in range(1, text.MAX_ORDER + 1)),
     *(f"distinct_{n}:{name}" for name in text.DISTINCT_VARIANTS[1:] for n in (1, 2)),
     "token_f1",
+    *(f"{name}_f1:independent" for name in ("empathy", *MECHANISMS)),
 )
-"""The same metrics as other papers compute them, and token F1."""
+"""The same metrics as other papers compute them, token F1, and the mechanisms as a second set of judges sees them."""
+
+INDEPENDENT = "independent_"
+"""What the notes of that second set begin with."""
 
 Interval = dict[str, float]
 """`value` with its 95% bootstrap interval `low`, `high`."""
@@ -210,6 +214,11 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
         "exemplar_emotion_match": lambda: _exemplar_match(rows),
         "empathy_f1": lambda: _mechanism_f1(rows, MECHANISMS),
         **{f"{name}_f1": functools.partial(_mechanism_f1, rows, (name,)) for name in MECHANISMS},
+        "empathy_f1:independent": lambda: _mechanism_f1(rows, MECHANISMS, INDEPENDENT),
+        **{
+            f"{name}_f1:independent": functools.partial(_mechanism_f1, rows, (name,), INDEPENDENT)
+            for name in MECHANISMS
+        },
     }
     made = {name: makers[name]() for name in names}
     return {name: statistic for name, statistic in made.items() if statistic is not None}
@@ -230,14 +239,14 @@ def _exemplar_match(rows: Sequence[Prediction]) -> Statistic | None:
     return ratio_statistic(counts[:, 0], counts[:, 1], scale=100.0) if counts[:, 1].any() else None
 
 
-def _mechanism_f1(rows: Sequence[Prediction], mechanisms: Sequence[str]) -> Statistic | None:
+def _mechanism_f1(rows: Sequence[Prediction], mechanisms: Sequence[str], prefix: str = "") -> Statistic | None:
     """Weighted F1 of the mechanisms in the responses against those in the references (EmpRL's Emp-F1).
 
     From `notes["reference_attributes"]` and `notes["response_attributes"]`, mechanism → level, as the empathy
-    identifiers of a run give them.
+    identifiers of a run give them; with a prefix, from the notes that begin with it.
     """
-    labels = [[_level(row, "reference_attributes", name) for row in rows] for name in mechanisms]
-    guesses = [[_level(row, "response_attributes", name) for row in rows] for name in mechanisms]
+    labels = [[_level(row, f"{prefix}reference_attributes", name) for row in rows] for name in mechanisms]
+    guesses = [[_level(row, f"{prefix}response_attributes", name) for row in rows] for name in mechanisms]
     for golds, found in zip(labels, guesses, strict=True):
         if not any(gold and guess for gold, guess in zip(golds, found, strict=True)):
             return None

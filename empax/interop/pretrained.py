@@ -61,15 +61,17 @@ class LoadedEncoder:
     params: Params | None
 
 
-def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer, *, with_params: bool = True) -> LoadedEncoder:
+def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer | None, *, with_params: bool = True) -> LoadedEncoder:
     """Makes the encoder that `settings` describe.
 
     Args:
       settings: see there.
-      tokenizer: what a random encoder reads with; a pretrained one brings its own.
+      tokenizer: what a random encoder reads with; a pretrained one brings its own, and this may be None.
       with_params: False reads no weights (`--mode=plan`).
     """
     if not settings.pretrained:
+        if tokenizer is None:
+            raise ConfigError("an encoder without `pretrained` needs a tokenizer to read with.")
         config = BertConfig(
             vocab_size=tokenizer.vocab_size,
             d_model=settings.d_model,

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from empax.models.layers import Dropout, normal
+from empax.models.layers import MASKED, Dropout, normal
 
 
 def masked_mean(states: Float[Array, "B S D"], mask: Bool[Array, "B S"]) -> Float[Array, "B D"]:
@@ -14,6 +14,12 @@ def masked_mean(states: Float[Array, "B S D"], mask: Bool[Array, "B S"]) -> Floa
     weights = mask.astype(jnp.float32)
     total = jnp.einsum("BSD,BS->BD", states.astype(jnp.float32), weights)
     return total / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1.0)
+
+
+def masked_max(states: Float[Array, "B S D"], mask: Bool[Array, "B S"]) -> Float[Array, "B D"]:
+    """Feature-wise maximum over real tokens, in float32; zeros for a row that has none."""
+    highest = jnp.max(jnp.where(mask[:, :, None], states.astype(jnp.float32), MASKED), axis=1)
+    return jnp.where(mask.any(axis=1, keepdims=True), highest, 0.0)
 
 
 class ClassificationHead(nn.Module):

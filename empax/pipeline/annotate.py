@@ -69,12 +69,30 @@ def judge_levels(
     return [{name: columns[name][row] for name in ATTRIBUTES} for row in range(len(texts))]
 
 
-def load_judges(settings: Settings, context: RunContext) -> list[attributes.Judge]:
-    judges = [attributes.load_judge(context, stage) for stage in settings.classifiers]
+def load_judges(settings: Settings, context: RunContext) -> list[attributes.ClassifierJudge]:
+    """The classifiers of the stages that `settings` name.
+
+    Raises:
+      ConfigError: a mechanism is missing, or a stage trained identifiers, which cannot read a context alone.
+    """
+    judges = []
+    for stage in settings.classifiers:
+        judge = attributes.load_judge(context, stage)
+        if isinstance(judge, attributes.IdentifierJudge):
+            raise ConfigError(
+                f"config.{context.stage}.classifiers names {stage!r}, whose identifiers read no context without its "
+                "response; name a stage of attributes.classifier."
+            )
+        judges.append(judge)
+    check_coverage(judges, f"config.{context.stage}.classifiers")
+    return judges
+
+
+def check_coverage(judges: Sequence[attributes.Judge], where: str) -> None:
+    """Raises ConfigError unless `judges` together level all three mechanisms."""
     covered = {mechanism for judge in judges for mechanism in judge.task.mechanisms}
     if missing := [name for name in ATTRIBUTES[1:] if name not in covered]:
-        raise ConfigError(f"config.{context.stage}.classifiers lacks a classifier of {', '.join(missing)}.")
-    return judges
+        raise ConfigError(f"{where} lacks a classifier of {', '.join(missing)}.")
 
 
 def run(settings: Settings, context: RunContext) -> None:
@@ -84,7 +102,7 @@ def run(settings: Settings, context: RunContext) -> None:
         instances = [instance_from_row(row) for row in read_jsonl(context.files.instances(split))]
         rows = _annotated(instances, judges, settings, split, hash_json([made_by, settings.sentiment_threshold]))
         write_jsonl(context.files.annotations(split), rows)
-    write_json(context.directory / "classifiers.json", _held_out_quality(settings, context, judges))
+    write_json(context.directory / "classifiers.json", held_out_quality(settings.classifiers, context, judges))
 
 
 def _annotated(
@@ -112,22 +130,26 @@ def _annotated(
     return rows
 
 
-def _held_out_quality(settings: Settings, context: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
-    """Accuracy, weighted F1 and confusion of every classifier on the seeker posts that it never saw."""
+def held_out_quality(stages: Sequence[str], context: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
+    """Accuracy, weighted F1 and confusion of every judge, by mechanism, on the seeker posts that it never saw.
+
+    A second judge of a mechanism stands under "STAGE/MECHANISM".
+    """
     quality: dict[str, Any] = {}
-    for judge, stage in zip(judges, settings.classifiers, strict=True):
+    for judge, stage in zip(judges, stages, strict=True):
         holdout = attributes.load_holdout(context, stage)
         predicted = judge([p.context for p in holdout], [p.response for p in holdout]).argmax(axis=-1)
         for c, mechanism in enumerate(judge.task.mechanisms):
             gold = [LEVELS[p.levels[c]] for p in holdout]
             guess = [LEVELS[level] for level in predicted[:, c]]
-            quality[mechanism] = {
+            key = f"{stage}/{mechanism}" if mechanism in quality else mechanism
+            quality[key] = {
                 "accuracy": 100.0 * float(np.mean([g == p for g, p in zip(gold, guess, strict=True)])),
                 "weighted_f1": weighted_f1(gold, guess),
                 "confusion": np.asarray(confusion_matrix(gold, guess, LEVELS)).tolist(),
                 "pairs": len(gold),
             }
-            log.info("%s: accuracy %.1f", mechanism, quality[mechanism]["accuracy"])
+            log.info("%s: accuracy %.1f, weighted F1 %.1f", key, quality[key]["accuracy"], quality[key]["weighted_f1"])
     return quality
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from empax.core.config import to_settings
 from empax.core.files import write_json, write_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Prediction
 from empax.data.store import load_instances
-from empax.pipeline import annotate
+from empax.evaluation.scoring import INDEPENDENT
+from empax.pipeline import judging
 
 log = logging.getLogger("empax")
 
@@ -29,8 +29,9 @@ class Settings:
       index: the index stage to search.
       limit: at most this many instances (0 = all).
       head_examples: validation instances on which the better emotion head is chosen.
-      judge: the annotate stage whose classifiers judge responses and references (for the F1s of the mechanisms);
-        empty = nobody.
+      judge: who judges responses and references (for the F1s of the mechanisms): an annotate stage (its classifiers),
+        a stage that trained identifiers, or a list of such stages; empty = nobody.
+      second_judge: the same for variants "...:independent", by judges that nothing was trained to please.
     """
 
     stage: str
@@ -41,7 +42,8 @@ class Settings:
     buckets: tuple[int, ...] = (64, 128, 256, 512)
     limit: int = 0
     head_examples: int = 500
-    judge: str = ""
+    judge: str | tuple[str, ...] = ""
+    second_judge: str | tuple[str, ...] = ""
 
 
 def run(settings: Settings, context: RunContext, system: Any) -> None:
@@ -57,8 +59,9 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
     predictions = responder.respond(instances, progress=settings.split, **options)
     seconds = time.perf_counter() - begin
     predictions = [dataclasses.replace(p, emotion_prediction=p.notes["emotion_by_head"][head]) for p in predictions]
-    if settings.judge:
-        predictions = _judged(predictions, settings, context)
+    for names, prefix in ((settings.judge, ""), (settings.second_judge, INDEPENDENT)):
+        if names:
+            predictions = judging.judged(predictions, *judging.load_judges(names, context), prefix=prefix)
     write_jsonl(context.files.predictions, predictions)
     write_json(
         context.directory / "evaluate.json",
@@ -76,22 +79,3 @@ def head_accuracies(predictions: Sequence[Prediction], heads: Sequence[str]) -> 
     known = [p for p in predictions if p.emotion]
     hits = {head: [p.notes["emotion_by_head"][head] == p.emotion for p in known] for head in heads}
     return {head: 100.0 * float(np.mean(found)) if found else 0.0 for head, found in hits.items()}
-
-
-def _judged(predictions: Sequence[Prediction], settings: Settings, context: RunContext) -> list[Prediction]:
-    """The predictions with the mechanisms' levels of response and reference among their notes."""
-    section = context.section(settings.judge)
-    labels = to_settings(annotate.Settings, section, where=f"config.{settings.judge}")
-    judges = annotate.load_judges(labels, context)
-    contexts = [p.context for p in predictions]
-    levels = {
-        note: annotate.judge_levels(judges, contexts, texts, labels.sentiment_threshold)
-        for note, texts in (
-            ("response_attributes", [p.response for p in predictions]),
-            ("reference_attributes", [p.reference for p in predictions]),
-        )
-    }
-    return [
-        dataclasses.replace(p, notes={**p.notes, **{note: rows[i] for note, rows in levels.items()}})
-        for i, p in enumerate(predictions)
-    ]

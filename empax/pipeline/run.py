@@ -20,7 +20,7 @@ from empax.core.run import RunContext, cache_dir
 
 log = logging.getLogger("empax")
 
-KINDS = ("prepare", "annotate", "train", "index", "evaluate", "report")
+KINDS = ("prepare", "annotate", "train", "assess", "index", "evaluate", "report")
 """What a section's `kind` may be: a module of this package, with `Settings` and `run`."""
 
 _OWN_KEYS = ("system", "seed", "run", "data")

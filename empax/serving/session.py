@@ -11,7 +11,7 @@ from empax.core.files import WorkDir, read_json
 from empax.core.run import RunContext
 from empax.core.types import Instance, Prediction
 from empax.pipeline import annotate, evaluate, run
-from empax.systems.attributes import Judge
+from empax.systems.attributes import ClassifierJudge
 from empax.systems.dialogue.responder import Responder
 
 
@@ -25,7 +25,7 @@ class Session:
     """
 
     responder: Responder
-    judges: Sequence[Judge]
+    judges: Sequence[ClassifierJudge]
     sentiment_threshold: float
     head: str
     seed: int

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json
-from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, Task
+from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, SummarizingTask, Task
 from empax.core.sharding import batch_sharding, batch_shards, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
 from empax.core.types import Batch, Metrics, Params, TrainState
@@ -347,6 +347,8 @@ class _Run:
             values = averages(window.fetch())
         except NonFiniteError as error:
             raise NonFiniteError(f"{self.stage}: in the evaluation, {error}.") from error
+        if isinstance(self.task, SummarizingTask):
+            values = self.task.summarize(values)
         rate = len(validation) / max(time.monotonic() - self.since, 1e-9)
         timing = {"examples_per_second": rate, "seconds": counters.seconds}
         self.log.write(self.step, "validation", {**values, **timing})

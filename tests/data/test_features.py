@@ -156,6 +156,10 @@ def test_bert_frame():
     assert tokenizer.asked == ["10 11 12", "20"]
     assert encode_for_bert(tokenizer, ["10 11 12"], 4, keep="left") == [[CLS, 10, 11, BERT_SEP]]
     assert encode_for_bert(tokenizer, ["10 11 12"], 5) == [[CLS, 10, 11, 12, BERT_SEP]]
+    ends = encode_for_bert(tokenizer, ["10 11 12 13 14", "20 21 22"], 5, keep="ends")
+    assert ends == [[CLS, 10, 11, 14, BERT_SEP], [CLS, 20, 21, 22, BERT_SEP]]
+    with pytest.raises(ConfigError, match="'left', 'right' or 'ends'"):
+        encode_for_bert(tokenizer, ["10"], 5, keep="middle")
 
 
 def test_pad():

@@ -9,7 +9,7 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.data import tokenizers
-from empax.data.tokenizers import BASE_TOKENS, load_tokenizer, train_bpe
+from empax.data.tokenizers import BASE_TOKENS, load_tokenizer, tokenizers_agree, train_bpe
 
 TEXTS = [
     "I don't know what to do, my dog is sick.",
@@ -44,6 +44,16 @@ def test_text_comes_back_but_for_case_and_blanks(bpe, text):
     ids = bpe.encode(text)
     assert max(ids) < bpe.vocab_size
     assert bpe.decode(ids) == " ".join(text.lower().split())
+
+
+def test_which_tokenizers_agree(bpe, tmp_path):
+    bpe.save(tmp_path)
+    more = load_tokenizer(tmp_path, extra_tokens=("<another>",))
+    assert more.vocab_size == bpe.vocab_size + 1
+    assert tokenizers_agree(bpe, more)
+    assert not tokenizers_agree(bpe, train_bpe(TEXTS, vocab_size=331, special_tokens=("<sentiment:low>",)))
+    cased = train_bpe(TEXTS, vocab_size=330, special_tokens=("<sentiment:low>",), lowercase=False)
+    assert not tokenizers_agree(bpe, cased)
 
 
 def test_case_is_kept_on_demand():

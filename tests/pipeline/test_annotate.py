@@ -63,7 +63,7 @@ def annotated(run, monkeypatch, **changes):
     judge = CountingJudge(("emotional_reaction", "interpretation", "exploration"), **changes)
     monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: judge)
     monkeypatch.setattr(annotate.attributes, "load_holdout", lambda context, stage: [])
-    monkeypatch.setattr(annotate, "_held_out_quality", lambda *_: {"quality": 1})
+    monkeypatch.setattr(annotate, "held_out_quality", lambda *_: {"quality": 1})
     annotate.run(annotate.Settings(), run)
     return judge, {split: list(read_jsonl(run.files.annotations(split))) for split in annotate.SPLITS}
 
@@ -99,6 +99,13 @@ def test_all_mechanisms_need_a_classifier(run, monkeypatch):
     judge = CountingJudge(("interpretation",))
     monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: judge)
     with pytest.raises(ConfigError, match="lacks a classifier of emotional_reaction, exploration"):
+        annotate.load_judges(annotate.Settings(), run)
+
+
+def test_identifiers_cannot_annotate_contexts(run, monkeypatch):
+    identifiers = object.__new__(annotate.attributes.IdentifierJudge)
+    monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: identifiers)
+    with pytest.raises(ConfigError, match="'attributes', whose identifiers read no context without its response"):
         annotate.load_judges(annotate.Settings(), run)
 
 

@@ -7,7 +7,7 @@ import pytest
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json, read_jsonl, write_jsonl
 from empax.core.run import RunContext
-from empax.core.types import Instance, Prediction
+from empax.core.types import MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
 from empax.pipeline import annotate, evaluate
 
@@ -75,7 +75,8 @@ def test_without_any_known_emotion_no_head_is_better():
 
 
 def test_a_judge_levels_responses_and_references(run, monkeypatch):
-    monkeypatch.setattr(annotate, "load_judges", lambda settings, context: ["judge"])
+    judge = SimpleNamespace(task=SimpleNamespace(mechanisms=MECHANISMS))
+    monkeypatch.setattr(annotate, "load_judges", lambda settings, context: [judge])
     monkeypatch.setattr(
         annotate, "judge_levels",
         lambda judges, contexts, responses, threshold: [{"exploration": text} for text in responses],
@@ -83,5 +84,9 @@ def test_a_judge_levels_responses_and_references(run, monkeypatch):
     _, _, rows = evaluated(run, judge="annotate", limit=2)
     assert [row["notes"]["response_attributes"] for row in rows] == [{"exploration": f"so turn {i}"} for i in range(2)]
     assert [row["notes"]["reference_attributes"] for row in rows] == [{"exploration": "gold"}] * 2
+    _, _, rows = evaluated(run, judge=["annotate"], second_judge="annotate", limit=2)
+    for whose, text in (("response", "so turn 0"), ("reference", "gold")):
+        for note in (f"{whose}_attributes", f"independent_{whose}_attributes"):
+            assert rows[0]["notes"][note] == {"exploration": text}
     with pytest.raises(ConfigError, match=r"config\.evaluate refers to config\.anotate"):
         evaluated(run, judge="anotate")

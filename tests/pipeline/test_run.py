@@ -4,9 +4,10 @@ import copy
 
 import pytest
 
-from configs import quickstart, reg_transformer
+from configs import empathy_identifiers, quickstart, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json
+from empax.core.types import MECHANISMS
 from empax.pipeline import prepare, run
 
 
@@ -35,6 +36,16 @@ def test_every_variant_of_the_recipe_is_sound(variant):
     assert stages[0].name == "prepare"
     assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
     assert {stage.kind for stage in stages} <= set(run.KINDS)
+
+
+@pytest.mark.parametrize("variant", empathy_identifiers.VARIANTS)
+def test_every_variant_of_the_identifiers_is_sound(variant):
+    config = run.plain(empathy_identifiers.get_config(variant))
+    trained = [stage for stage in run.make_stages(config) if stage.kind == "train"]
+    assert tuple(m for stage in trained for m in stage.settings.task.mechanisms) == MECHANISMS
+    assert len(trained) == (3 if variant == "separate" else 1)
+    for stage in trained:
+        assert stage.settings.loop.buckets[-1] == stage.settings.task.max_context_tokens
 
 
 def test_quickstart_is_sound_and_needs_no_download():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.metrics import f1_score
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json
@@ -12,18 +13,9 @@ from empax.core.types import LEVELS, MECHANISMS
 from empax.data.tokenizers import train_bpe
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
-from empax.systems.attributes import (
-    AttributeBatch,
-    Classifier,
-    ClassifierStage,
-    Pair,
-    PairExamples,
-    _weights,
-    encode,
-    load_holdout,
-    load_judge,
-    load_pairs,
-)
+from empax.systems.attributes import ClassifierStage, load_holdout, load_judge
+from empax.systems.attributes.classifier import Classifier, PairExamples, encode
+from empax.systems.attributes.pairs import AttributeBatch, Pair, class_weights, load_pairs
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +55,8 @@ def test_settings_that_cannot_work_are_refused():
     for values, message in (
         ({"mechanisms": ()}, "must be some of emotional_reaction"),
         ({"mechanisms": ("sentiment",)}, "must be some of emotional_reaction"),
+        ({"mechanisms": ("exploration", "exploration")}, "names one twice"),
+        ({"split_seed": -1}, "split_seed = -1 must be at least 0"),
         ({"max_tokens": 4}, "max_tokens = 4 must be at least 8"),
         ({"data": "reddit"}, "'epitome', 'sample'"),
     ):
@@ -117,6 +111,18 @@ def test_the_loss_is_the_sum_of_weighted_cross_entropies():
     logits = np.asarray(jax.jit(task.logits, static_argnums=3)(params, batch.source, batch.source_mask, None))
     assert logits.shape == (3, 3, 3)
     loss, metrics = jax.jit(task.loss)(params, {}, batch, None)
+    cells = {name: float(mean.value()) for name, mean in metrics.items()}
+    guesses = logits.argmax(-1)
+    summary = task.summarize(cells)
+    assert set(summary) == {"accuracy", "weighted_f1", *(f"{m}_{what}" for m in MECHANISMS for what in (
+        "accuracy", "weighted_f1"))}  # fmt: skip
+    f1 = [f1_score(labels[:2, c], guesses[:2, c], average="weighted", zero_division=0) for c in range(3)]
+    for c, name in enumerate(MECHANISMS):
+        assert summary[f"{name}_weighted_f1"] == pytest.approx(f1[c], abs=1e-6)
+    assert summary["weighted_f1"] == pytest.approx(np.mean(f1), abs=1e-6)
+    assert set(jax.eval_shape(task.loss, params, {}, batch, jax.random.key(0))[1]) == set(summary) - {
+        name for name in summary if name.endswith("f1")
+    }  # F1 is of evaluations alone
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = [
         -sum(weights[c][labels[b, c]] * log_probs[b, c, labels[b, c]] for c in range(3)) for b in range(2)
@@ -130,8 +136,8 @@ def test_the_loss_is_the_sum_of_weighted_cross_entropies():
 
 def test_class_weights_are_inverse_shares():
     pairs = [Pair(("a",), "b", levels) for levels in [(0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 0), (1, 1, 1), (2, 2, 2)]]
-    assert _weights(pairs, ClassifierStage()) == ((1.0,) * 3,) * 3
-    found = np.array(_weights(pairs, ClassifierStage(class_weights=True)))
+    assert class_weights(ClassifierStage(), pairs) == ((1.0,) * 3,) * 3
+    found = np.array(class_weights(ClassifierStage(class_weights=True), pairs))
     np.testing.assert_allclose(found[0], [6 / 3 / 3, 6 / 3 / 2, 6 / 3 / 1])
     np.testing.assert_allclose(found[1], [1.0, 1.0, 1.0])
 
@@ -154,6 +160,8 @@ def test_pairs_are_split_by_seeker_and_seed(finished):
     again, _ = load_pairs(stage, context(finished))
     other, _ = load_pairs(stage, context(finished, seed=1))
     assert train == again != other
+    own = ClassifierStage(data="sample", mechanisms=stage.mechanisms, split_seed=1)
+    assert load_pairs(own, context(finished))[0] == other
 
 
 def test_a_trained_judge_gives_a_level_to_every_text(finished):

@@ -1,0 +1,33 @@
+"""Stage "assess": how well judges do on the posts that they never saw, as classifiers.json."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from empax.core.config import ConfigError
+from empax.core.files import write_json
+from empax.core.run import RunContext
+from empax.pipeline import annotate
+from empax.systems import attributes
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the stage.
+
+    Attributes:
+      judges: the stages that trained classifiers or identifiers of the mechanisms.
+    """
+
+    judges: tuple[str, ...]
+    kind: str = "assess"
+
+    def __post_init__(self) -> None:
+        if not self.judges:
+            raise ConfigError("judges must name at least one stage that trains a judge.")
+
+
+def run(settings: Settings, context: RunContext) -> None:
+    """Accuracy, weighted F1 and confusion of every mechanism; what a report shows under "classifiers"."""
+    judges = [attributes.load_judge(context, stage) for stage in settings.judges]
+    write_json(context.directory / "classifiers.json", annotate.held_out_quality(settings.judges, context, judges))

@@ -1,0 +1,34 @@
+"""Judges that several systems share: of emotional reaction, interpretation and exploration, trained on EPITOME.
+
+`classifier` reads one text (REG), `identifier` a response in its context (EmpRL); `pairs` is what both learn from,
+`judges` what comes out.
+"""
+
+from empax.systems.attributes.classifier import ClassifierJudge, ClassifierStage
+from empax.systems.attributes.identifier import IdentifierJudge, IdentifierStage, make_probabilities
+from empax.systems.attributes.judges import (
+    TASKS,
+    AttributeSettings,
+    Judge,
+    judge_kind,
+    judge_stage,
+    load_holdout,
+    load_judge,
+)
+
+SETTINGS = AttributeSettings
+
+__all__ = [
+    "SETTINGS",
+    "TASKS",
+    "ClassifierJudge",
+    "ClassifierStage",
+    "IdentifierJudge",
+    "IdentifierStage",
+    "Judge",
+    "judge_kind",
+    "judge_stage",
+    "load_holdout",
+    "load_judge",
+    "make_probabilities",
+]

@@ -1,0 +1,197 @@
+"""The single-text classifier of the mechanisms: an encoder with one three-class head for each.
+
+REG applies CLS to the context alone (Eq. 1) for what is asked, and to context and response for an exemplar; so each
+training pair is shown in both forms, the response hidden with `hide_response_probability`.
+Source: Wang et al., Sec. 3.2.1 and A.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
+from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.types import LEVELS, Batch, Mean, Metrics, Params
+from empax.data import features
+from empax.models.dual_encoder import DualEncoder
+from empax.models.heads import ClassificationHead
+from empax.retrieval.encode import BUCKETS, Encoder, embed
+from empax.systems.attributes.pairs import (
+    AttributeBatch,
+    ClassWeights,
+    JudgeStage,
+    Pair,
+    class_weights,
+    label_batch,
+    levels_loss,
+    load_pairs,
+    load_stage_encoder,
+    sketch_batch,
+    summarize_levels,
+    unweighted,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifierStage(JudgeStage):
+    """Settings of a classifier stage: those of every judge, and its own.
+
+    Attributes:
+      hide_response_probability: how often a training pair is shown without its response.
+      max_tokens: of context and response together; the oldest are cut.
+    """
+
+    hide_response_probability: float = 0.5
+    max_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens < 8:
+            raise ConfigError(f"max_tokens = {self.max_tokens} must be at least 8, to hold a context and a response.")
+
+
+class PairExamples:
+    """Pairs as random-access examples; validation shows each pair whole."""
+
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int, *, hide_probability: float):
+        self.pairs, self.max_tokens, self.hide_probability = pairs, max_tokens, hide_probability
+        self.pad_id = tokenizer.pad_id
+        self.whole = encode(tokenizer, [p.context for p in pairs], [p.response for p in pairs], max_tokens)
+        self.alone = encode(tokenizer, [p.context for p in pairs], [""] * len(pairs), max_tokens)
+        self.lengths = np.array([len(ids) for ids in self.whole])
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> AttributeBatch:
+        rows = [int(i) for i in indices]
+        hidden = rng.random(len(rows)) < self.hide_probability
+        texts = [
+            (self.alone if hide else self.whole)[i] if i >= 0 else [] for i, hide in zip(rows, hidden, strict=True)
+        ]
+        return label_batch(self.pairs, rows, features.pad(texts, length, self.pad_id))
+
+
+def encode(
+    tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], responses: Sequence[str], max_tokens: int
+) -> list[list[int]]:
+    """[CLS] context [SEP] response [SEP]; without a response, [CLS] context [SEP]. The oldest tokens are cut."""
+    asked = features.encode_for_bert(tokenizer, [features.plain_context(c) for c in contexts], max_tokens, keep="right")
+    answered = tokenizer.encode_batch(list(responses))
+    rows = []
+    for context, response in zip(asked, answered, strict=True):
+        if not response:
+            rows.append(context)
+            continue
+        tail = [*response[: max_tokens // 2], context[-1]]
+        room = max_tokens - len(tail) - 2
+        rows.append([context[0], *context[1:-1][-room:], context[-1], *tail])
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """Three-class heads over one encoder; the loss is the sum of their cross-entropies."""
+
+    encoder: DualEncoder
+    mechanisms: tuple[str, ...]
+    class_weights: ClassWeights
+
+    @property
+    def head(self) -> ClassificationHead:
+        return ClassificationHead(num_classes=len(self.mechanisms) * len(LEVELS))
+
+    def init(self, rng: jax.Array, batch: Batch) -> Params:
+        first, second = jax.random.split(rng)
+        encoder = self.encoder.init(first, batch.source, batch.source_mask)["params"]
+        encoding = jnp.zeros((1, self.encoder.encoder.config.d_model))
+        return {"encoder": encoder, "head": self.head.init(second, encoding)["params"]}
+
+    def logits(
+        self, params: Params, source: Int[Array, "B S"], mask: Any, rng: jax.Array | None
+    ) -> Float[Array, "B C 3"]:
+        """One row of three logits per mechanism."""
+        rngs = None if rng is None else {"dropout": rng}
+        options: dict[str, Any] = {"rngs": rngs, "deterministic": rng is None}
+        encoding = self.encoder.apply({"params": params["encoder"]}, source, mask, method="embed", **options)
+        flat: Any = self.head.apply({"params": params["head"]}, encoding, **options)
+        return flat.reshape(-1, len(self.mechanisms), len(LEVELS))
+
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        logits = self.logits(params, batch.source, batch.source_mask, rng)
+        return levels_loss(logits, batch, self.mechanisms, self.class_weights, confusion=rng is None)
+
+    def summarize(self, averages: dict[str, float]) -> dict[str, float]:
+        return summarize_levels(averages, self.mechanisms)
+
+
+def build_classifier(stage: ClassifierStage, run: RunContext) -> Assembly:
+    encoder = load_stage_encoder(stage, run)
+    train, holdout = load_pairs(stage, run)
+
+    def initial(params: Params) -> Params:
+        return params if encoder.params is None else {**params, "encoder": encoder.params}
+
+    def examples(pairs: list[Pair], hide: float) -> PairExamples:
+        return PairExamples(pairs, encoder.tokenizer, stage.max_tokens, hide_probability=hide)
+
+    return Assembly(
+        Classifier(encoder.model, stage.mechanisms, class_weights(stage, train)),
+        examples(train, stage.hide_response_probability),
+        examples(holdout, 0.0),
+        initial=initial,
+    )
+
+
+def sketch_classifier(stage: ClassifierStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+    encoder = load_stage_encoder(stage, run, with_params=False, planned=True)
+    return Sketch(
+        Classifier(encoder.model, stage.mechanisms, unweighted(stage)), sketch_batch(stage, batch_size, length)
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _flat_log_probs(task: Classifier) -> Encoder:
+    """One function per classifier, so that its compiled code is found again."""
+
+    def apply(params: Params, ids: Any, mask: Any) -> Any:
+        return jax.nn.log_softmax(task.logits(params, ids, mask, None)).reshape(ids.shape[0], -1)
+
+    return apply
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifierJudge:
+    """A trained classifier, ready to label texts; a `Scorer`."""
+
+    task: Classifier
+    params: Params
+    tokenizer: Tokenizer
+    max_tokens: int
+    hash: str
+    buckets: tuple[int, ...] = BUCKETS
+
+    def __call__(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Float[np.ndarray, "N C 3"]:
+        """Log-probabilities for every (context, response); an empty response judges the context alone."""
+        rows = encode(self.tokenizer, contexts, responses, self.max_tokens)
+        apply = _flat_log_probs(self.task)
+
+        progress = "attributes" if len(rows) > 1 else None
+        flat = embed(apply, self.params, rows, pad_id=self.tokenizer.pad_id, buckets=self.buckets, progress=progress)
+        return flat.reshape(len(rows), len(self.task.mechanisms), len(LEVELS))
+
+
+def load_classifier(stage: ClassifierStage, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:
+    """The judge that trained parameters make; `made_by` is its hash."""
+    encoder = load_stage_encoder(stage, run, with_params=False)
+    task = Classifier(encoder.model, stage.mechanisms, unweighted(stage))
+    return ClassifierJudge(task, params, encoder.tokenizer, stage.max_tokens, made_by)

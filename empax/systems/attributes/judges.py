@@ -1,0 +1,81 @@
+"""From a finished stage to the judge that it trained, whichever kind of task that was."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import hash_json
+from empax.core.run import RunContext, TaskSpec
+from empax.core.tree import hash_tree
+from empax.systems.attributes.classifier import (
+    ClassifierJudge,
+    ClassifierStage,
+    build_classifier,
+    load_classifier,
+    sketch_classifier,
+)
+from empax.systems.attributes.identifier import (
+    IdentifierJudge,
+    IdentifierStage,
+    build_identifier,
+    load_identifier,
+    sketch_identifier,
+)
+from empax.systems.attributes.pairs import JudgeStage, Pair, load_pairs
+from empax.training.checkpoint import load_params
+
+Judge: TypeAlias = ClassifierJudge | IdentifierJudge
+"""`(contexts, responses) -> log_probs[N, C, 3]`, with `task.mechanisms`, the names of the C, and `hash`."""
+
+TASKS = {
+    "classifier": TaskSpec(ClassifierStage, build_classifier, sketch_classifier),
+    "identifier": TaskSpec(IdentifierStage, build_identifier, sketch_identifier),
+}
+
+_LOADERS = {"classifier": load_classifier, "identifier": load_identifier}
+
+
+@dataclasses.dataclass(frozen=True)
+class AttributeSettings:
+    """`config.attributes` of a recipe that trains judges alone; empty, each judge has the settings of its stage."""
+
+
+def judge_kind(run: RunContext, stage_name: str) -> str:
+    """What the stage trains, "classifier" or "identifier"; empty if neither."""
+    section = run.section(stage_name)
+    if section["kind"] != "train":
+        return ""
+    owner, _, task = section["task"].rpartition(".")
+    ours = (owner or run.config["system"]) == "attributes"
+    return task if ours and task in TASKS else ""
+
+
+def judge_stage(run: RunContext, stage_name: str) -> JudgeStage:
+    """The settings of a judge's stage.
+
+    Raises:
+      ConfigError: the stage trains no judge.
+    """
+    kind = judge_kind(run, stage_name)
+    if not kind:
+        names = ", ".join(f"attributes.{name}" for name in TASKS)
+        raise ConfigError(f"config.{stage_name} trains no judge; it must be a training stage of {names}.")
+    cls = TASKS[kind].settings
+    fields = {field.name for field in dataclasses.fields(cls)}
+    section = {name: value for name, value in run.section(stage_name).items() if name in fields}
+    return to_settings(cls, section, where=f"config.{stage_name}")
+
+
+def load_holdout(run: RunContext, stage_name: str) -> list[Pair]:
+    """The pairs that the judge of `stage_name` was not trained on."""
+    return load_pairs(judge_stage(run, stage_name), run)[1]
+
+
+def load_judge(run: RunContext, stage_name: str) -> Judge:
+    """The judge of a finished stage."""
+    stage: JudgeStage = judge_stage(run, stage_name)
+    params = load_params(run.files.stage(stage_name))
+    made_by = hash_json([hash_tree(params), dataclasses.asdict(stage)])
+    return _LOADERS[judge_kind(run, stage_name)](stage, run, params, made_by)

@@ -1,0 +1,183 @@
+"""What all judges of the mechanisms share: annotated pairs, labelled batches, the loss, and what an evaluation says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.config import ConfigError
+from empax.core.run import RunContext
+from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics
+from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
+from empax.data.sample import load_annotated_pairs
+from empax.data.store import run_tokenizer
+from empax.evaluation.empathy import f1_of_confusion
+from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
+
+ClassWeights = tuple[tuple[float, ...], ...]
+"""[mechanism][level]."""
+
+
+@flax.struct.dataclass
+class AttributeBatch(Batch):
+    """Texts with one label per mechanism; `target` is the response where that is read apart, else empty."""
+
+    labels: Int[Array, "B C"]
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgeStage:
+    """Settings of every stage that trains a judge.
+
+    Attributes:
+      data: "epitome", or the annotations of the built-in "sample".
+      mechanisms: which ones; all three share what reads the texts, or list one per stage for separate encoders.
+      holdout: share of seeker posts kept for validation.
+      split_seed: of that split; None = the run's. Judges of another split are independent witnesses.
+      class_weights: weigh each class by the inverse of its share.
+    """
+
+    encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
+    data: Literal["epitome", "sample"] = "epitome"
+    mechanisms: tuple[str, ...] = MECHANISMS
+    holdout: float = 0.2
+    split_seed: int | None = None
+    class_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.mechanisms or set(self.mechanisms) - set(MECHANISMS):
+            raise ConfigError(f"mechanisms = {self.mechanisms} must be some of {', '.join(MECHANISMS)}.")
+        if len(set(self.mechanisms)) < len(self.mechanisms):
+            raise ConfigError(f"mechanisms = {self.mechanisms} names one twice.")
+        if self.split_seed is not None and self.split_seed < 0:
+            raise ConfigError(f"split_seed = {self.split_seed} must be at least 0.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A text, the answer to it, and the level of each mechanism."""
+
+    context: tuple[str, ...]
+    response: str
+    levels: tuple[int, ...]
+
+
+def load_pairs(stage: JudgeStage, run: RunContext) -> tuple[list[Pair], list[Pair]]:
+    """Training and held-out pairs, split by seeker post, stratified, by the stage's or the run's seed."""
+    sample = stage.data == "sample"
+    pairs = load_annotated_pairs() if sample else load_epitome(find_epitome(run.config["data"]["dir"]))
+    seed = run.seed if stage.split_seed is None else stage.split_seed
+    sides = split_by_seeker(pairs, holdout=stage.holdout, seed=seed)
+    order = {name: i for i, name in enumerate(LEVELS)}
+    train, holdout = (
+        [Pair((p.seeker_post,), p.response_post, tuple(order[p.levels[m]] for m in stage.mechanisms)) for p in side]
+        for side in sides
+    )
+    return train, holdout
+
+
+def class_weights(stage: JudgeStage, pairs: Sequence[Pair]) -> ClassWeights:
+    """Inverse shares of the levels among `pairs`, or ones if the stage does not ask for weights."""
+    if not stage.class_weights:
+        return unweighted(stage)
+    labels = np.array([p.levels for p in pairs])
+    counts = np.stack([np.bincount(column, minlength=len(LEVELS)) for column in labels.T])
+    weights = len(pairs) / (len(LEVELS) * np.maximum(counts, 1))
+    return tuple(tuple(float(w) for w in row) for row in weights)
+
+
+def unweighted(stage: JudgeStage) -> ClassWeights:
+    return ((1.0,) * len(LEVELS),) * len(stage.mechanisms)
+
+
+def load_stage_encoder(
+    stage: JudgeStage, run: RunContext, *, with_params: bool = True, planned: bool = False
+) -> LoadedEncoder:
+    """The encoder that `stage` describes; a pretrained one needs nothing of the run."""
+    tokenizer = None if stage.encoder.pretrained else run_tokenizer(run, planned=planned)
+    return load_encoder(stage.encoder, tokenizer, with_params=with_params)
+
+
+def label_batch(
+    pairs: Sequence[Pair],
+    rows: Sequence[int],
+    source: tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]],
+    target: tuple[Int[np.ndarray, "B T"], Bool[np.ndarray, "B T"]] | None = None,
+) -> AttributeBatch:
+    """A batch of numpy arrays: padded ids with their masks, and the levels of `pairs[rows]` (-1 = filler)."""
+    if target is None:
+        empty = np.zeros((len(rows), 1), np.int32)
+        target = empty, empty.astype(bool)
+    arrays: dict[str, Any] = {
+        "source": source[0],
+        "source_mask": source[1],
+        "target": target[0],
+        "target_mask": target[1],
+        "valid": np.array(rows) >= 0,
+        "labels": np.array([pairs[max(i, 0)].levels for i in rows], np.int32),
+    }
+    return AttributeBatch(**arrays)
+
+
+def sketch_batch(stage: JudgeStage, batch_size: int, source_tokens: int, target_tokens: int = 1) -> AttributeBatch:
+    """The shapes of a batch, for a plan."""
+
+    def shape(*sizes: int, kind: Any = jnp.int32) -> Any:
+        return jax.ShapeDtypeStruct(sizes, kind)
+
+    return AttributeBatch(
+        source=shape(batch_size, source_tokens),
+        source_mask=shape(batch_size, source_tokens, kind=bool),
+        target=shape(batch_size, target_tokens),
+        target_mask=shape(batch_size, target_tokens, kind=bool),
+        valid=shape(batch_size, kind=bool),
+        labels=shape(batch_size, len(stage.mechanisms)),
+    )
+
+
+def levels_loss(
+    logits: Float[Array, "B C 3"], batch: Any, mechanisms: Sequence[str], weights: ClassWeights, *, confusion: bool
+) -> tuple[Mean, Metrics]:
+    """The sum over mechanisms of (weighted) cross-entropies, and accuracies.
+
+    With `confusion` also the share of every (label, prediction), out of which `summarize_levels` makes F1 scores.
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    nll = -jnp.take_along_axis(log_probs, batch.labels[..., None], axis=-1)[..., 0]  # [B, C]
+    by_class = jnp.asarray(weights)[jnp.arange(len(mechanisms))[None, :], batch.labels]
+    guesses = logits.argmax(-1)
+    hits = (guesses == batch.labels).astype(jnp.float32)
+    metrics = {f"{name}_accuracy": Mean.of(hits[:, c], batch.valid) for c, name in enumerate(mechanisms)}
+    metrics["accuracy"] = Mean.of(hits.mean(axis=1), batch.valid)
+    if confusion:
+        for c, name in enumerate(mechanisms):
+            for cell, label, guess in _cells(name):
+                found = (batch.labels[:, c] == label) & (guesses[:, c] == guess)
+                metrics[cell] = Mean.of(found.astype(jnp.float32), batch.valid)
+    return Mean.of((nll * by_class).sum(axis=1), batch.valid), metrics
+
+
+def _cells(mechanism: str) -> list[tuple[str, int, int]]:
+    """Name, label and prediction of each cell of a mechanism's confusion matrix."""
+    numbered = list(enumerate(LEVELS))
+    return [(f"{mechanism}_{label}_as_{guess}", i, j) for i, label in numbered for j, guess in numbered]
+
+
+def summarize_levels(averages: dict[str, float], mechanisms: Sequence[str]) -> dict[str, float]:
+    """`averages` with the weighted F1 (a share, as the accuracies are) of each mechanism in place of its confusion."""
+    values, found = dict(averages), []
+    for name in mechanisms:
+        matrix = np.zeros((1, len(LEVELS), len(LEVELS)))
+        for cell, label, guess in _cells(name):
+            matrix[0, label, guess] = values.pop(cell)
+        found.append(float(f1_of_confusion(matrix, "weighted")[0]) / 100.0)
+        values[f"{name}_weighted_f1"] = found[-1]
+    values["weighted_f1"] = sum(found) / len(found)
+    return values
