@@ -192,6 +192,12 @@ def test_what_cannot_be_exported_says_why(made, tmp_path):
         export_run(files.root, out, ExportSettings(stage="evaluate"))
     with pytest.raises(ConfigError, match="holds no retriever, only its generator; stages that do: retriever, joint"):
         export_run(files.root, out, ExportSettings(stage="generator", what="retriever"))
+    with pytest.raises(ConfigError, match=r"the generator of stage 'joint' has no adapters, .* --lora=merged"):
+        export_run(files.root, out, ExportSettings(lora="adapters"))
+    with pytest.raises(ConfigError, match="the retriever of stage 'joint' has no adapters"):
+        export_run(files.root, out, ExportSettings(lora="adapters", what="retriever"))
+    with pytest.raises(ConfigError, match="format = 'empax' goes with lora = 'merged'"):
+        ExportSettings(lora="adapters", format="empax")
     bare = tmp_path / "bare"
     write_json(bare / "config.json", read_json(files.config))
     with pytest.raises(CheckpointError, match=r"best holds no complete checkpoint; run the stage 'joint' first"):
