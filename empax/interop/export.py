@@ -121,7 +121,8 @@ def export_generator(
     config = model.config
     if format == "transformers":
         if base is not None and base["model_type"] != "t5":
-            fields = {**base, "dtype": "float32"}
+            # The vocabulary may have grown by the tokens that the run has added.
+            fields = {**base, "vocab_size": config.vocab_size, "dtype": "float32"}
         elif isinstance(config, TransformerConfig):
             fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
         else:

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -13,7 +14,7 @@ from empax.core.config import ConfigError
 from empax.core.files import read_json
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretrained, model_config, resolve
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
@@ -191,7 +192,14 @@ class LoadedGenerator:
 
 
 def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_params: bool = True) -> LoadedGenerator:
-    """Makes the generator that `settings` describe; a random one has the tokenizer's vocabulary."""
+    """Makes the generator that `settings` describe.
+
+    A random one has the tokenizer's vocabulary; the embedding of a pretrained one grows where `tokenizer` is its own
+    with tokens added.
+
+    Raises:
+      ConfigError: there is no such model, or the tokenizer does not belong to it.
+    """
     changes: dict[str, Any] = {name: getattr(settings, name) for name in _RUN_SETTINGS}
     if settings.architecture == "transformer":
         sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
@@ -217,10 +225,66 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
     config = model_config(fields, **changes)
     if isinstance(config, BertConfig):
         raise ConfigError(f"{settings.pretrained} is a {found!r}, which generates no text; name a generator.")
-    check_vocabulary(tokenizer, config.vocab_size, settings.pretrained)
+    size = _grown_vocabulary(tokenizer, folder, config.vocab_size, settings.pretrained)
     params = load_pretrained(folder, config).params if with_params else None
-    model = DecoderOnly(config) if isinstance(config, DecoderOnlyConfig) else EncoderDecoder(config)
-    return LoadedGenerator(model, params)
+    if size > config.vocab_size:
+        config = dataclasses.replace(config, vocab_size=size)
+        params = None if params is None else grow_vocabulary(params, size)
+    return LoadedGenerator(_module(config), params)
+
+
+def _module(config: TransformerConfig | DecoderOnlyConfig) -> EncoderDecoder | DecoderOnly:
+    return DecoderOnly(config) if isinstance(config, DecoderOnlyConfig) else EncoderDecoder(config)
+
+
+def _grown_vocabulary(tokenizer: Tokenizer, folder: Path, rows: int, model: str) -> int:
+    """How many rows the embedding of the model in `folder`, which has `rows`, needs for `tokenizer`.
+
+    Raises:
+      ConfigError: they are too few, and the tokenizer is not the model's own with tokens added behind.
+    """
+    if tokenizer.vocab_size <= rows:
+        return rows
+    try:
+        own = load_tokenizer(folder)
+    except ConfigError:
+        own = None  # nothing that could tell whether they belong together
+    if not isinstance(tokenizer, SubwordTokenizer) or own is None or own.vocab_size > rows:
+        check_vocabulary(tokenizer, rows, model)
+    elif not tokenizer.extends(own):
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, {model} {rows} rows, and its own tokenizer has other ids: "
+            "they do not belong together. Take the model's own (config.prepare.tokenizer.pretrained)."
+        )
+    return tokenizer.vocab_size
+
+
+_NEW_ROW_NOISE = 0.01
+
+
+def grow_vocabulary(params: Params, size: int) -> Params:
+    """Parameters of a generator with rows for `size` ids; those that it has stay as they are.
+
+    A new row is the mean of the old ones, so that a new token begins no likelier than an average one and what the model
+    says changes little, with a hundredth of their deviation as seeded noise: no two tokens begin alike.
+    Source: Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models"; the size of the noise: ours.
+
+    Args:
+      params: "token_embedding", and where the model has them "output_embedding" and "output_bias".
+      size: at least the rows that there are.
+    """
+    rng = np.random.default_rng(0)
+    grown = dict(params)
+    for name in ("token_embedding", "output_embedding"):
+        if name in params:
+            table = np.asarray(params[name])
+            noise = rng.normal(size=(size - len(table), table.shape[1])) * table.std(axis=0, dtype=np.float64)
+            rows = table.mean(axis=0, dtype=np.float64) + _NEW_ROW_NOISE * noise
+            grown[name] = jnp.asarray(np.concatenate([table, rows.astype(table.dtype)]))
+    if "output_bias" in params:
+        bias = np.asarray(params["output_bias"])
+        grown["output_bias"] = jnp.asarray(np.pad(bias, (0, size - len(bias)), constant_values=bias.mean()))
+    return grown
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:
@@ -231,7 +295,7 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:
     if tokenizer.vocab_size > rows:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, but {model} only {rows} rows: they do not belong together. "
-            "Take the model's own tokenizer, and add no tokens to it."
+            "Take the model's own tokenizer; tokens may be added to it."
         )
 
 

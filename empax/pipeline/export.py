@@ -88,6 +88,11 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         export_retriever(output, found.model, found.params, t, max_tokens=found.max_tokens, **options)
     elif adapters:
         kind, model, beside = base["model_type"], found.model.config, {"tokenizer": t, "generation": generation}
+        if model.vocab_size > base["vocab_size"]:
+            raise ConfigError(
+                f"the run has added {model.vocab_size - base['vocab_size']} rows to the embedding of "
+                f"{about.base_name}, which adapters alone do not hold: export with --lora=merged."
+            )
         export_adapters(output, kind, found.params, model, found.lora, base=about.base_name, card=card, **beside)
     else:
         export_generator(output, found.model, found.params, t, generation, **options)
