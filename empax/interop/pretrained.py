@@ -140,16 +140,17 @@ class GeneratorSettings:
     """An encoder-decoder, or a decoder-only model that is prompted.
 
     Attributes:
-      architecture: "transformer" (from scratch), "t5", "bart", "blenderbot", or "pretrained": what the config.json of
-        `pretrained` says, decoder-only models (Llama, GPT-2) included.
+      architecture: "transformer" (from scratch), "t5", "bart", "blenderbot", "llama", "gpt2", or "pretrained": what the
+        config.json of `pretrained` says.
       pretrained: of all but "transformer": a folder, a Hub name, or "smollm2" (the wheel); empty = random.
-      preset: of a random one: "t5-small", "flan-t5-base", "bart-base", ...; the sizes below are then unused.
+      preset: of a random one: "t5-small", "bart-base", "llama-3.1-8b", "gpt2", ...; the sizes below are then unused.
+        Beside `pretrained` it says what that is, so that a plan needs none of its files.
       embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
         as other systems start from GloVe; empty = random.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
-    architecture: Literal["transformer", "t5", "bart", "blenderbot", "pretrained"] = "transformer"
+    architecture: Literal["transformer", "t5", "bart", "blenderbot", "llama", "gpt2", "pretrained"] = "transformer"
     pretrained: str = ""
     preset: str = ""
     embeddings: str = ""
@@ -169,8 +170,8 @@ class GeneratorSettings:
         if name == "transformer":
             if self.pretrained or self.preset:
                 raise ConfigError(
-                    "pretrained and preset go with architecture = 't5', 'bart' or 'blenderbot' (pretrained also with "
-                    "'pretrained'); a 'transformer' starts from scratch."
+                    "pretrained and preset go with architecture = 't5', 'bart', 'blenderbot', 'llama' or 'gpt2' "
+                    "(pretrained also with 'pretrained'); a 'transformer' starts from scratch."
                 )
             return
         if name == "pretrained" and (self.preset or not self.pretrained):
@@ -182,6 +183,14 @@ class GeneratorSettings:
         if self.embeddings:
             raise ConfigError(f"embeddings go with architecture = 'transformer'; a {name!r} brings its own.")
 
+    def preset_config(self, **changes: Any) -> TransformerConfig | DecoderOnlyConfig:
+        """Settings of the model that `preset` names.
+
+        Raises:
+          ConfigError: the architecture has no such preset.
+        """
+        return ARCHITECTURES[self.architecture].config(self.preset, **changes)
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedGenerator:
@@ -191,11 +200,19 @@ class LoadedGenerator:
     params: Params | None
 
 
-def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_params: bool = True) -> LoadedGenerator:
+def load_generator(
+    settings: GeneratorSettings, tokenizer: Tokenizer, *, with_params: bool = True, planned: bool = False
+) -> LoadedGenerator:
     """Makes the generator that `settings` describe.
 
     A random one has the tokenizer's vocabulary; the embedding of a pretrained one grows where `tokenizer` is its own
     with tokens added.
+
+    Args:
+      settings: see there.
+      tokenizer: of the run.
+      with_params: False reads no weights.
+      planned: reads nothing at all of a pretrained one whose preset is given.
 
     Raises:
       ConfigError: there is no such model, or the tokenizer does not belong to it.
@@ -209,11 +226,12 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
         if settings.embeddings and with_params:
             params = {"token_embedding": word_embeddings(settings.embeddings, tokenizer, settings.d_model)}
         return LoadedGenerator(EncoderDecoder(config), params)
-    if not settings.pretrained:
-        config = ARCHITECTURES[settings.architecture].config(settings.preset, **changes)
-        size = max(config.vocab_size, tokenizer.vocab_size)
-        config = dataclasses.replace(config, vocab_size=size, start_id=tokenizer.start_id)
-        return LoadedGenerator(EncoderDecoder(config), None)
+    if not settings.pretrained or (planned and settings.preset):
+        config = settings.preset_config(**changes)
+        config = dataclasses.replace(config, vocab_size=max(config.vocab_size, tokenizer.vocab_size))
+        if isinstance(config, TransformerConfig):
+            config = dataclasses.replace(config, start_id=tokenizer.start_id)
+        return LoadedGenerator(_module(config), None)
     folder = resolve(settings.pretrained)
     fields = load_config(folder)
     found = fields["model_type"]

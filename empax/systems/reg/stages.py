@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from empax.core.files import DataError, write_atomically
+from empax.core.protocols import Task
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Batch, Params
 from empax.data.batches import SequenceExamples
@@ -203,17 +204,37 @@ def corpus_encoder(run: RunContext, stage: str) -> CorpusEncoder:
 
 def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
-    ids, mask = _shape(batch_size, length), _shape(batch_size, length, kind=bool)
-    target = (batch_size, parts.settings.layout.max_target_tokens)
-    batch = LabelledBatch(
-        source=ids,
-        source_mask=mask,
+    return _sketch(parts, parts.generator_task(stage), _sketch_labelled(parts, batch_size, length), {})
+
+
+def _sketch(parts: Parts, task: Task, batch: Any, frozen: Params) -> Sketch:
+    """`task`; with `config.reg.lora` its adapters, and among what is frozen the weights that they sit on."""
+    if parts.settings.lora is None:
+        return Sketch(task, batch, frozen)
+    adapted = parts.with_lora(task)
+    return Sketch(adapted, batch, jax.eval_shape(adapted.freeze, _initial_shapes(task, batch), frozen))
+
+
+def _initial_shapes(task: Task, batch: Any) -> Params:
+    return jax.eval_shape(lambda batch: task.init(jax.random.key(0), batch), batch)
+
+
+def _sketch_judge(parts: Parts, rows: int, length: int) -> Params:
+    """The G1 that a stage after it holds beside what it trains."""
+    task = parts.generator_task(GeneratorStage())
+    return {"generator": _initial_shapes(task, _sketch_labelled(parts, rows, length))}
+
+
+def _sketch_labelled(parts: Parts, rows: int, length: int) -> LabelledBatch:
+    target = (rows, parts.settings.layout.max_target_tokens)
+    return LabelledBatch(
+        source=_shape(rows, length),
+        source_mask=_shape(rows, length, kind=bool),
         target=_shape(*target),
         target_mask=_shape(*target, kind=bool),
-        valid=_shape(batch_size, kind=bool),
-        emotion=_shape(batch_size),
+        valid=_shape(rows, kind=bool),
+        emotion=_shape(rows),
     )
-    return Sketch(parts.generator_task(stage), batch)
 
 
 def _sketch_batch(parts: Parts, stage: RetrieverStage | JointStage, rows: int, length: int) -> ExemplarBatch:
@@ -249,12 +270,14 @@ def sketch_emotions(stage: EmotionStage, run: RunContext, batch_size: int, lengt
 
 def sketch_retriever(stage: RetrieverStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
-    return Sketch(parts.retriever_task(stage.distillation), _sketch_batch(parts, stage, batch_size, length))
+    batch = _sketch_batch(parts, stage, batch_size, length)
+    return Sketch(parts.retriever_task(stage.distillation), batch, _sketch_judge(parts, batch_size, length))
 
 
 def sketch_joint(stage: JointStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
-    return Sketch(parts.joint_task(stage), _sketch_batch(parts, stage, batch_size, length))
+    batch = _sketch_batch(parts, stage, batch_size, length)
+    return _sketch(parts, parts.joint_task(stage), batch, _sketch_judge(parts, batch_size, length))
 
 
 def _shape(*sizes: int, kind: Any = jnp.int32) -> Any:
