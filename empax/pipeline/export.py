@@ -76,6 +76,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         prompted=isinstance(found.model, DecoderOnly),
         lora=found.lora,
         adapters=adapters,
+        rounded=adapters and (found.lora.int8 or not (resolve(found.base) / "config.json").is_file()),  # or in a GGUF
     )
     report = files.root / "report.json"
     card = model_card(about, config, read_json(report) if report.exists() else None)

@@ -40,6 +40,7 @@ class Exported:
       size: number of parameters.
       lora: the adapters that were trained; None = the weights themselves.
       adapters: whether the folder holds those alone; else they are merged into the weights.
+      rounded: whether the weights beneath the adapters had fewer bits in training than those that `base` names.
     """
 
     what: str
@@ -52,6 +53,7 @@ class Exported:
     prompted: bool = False
     lora: LoraSettings | None = None
     adapters: bool = False
+    rounded: bool = False
 
     @property
     def base_name(self) -> str:
@@ -175,8 +177,10 @@ def _on_adapters(about: Exported) -> str:
     note = f"The adapters are of rank {about.lora.rank}, alpha {about.lora.alpha:g}."
     if not _on_hub(about):
         note += f" `BASE` is where `{about.base_name}` lies."
-    if about.lora.int8:
-        note += " What they sit on was in eight bits while they were trained; in full precision answers may differ."
+    if about.rounded:
+        note += (
+            " The weights beneath them were rounded to few bits while they were trained: answers may differ a little."
+        )
     return note
 
 
