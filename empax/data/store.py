@@ -60,7 +60,10 @@ def load_candidates(run: RunContext, index: str, split: str) -> tuple[np.ndarray
 
 
 class PlannedTokenizer:
-    """Stands in for a tokenizer that is not trained yet: it knows its size and its ids, and reads nothing."""
+    """Stands in for a tokenizer that is not at hand: it knows its size and its ids, and reads nothing.
+
+    Only of the frame of a prompt it says how long it is going to be: a token for every four characters.
+    """
 
     pad_id, eos_id, start_id, cls_id, sep_id = 0, 1, 2, 2, 3
 
@@ -68,7 +71,7 @@ class PlannedTokenizer:
         self.vocab_size = vocab_size
 
     def encode(self, text: str) -> list[int]:
-        raise NotImplementedError("a plan reads no text")
+        return [0] * -(-len(text) // 4)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         raise NotImplementedError("a plan reads no text")

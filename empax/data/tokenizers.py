@@ -81,6 +81,11 @@ class SubwordTokenizer:
             )
         return found
 
+    def extends(self, other: SubwordTokenizer) -> bool:
+        """Whether every token of `other` has the same id here."""
+        ours = self.backend.get_vocab(with_added_tokens=True)
+        return ours.items() >= other.backend.get_vocab(with_added_tokens=True).items()
+
     def save(self, folder: Path | str) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which `load_tokenizer` and transformers read."""
         folder = Path(folder)

@@ -22,7 +22,7 @@ from empax.core.files import DataError, read_json, write_json, write_text
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.huggingface import LazyTensor, foreign_tensors
+from empax.interop.huggingface import Config, LazyTensor, foreign_tensors
 from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
 from empax.models.bert import BertConfig, BertEncoder
@@ -121,7 +121,8 @@ def export_generator(
     config = model.config
     if format == "transformers":
         if base is not None and base["model_type"] != "t5":
-            fields = {**base, "dtype": "float32"}
+            # The vocabulary may have grown by the tokens that the run has added.
+            fields = {**base, "vocab_size": config.vocab_size, "dtype": "float32"}
         elif isinstance(config, TransformerConfig):
             fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
         else:
@@ -129,15 +130,10 @@ def export_generator(
         tensors = foreign_tensors(fields["model_type"], params, config)
     else:
         fields, tensors = _own_fields(model), _own_tensors(model, params)
-    decoding = generation.fields()
-    if isinstance(config, DecoderOnlyConfig):
-        del decoding["decoder_start_token_id"]  # a prompt's last token is no setting there
-    else:
-        decoding |= _cache_fields(config)
     with new_folder(folder) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
-        write_json(new / "generation_config.json", decoding)
+        write_json(new / "generation_config.json", generation_fields(generation, config))
         tokenizer.save(new)
         _write_card(new, card)
 
@@ -260,9 +256,15 @@ def bert_fields(config: BertConfig, *, pad_id: int) -> dict[str, Any]:
     }
 
 
-def _cache_fields(config: TransformerConfig) -> dict[str, Any]:
-    # transformers 5 makes the decoder's cache with as many layers as the encoder has, and fails at the next one.
-    return {"use_cache": False} if config.num_decoder_layers > config.num_encoder_layers else {}
+def generation_fields(generation: Generation, config: Config) -> dict[str, Any]:
+    """`generation_config.json` of a model with these settings."""
+    fields = generation.fields()
+    if isinstance(config, DecoderOnlyConfig):
+        del fields["decoder_start_token_id"]  # a prompt's last token is no setting there
+    elif isinstance(config, TransformerConfig) and config.num_decoder_layers > config.num_encoder_layers:
+        # transformers 5 makes the decoder's cache with as many layers as the encoder has, and fails at the next one.
+        fields["use_cache"] = False
+    return fields
 
 
 class Exported(NamedTuple):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,16 +13,42 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, write_json, write_text
 from empax.core.tree import named_leaves
 from empax.core.types import Params
+from empax.data.tokenizers import SubwordTokenizer
+from empax.interop.export import Generation, generation_fields
 from empax.interop.huggingface import ARCHITECTURES, Config, LazyTensor
 from empax.interop.mappings import LINEAR, Layout, Row
 from empax.interop.safetensors_out import new_folder, write_tensors
 from empax.models.lora import LoraSettings
 
-_TASKS = {"t5": "SEQ_2_SEQ_LM", "bert": "FEATURE_EXTRACTION"}
+_TASKS = {
+    "t5": "SEQ_2_SEQ_LM",
+    "bart": "SEQ_2_SEQ_LM",
+    "blenderbot": "SEQ_2_SEQ_LM",
+    "llama": "CAUSAL_LM",
+    "gpt2": "CAUSAL_LM",
+    "bert": "FEATURE_EXTRACTION",
+    "roberta": "FEATURE_EXTRACTION",
+    "mpnet": "FEATURE_EXTRACTION",
+    "dpr": "FEATURE_EXTRACTION",
+}
+
+
+class _Module(NamedTuple):
+    """A module of the foreign model, and what of ours is adapted in it: several weights where it joins them."""
+
+    name: str  # with {layer}
+    rows: list[Row]
+
+    @property
+    def pattern(self) -> str:
+        return re.escape(self.name).replace(r"\{layer\}", r"\d+")
 
 
 def adapter_tensors(architecture: str, adapters: Params, config: Config) -> dict[str, np.ndarray]:
     """Adapters under the names that PEFT gives them on the model of transformers.
+
+    Where several of our weights are parts of one there (GPT-2's queries, keys and values), so are their adapters: of
+    the sum of the ranks, the part of B that would lead from one to another zero.
 
     Args:
       architecture: a `model_type` of `interop.huggingface.ARCHITECTURES`.
@@ -33,16 +60,55 @@ def adapter_tensors(architecture: str, adapters: Params, config: Config) -> dict
       DataError: it has no such weights.
     """
     leaves, tensors = named_leaves(adapters), {}
-    for row in _rows(architecture, adapters, config):
-        a, b = (np.asarray(leaves[f"{row.ours}/{part}"]) for part in ("a", "b"))
-        stacked = "{layer}" in row.foreign
-        for layer in range(a.shape[0]) if stacked else (0,):
-            module = f"base_model.model.{_module(row).format(layer=layer)}"
-            one_a, one_b = (a[layer], b[layer]) if stacked else (a, b)
-            # As PyTorch's Linear: [outputs, inputs], each flattened.
-            tensors[f"{module}.lora_A.weight"] = Layout(split=one_a.ndim - 1).to_foreign(one_a)
-            tensors[f"{module}.lora_B.weight"] = LINEAR.to_foreign(one_b)
+    for module in _modules(architecture, adapters, config):
+        pairs = [tuple(np.asarray(leaves[f"{row.ours}/{part}"]) for part in ("a", "b")) for row in module.rows]
+        stacked = "{layer}" in module.name
+        for layer in range(len(pairs[0][0])) if stacked else (0,):
+            one = [(a[layer], b[layer]) if stacked else (a, b) for a, b in pairs]
+            a, b = _joined([row.layout for row in module.rows], one)
+            name = f"base_model.model.{module.name.format(layer=layer)}"
+            tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
     return tensors
+
+
+def _joined(layouts: Sequence[Layout], pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Adapters of the parts of one foreign weight as one, [R, inputs] and [outputs, R]; R is the sum of the ranks.
+
+    They are Linear layers, [outputs, inputs], also where what they adapt is not.
+    """
+    inward = [Layout(split=a.ndim - 1).to_foreign(a) for a, _ in pairs]
+    outward = [LINEAR.to_foreign(b) for _, b in pairs]
+    size, rank = outward[0].shape
+    joined = np.zeros((layouts[0].parts * size, rank * len(pairs)), outward[0].dtype)
+    for number, (layout, block) in enumerate(zip(layouts, outward, strict=True)):
+        joined[layout.part * size : (layout.part + 1) * size, number * rank : (number + 1) * rank] = block
+    return np.concatenate(inward), joined
+
+
+def adapter_fields(
+    architecture: str, adapters: Params, config: Config, settings: LoraSettings, base: str = ""
+) -> dict[str, Any]:
+    """The fields of `adapter_config.json`; arguments as in `export_adapters`."""
+    modules = _modules(architecture, adapters, config)
+    joined = {module.pattern: len(module.rows) for module in modules if len(module.rows) > 1}
+    return {
+        "peft_type": "LORA",
+        "task_type": _TASKS[architecture],
+        "base_model_name_or_path": base or None,
+        "r": settings.rank,
+        "lora_alpha": settings.alpha,
+        # alpha / r stays what it is.
+        "rank_pattern": {pattern: number * settings.rank for pattern, number in joined.items()},
+        "alpha_pattern": {pattern: number * settings.alpha for pattern, number in joined.items()},
+        "lora_dropout": settings.dropout,
+        # One regular expression that all of a module's name must match; layers are adapted all or none.
+        "target_modules": f"({'|'.join(module.pattern for module in modules)})",
+        "bias": "none",
+        "fan_in_fan_out": architecture == "gpt2",  # its "Conv1D" is [inputs, outputs]
+        "inference_mode": True,
+        "use_rslora": False,
+        "use_dora": False,
+    }
 
 
 def export_adapters(
@@ -53,6 +119,8 @@ def export_adapters(
     settings: LoraSettings,
     *,
     base: str = "",
+    tokenizer: SubwordTokenizer | None = None,
+    generation: Generation | None = None,
     card: str = "",
 ) -> None:
     """Writes adapters as `peft.PeftModel.from_pretrained` reads them.
@@ -64,6 +132,8 @@ def export_adapters(
       config: see there.
       settings: rank, alpha, dropout.
       base: name or folder of the model that the adapters sit on.
+      tokenizer: what the adapted model reads with, to lie beside them; None = none.
+      generation: becomes generation_config.json; None = none.
       card: README.md; empty = none.
 
     Raises:
@@ -71,40 +141,28 @@ def export_adapters(
       DataError: it has no such weights.
     """
     tensors = adapter_tensors(architecture, adapters, config)
-    # One regular expression that all of a module's name must match; layers are adapted all or none.
-    modules = [re.escape(_module(row)).replace(r"\{layer\}", r"\d+") for row in _rows(architecture, adapters, config)]
-    fields: dict[str, Any] = {
-        "peft_type": "LORA",
-        "task_type": _TASKS[architecture],
-        "base_model_name_or_path": base or None,
-        "r": settings.rank,
-        "lora_alpha": settings.alpha,
-        "lora_dropout": settings.dropout,
-        "target_modules": f"({'|'.join(modules)})",
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "use_rslora": False,
-        "use_dora": False,
-    }
+    fields = adapter_fields(architecture, adapters, config, settings, base)
     lazy = {name: LazyTensor(array.shape, array.dtype, lambda array=array: array) for name, array in tensors.items()}
     with new_folder(folder) as new:
         write_tensors(new, lazy, stem="adapter_model", max_shard_bytes=2**62)  # PEFT reads one file only
         write_json(new / "adapter_config.json", fields)
+        if generation is not None:
+            write_json(new / "generation_config.json", generation_fields(generation, config))
+        if tokenizer is not None:
+            tokenizer.save(new)
         if card:
             write_text(new / "README.md", card)
 
 
-def _rows(architecture: str, adapters: Params, config: Config) -> list[Row]:
-    """The rows of the weights that have adapters, in the table's order."""
+def _modules(architecture: str, adapters: Params, config: Config) -> list[_Module]:
+    """The modules of the weights that have adapters, in the table's order."""
     if architecture not in _TASKS:
         raise ConfigError(f"adapters of a {architecture!r} cannot be written; those of {', '.join(_TASKS)} can.")
     owners = {name.rpartition("/")[0] for name in named_leaves(adapters)}
     rows = [row for row in ARCHITECTURES[architecture].mapping(config).rows if row.ours in owners]
     if lost := sorted(owners - {row.ours for row in rows}):
         raise DataError(f"a {architecture} has no {', '.join(lost)}; give the adapters of the model alone.")
-    return rows
-
-
-def _module(row: Row) -> str:
-    return row.foreign.removesuffix(".weight")
+    modules: dict[str, list[Row]] = {}
+    for row in rows:
+        modules.setdefault(row.foreign.removesuffix(".weight"), []).append(row)
+    return [_Module(name, found) for name, found in modules.items()]

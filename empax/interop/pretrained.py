@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -13,7 +14,7 @@ from empax.core.config import ConfigError
 from empax.core.files import read_json
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretrained, model_config, resolve
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
@@ -141,16 +142,17 @@ class GeneratorSettings:
     """An encoder-decoder, or a decoder-only model that is prompted.
 
     Attributes:
-      architecture: "transformer" (from scratch), "t5", "bart", "blenderbot", or "pretrained": what the config.json of
-        `pretrained` says, decoder-only models (Llama, GPT-2) included.
+      architecture: "transformer" (from scratch), "t5", "bart", "blenderbot", "llama", "gpt2", or "pretrained": what the
+        config.json of `pretrained` says.
       pretrained: of all but "transformer": a folder, a Hub name, or "smollm2" (the wheel); empty = random.
-      preset: of a random one: "t5-small", "flan-t5-base", "bart-base", ...; the sizes below are then unused.
+      preset: of a random one: "t5-small", "bart-base", "llama-3.1-8b", "gpt2", ...; the sizes below are then unused.
+        Beside `pretrained` it says what that is, so that a plan needs none of its files.
       embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
         as other systems start from GloVe; empty = random.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
-    architecture: Literal["transformer", "t5", "bart", "blenderbot", "pretrained"] = "transformer"
+    architecture: Literal["transformer", "t5", "bart", "blenderbot", "llama", "gpt2", "pretrained"] = "transformer"
     pretrained: str = ""
     preset: str = ""
     embeddings: str = ""
@@ -170,8 +172,8 @@ class GeneratorSettings:
         if name == "transformer":
             if self.pretrained or self.preset:
                 raise ConfigError(
-                    "pretrained and preset go with architecture = 't5', 'bart' or 'blenderbot' (pretrained also with "
-                    "'pretrained'); a 'transformer' starts from scratch."
+                    "pretrained and preset go with architecture = 't5', 'bart', 'blenderbot', 'llama' or 'gpt2' "
+                    "(pretrained also with 'pretrained'); a 'transformer' starts from scratch."
                 )
             return
         if name == "pretrained" and (self.preset or not self.pretrained):
@@ -183,6 +185,14 @@ class GeneratorSettings:
         if self.embeddings:
             raise ConfigError(f"embeddings go with architecture = 'transformer'; a {name!r} brings its own.")
 
+    def preset_config(self, **changes: Any) -> TransformerConfig | DecoderOnlyConfig:
+        """Settings of the model that `preset` names.
+
+        Raises:
+          ConfigError: the architecture has no such preset.
+        """
+        return ARCHITECTURES[self.architecture].config(self.preset, **changes)
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedGenerator:
@@ -192,8 +202,23 @@ class LoadedGenerator:
     params: Params | None
 
 
-def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_params: bool = True) -> LoadedGenerator:
-    """Makes the generator that `settings` describe; a random one has the tokenizer's vocabulary."""
+def load_generator(
+    settings: GeneratorSettings, tokenizer: Tokenizer, *, with_params: bool = True, planned: bool = False
+) -> LoadedGenerator:
+    """Makes the generator that `settings` describe.
+
+    A random one has the tokenizer's vocabulary; the embedding of a pretrained one grows where `tokenizer` is its own
+    with tokens added.
+
+    Args:
+      settings: see there.
+      tokenizer: of the run.
+      with_params: False reads no weights.
+      planned: reads nothing at all of a pretrained one whose preset is given.
+
+    Raises:
+      ConfigError: there is no such model, or the tokenizer does not belong to it.
+    """
     changes: dict[str, Any] = {name: getattr(settings, name) for name in _RUN_SETTINGS}
     if settings.architecture == "transformer":
         sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
@@ -203,11 +228,12 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
         if settings.embeddings and with_params:
             params = {"token_embedding": word_embeddings(settings.embeddings, tokenizer, settings.d_model)}
         return LoadedGenerator(EncoderDecoder(config), params)
-    if not settings.pretrained:
-        config = ARCHITECTURES[settings.architecture].config(settings.preset, **changes)
-        size = max(config.vocab_size, tokenizer.vocab_size)
-        config = dataclasses.replace(config, vocab_size=size, start_id=tokenizer.start_id)
-        return LoadedGenerator(EncoderDecoder(config), None)
+    if not settings.pretrained or (planned and settings.preset):
+        config = settings.preset_config(**changes)
+        config = dataclasses.replace(config, vocab_size=max(config.vocab_size, tokenizer.vocab_size))
+        if isinstance(config, TransformerConfig):
+            config = dataclasses.replace(config, start_id=tokenizer.start_id)
+        return LoadedGenerator(_module(config), None)
     folder = resolve(settings.pretrained)
     fields = load_config(folder)
     found = fields["model_type"]
@@ -219,10 +245,66 @@ def load_generator(settings: GeneratorSettings, tokenizer: Tokenizer, *, with_pa
     config = model_config(fields, **changes)
     if isinstance(config, BertConfig):
         raise ConfigError(f"{settings.pretrained} is a {found!r}, which generates no text; name a generator.")
-    check_vocabulary(tokenizer, config.vocab_size, settings.pretrained)
+    size = _grown_vocabulary(tokenizer, folder, config.vocab_size, settings.pretrained)
     params = load_pretrained(folder, config).params if with_params else None
-    model = DecoderOnly(config) if isinstance(config, DecoderOnlyConfig) else EncoderDecoder(config)
-    return LoadedGenerator(model, params)
+    if size > config.vocab_size:
+        config = dataclasses.replace(config, vocab_size=size)
+        params = None if params is None else grow_vocabulary(params, size)
+    return LoadedGenerator(_module(config), params)
+
+
+def _module(config: TransformerConfig | DecoderOnlyConfig) -> EncoderDecoder | DecoderOnly:
+    return DecoderOnly(config) if isinstance(config, DecoderOnlyConfig) else EncoderDecoder(config)
+
+
+def _grown_vocabulary(tokenizer: Tokenizer, folder: Path, rows: int, model: str) -> int:
+    """How many rows the embedding of the model in `folder`, which has `rows`, needs for `tokenizer`.
+
+    Raises:
+      ConfigError: they are too few, and the tokenizer is not the model's own with tokens added behind.
+    """
+    if tokenizer.vocab_size <= rows:
+        return rows
+    try:
+        own = load_tokenizer(folder)
+    except ConfigError:
+        own = None  # nothing that could tell whether they belong together
+    if not isinstance(tokenizer, SubwordTokenizer) or own is None or own.vocab_size > rows:
+        check_vocabulary(tokenizer, rows, model)
+    elif not tokenizer.extends(own):
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, {model} {rows} rows, and its own tokenizer has other ids: "
+            "they do not belong together. Take the model's own (config.prepare.tokenizer.pretrained)."
+        )
+    return tokenizer.vocab_size
+
+
+_NEW_ROW_NOISE = 0.01
+
+
+def grow_vocabulary(params: Params, size: int) -> Params:
+    """Parameters of a generator with rows for `size` ids; those that it has stay as they are.
+
+    A new row is the mean of the old ones, so that a new token begins no likelier than an average one and what the model
+    says changes little, with a hundredth of their deviation as seeded noise: no two tokens begin alike.
+    Source: Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models"; the size of the noise: ours.
+
+    Args:
+      params: "token_embedding", and where the model has them "output_embedding" and "output_bias".
+      size: at least the rows that there are.
+    """
+    rng = np.random.default_rng(0)
+    grown = dict(params)
+    for name in ("token_embedding", "output_embedding"):
+        if name in params:
+            table = np.asarray(params[name])
+            noise = rng.normal(size=(size - len(table), table.shape[1])) * table.std(axis=0, dtype=np.float64)
+            rows = table.mean(axis=0, dtype=np.float64) + _NEW_ROW_NOISE * noise
+            grown[name] = jnp.asarray(np.concatenate([table, rows.astype(table.dtype)]))
+    if "output_bias" in params:
+        bias = np.asarray(params["output_bias"])
+        grown["output_bias"] = jnp.asarray(np.pad(bias, (0, size - len(bias)), constant_values=bias.mean()))
+    return grown
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:
@@ -233,7 +315,7 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:
     if tokenizer.vocab_size > rows:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, but {model} only {rows} rows: they do not belong together. "
-            "Take the model's own tokenizer, and add no tokens to it."
+            "Take the model's own tokenizer; tokens may be added to it."
         )
 
 

@@ -68,16 +68,49 @@ class DecoderOnlyConfig:
             raise ConfigError(f"feed_forward_bias does not go with the gated activation {self.activation!r}.")
 
 
-def llama_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a Llama from the fields of a Hugging Face `config.json`.
+_Sizes = tuple[int, int, int, int, int]
+
+
+def _llama_3(
+    vocab: int, sizes: _Sizes, positions: int, theta: float, tied: bool, factor: float = 0.0
+) -> dict[str, Any]:
+    """Fields of a Llama 3; sizes: d_model, heads, heads of keys, d_ff, layers; `factor` of the scaled rotations."""
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "num_hidden_layers")
+    fields = dict(zip(names, sizes, strict=True)) | {"vocab_size": vocab, "max_position_embeddings": positions}
+    fields |= {"rms_norm_eps": 1e-5, "rope_theta": theta, "tie_word_embeddings": tied}
+    if factor:
+        scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        fields["rope_scaling"] = scaling | {"original_max_position_embeddings": 8192}
+    return fields
+
+
+_LLAMA: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": _llama_3(128256, (4096, 32, 8, 14336, 32), 131072, 500_000.0, False, 8.0),
+    "llama-3.2-1b": _llama_3(128256, (2048, 32, 8, 8192, 16), 131072, 500_000.0, True, 32.0),
+    "smollm2-135m": _llama_3(49152, (576, 9, 3, 1536, 30), 8192, 100_000.0, True),
+}
+"""Source: Grattafiori et al. 2024, Table 3 (8B); Ben Allal et al. 2025 (SmolLM2); the released configurations."""
+
+_GPT2: dict[str, dict[str, Any]] = {
+    name: {"vocab_size": 50257, "n_positions": 1024, "n_embd": size, "n_head": heads, "n_layer": layers}
+    for name, size, heads, layers in (("gpt2", 768, 12, 12), ("dialogpt-small", 768, 12, 12),
+                                      ("dialogpt-medium", 1024, 16, 24), ("dialogpt-large", 1280, 20, 36))
+}  # fmt: skip
+"""Source: Radford et al. 2019, Table 2; Zhang et al. 2020, Sec. 4.1; the released configurations."""
+
+
+def llama_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
+    """Settings of a Llama from a preset or from the fields of a Hugging Face `config.json`.
 
     Args:
-      fields: the JSON object, with rotary settings as Transformers 4 or 5 writes them.
+      name_or_fields: a preset ("llama-3.1-8b", "llama-3.2-1b", "smollm2-135m") or the JSON object, with rotary settings
+        as Transformers 4 or 5 writes them.
       changes: fields of DecoderOnlyConfig that shall differ, for example `dropout`.
 
     Raises:
-      ConfigError: a field is missing, or asks for something that is not supported here.
+      ConfigError: an unknown preset, a field is missing, or asks for something that is not supported here.
     """
+    fields = _preset(name_or_fields, "Llama", _LLAMA) if isinstance(name_or_fields, str) else name_or_fields
     names = {
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",
@@ -105,16 +138,17 @@ def llama_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig
     return DecoderOnlyConfig(**(given | defaults | changes))
 
 
-def gpt2_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a GPT-2 (DialoGPT is one) from the fields of a Hugging Face `config.json`.
+def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
+    """Settings of a GPT-2 (DialoGPT is one) from a preset or from the fields of a Hugging Face `config.json`.
 
     Args:
-      fields: the JSON object.
+      name_or_fields: a preset ("gpt2", "dialogpt-medium", …) or the JSON object.
       changes: fields of DecoderOnlyConfig that shall differ, for example `dropout`.
 
     Raises:
-      ConfigError: a field is missing, or asks for something that is not supported here.
+      ConfigError: an unknown preset, a field is missing, or asks for something that is not supported here.
     """
+    fields = _preset(name_or_fields, "GPT-2", _GPT2) if isinstance(name_or_fields, str) else name_or_fields
     names = {
         "vocab_size": "vocab_size",
         "d_model": "n_embd",
@@ -145,6 +179,12 @@ def gpt2_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
         "dropout": _or(fields, "resid_pdrop", 0.1),
     }
     return DecoderOnlyConfig(**(given | defaults | changes))
+
+
+def _preset(name: str, title: str, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    if name not in known:
+        raise ConfigError(f"{name!r} is not a {title} preset; it is one of {', '.join(known)}.")
+    return known[name]
 
 
 def _required(fields: Mapping[str, Any], names: Mapping[str, str], model: str) -> dict[str, Any]:

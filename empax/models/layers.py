@@ -33,23 +33,33 @@ ACTIVATIONS: dict[str, Activation] = {
 GATED_ACTIVATIONS = {"gated-gelu": "gelu_new", "gated-silu": "silu", "gated-relu": "relu"}
 """Gated feed-forwards and the activation of their gate. T5 v1.1 calls the tanh approximation "gated-gelu"."""
 
+_KEPT = r"(/values|/scale)?$"  # a weight, or one in eight bits with its scales (models.lora.Int8)
+
 _LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(token|output)_embedding$", ("vocab", "embed")),
     (r"output_bias$", ("vocab",)),
     (r"(position|type)_embedding$", (None, "embed")),
     (r"relative_bias$", (None, "heads")),
-    (r"attention/(query|key|value)$", ("embed", "heads", "head_dim")),
+    (r"attention/(query|key|value)" + _KEPT, ("embed", "heads", "head_dim")),
     (r"attention/(query|key|value)_bias$", ("heads", "head_dim")),
-    (r"attention/out$", ("heads", "head_dim", "embed")),
-    (r"feed_forward/(wi|gate)$", ("embed", "mlp")),
+    (r"attention/out" + _KEPT, ("heads", "head_dim", "embed")),
+    (r"feed_forward/(wi|gate)" + _KEPT, ("embed", "mlp")),
     (r"feed_forward/wi_bias$", ("mlp",)),
-    (r"feed_forward/wo$", ("mlp", "embed")),
+    (r"feed_forward/wo" + _KEPT, ("mlp", "embed")),
+    # Adapters: of the inputs of the weight that they are on, and of its outputs.
+    (r"attention/(query|key|value)/a$", ("embed", "rank")),
+    (r"attention/(query|key|value)/b$", ("rank", "heads", "head_dim")),
+    (r"attention/out/a$", ("heads", "head_dim", "rank")),
+    (r"(attention/out|feed_forward/wo)/b$", ("rank", "embed")),
+    (r"feed_forward/(wi|gate)/a$", ("embed", "rank")),
+    (r"feed_forward/(wi|gate)/b$", ("rank", "mlp")),
+    (r"feed_forward/wo/a$", ("mlp", "rank")),
     (r"(attention/out_bias|feed_forward/wo_bias|norm/scale|norm/bias)$", ("embed",)),
 )
 
 
 def logical_axes(name: str, shape: tuple[int, ...]) -> tuple[str | None, ...]:
-    """Names the axes of a parameter: "vocab", "embed", "heads", "head_dim", "mlp", "layers" or None.
+    """Names the axes of a parameter: "vocab", "embed", "heads", "head_dim", "mlp", "rank", "layers" or None.
 
     Args:
       name: path of the parameter, "encoder/layers/attention/query".

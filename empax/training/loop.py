@@ -26,6 +26,7 @@ from empax.core.sharding import batch_sharding, batch_shards, make_mesh, replica
 from empax.core.tree import count_params
 from empax.core.types import Batch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, train_batches
+from empax.models.layers import logical_axes
 from empax.training.accumulation import NonFiniteError, RunAhead, Window, add_metrics, averages
 from empax.training.checkpoint import Checkpointer, load_params
 from empax.training.interruption import Interrupted, InterruptSignals
@@ -155,7 +156,7 @@ class _Run:
     ) -> None:
         self.task, self.train, self.settings, self.stage, self.mesh = task, train, settings, stage, mesh
         self.validation = _subset(validation, settings)
-        self.frozen = jax.device_put(frozen, shard_params(frozen, mesh))
+        self.frozen = jax.device_put(frozen, shard_params(frozen, mesh, axes=logical_axes))
         self.on_refresh = on_refresh
         self.step = 0  # updates made; the device's own count may lag behind
         self.counters = _Counters()
@@ -178,7 +179,7 @@ class _Run:
             return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), rng, memory)
 
         template = jax.eval_shape(make, init_rng, rng, batch)
-        shardings = shard_params(template, mesh)
+        shardings = shard_params(template, mesh, axes=logical_axes)
         template = jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), template, shardings
         )

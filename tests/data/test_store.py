@@ -57,6 +57,7 @@ def test_a_plan_has_a_tokenizer_of_the_size_to_come_and_a_run_its_own(run):
     assert isinstance(planned, Tokenizer)
     assert planned.vocab_size == 321
     assert planned.token_id("<sentiment:low>") < 321
+    assert len(planned.encode("a prompt of 25 characters")) == 7
     with pytest.raises(NotImplementedError, match="reads no text"):
         planned.encode_batch(["a"])
     trained = train_bpe(["a text"], vocab_size=300, special_tokens=features.SPECIAL_TOKENS)

@@ -186,3 +186,13 @@ def test_unknown_padding_token_is_named(bpe, tmp_path):
     config = {"pad_token": {"content": "<fill>", "lstrip": False}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     assert load_tokenizer(tmp_path).pad_id == 0
+
+
+def test_a_tokenizer_with_added_tokens_extends_the_one_that_it_was(tmp_path):
+    own = train_bpe(["a b c"], vocab_size=300)
+    own.save(tmp_path)
+    more = load_tokenizer(tmp_path, extra_tokens=["<new>"])
+    assert more.extends(own)
+    assert own.extends(own)
+    assert not own.extends(more)
+    assert not train_bpe(["a b c ab ab"], vocab_size=300, special_tokens=["<new>"]).extends(own)

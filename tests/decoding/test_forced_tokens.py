@@ -1,4 +1,4 @@
-"""Forced tokens and prefixes, through BART and T5, against Hugging Face's `generate`: same weights, same tokens."""
+"""Forced tokens and prefixes, through BART, BlenderBot and T5, against Hugging Face's `generate`: the same tokens."""
 
 import functools
 
@@ -10,6 +10,8 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
     GenerationConfig,
     T5Config,
     T5ForConditionalGeneration,
@@ -21,13 +23,20 @@ from empax.interop.huggingface import ARCHITECTURES, import_params
 from empax.models.transformer import EncoderDecoder
 
 VOCAB, LENGTH, BATCH = 61, 9, 12
-IDS = {"bart": {"start": 2, "eos": 2, "pad": 1, "bos": 0}, "t5": {"start": 0, "eos": 1, "pad": 0, "bos": None}}
+IDS = {
+    "bart": {"start": 2, "eos": 2, "pad": 1, "bos": 0},
+    "blenderbot": {"start": 1, "eos": 2, "pad": 0, "bos": 1},
+    "t5": {"start": 0, "eos": 1, "pad": 0, "bos": None},
+}
 
 FORCED = {"first_token": 0, "end_at_limit": True}
 CASES = [
     ("bart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, **FORCED), ()),
     ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0, no_repeat_ngram=3, **FORCED), ()),
     ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
+    ("blenderbot", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True), ()),
+    ("blenderbot", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, no_repeat_ngram=3), ()),
+    ("blenderbot", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
     ("t5", DecodeSettings("greedy", LENGTH), (2,)),
     ("t5", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0), (0, 1, 3)),
 ]
@@ -37,11 +46,14 @@ CASES = [
 def models(name):
     torch.manual_seed(0)
     ids = IDS[name]
-    if name == "bart":
+    if name != "t5":
         sizes = {"attention_heads": 3, "ffn_dim": 40, "layers": 2}
         both = {f"{stack}_{key}": value for key, value in sizes.items() for stack in ("encoder", "decoder")}
-        config = BartConfig(vocab_size=VOCAB, d_model=21, max_position_embeddings=16, **both)
-        theirs = BartForConditionalGeneration(config).eval()
+        both |= {"vocab_size": VOCAB, "d_model": 21, "max_position_embeddings": 16}
+        if name == "bart":
+            theirs = BartForConditionalGeneration(BartConfig(**both)).eval()
+        else:
+            theirs = BlenderbotForConditionalGeneration(BlenderbotConfig(**both)).eval()
     else:
         sizes = {"d_model": 20, "d_kv": 5, "d_ff": 40, "num_layers": 2, "num_heads": 3}
         config = T5Config(vocab_size=VOCAB, decoder_start_token_id=0, relative_attention_num_buckets=8, **sizes)
@@ -56,7 +68,7 @@ def models(name):
                 parameter.copy_(0.3 * torch.randn_like(parameter) + float("norm" in key and "weight" in key))
             elif not key.startswith("lm_head"):
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 * 1.5)
-        if name == "bart":
+        if name != "t5":
             for layer in theirs.model.decoder.layers:  # or all sources would have one response
                 layer.encoder_attn.out_proj.weight.mul_(4.0)
             theirs.final_logits_bias.normal_().mul_(0.5)
@@ -120,6 +132,7 @@ def decode_theirs(name, settings, source, mask, prefix):
     beam = {"length_penalty": settings.length_penalty} if num > 1 else {}
     config = GenerationConfig(
         max_length=1 + LENGTH,
+        min_new_tokens=settings.min_tokens or None,
         no_repeat_ngram_size=settings.no_repeat_ngram or None,
         num_beams=num,
         num_return_sequences=num,
@@ -172,7 +185,8 @@ def test_tokens_are_hugging_faces(name, settings, lengths):
             )
     if settings.end_at_limit:
         assert (found.tokens[:, 0] == IDS[name]["eos"]).any(axis=-1).all()
-        assert (found.tokens[:, :, 0] == settings.first_token).all()
+        if settings.first_token is not None:
+            assert (found.tokens[:, :, 0] == settings.first_token).all()
         assert (found.tokens[:, 0, -1] == IDS[name]["eos"]).any()  # some had to be ended
     assert len(np.unique(found.tokens[:, 0], axis=0)) > 2
 

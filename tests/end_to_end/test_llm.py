@@ -1,7 +1,9 @@
 """REG on a decoder-only model with adapters, in small: all stages, then the forms without retrieval."""
 
 import dataclasses
+import importlib.util
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
+from empax.core.tree import count_params
 from empax.models.decoder_only import DecoderOnly
 from empax.pipeline.export import ExportSettings, export_run
 from empax.systems.dialogue.parts import Parts
@@ -78,7 +81,7 @@ def run_form(recipe, tmp_path, llama):
 
 
 @pytest.mark.slow
-def test_all_stages_train_adapters_alone_and_the_answers_come_from_them(run_form):
+def test_all_stages_train_adapters_alone_and_the_answers_come_from_them(run_form, llama):
     workdir, predictions = run_form("")
     assert len(predictions) == 8
     assert all(len(row["exemplars"]) == 2 and row["attributes"] for row in predictions)
@@ -101,8 +104,7 @@ def test_all_stages_train_adapters_alone_and_the_answers_come_from_them(run_form
     assert {"bleu_2", "perplexity", "exemplar_emotion_match", "emotion_accuracy"} <= set(metrics)
 
     export_run(workdir, workdir / "exported", ExportSettings())
-    card = (workdir / "exported" / "README.md").read_text()
-    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], {"FOLDER": workdir / "exported"})  # its example runs
+    run_example(workdir / "exported", {})
     theirs = transformers.AutoModelForCausalLM.from_pretrained(workdir / "exported")
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
@@ -112,6 +114,35 @@ def test_all_stages_train_adapters_alone_and_the_answers_come_from_them(run_form
         {"params": jax.tree.map(jnp.asarray, merged)}, jnp.asarray(ids.numpy()), jnp.ones((1, 37), bool)
     )
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    adapters_alone_are_the_same_model(workdir, llama, ids, expected)
+
+
+def run_example(folder, names):
+    """Runs the example of a card; gives the card and what the example has made."""
+    card = (folder / "README.md").read_text()
+    names = {"FOLDER": folder, **names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PEFT's imports
+        exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], names)
+    return card, names
+
+
+def adapters_alone_are_the_same_model(workdir, llama, ids, expected):
+    folder = workdir / "adapters"
+    line = export_run(workdir, folder, ExportSettings(lora="adapters"))
+    saved = load_params(workdir / "joint")["adapters"]
+    assert f"adapters of stage joint, {count_params(saved):,} parameters" in line
+    files = {"adapter_model.safetensors", "adapter_config.json", "generation_config.json", "README.md"}
+    assert {file.name for file in folder.iterdir()} == files | {"tokenizer.json", "tokenizer_config.json"}
+    assert read_json(folder / "adapter_config.json")["base_model_name_or_path"] == llama.name
+    if importlib.util.find_spec("peft") is None:
+        return
+    card, names = run_example(folder, {"BASE": llama})
+    assert "library_name: peft" in card
+    assert "rank 16, alpha 32." in card
+    assert str(llama.parent) not in card
+    with torch.no_grad():
+        np.testing.assert_allclose(names["model"](ids).logits.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

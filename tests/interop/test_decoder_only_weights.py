@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from empax.core.files import DataError
-from empax.core.tree import named_leaves
+from empax.core.tree import count_params, named_leaves
 from empax.interop.huggingface import ARCHITECTURES, export_params, import_params, load_pretrained
 from empax.models.decoder_only import DecoderOnly
 
@@ -141,13 +141,18 @@ def test_heads_are_neither_dropped_nor_made_up():
     assert "output_embedding" not in import_params("llama", tensors, tied)
 
 
-def test_published_sizes():
-    llama = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
-    llama |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072}
-    gpt2 = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
-    for name, fields, count in (
-        ("llama", llama | {"rms_norm_eps": 1e-5}, 8_030_261_248),
-        ("gpt2", gpt2, 124_439_808),
-    ):
-        shapes = ARCHITECTURES[name].shapes(ARCHITECTURES[name].config(fields))
-        assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == count
+@pytest.mark.parametrize(
+    ("architecture", "name", "count"),
+    [
+        ("llama", "llama-3.1-8b", 8_030_261_248),
+        ("llama", "llama-3.2-1b", 1_235_814_400),
+        ("llama", "smollm2-135m", 134_515_008),
+        ("gpt2", "gpt2", 124_439_808),
+        ("gpt2", "dialogpt-medium", 354_823_168),
+        ("gpt2", "dialogpt-large", 774_030_080),
+    ],
+)
+def test_presets_have_the_published_sizes(architecture, name, count):
+    config = ARCHITECTURES[architecture].config(name, dropout=0.25)
+    assert config.dropout == 0.25
+    assert count_params(ARCHITECTURES[architecture].shapes(config)) == count

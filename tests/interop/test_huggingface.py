@@ -12,6 +12,8 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
+from empax.data import sample
+from empax.data.empathetic_dialogues import find_archive, read_dialogues
 from empax.interop import huggingface
 from empax.interop.huggingface import export_params, import_params, load_pretrained, resolve
 from empax.interop.readers import open_tensors
@@ -20,18 +22,7 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 
-TEXTS = (
-    "I lost my job today and I do not know what to do.",
-    "My dog has just turned fifteen!",
-    "ok",
-    "Congratulations on the new house, you must be so proud.",
-    "That is disgusting.",
-    "I am a bit anxious about the exam tomorrow; I studied for weeks, but it never feels like enough.",
-    "Who was there with you?",
-    "My sister moved abroad. We used to talk every night.",
-    "He forgot my birthday again...",
-    "thank you",
-)
+NUM_TEXTS = 100
 
 
 def tiny_t5(gated, seed=0):
@@ -155,12 +146,23 @@ def test_bert_states_and_gradients_match_torch(layers):
             assert_close(ours[name], theirs[name])
 
 
+def dialogue_texts(folder):
+    """Utterances of EmpatheticDialogues' test split, each of another dialogue; without the data, of the sample."""
+    if folder is None:
+        dialogues = [dialogue for split in sample.load_dialogues().values() for dialogue in split]
+    else:
+        dialogues = list(read_dialogues(find_archive(folder), "test"))
+    every = len(dialogues) // NUM_TEXTS
+    return [d.utterances[i % len(d.utterances)].text for i, d in enumerate(dialogues[::every])][:NUM_TEXTS]
+
+
 @pytest.mark.oracle
-def test_minilm_embeds_as_torch_does():
-    folder = minilm()
+def test_minilm_embeds_as_torch_does(real_data_if_any):
+    folder, texts = minilm(), dialogue_texts(real_data_if_any)
+    assert len(set(texts)) == NUM_TEXTS
     pretrained = load_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    batch = tokenizer(list(TEXTS), padding=True, return_tensors="np")
+    batch = tokenizer(texts, padding=True, return_tensors="np")
     mask = batch["attention_mask"].astype(bool)
     model = DualEncoder(BertEncoder(pretrained.config), normalize=True)
     params = {"params": {"encoder": pretrained.params}}

@@ -14,12 +14,13 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
-from empax.interop.huggingface import import_params
+from empax.interop.huggingface import ARCHITECTURES, import_params
 from empax.interop.peft import adapter_tensors, export_adapters
-from empax.models.bert import BertConfig
+from empax.models.bert import BertConfig, BertEncoder
+from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.lora import LoraSettings, adapt, init_adapters
 from empax.models.t5 import t5_config
-from empax.models.transformer import EncoderDecoder
+from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 SETTINGS = LoraSettings(pattern=r"attention/(query|out)$|decoder/layers/feed_forward/", rank=3, alpha=5.0, dropout=0.1)
 
@@ -37,46 +38,115 @@ def tiny_t5():
     return theirs, config, params, adapters
 
 
-@pytest.mark.oracle
-def test_peft_loads_the_adapters_to_the_same_logits_and_gradients(tmp_path):
+BART = {"vocab_size": 37, "d_model": 21, "max_position_embeddings": 19}
+for stack in ("encoder", "decoder"):
+    BART |= {f"{stack}_attention_heads": 3, f"{stack}_ffn_dim": 26, f"{stack}_layers": 2}
+BERT = {"vocab_size": 37, "hidden_size": 20, "num_attention_heads": 4, "intermediate_size": 27, "num_hidden_layers": 2}
+BERT |= {"max_position_embeddings": 23}
+LLAMA = BERT | {"num_key_value_heads": 2, "head_dim": 6}
+GPT2 = {"vocab_size": 37, "n_embd": 20, "n_head": 4, "n_layer": 2, "n_positions": 23, "bos_token_id": 1}
+T5 = {"vocab_size": 37, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 2}
+T5 |= {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu"}
+MAKERS = {
+    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
+    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
+    "blenderbot": lambda: transformers.BlenderbotForConditionalGeneration(transformers.BlenderbotConfig(**BART)),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, eos_token_id=1)),
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**BERT)),
+    "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**BERT)),
+    "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**BERT)),
+    "dpr": lambda: transformers.DPRContextEncoder(transformers.DPRConfig(**BERT)),
+}
+PARTS = LoraSettings(pattern=r"attention/(query|value|out)$|feed_forward/wi$", rank=3, alpha=5.0, dropout=0.1)
+
+
+def load_with_peft(model, folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its imports
         peft = pytest.importorskip("peft")
-    theirs, config, params, adapters = tiny_t5()
-    export_adapters(tmp_path / "out", "t5", adapters, config, SETTINGS, base="google/t5", card="# Adapters\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a missing or surplus key is a warning
         warnings.simplefilter("ignore", FutureWarning)  # PEFT's calls of transformers
-        loaded = peft.PeftModel.from_pretrained(theirs, tmp_path / "out", is_trainable=True).eval()
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+
+
+def inputs_of(config):
+    """Arguments of our model, keywords of theirs, and what of the result means anything."""
     rng = np.random.default_rng(1)
     source, target = rng.integers(2, 37, (2, 3, 9))
     mask = np.arange(9)[None] < np.array([9, 6, 2])[:, None]
-    model = EncoderDecoder(config)
+    source = np.where(mask, source, 1)
+    theirs = {"input_ids": torch.tensor(source), "attention_mask": torch.tensor(mask).long()}
+    if not isinstance(config, TransformerConfig):
+        return (source, mask), theirs, mask
+    start = np.full((3, 1), config.start_id)
+    theirs["decoder_input_ids"] = torch.tensor(np.concatenate([start, target[:, :-1]], axis=1))
+    return (source, mask, target), theirs, np.ones((3, 9), bool)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", MAKERS)
+def test_peft_loads_the_adapters_to_the_same_results_and_gradients(name, tmp_path, oracle):
+    torch.manual_seed(0)
+    theirs = oracle.perturbed(MAKERS[name]())
+    fields = theirs.config.to_dict()
+    config = ARCHITECTURES[name].config(fields)
+    params = import_params(name, oracle.tensors_of(theirs), config)
+    rng = np.random.default_rng(0)
+    adapters = init_adapters(jax.random.key(0), params, PARTS)
+    adapters = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), adapters)
+    export_adapters(tmp_path / "out", name, adapters, config, PARTS)
+    loaded = load_with_peft(theirs, tmp_path / "out")
+    arguments, keywords, real = inputs_of(config)
+    kinds = {TransformerConfig: EncoderDecoder, DecoderOnlyConfig: DecoderOnly, BertConfig: BertEncoder}
+    model = kinds[type(config)](config)
 
     @jax.jit
     def ours(adapters):
         def loss(adapters):
-            variables = {"params": adapt(params, adapters, SETTINGS)}
-            logits = model.apply(variables, *map(jnp.asarray, (source, mask, target)))
-            return jnp.sum(jnp.sin(logits)), logits
+            result = model.apply({"params": adapt(params, adapters, PARTS)}, *map(jnp.asarray, arguments))
+            return jnp.sum(jnp.where(real[..., None], jnp.sin(result), 0.0)), result
 
         return jax.grad(loss, has_aux=True)(adapters)
 
     grads, found = ours(adapters)
-    inputs = {"input_ids": torch.tensor(source), "attention_mask": torch.tensor(mask).long()}
-    expected = loaded(**inputs, labels=torch.tensor(target)).logits
-    np.testing.assert_allclose(found, expected.detach(), rtol=1e-5, atol=1e-5)
-    torch.sin(expected).sum().backward()
-    grads = adapter_tensors("t5", grads, config)
-    compared = 0
-    for name, parameter in loaded.named_parameters():
+    result = loaded(**keywords, output_hidden_states=True)
+    expected = result.hidden_states[-1] if isinstance(config, BertConfig) else result.logits
+    oracle.assert_close(np.asarray(found)[real], expected.detach().numpy()[real])
+    torch.sin(expected[torch.tensor(real)]).sum().backward()
+    grads = adapter_tensors(name, grads, config)
+    # Where weights are parts of one there, B has entries that are nobody's here.
+    own = adapter_tensors(name, jax.tree.map(jnp.ones_like, adapters), config)
+    compared = set()
+    for key, parameter in loaded.named_parameters():
         if parameter.requires_grad:
-            wanted = parameter.grad.numpy()
-            np.testing.assert_allclose(
-                grads[name.replace(".default", "")], wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max()
-            )
-            compared += 1
-    assert compared == len(grads) == 2 * 2 * (2 + 4 + 3)
+            key = key.replace(".default", "")
+            oracle.assert_close(grads[key], parameter.grad.numpy() * own[key], err_msg=key)
+            compared.add(key)
+    assert compared == set(grads)
+    modules = {TransformerConfig: 4 + 7, BertConfig: 4, DecoderOnlyConfig: 4}[type(config)]  # in both stacks, if two
+    assert len(grads) == 2 * 2 * (modules - (name == "gpt2"))  # two layers, A and B
+
+
+def test_parts_of_one_weight_become_one_adapter_of_a_higher_rank(tmp_path):
+    config = ARCHITECTURES["gpt2"].config(GPT2)
+    shapes = ARCHITECTURES["gpt2"].shapes(config)
+    settings = LoraSettings(pattern="attention/(query|value|out)$", rank=3, alpha=6.0)
+    adapters = jax.tree.map(jnp.ones_like, init_adapters(jax.random.key(0), shapes, settings))
+    export_adapters(tmp_path / "out", "gpt2", adapters, config, settings)
+    tensors = safetensors.numpy.load_file(tmp_path / "out" / "adapter_model.safetensors")
+    joined = "base_model.model.transformer.h.1.attn.c_attn"
+    assert tensors[f"{joined}.lora_A.weight"].shape == (6, 20)
+    b = np.zeros((60, 6))
+    b[:20, :3] = b[40:, 3:] = 1  # queries and values; nothing of keys
+    np.testing.assert_array_equal(tensors[f"{joined}.lora_B.weight"], b)
+    assert tensors["base_model.model.transformer.h.1.attn.c_proj.lora_A.weight"].shape == (3, 20)
+    fields = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert fields["fan_in_fan_out"] is True
+    assert list(fields["rank_pattern"].values()) == [6]
+    assert list(fields["alpha_pattern"].values()) == [12.0]
+    assert (fields["r"], fields["lora_alpha"], fields["task_type"]) == (3, 6.0, "CAUSAL_LM")
 
 
 def test_layout_and_names(tmp_path):
@@ -101,7 +171,7 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         DataError, match=r"a t5 has no model/decoder/layers/attention/out, .*adapters of the model alone"
     ):
         export_adapters(tmp_path / "out", "t5", {"model": adapters}, config, SETTINGS)
-    with pytest.raises(ConfigError, match="adapters of a 'gpt9' cannot be written; those of t5, bert can"):
+    with pytest.raises(ConfigError, match=r"a 'gpt9' cannot be written; those of t5, bart, .*, bert, .* can"):
         export_adapters(tmp_path / "out", "gpt9", adapters, config, SETTINGS)
     bert = BertConfig(vocab_size=9, d_model=8, num_heads=2, d_ff=8, num_layers=2)
     with pytest.raises(DataError, match="a bert has no decoder/"):

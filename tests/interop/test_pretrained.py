@@ -16,6 +16,7 @@ from empax.data.tokenizers import train_bpe
 from empax.interop.huggingface import ARCHITECTURES, export_params
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings, load_encoder, load_generator
 from empax.models.bert import BertEncoder
+from empax.models.decoder_only import DecoderOnly
 
 TOKENIZER = PlannedTokenizer(500)
 
@@ -93,6 +94,20 @@ def test_a_random_t5_grows_with_a_larger_tokenizer():
     assert small.model.config.vocab_size == 32128
     assert large.model.config.vocab_size == 40_000
     assert small.model.config.d_model == 512
+
+
+def test_a_random_decoder_only_model_by_its_preset():
+    settings = GeneratorSettings(architecture="gpt2", preset="dialogpt-medium", dropout=0.0, unroll=2)
+    loaded = load_generator(settings, TOKENIZER)
+    assert loaded.params is None
+    assert isinstance(loaded.model, DecoderOnly)
+    config = loaded.model.config
+    assert (config.vocab_size, config.num_layers, config.dropout, config.unroll) == (50257, 24, 0.0, 2)
+    assert load_generator(settings, PlannedTokenizer(60_000)).model.config.vocab_size == 60_000
+    llama = GeneratorSettings(architecture="llama", preset="llama-3.2-1b", pretrained="not/here")
+    assert load_generator(llama, TOKENIZER, planned=True).model.config.tie_embeddings
+    with pytest.raises(ConfigError, match="'gpt2' is not a Llama preset"):
+        load_generator(GeneratorSettings(architecture="llama", preset="gpt2"), TOKENIZER)
 
 
 SIZES = {

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
+from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import count_bytes, map_named, named_leaves
 from empax.models.bert import BertConfig, BertEncoder
-from empax.models.layers import FeedForward
+from empax.models.layers import FeedForward, logical_axes
 from empax.models.lora import Int8, LoraSettings, adapt, init_adapters, merge, quantize
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
@@ -226,3 +227,35 @@ def test_bad_settings_and_foreign_adapters_are_refused():
     adapters = init_adapters(jax.random.key(0), base, LoraSettings())
     with pytest.raises(ConfigError, match=r"adapters for decoder/layers/attention/query, .*, which the model does not"):
         adapt({"encoder": base["encoder"]}, adapters, LoraSettings())
+
+
+@pytest.mark.multidevice
+def test_adapters_are_split_over_a_mesh_as_the_weights_that_they_are_on():
+    fields = {"vocab_size": 14, "d_model": 12, "d_kv": 5, "num_heads": 4, "d_ff": 16, "num_layers": 3}
+    model = EncoderDecoder(t5_config(fields | {"feed_forward_proj": "gated-gelu"}))
+    base = jax.eval_shape(model.init, jax.random.key(0), IDS, MASK, TARGET)["params"]
+    adapters = jax.eval_shape(lambda rng: init_adapters(rng, base, ALL), jax.random.key(0))
+    mesh = make_mesh(MeshSettings(data=2, fsdp=2, tensor=2))
+
+    def specs(tree):
+        places = named_leaves(shard_params(tree, mesh, axes=logical_axes))
+        leaves = named_leaves(tree)
+        return {
+            name: tuple(place.spec) + (None,) * (leaves[name].ndim - len(place.spec)) for name, place in places.items()
+        }
+
+    weights, split, boxes = specs(base), specs(adapters), specs(jax.eval_shape(quantize, base))
+    assert weights["encoder/layers/attention/query"] == (None, "fsdp", "tensor", None)
+    assert weights["encoder/layers/feed_forward/wo"] == (None, "tensor", "fsdp")
+    assert weights["token_embedding"] == ("tensor", "fsdp")
+    owners = {name[:-2] for name in split}
+    assert len(owners) == 4 + 8 + 2 * 3
+    for name in owners:
+        inputs = 2 if name.endswith("attention/out") else 1
+        whole = weights[name]
+        assert split[f"{name}/a"] == (*whole[: 1 + inputs], None), name
+        assert split[f"{name}/b"] == (None, None, *whole[1 + inputs :]), name
+        assert {"fsdp", "tensor"} == {*split[f"{name}/a"], *split[f"{name}/b"]} - {None}
+        assert boxes[f"{name}/values"] == whole
+        assert boxes[f"{name}/scale"][1 : 1 + inputs] == (None,) * inputs
+        assert boxes[f"{name}/scale"][1 + inputs :] == whole[1 + inputs :]

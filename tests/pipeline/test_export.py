@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from configs.reg_transformer import get_config
 from empax.core.config import ConfigError
@@ -13,11 +14,12 @@ from empax.core.files import WorkDir, read_json, write_json
 from empax.core.run import RunContext
 from empax.core.tree import named_leaves
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.tokenizers import train_bpe
+from empax.data.tokenizers import load_tokenizer, train_bpe
 from empax.interop.export import Generation, export_generator, load_exported
 from empax.interop.huggingface import load_pretrained
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
+from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.pipeline.export import ExportSettings, export_run
@@ -183,6 +185,59 @@ def test_a_card_without_a_report_and_of_other_data(made, tmp_path):
     assert "non-commercial" in card
 
 
+@pytest.fixture
+def adapted(made, tmp_path):
+    """The same run with adapters in place of its generator's weights, and the adapters."""
+    files, stages = made
+    config = read_json(files.config)
+    config["reg"]["lora"] = {"rank": 2, "pattern": "attention/query$"}
+    other = WorkDir(tmp_path / "adapted")
+    write_json(other.config, config)
+    base = load_pretrained(files.root.parent / "tiny-t5").params
+    adapters = init_adapters(jax.random.key(0), base, LoraSettings(**config["reg"]["lora"]))
+    adapters = jax.tree.map(lambda leaf: leaf + 0.1, adapters)
+    trained = {"retriever": stages["joint"]["retriever"], "generator": {"emotion": emotion(3, 16)}}
+    save(other.stage("joint"), {"adapters": {"generator": {"model": adapters}}, "trained": trained})
+    load_tokenizer(files.tokenizer).save(other.tokenizer)
+    return other, base, adapters
+
+
+def test_adapters_are_written_alone_or_merged(adapted, tmp_path):
+    files, base, adapters = adapted
+    line = export_run(files.root, tmp_path / "out", ExportSettings(lora="adapters"))
+    size = 3 * (16 * 2 + 2 * 16)  # three attentions
+    assert f"wrote the generator's adapters of stage joint, {size} parameters" in line
+    written = safetensors.numpy.load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert len(written) == 6
+    assert sum(array.size for array in written.values()) == size
+    fields = read_json(tmp_path / "out" / "adapter_config.json")
+    assert (fields["r"], fields["task_type"], fields["base_model_name_or_path"]) == (2, "SEQ_2_SEQ_LM", "tiny-t5")
+    assert read_json(tmp_path / "out" / "generation_config.json")["max_new_tokens"] == 12
+    assert not (tmp_path / "out" / "config.json").exists()
+    card = (tmp_path / "out" / "README.md").read_text()
+    for part in ("library_name: peft", "- lora", f"{size} parameters of adapters", "weights of `tiny-t5`", "PeftModel",
+                 "rank 2, alpha 16.", "AutoModelForSeq2SeqLM.from_pretrained(BASE)", "each of 2 sources"):  # fmt: skip
+        assert part in card, part
+    assert str(files.root.parent) not in card
+
+    export_run(files.root, tmp_path / "merged", ExportSettings())
+    merged = named_leaves(load_pretrained(tmp_path / "merged").params)
+    query, pair = "encoder/layers/attention/query", adapters["encoder"]["layers"]["attention"]["query"]
+    expected = named_leaves(base)[query] + 8.0 * jnp.einsum("ldr,lrhn->ldhn", pair["a"], pair["b"])
+    np.testing.assert_allclose(merged[query], expected, rtol=1e-5, atol=1e-5)
+    assert "Adapters are merged into the weights." in (tmp_path / "merged" / "README.md").read_text()
+
+
+def test_adapters_alone_cannot_hold_rows_that_were_added(adapted, tmp_path):
+    files, _, _ = adapted
+    load_tokenizer(files.tokenizer, extra_tokens=["<new>"]).save(files.tokenizer)
+    with pytest.raises(ConfigError, match=r"added 1 rows to the embedding of tiny-t5, .* --lora=merged"):
+        export_run(files.root, tmp_path / "out", ExportSettings(lora="adapters"))
+    export_run(files.root, tmp_path / "merged", ExportSettings())
+    size = load_tokenizer(files.tokenizer).vocab_size
+    assert load_pretrained(tmp_path / "merged").params["token_embedding"].shape == (size, 16)
+
+
 def test_what_cannot_be_exported_says_why(made, tmp_path):
     files, _ = made
     out = tmp_path / "out"
@@ -192,6 +247,12 @@ def test_what_cannot_be_exported_says_why(made, tmp_path):
         export_run(files.root, out, ExportSettings(stage="evaluate"))
     with pytest.raises(ConfigError, match="holds no retriever, only its generator; stages that do: retriever, joint"):
         export_run(files.root, out, ExportSettings(stage="generator", what="retriever"))
+    with pytest.raises(ConfigError, match=r"the generator of stage 'joint' has no adapters, .* --lora=merged"):
+        export_run(files.root, out, ExportSettings(lora="adapters"))
+    with pytest.raises(ConfigError, match="the retriever of stage 'joint' has no adapters"):
+        export_run(files.root, out, ExportSettings(lora="adapters", what="retriever"))
+    with pytest.raises(ConfigError, match="format = 'empax' goes with lora = 'merged'"):
+        ExportSettings(lora="adapters", format="empax")
     bare = tmp_path / "bare"
     write_json(bare / "config.json", read_json(files.config))
     with pytest.raises(CheckpointError, match=r"best holds no complete checkpoint; run the stage 'joint' first"):

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from empax.core.protocols import OnlineTask, Task
+from empax.core.sharding import MeshSettings, batch_sharding, make_mesh, replicated, shard_params
 from empax.core.tree import named_leaves
 from empax.core.types import Batch, Generated, Mean, TrainState
 from empax.models.heads import ClassificationHead, masked_mean
+from empax.models.layers import logical_axes
 from empax.models.lora import LoraSettings
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
@@ -135,3 +137,29 @@ def test_generating_and_exploring_are_the_tasks_own(base):
     np.testing.assert_array_equal(jax.jit(plain.generate)(*arguments).tokens, expected)
     np.testing.assert_array_equal(jax.jit(online.explore)(*arguments).target, expected[:, 0])
     assert not np.array_equal(expected, own(base, {}, *arguments[2:]).tokens)
+
+
+@pytest.mark.multidevice
+def test_a_step_on_a_mesh_is_the_step_on_one_device(base):
+    settings = LoraSettings(pattern=r"attention/(query|out)$|feed_forward/", rank=2, int8=True)
+    task = lora_task(Toy(), settings, trained="^emotion/")
+    params = jax.tree.map(lambda leaf: leaf + 0.1, task.init(jax.random.key(1), batch()))
+    frozen = task.freeze(base, {"weight": jnp.float32(0.1)})
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2), params, 10)
+
+    def state():
+        own = jax.tree.map(jnp.copy, params)  # a step donates it
+        return TrainState(step=jnp.int32(0), params=own, opt_state=optimizer.init(own), rng=jax.random.key(0))
+
+    alone, expected = make_train_step(task, optimizer)(state(), frozen, batch())
+    mesh = make_mesh(MeshSettings(data=1, fsdp=2, tensor=2))
+    places = shard_params(jax.eval_shape(state), mesh, axes=logical_axes)
+    spread = jax.device_put(frozen, shard_params(frozen, mesh, axes=logical_axes))
+    step = make_train_step(task, optimizer, state=places, batch=batch_sharding(mesh), replicated=replicated(mesh))
+    found, metrics = step(jax.device_put(state(), places), spread, batch())
+    a = found.params["adapters"]["model"]["decoder"]["layers"]["feed_forward"]["wi"]["a"]
+    assert a.addressable_shards[0].data.shape == (2, 6, 2)  # half of its inputs
+    np.testing.assert_allclose(metrics["loss"].value(), expected["loss"].value(), rtol=1e-5)
+    jax.tree.map(
+        lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6), found.params, alone.params
+    )

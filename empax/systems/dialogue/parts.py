@@ -22,7 +22,7 @@ from empax.data.exemplars import (
     ExemplarExamples,
 )
 from empax.data.sources import ChatForm, SourceForm, TaggedForm
-from empax.data.store import run_tokenizer
+from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.search import DecodeSettings
 from empax.interop.pretrained import (
@@ -57,12 +57,15 @@ class Parts:
     def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> Parts:
         system = run.config["system"]
         settings = to_settings(DialogueSettings, run.section(system), where=f"config.{system}")
-        tokenizer = run_tokenizer(run, planned=planned)
+        if planned and settings.generator.pretrained and settings.generator.preset:
+            tokenizer = PlannedTokenizer(settings.generator.preset_config().vocab_size)
+        else:
+            tokenizer = run_tokenizer(run, planned=planned)
         with_params = with_params and not planned
         return cls(
             settings,
             tokenizer,
-            load_generator(settings.generator, tokenizer, with_params=with_params),
+            load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned),
             load_encoder(settings.retriever, tokenizer, with_params=with_params),
         )
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from empax.core.protocols import Task
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Params
 from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples, LabelledBatch
@@ -74,17 +75,37 @@ def corpus_encoder(run: RunContext, stage: str) -> CorpusEncoder:
 
 def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
-    ids, mask = shape(batch_size, length), shape(batch_size, length, kind=bool)
-    target = (batch_size, parts.settings.layout.max_target_tokens)
-    batch = LabelledBatch(
-        source=ids,
-        source_mask=mask,
+    return sketched(parts, parts.generator_task(stage), sketch_labelled(parts, batch_size, length), {})
+
+
+def sketched(parts: Parts, task: Task, batch: Any, frozen: Params) -> Sketch:
+    """`task`; with `lora` its adapters, and among what is frozen the weights that they sit on."""
+    if parts.settings.lora is None:
+        return Sketch(task, batch, frozen)
+    adapted = parts.with_lora(task)
+    return Sketch(adapted, batch, jax.eval_shape(adapted.freeze, _initial_shapes(task, batch), frozen))
+
+
+def sketch_judge(parts: Parts, rows: int, length: int) -> Params:
+    """The generator that a stage after its own holds beside what it trains."""
+    task = parts.generator_task(GeneratorStage())
+    return {"generator": _initial_shapes(task, sketch_labelled(parts, rows, length))}
+
+
+def sketch_labelled(parts: Parts, rows: int, length: int) -> LabelledBatch:
+    target = (rows, parts.settings.layout.max_target_tokens)
+    return LabelledBatch(
+        source=shape(rows, length),
+        source_mask=shape(rows, length, kind=bool),
         target=shape(*target),
         target_mask=shape(*target, kind=bool),
-        valid=shape(batch_size, kind=bool),
-        emotion=shape(batch_size),
+        valid=shape(rows, kind=bool),
+        emotion=shape(rows),
     )
-    return Sketch(parts.generator_task(stage), batch)
+
+
+def _initial_shapes(task: Task, batch: Any) -> Params:
+    return jax.eval_shape(lambda batch: task.init(jax.random.key(0), batch), batch)
 
 
 def shape(*sizes: int, kind: Any = jnp.int32) -> Any:

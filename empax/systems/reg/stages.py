@@ -21,7 +21,7 @@ from empax.data.store import load_instances
 from empax.decoding.search import DecodeSettings
 from empax.retrieval.index import build_index, load_index
 from empax.systems.dialogue.parts import HEAD, Parts, corpus_encoder_of
-from empax.systems.dialogue.stages import GENERATOR, searched, shape
+from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_judge, sketched
 from empax.systems.reg.settings import DistillationSettings, EmotionStage, JointStage, RetrieverStage
 from empax.systems.reg.tasks import EmotionTask, Joint, Retriever
 from empax.training.checkpoint import load_params
@@ -199,12 +199,14 @@ def sketch_emotions(stage: EmotionStage, run: RunContext, batch_size: int, lengt
 
 def sketch_retriever(stage: RetrieverStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
-    return Sketch(retriever_task(parts, stage.distillation), _sketch_batch(parts, stage, batch_size, length))
+    batch = _sketch_batch(parts, stage, batch_size, length)
+    return Sketch(retriever_task(parts, stage.distillation), batch, sketch_judge(parts, batch_size, length))
 
 
 def sketch_joint(stage: JointStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
-    return Sketch(joint_task(parts, stage), _sketch_batch(parts, stage, batch_size, length))
+    batch = _sketch_batch(parts, stage, batch_size, length)
+    return sketched(parts, joint_task(parts, stage), batch, sketch_judge(parts, batch_size, length))
 
 
 TASKS = {

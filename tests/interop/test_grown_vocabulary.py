@@ -1,0 +1,112 @@
+"""Tokens added to a pretrained model's own tokenizer: its tables grow, and transformers reads what is exported."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from empax.core.config import ConfigError
+from empax.core.files import read_json
+from empax.data.features import SPECIAL_TOKENS
+from empax.data.tokenizers import load_tokenizer, train_bpe
+from empax.interop.export import Generation, export_generator
+from empax.interop.huggingface import load_config, load_pretrained
+from empax.interop.pretrained import GeneratorSettings, grow_vocabulary, load_generator
+
+TEXTS = ["we won the cup", "i lost my job today", "the dog is happy"]
+SPARE = 2  # rows of the embedding that no id of the model's own tokenizer has
+GENERATION = {"max_tokens": 9, "min_tokens": 0, "method": "greedy", "no_repeat_ngram": 0}
+
+
+def model_of(name, rows):
+    if name == "llama":
+        sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(vocab_size=rows, tie_word_embeddings=False, **sizes)
+        )
+    sizes = {"attention_heads": 2, "ffn_dim": 20, "layers": 1}
+    both = {f"{stack}_{key}": value for key, value in sizes.items() for stack in ("encoder", "decoder")}
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 1}
+    return transformers.BartForConditionalGeneration(
+        transformers.BartConfig(vocab_size=rows, d_model=16, max_position_embeddings=12, **both, **ids)
+    )
+
+
+@pytest.fixture(params=["bart", "llama"])
+def folder(request, tmp_path, oracle):
+    own = train_bpe(TEXTS, vocab_size=300)
+    torch.manual_seed(0)
+    oracle.perturbed(model_of(request.param, own.vocab_size + SPARE)).save_pretrained(tmp_path / "model")
+    own.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def logits(model, params, tokens):
+    ids, mask = jnp.asarray(tokens), jnp.ones(tokens.shape, bool)
+    target = (ids,) if hasattr(model, "encode") else ()
+    return np.asarray(jax.jit(lambda p: model.apply({"params": p}, ids, mask, *target))(params))
+
+
+@pytest.mark.oracle
+def test_added_tokens_get_rows_that_change_little_and_are_exported(folder, tmp_path):
+    tokenizer = load_tokenizer(folder, extra_tokens=SPECIAL_TOKENS)
+    settings = GeneratorSettings(architecture="pretrained", pretrained=str(folder))
+    loaded, (_, config, old) = load_generator(settings, tokenizer), load_pretrained(folder)
+    model, rows, size = loaded.model, config.vocab_size, tokenizer.vocab_size
+    assert model.config.vocab_size == size > rows
+    assert load_generator(settings, tokenizer, with_params=False).model == model
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, load_generator(settings, tokenizer).params)
+    for name in ("token_embedding", "output_embedding", "output_bias"):
+        if name in old:
+            grown, before = np.asarray(loaded.params[name]), np.asarray(old[name])
+            np.testing.assert_array_equal(grown[:rows], before)
+            apart = np.abs(grown[rows:] - before.mean(axis=0)).max(axis=-1)
+            np.testing.assert_array_less(apart, 0.06 * before.std() + 1e-6)
+            if grown.ndim == 2:
+                assert len(np.unique(grown[rows:], axis=0)) == size - rows
+    rest = set(old) - {"token_embedding", "output_embedding", "output_bias"}
+    jax.tree.map(np.testing.assert_array_equal, *({name: tree[name] for name in rest} for tree in (loaded.params, old)))
+
+    tokens = np.random.default_rng(0).integers(3, rows, (2, 7))
+    unchanged = logits(type(model)(config), old, tokens)
+    found = logits(model, loaded.params, tokens)
+    np.testing.assert_allclose(found[..., :rows], unchanged, rtol=1e-5, atol=1e-5)
+    assert (found[..., rows:].max(axis=-1) < unchanged.max(axis=-1)).all()
+
+    with_new = tokens.copy()
+    with_new[:, 3] = [rows, size - 1]
+    ours = logits(model, loaded.params, with_new)
+    generation = Generation(GENERATION, tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id)
+    export_generator(tmp_path / "out", model, loaded.params, tokenizer, generation, base=load_config(folder))
+    assert read_json(tmp_path / "out" / "config.json")["vocab_size"] == size
+    kind = transformers.AutoModelForSeq2SeqLM if hasattr(model, "encode") else transformers.AutoModelForCausalLM
+    theirs, report = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values())
+    arguments = {"input_ids": torch.tensor(with_new)}
+    if hasattr(model, "encode"):
+        start = np.full((2, 1), config.start_id)
+        arguments["decoder_input_ids"] = torch.tensor(np.concatenate([start, with_new[:, :-1]], axis=1))
+    with torch.no_grad():
+        expected = theirs.eval()(**arguments).logits.numpy()
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+    again = load_generator(GeneratorSettings(architecture="pretrained", pretrained=str(tmp_path / "out")), tokenizer)
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+
+
+def test_tokenizers_that_do_not_belong_are_refused(folder, tmp_path):
+    settings = GeneratorSettings(architecture="pretrained", pretrained=str(folder))
+    foreign = train_bpe(["another text", "of other words and more of them", *TEXTS], vocab_size=330)
+    with pytest.raises(ConfigError, match=r"its own tokenizer has other ids: they do not belong together"):
+        load_generator(settings, foreign)
+    larger = load_tokenizer(folder, extra_tokens=SPECIAL_TOKENS)
+    larger.save(folder)  # the folder's own has more ids than its model rows
+    with pytest.raises(ConfigError, match=r"ids, but .* only \d+ rows: they do not belong together"):
+        load_generator(settings, larger)
+
+
+def test_growing_by_nothing_changes_nothing():
+    params = {"token_embedding": np.ones((4, 3), np.float32), "output_bias": np.arange(4.0, dtype=np.float32)}
+    jax.tree.map(np.testing.assert_array_equal, grow_vocabulary(params, 4), params)
+    np.testing.assert_array_equal(grow_vocabulary(params, 6)["output_bias"], [0, 1, 2, 3, 1.5, 1.5])

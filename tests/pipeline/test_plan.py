@@ -1,0 +1,66 @@
+"""What a plan says of a recipe whose weights are not at hand."""
+
+import re
+
+import pytest
+
+from configs.reg_llm import get_config
+from empax.core.config import ConfigError
+from empax.pipeline.plan import describe
+from empax.pipeline.run import plain
+
+SMALL = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2}
+LINE = re.compile(
+    r"^(\w+) +train .* ([\d.]+) M parameters, (\d+) MB for parameters, gradients and optimiser, (?:(\d+) MB frozen, )?",
+    re.MULTILINE,
+)
+# Llama-3.1-8B: adapters of rank 16 on every matrix of 32 layers, and the emotion head.
+SUM_OF_SIDES = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3
+TRAINED = 32 * 16 * SUM_OF_SIDES + 32 * 4096 + 32
+WEIGHTS = 8_030_261_248
+MATRICES = WEIGHTS - 2 * 128256 * 4096 - 65 * 4096
+OUTPUTS = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
+
+
+def planned(*, int8=False, run=("generator",)):
+    """Trained, its bytes and the frozen ones in MB, by stage."""
+    config = plain(get_config("llama-3.1-8b"))
+    config["reg"]["lora"]["int8"] = int8
+    config["reg"]["retriever"] = SMALL
+    if "attributes" in config:
+        config["attributes"]["encoder"] = SMALL
+    dropped = [name for name in config["run"] if name not in run]
+    config = {name: value for name, value in config.items() if name not in dropped} | {"run": list(run)}
+    found = LINE.findall(describe(config))
+    assert len(found) == len(run)
+    return {name: (float(params), float(size), float(frozen)) for name, params, size, frozen in found}
+
+
+def test_adapters_alone_are_trained_and_what_they_sit_on_counts_once():
+    params, size, frozen = planned()["generator"]
+    assert params == pytest.approx(TRAINED / 1e6, abs=0.01)
+    assert size == pytest.approx((2 + 2) * 4 * TRAINED / 1e6, abs=1)  # value, gradient, two moments
+    assert frozen == pytest.approx(4 * WEIGHTS / 1e6, abs=1)
+
+
+def test_eight_bits_count_as_eight_bits():
+    params, _, frozen = planned(int8=True)["generator"]
+    assert params == pytest.approx(TRAINED / 1e6, abs=0.01)
+    assert frozen == pytest.approx((4 * (WEIGHTS - MATRICES) + MATRICES + 4 * OUTPUTS) / 1e6, abs=1)
+
+
+def test_later_stages_hold_their_judge_as_well():
+    stages = planned(run=("retriever", "joint"))
+    judge = 4 * (WEIGHTS + 32 * 4096 + 32) / 1e6
+    assert stages["retriever"][2] == pytest.approx(judge, abs=1)
+    assert stages["joint"][2] == pytest.approx(judge + 4 * WEIGHTS / 1e6, abs=1)
+    assert stages["joint"][0] == pytest.approx(TRAINED / 1e6 + stages["retriever"][0], abs=0.02)
+
+
+def test_an_unknown_preset_names_those_that_there_are():
+    config = plain(get_config("llama-3.1-8b"))
+    config["reg"]["generator"]["preset"] = "llama-9"
+    with pytest.raises(
+        ConfigError, match=r"'llama-9' is not a Llama preset; it is one of llama-3\.1-8b, llama-3\.2-1b"
+    ):
+        describe(config | {"run": ["generator"]})
