@@ -1,0 +1,102 @@
+"""Embedding the training pairs with MiniLM: empax.retrieval's encoder against sentence-transformers.
+
+The texts are dealt out at random to as many parts as there are rounds; each side embeds each part once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+
+from benchmarks import texts
+from benchmarks.paired import DisagreementError, Row, arguments, cores, in_turns, report, seconds
+from empax.data.features import encode_for_bert
+from empax.data.tokenizers import load_tokenizer
+from empax.interop.huggingface import resolve
+from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
+from empax.retrieval.corpus import embedder
+from empax.retrieval.encode import BUCKETS, embed
+
+HELD_EQUAL = (
+    "one process, as many threads as there are cores; each side may use them all",
+    "the same weights in float32, mean pooling, unit length; cosines of both must be at least 0.9999",
+    "from texts to vectors in memory, tokens included; texts of more than 256 tokens are cut there",
+    "the same texts, context and response in one; both sides sort them by length",
+    "theirs: SentenceTransformer.encode with --their-batch rows a batch, padded to the longest",
+    "ours: buckets of lengths; every shape is compiled before",
+)
+
+_MAX_TOKENS = 256
+_TOKENS_PER_BATCH = 8192
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=5)
+    texts.add_flag(parser)
+    parser.add_argument("--texts", type=int, default=40290, help="how many, at most those of the corpus (40290)")
+    parser.add_argument("--their-batch", type=int, default=32, help="rows a batch of theirs (32, their default)")
+    parser.add_argument("--tokens-per-batch", type=int, default=_TOKENS_PER_BATCH, help="of ours, padding included")
+    parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
+    options = parser.parse_args(argv)
+    if options.smoke:
+        options.texts, options.rounds, options.unroll = 12, 2, 1
+    torch.set_num_threads(cores())
+    found = [" ".join((*i.context, i.response)) for i in texts.instances(options.data, "train")]
+    order = np.random.default_rng(0).permutation(len(found))[: options.texts]
+    parts = [[found[i] for i in some] for some in np.array_split(order, options.rounds)]
+    settings = EncoderSettings(pretrained="minilm", normalize=True, dropout=0.0, unroll=options.unroll)
+    loaded = load_encoder(settings, load_tokenizer("minilm"))
+    theirs = SentenceTransformer(str(resolve("minilm")), device="cpu")
+    theirs.max_seq_length = _MAX_TOKENS
+
+    def our_vectors(part: Sequence[str]) -> np.ndarray:
+        return our_embeddings(loaded, tokens(loaded, part), options.tokens_per_batch)
+
+    def their_vectors(part: Sequence[str]) -> Any:
+        return theirs.encode(list(part), batch_size=options.their_batch, show_progress_bar=False)
+
+    check(our_vectors(parts[0][:64]), their_vectors(parts[0][:64]))
+    for part in parts:
+        our_embeddings(
+            loaded, one_batch_of_each(tokens(loaded, part), options.tokens_per_batch), options.tokens_per_batch
+        )
+    pairs = in_turns(
+        lambda number: len(parts[number]) / seconds(lambda: our_vectors(parts[number])),
+        lambda number: len(parts[number]) / seconds(lambda: their_vectors(parts[number])),
+        options.rounds,
+    )
+    row = Row([pair[0] for pair in pairs], [pair[1] for pair in pairs], "texts/s", more_is_better=True)
+    sizes = f"{len(order)} texts of {texts.name_of(options.data)}, in {options.rounds} parts"
+    return report("encode", {"minilm": row}, (*HELD_EQUAL, sizes), smoke=options.smoke)
+
+
+def tokens(loaded: LoadedEncoder, part: Sequence[str]) -> list[list[int]]:
+    return encode_for_bert(loaded.tokenizer, part, _MAX_TOKENS, keep="left")
+
+
+def our_embeddings(loaded: LoadedEncoder, rows: Sequence[Sequence[int]], tokens_per_batch: int) -> np.ndarray:
+    apply = embedder(loaded.model)  # pyright: ignore[reportArgumentType]  # Linen modules do hash
+    return embed(apply, loaded.params, rows, pad_id=loaded.tokenizer.pad_id, tokens_per_batch=tokens_per_batch)
+
+
+def one_batch_of_each(rows: Sequence[Sequence[int]], tokens_per_batch: int) -> list[Sequence[int]]:
+    """As many rows of each bucket as make one of its batches: what compiles every shape at the least cost."""
+    by_bucket: dict[int, list[Sequence[int]]] = {}
+    for row in rows:
+        by_bucket.setdefault(next(bucket for bucket in BUCKETS if len(row) <= bucket), []).append(row)
+    return [row for bucket, some in by_bucket.items() for row in some[: max(1, tokens_per_batch // bucket)]]
+
+
+def check(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Raises DisagreementError if two vectors of one text differ."""
+    lowest = float(np.sum(ours * theirs, axis=1).min())
+    if not lowest >= 0.9999:
+        raise DisagreementError(f"the lowest cosine is {lowest}, must be at least 0.9999.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Forward pass of every architecture: empax under jax.jit against transformers and PyTorch on the same CPU.
+
+Encoder-decoders and decoders give logits at every position, encoders their last states. Before anything is timed both
+sides must give the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from benchmarks.paired import Row, arguments, report, seconds, timed
+from benchmarks.shapes import SHAPES, fields_of, kind_of
+from benchmarks.sides import TOLERANCE, Sides, check_agreement, random_model
+
+HELD_EQUAL = (
+    "one process, as many threads as there are cores; each side may use them all",
+    "the same random weights: transformers makes them in memory, our tables carry them over",
+    "the same token ids, the same mask (rows padded on the right, a quarter of the tokens is padding), no dropout",
+    "the same type of weights and arithmetic, --dtype; logits of all positions",
+    "inputs lie in memory; a call counts until its result is there; both sides are warm",
+    "theirs: transformers' default attention, eager, torch.inference_mode, no cache kept",
+    "ours: jax.jit, compiled before (compile_seconds in each row); the scan over layers is unrolled as --unroll says",
+)
+
+ARCHITECTURES = tuple(name for name in SHAPES if name not in ("t5-base", "smollm2-360m"))
+
+
+class Inputs(NamedTuple):
+    """What a model reads; `target` is for encoder-decoders."""
+
+    source: np.ndarray
+    mask: np.ndarray
+    target: np.ndarray
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=7)
+    parser.add_argument("--dtype", choices=sorted(TOLERANCE), default="float32", help="of weights and arithmetic")
+    parser.add_argument("--only", nargs="*", choices=ARCHITECTURES, default=ARCHITECTURES, help="some of them (all)")
+    parser.add_argument("--batch", type=int, default=8, help="rows (8)")
+    parser.add_argument("--source", type=int, default=128, help="tokens a row (128)")
+    parser.add_argument("--target", type=int, default=32, help="target tokens a row (32)")
+    parser.add_argument("--unroll", type=int, default=0, help="layers in one turn of our scan; 0 = all")
+    options = parser.parse_args(argv)
+    if options.smoke:
+        options.batch, options.source, options.target, options.rounds = 2, 8, 4, 1
+    rows = {name: measure(name, options) for name in options.only}
+    sizes = f"{options.batch} rows of {options.source} tokens, targets of {options.target}, {options.dtype}"
+    return report("forward", rows, (*HELD_EQUAL, sizes), smoke=options.smoke)
+
+
+def measure(name: str, options: argparse.Namespace) -> Row:
+    """One architecture."""
+    fields = fields_of(name, small=options.smoke)
+    dtype = jnp.dtype(options.dtype)
+    # No architecture has as many layers: the scan takes at most those that there are.
+    sides = random_model(fields, param_dtype=dtype, dtype=options.dtype, unroll=options.unroll or 1000)
+    inputs = random_inputs(fields["vocab_size"], options.batch, options.source, options.target)
+    ours, theirs = our_call(sides, inputs), their_call(sides, inputs, fields["model_type"], options.dtype)
+    compiling = seconds(ours)
+    real = np.ones_like(inputs.target) > 0 if kind_of(fields["model_type"]) == "encoder-decoder" else inputs.mask
+    found, expected = np.asarray(ours().astype(jnp.float32)), theirs().float().numpy()
+    error = check_agreement(name, found[real], expected[real], tolerance=TOLERANCE[options.dtype])
+    del found, expected
+    facts = {"relative_error": float(f"{error:.2g}"), "compile_seconds": round(compiling, 2)}
+    return Row(*timed(ours, theirs, options.rounds), "seconds", facts=facts)
+
+
+def random_inputs(vocab_size: int, batch: int, source: int, target: int) -> Inputs:
+    """Rows of half to all of `source` tokens; no real token is one of the first ids, which are special."""
+    rng = np.random.default_rng(0)
+    lengths = np.linspace(source // 2, source, batch).astype(int)
+    mask = np.arange(source)[None] < lengths[:, None]
+    ids = rng.integers(4, vocab_size, (batch, source))
+    # 1 is what RoBERTa and MPNet take for padding when they count positions; to the others it is masked.
+    return Inputs(np.where(mask, ids, 1), mask, rng.integers(4, vocab_size, (batch, target)))
+
+
+def our_call(sides: Sides, inputs: Inputs) -> Callable[[], Any]:
+    """A forward pass that is done when it returns."""
+    arrays = [jnp.asarray(inputs.source, jnp.int32), jnp.asarray(inputs.mask)]
+    if hasattr(sides.model.config, "num_decoder_layers"):
+        arrays.append(jnp.asarray(inputs.target, jnp.int32))
+    run = jax.jit(lambda params, *args: sides.model.apply({"params": params}, *args))
+    return lambda: jax.block_until_ready(run(sides.params, *arrays))
+
+
+def their_call(sides: Sides, inputs: Inputs, model_type: str, dtype: str) -> Callable[[], torch.Tensor]:
+    """The same by PyTorch; an encoder-decoder reads its target shifted by one, as ours shifts it itself."""
+    kind = kind_of(model_type)
+    model = sides.theirs.to(getattr(torch, dtype))
+    read = {"input_ids": torch.tensor(inputs.source), "attention_mask": torch.tensor(inputs.mask).long()}
+    if kind == "encoder-decoder":
+        start = np.full((len(inputs.target), 1), model.config.decoder_start_token_id)
+        read["decoder_input_ids"] = torch.tensor(np.concatenate([start, inputs.target[:, :-1]], axis=1))
+    if kind != "encoder":
+        read["use_cache"] = False
+
+    def run() -> torch.Tensor:
+        with torch.inference_mode():
+            output = model(**read)
+        return output.last_hidden_state if kind == "encoder" else output.logits
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""One random model on both sides, and whether both say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+from jax.typing import DTypeLike
+
+from benchmarks.paired import DisagreementError, cores
+from benchmarks.shapes import auto_class, kind_of
+from empax.interop.huggingface import import_params, model_config
+from empax.models.bert import BertEncoder
+from empax.models.decoder_only import DecoderOnly
+from empax.models.transformer import EncoderDecoder
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
+"""Largest relative error (of all numbers together) at which both sides count as the same."""
+
+
+class Sides(NamedTuple):
+    """The same weights twice."""
+
+    model: Any
+    params: Any
+    theirs: Any
+
+
+def random_model(fields: Mapping[str, Any], *, param_dtype: DTypeLike = np.float32, **changes: Any) -> Sides:
+    """A model that Hugging Face initialises in memory, and the same by our tables.
+
+    Args:
+      fields: of its `config.json`, `model_type` among them.
+      param_dtype: of our parameters; theirs are float32.
+      changes: fields of our config that shall differ, for example `unroll`.
+    """
+    torch.manual_seed(0)
+    torch.set_num_threads(cores())
+    rest = dict(fields)
+    name = rest.pop("model_type")
+    made, options = auto_class(name)
+    described = transformers.AutoConfig.for_model(name, **rest)
+    theirs = getattr(transformers, made).from_config(described, **options).eval()
+    tensors = {key: value.detach().numpy() for key, value in theirs.state_dict().items()}
+    config = model_config(described.to_dict(), **changes)
+    params = import_params(name, tensors, config, dtype=param_dtype)
+    makers: dict[str, Any] = {"encoder-decoder": EncoderDecoder, "decoder": DecoderOnly, "encoder": BertEncoder}
+    return Sides(makers[kind_of(name)](config), params, theirs)
+
+
+def check_agreement(what: str, ours: Any, theirs: Any, *, tolerance: float) -> float:
+    """The relative error of `ours`.
+
+    Raises:
+      DisagreementError: it is above `tolerance`, or something is not a number.
+    """
+    found = np.asarray(jnp.asarray(ours, jnp.float32), np.float64)
+    expected = np.asarray(theirs, np.float64)
+    error = float(np.linalg.norm(found - expected) / max(float(np.linalg.norm(expected)), 1e-30))
+    if not error <= tolerance:
+        raise DisagreementError(f"{what}: relative error {error:.2g}, must be at most {tolerance:.2g}.")
+    return error

@@ -1,0 +1,211 @@
+"""Training steps of Fusion-in-Decoder in the shape of T5-small: empax against Hugging Face's T5 in PyTorch.
+
+Theirs reads the passages by the usual reshape, twice: padded to the maximum, as the published code does, and padded to
+the very lengths of our buckets. Before anything is timed all must have the same loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from benchmarks import texts
+from benchmarks.paired import Row, arguments, report, timed
+from benchmarks.shapes import fields_of
+from benchmarks.sides import Sides, check_agreement, random_model
+from empax.core.types import Batch, Instance, Mean, Metrics, Params, TrainState
+from empax.data import features
+from empax.data.batches import BatchPlan
+from empax.data.sources import LayoutSettings, TaggedForm, Text
+from empax.data.tokenizers import train_bpe
+from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy
+from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.training.optimizer import OptimizerSettings, make_optimizer
+from empax.training.step import make_eval_step, make_train_step
+
+HELD_EQUAL = (
+    "one process, as many threads as there are cores; each side may use them all",
+    "the same random initial weights, float32; arithmetic in --dtype (theirs: autocast); dropout 0.1, training mode",
+    "the same examples in the same batches: context and exemplar in each passage, exemplars drawn from the corpus",
+    "the whole update: mean loss over the target's tokens, gradients, clipped at norm 1, AdamW at 1e-4 (theirs fused)",
+    "tokens and arrays are made before; every shape is compiled before; no layer is recomputed on either side",
+    "max padding: theirs reads 200 tokens a passage and 50 of the target, whatever the batch needs, ours our buckets",
+    "our buckets: both sides read arrays of the same shapes",
+)
+
+_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+@dataclasses.dataclass(frozen=True)
+class FusionTask:
+    """FiD's likelihood alone; `chunk` positions of the output projection at a time, 0 = all."""
+
+    model: FusionInDecoder
+    chunk: int
+
+    def init(self, rng: jax.Array, batch: Batch) -> Params:
+        return self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]
+
+    def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        def apply(method: str, *args: Any, stream: int, **more: Any) -> Any:
+            rngs = None if rng is None else {"dropout": jax.random.fold_in(rng, stream)}
+            return self.model.apply({"params": params}, *args, method=method, rngs=rngs, **more)
+
+        how = {"deterministic": rng is None}
+        states = apply("encode", batch.source, batch.source_mask, stream=0, **how)
+        if not self.chunk:
+            logits = apply("decode", batch.target, states, batch.source_mask, stream=1, **how)
+            return cross_entropy(logits, batch.target, batch.target_mask), {}
+        hidden = apply("decode_hidden", batch.target, states, batch.source_mask, stream=1, **how)
+        weights = apply("output_weights", stream=1)
+        return fused_cross_entropy(hidden, weights, batch.target, batch.target_mask, chunk=self.chunk), {}
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3)
+    texts.add_flag(parser)
+    parser.add_argument("--dtype", choices=sorted(_TOLERANCE), default="float32", help="of the arithmetic")
+    parser.add_argument("--passages", type=int, default=6, help="K (6)")
+    parser.add_argument("--batch", type=int, default=8, help="examples a step (8)")
+    parser.add_argument("--batches", type=int, default=6, help="steps a round, one batch each (6)")
+    parser.add_argument("--buckets", type=int, nargs="+", default=[80, 112, 144, 200], help="ours (80 112 144 200)")
+    parser.add_argument("--max-passage", type=int, default=200, help="tokens of a passage at most (200)")
+    parser.add_argument("--max-target", type=int, default=50, help="tokens of a target at most (50)")
+    parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
+    parser.add_argument("--loss-chunk", type=int, default=0, help="positions of our fused loss; 0 = not fused")
+    options = parser.parse_args(argv)
+    if options.smoke:
+        options.passages, options.batch, options.batches, options.rounds = 2, 2, 1, 1
+        options.buckets, options.max_passage, options.max_target, options.unroll = [16, 24], 24, 10, 1
+    vocab = {"vocab_size": 400} if options.smoke else {}
+    fields = fields_of("t5-small", small=options.smoke, **vocab)
+    pairs = make_batches(options, fields["vocab_size"])
+    bucketed, padded = [one for one, _ in pairs], [one for _, one in pairs]
+    sides = random_model(fields, dtype=options.dtype, unroll=options.unroll)
+    task = FusionTask(FusionInDecoder(sides.model), options.loss_chunk)
+    check(task, sides, bucketed[0], padded[0], options.dtype)
+    ours = our_steps(task, sides.params, bucketed)
+    count = options.batch * len(pairs)
+    rows = {}
+    for name, theirs in (("max padding", padded), ("our buckets", bucketed)):
+        took = timed(ours, their_steps(sides.theirs, theirs, options.dtype), options.rounds)
+        rates = ([count / one for one in side] for side in took)
+        facts = {"tokens_ours": source_tokens(bucketed), "tokens_theirs": source_tokens(theirs)}
+        rows[name] = Row(*rates, "examples/s", more_is_better=True, facts=facts)
+    sizes = f"{texts.name_of(options.data)}; K = {options.passages}, {options.batch} examples a step, {options.dtype}"
+    return report("train_step", rows, (*HELD_EQUAL, sizes), smoke=options.smoke)
+
+
+def make_batches(options: argparse.Namespace, vocab_size: int) -> list[tuple[Batch, Batch]]:
+    """The first batches of an epoch, each padded to its bucket and to the maximum."""
+    found = texts.instances(options.data, "train")
+    tokenizer = train_bpe([turn for i in found for turn in (*i.context, i.response)], vocab_size=vocab_size - 20)
+    rng = np.random.default_rng(0)
+    chosen = [found[i] for i in rng.permutation(len(found))[:4096]]
+    layout = LayoutSettings(max_context_tokens=options.max_passage, max_passage_tokens=options.max_passage)
+    form = TaggedForm(tokenizer, layout, attributes=False)
+    passages = form.passages(chosen)
+    # Any exemplars have real lengths; retrieving them would change nothing that is measured.
+    drawn = [[passages[j] for j in rng.integers(len(chosen), size=options.passages)] for _ in chosen]
+    rows = [[(context, one) for one in some] for context, some in zip(form.contexts(chosen), drawn, strict=True)]
+    targets = render_targets(chosen, tokenizer, options.max_target)
+    longest = [min(max(c.size + 1 + p.size for c, p in row), options.max_passage) for row in rows]
+    lengths = np.stack([longest, [len(ids) for ids in targets]], axis=1)
+    plan = BatchPlan(lengths, options.batch, options.buckets, seed=0)
+
+    def collate(indices: np.ndarray, source_tokens: int, target_tokens: int) -> Batch:
+        flat: list[tuple[Text, Text | None] | None] = [pair for i in indices for pair in rows[i]]
+        source, mask = (
+            array.reshape(len(indices), options.passages, source_tokens) for array in form.arrays(flat, source_tokens)
+        )
+        target, target_mask = features.pad([targets[i] for i in indices], target_tokens, tokenizer.pad_id)
+        return Batch(source, mask, target, target_mask, np.ones(len(indices), bool))  # pyright: ignore
+
+    pairs = []
+    for step in range(min(options.batches, plan.steps_per_epoch)):
+        indices, length = plan.plan(step)
+        indices = indices[indices >= 0]
+        multiple = min(-(-max(len(targets[i]) for i in indices) // 8) * 8, options.max_target)
+        both = collate(indices, length, multiple), collate(indices, options.max_passage, options.max_target)
+        pairs.append(both)
+    return pairs
+
+
+def render_targets(chosen: Sequence[Instance], tokenizer: Any, limit: int) -> list[list[int]]:
+    ids = tokenizer.encode_batch([instance.response for instance in chosen])
+    return [features.render_target(row, tokenizer.eos_id, limit) for row in ids]
+
+
+def source_tokens(batches: Sequence[Batch]) -> int:
+    """Padding included."""
+    return sum(int(np.prod(batch.source.shape)) for batch in batches)
+
+
+def our_steps(task: FusionTask, params: Params, batches: Sequence[Batch]) -> Callable[[], None]:
+    """One update for each batch, by the step that every recipe trains with."""
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-4), params, total_steps=1)
+    step = make_train_step(task, optimizer)
+    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0))
+
+    def run() -> None:
+        nonlocal state
+        for batch in batches:
+            state, metrics = step(state, {}, batch)
+        jax.block_until_ready((state, metrics))
+
+    return run
+
+
+def their_steps(model: Any, batches: Sequence[Batch], dtype: str) -> Callable[[], None]:
+    """The same by PyTorch."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
+    tensors = [to_torch(batch) for batch in batches]
+
+    def run() -> None:
+        model.train()
+        for batch in tensors:
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+                loss = their_loss(model, *batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def to_torch(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Source, mask and labels, of which -100 count nothing."""
+    labels = np.where(batch.target_mask, batch.target, -100)
+    return torch.tensor(batch.source).long(), torch.tensor(batch.source_mask).long(), torch.tensor(labels).long()
+
+
+def their_loss(model: Any, source: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The usual reshape: passages are rows to the encoder, and one long row to the decoder."""
+    batch, passages, length = source.shape
+    flat = (batch * passages, length)
+    states = model.encoder(input_ids=source.view(flat), attention_mask=mask.view(flat)).last_hidden_state
+    joined = BaseModelOutput(last_hidden_state=states.view(batch, passages * length, -1))
+    mask = mask.view(batch, passages * length)
+    return model(encoder_outputs=joined, attention_mask=mask, labels=labels, use_cache=False).loss
+
+
+def check(task: FusionTask, sides: Sides, bucketed: Batch, padded: Batch, dtype: str) -> None:
+    """Without dropout all three have the same loss."""
+    ours = make_eval_step(task)(sides.params, {}, bucketed)["loss"].value()
+    for name, batch in (("max padding", padded), ("our buckets", bucketed)):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            theirs = their_loss(sides.theirs.eval(), *to_torch(batch))
+        check_agreement(f"loss, {name}", ours, theirs.float().numpy(), tolerance=_TOLERANCE[dtype])
+
+
+if __name__ == "__main__":
+    main()

