@@ -1,8 +1,8 @@
 """What the papers print, by row and under our metric names; percentages where ours are.
 
-REG: Wang et al., Tables 1, 2, 3 and 5; its Acc is multiplied by 100. A table mixes sources and units: its perplexities
-are per word for LEMPEx and the word-level Transformers and per subword for the rest, and rows are copied from other
-papers. Only rows of one system and its ablations are comparable with each other.
+REG: Wang et al., Tables 1, 2, 3 and 5; its Acc is multiplied by 100. EmpRL: Ma et al., Tables II and VI. A table mixes
+sources and units: REG's perplexities are per word for LEMPEx and the word-level Transformers and per subword for the
+rest, and rows are copied from other papers. Only rows of one system and its ablations are comparable with each other.
 """
 
 from __future__ import annotations
@@ -59,3 +59,41 @@ REG_SIZES: dict[str, dict[str, float]] = {
     "T5-XL": _row(15.51, 5.78, 24.79, 48.7, 19.55, 10.91),
     "T5-XL + REG": _row(13.73, 6.51, 26.31, 48.9, 19.96, 11.28),
 }
+
+
+def _emprl(*values: float | None) -> dict[str, float]:
+    names = ("perplexity", "distinct_1", "distinct_2", "empathy_f1")
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+
+
+# Table II: PPL, Dist-1, Dist-2, Emp-F1.
+EMPRL_PAPER: dict[str, dict[str, float]] = {
+    "MoEL": _emprl(36.97, 0.44, 2.16, 59.31),
+    "MIME": _emprl(37.36, 0.47, 2.02, 59.69),
+    "EmpDG": _emprl(37.26, 0.49, 2.23, 58.54),
+    "KEMP": _emprl(36.39, 0.61, 2.65, 54.29),
+    "CEM": _emprl(36.12, 0.66, 2.99, 63.32),
+    "SEEK": _emprl(37.25, 0.72, 3.11, 63.08),
+    "CASE": _emprl(35.59, 0.78, 3.98, 64.72),
+    "T5": _emprl(11.95, 4.01, 25.24, 65.70),
+    "Llama3": _emprl(7.78, 4.77, 28.78, 67.74),
+    "ChatGPT": _emprl(None, 4.22, 23.99, 64.79),
+    "EmpRL": _emprl(12.90, 4.65, 29.03, 69.43),
+}
+
+# Table VI.
+EMPRL_ABLATIONS: dict[str, dict[str, float]] = {
+    "EmpRL": EMPRL_PAPER["EmpRL"],
+    "w/o KL penalty": _emprl(14.49, 4.79, 29.88, 68.87),
+    "w/o empathy reward": _emprl(12.10, 3.96, 25.13, 65.90),
+    "w/o RL": _emprl(11.95, 4.01, 25.24, 65.70),
+}
+
+TABLES = {
+    "REG, Table 1": (REG_PAPER, REG_ABLATIONS),
+    "EmpRL, Table II": (EMPRL_PAPER, EMPRL_ABLATIONS),
+}
+"""Each paper's main table and its ablations."""
+
+PAPER_OF = {"EmpRL": "EmpRL, Table II", **dict.fromkeys(REG_PAPER, "REG, Table 1")}
+"""The rows that a run can stand beside → the table that they are in."""

@@ -39,10 +39,13 @@ TITLES: dict[str, str] = {
 
 NOTE = (
     "Values with 95% bootstrap intervals over test rows. BLEU, Dist, accuracies, F1, Top-5 and exemplar match in "
-    "percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from Table 1 of the REG paper, "
-    "which does not state the unit of its perplexities. “Released outputs” are scored by this code on the rows that "
-    "their authors published."
+    "percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from the papers, which do not all "
+    "state the unit of their perplexities. “Released outputs” are scored by this code on the rows that their authors "
+    "published."
 )
+
+_CURVES = frozenset({"loss", "reward", "kl", "entropy", "response_tokens"})
+"""Shown at once, beside every other loss; the rest of a stage's curves are folded away."""
 
 _FRACTIONS = frozenset({"rouge_l", "sentiment_mae", "bits_per_byte"})
 
@@ -125,6 +128,9 @@ def markdown(report: Report) -> str:
     lines += ["", NOTE, ""]
     for title, table in _facts(report).items():
         lines += [f"## {title}", "", *_markdown_table(["name", "value"], table), ""]
+    for row in report["replies"]:
+        lines += [f"## Training, heard: {row['stage']}", "", _plain(" / ".join(row["context"])), ""]
+        lines += [*_markdown_table(["step", "reply"], [[str(step), _plain(r)] for step, r in row["replies"]]), ""]
     if report["examples"]:
         lines += ["## Replies", ""]
     for example in report["examples"]:
@@ -217,6 +223,7 @@ def page(report: Report) -> str:
         ("Ablations in the paper", _ablations(report)),
         ("Learning curves", _curves(report)),
         ("Emotion and attributes", _attributes(report)),
+        ("Training, heard", "".join(map(_heard, report["replies"]))),
         ("Replies and the exemplars behind them", "".join(map(_example, report["examples"]))),
         ("Facts", _fact_tables(report)),
         ("Settings", _settings(report)),
@@ -294,10 +301,20 @@ def _ablations(report: Report) -> str:
     )
 
 
+def _heard(row: Mapping[str, Any]) -> str:
+    """What one context was answered as training went on."""
+    turns = " / ".join(row["context"])
+    replies = "".join(f"<tr><th>{step}</th><td>{escape(reply)}</td></tr>" for step, reply in row["replies"])
+    return (
+        f'<p class="note">{escape(row["stage"])}: {escape(turns)}</p>'
+        f'<div class="wide"><table class="results"><tbody>{replies}</tbody></table></div>'
+    )
+
+
 def _curves(report: Report) -> str:
     parts = []
     for stage, names in report["history"].items():
-        main = [name for name in names if name == "loss" or name.endswith("_loss")]
+        main = [name for name in names if name in _CURVES or name.endswith("_loss")]
         rest = [name for name in names if name not in main]
         more = f"<details><summary>other measurements</summary>{_chart_row(names, rest)}</details>" if rest else ""
         parts.append(f"<div><h3>{escape(stage)}</h3>{_chart_row(names, main)}{more}</div>")

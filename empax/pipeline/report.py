@@ -17,7 +17,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, hash_file, hash_json, read_json, read_jsonl, write_json, write_text
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.empathy import confusion_matrix
-from empax.evaluation.published import REG_ABLATIONS, REG_PAPER
+from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import VARIANTS, Scores, ScoringSettings, score
 from empax.pipeline import render
@@ -37,7 +37,7 @@ class ReportSettings:
       seed: of the resamples.
       variants: named variants of the metrics, see `evaluation.scoring.VARIANTS`.
       examples: how many predictions the page shows, evenly spaced over the test set.
-      paper_row: the row of the paper's Table 1 that this system stands beside, and with it the others; "" = no row.
+      paper_row: the row of a paper's main table that this system stands beside, and with it the others; "" = no row.
       peers: folder of *.jsonl with released outputs of other systems, scored by the same code; "" = none.
     """
 
@@ -50,8 +50,8 @@ class ReportSettings:
     peers: str = ""
 
     def __post_init__(self) -> None:
-        if self.paper_row and self.paper_row not in REG_PAPER:
-            raise ValueError(f"paper_row = {self.paper_row!r} is not a row of {', '.join(REG_PAPER)}.")
+        if self.paper_row and self.paper_row not in PAPER_OF:
+            raise ValueError(f"paper_row = {self.paper_row!r} is not a row of {', '.join(PAPER_OF)}.")
         if self.examples < 0:
             raise ValueError(f"examples must be at least 0, got {self.examples}.")
         self.scoring()  # a bad number or variant fails here, before any stage runs
@@ -83,6 +83,8 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
     config = dict(context.config)
     history = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
     scores = score(predictions, settings=settings.scoring())
+    table = PAPER_OF.get(settings.paper_row, "")
+    paper, ablations = TABLES.get(table, ({}, {}))
     report = build_report(
         system=str(config["system"]),
         config=config,
@@ -92,7 +94,7 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
         variants=scores.variants,
         counts=scores.counts,
         speed=find_speed(history),
-        paper=REG_PAPER if settings.paper_row else {},
+        paper=paper,
         paper_row=settings.paper_row,
         peers=score_peers(Path(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
         if settings.peers
@@ -101,13 +103,15 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
         run=read_json(files.run) if files.run.exists() else {},
         notes={
             "indexes": find_indexes(files),
-            "paper_ablations": REG_ABLATIONS if settings.paper_row else {},
+            "paper_table": table,
+            "paper_ablations": ablations,
             **{
                 path.stem: read_json(path)
                 for path in (*files.root.glob("*/classifiers.json"), *files.root.glob("*/evaluate.json"))
             },
         },
         examples=settings.examples,
+        replies=find_replies(files),
     )
     write_report(report, files.root)
 
@@ -129,6 +133,7 @@ def build_report(
     counts: Mapping[str, int] | None = None,
     paper_row: str = "",
     examples: int = 12,
+    replies: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
     """Everything about a run as one JSON object.
 
@@ -148,6 +153,7 @@ def build_report(
       counts: `Scores.counts`.
       paper_row: the row of `paper` that is this system; its values become report["paper"].
       examples: how many predictions to show.
+      replies: `find_replies`.
 
     Raises:
       ConfigError: `paper_row` is not a row of `paper`.
@@ -169,6 +175,7 @@ def build_report(
         "run": dict(run),
         "history": collect_curves(history),
         "examples": [_example(row) for row in _spread(predictions, examples)],
+        "replies": [dict(row) for row in replies],
         "attributes": attribute_shares(predictions),
         "confusion": confusions(predictions),
         "notes": dict(notes),
@@ -178,9 +185,11 @@ def build_report(
 def write_report(report: Report, folder: Path) -> None:
     """Writes report.json, report.md and report.html (one file, nothing loaded from anywhere) into `folder`.
 
-    The examples quote the corpus, so they are on the pages only: report.json may be passed on, whatever its licence.
+    Examples and replies quote the corpus, so they are on the pages only: report.json may be passed on, whatever its
+    licence.
     """
-    write_json(folder / "report.json", _finite({name: part for name, part in report.items() if name != "examples"}))
+    kept = {name: part for name, part in report.items() if name not in ("examples", "replies")}
+    write_json(folder / "report.json", _finite(kept))
     write_text(folder / "report.md", render.markdown(report))
     write_text(folder / "report.html", render.page(report))
 
@@ -192,6 +201,21 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def find_replies(files: WorkDir) -> list[dict[str, Any]]:
+    """Replies to the same contexts over training: `STAGE/replies/STEP.json` of every stage that keeps them.
+
+    Returns:
+      `stage`, `context` (turns) and `replies` ((step, reply), in order) for each context.
+    """
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for path in sorted(files.root.glob("*/replies/*.json")):
+        stage = path.parent.parent.name
+        for number, row in enumerate(read_json(path)):
+            entry = found.setdefault((stage, number), {"stage": stage, "context": row["context"], "replies": []})
+            entry["replies"].append((int(path.stem), row["response"]))
+    return list(found.values())
 
 
 def score_peers(

@@ -1,0 +1,85 @@
+r"""EmpRL on EmpatheticDialogues with a Transformer from scratch, sized for two CPU cores.
+
+  python -m empax.main --config=configs/emprl_transformer.py --config.data.dir=DATA
+  python -m empax.main --config=configs/emprl_transformer.py:sft          # the paper's "w/o RL"
+  python -m empax.main --config=configs/emprl_transformer.py:no_kl        # "w/o KL penalty"
+  python -m empax.main --config=configs/emprl_transformer.py:no_reward    # "w/o empathy reward"
+  python -m empax.main --config=configs/emprl_transformer.py:grpo         # groups in place of a value head
+  python -m empax.main --config=configs/emprl_transformer.py:trajectory   # rewards over whole dialogues
+  python -m empax.main --config=configs/emprl_transformer.py:retrieval    # PPO on REG's generator, exemplars and all
+  python -m empax.main --config=configs/emprl_transformer.py:tiny         # a trial on the built-in sample
+
+Other rewards: --config.ppo.rewards='({"kind": "text", "function": "my_module:my_reward"},)', alone or as further parts.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from configs import common, empathy_identifiers, reg_transformer
+
+VARIANTS = ("", "sft", "no_kl", "no_reward", "grpo", "trajectory", "retrieval", "tiny")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    if arg not in VARIANTS:
+        raise ValueError(f"emprl_transformer.py:{arg} is unknown; it takes {', '.join(filter(None, VARIANTS))}.")
+    house = reg_transformer.get_config("" if arg == "retrieval" else "no_retrieval")
+    config = common.base(system="emprl", data="empathetic_dialogues")
+    config.emprl = house.reg
+    # The paper's: k = 20, T = 0.9 (its code), at most 30 tokens with the start token.
+    config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 30})
+    before = [name for name in house.run if name not in ("evaluate", "report")]
+    for name in before:
+        config[name] = house[name]
+        if name in ("emotions", "retriever", "joint"):
+            config[name].task = f"reg.{config[name].task}"
+    config.identifiers = empathy_identifiers.identifiers()
+    config.ppo = common.train(
+        task="grpo" if arg == "grpo" else "ppo", steps=300, batch_size=32, buckets=(32, 64, 88), epochs=4,
+        start_from="joint" if arg == "retrieval" else "generator",
+        # log-probabilities of rollout and update are compared: bfloat16 rounds them apart
+        learning_rate=2e-5, optimizer={"schedule": "linear"}, best_metric=None,
+        kl={"coefficient": 0.2, "controller": "adaptive", "target": 6.0},
+        log_every_steps=10, eval_every_steps=100, checkpoint_every_steps=50, refresh_every_steps=100,
+    )  # fmt: skip
+    if arg != "grpo":
+        heads = [{"pattern": "^value/", "learning_rate_scale": 20.0}]  # it starts from nothing
+        config.ppo.optimizer.groups = heads
+        config.ppo.value_warmup_steps = 10
+    if arg == "grpo":
+        config.ppo.update({"batch_size": 16, "kl": ConfigDict({"coefficient": 0.04, "controller": "fixed"})})
+    if arg == "no_kl":
+        config.ppo.kl = ConfigDict({"coefficient": 0.0, "controller": "fixed"})
+    if arg == "no_reward":
+        config.ppo.rewards = ()
+    if arg == "trajectory":
+        config.ppo.update({"whole_dialogues": True, "batch_size": 12, "rewards": ({"shift_penalty": 0.5},)})
+    if arg == "retrieval":
+        config.ppo.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
+    config.run = (*before, "identifiers", "ppo", "evaluate", "report")
+    config.evaluate = ConfigDict(
+        {"kind": "evaluate", "stage": "ppo", "index": "", "buckets": (64, 88), "batch_size": 64, "judge": "identifiers"}
+    )
+    if arg == "retrieval":
+        config.evaluate.buckets = (128,)
+    config.report = ConfigDict({"kind": "report", "paper_row": "EmpRL", "peers": ""})
+    if arg == "sft":
+        config.run = (*before, "identifiers", "evaluate", "report")
+        config.evaluate.stage = "generator"
+        del config.ppo
+    return shrink(config) if arg == "tiny" else config
+
+
+def shrink(config: ConfigDict) -> ConfigDict:
+    """The same recipe in seconds."""
+    stages = config.run
+    config.run = tuple(name for name in stages if name != "identifiers")
+    config = common.shrink(config)
+    config.run = stages
+    del config.identifiers
+    config.identifiers = empathy_identifiers.tiny()
+    config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 12})
+    config.ppo.rollout = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 8})
+    config.ppo.update({"epochs": 2, "minibatches": 2, "value_warmup_steps": 1})
+    return config

@@ -1,0 +1,9 @@
+"""EmpRL: the system (`tasks`), its rewards and rollouts, its stages, and what answers when it is trained."""
+
+from empax.systems.dialogue.settings import DialogueSettings
+from empax.systems.dialogue.stages import corpus_encoder
+from empax.systems.emprl.stages import TASKS, load_responder
+
+SETTINGS = DialogueSettings
+
+__all__ = ["SETTINGS", "TASKS", "corpus_encoder", "load_responder"]

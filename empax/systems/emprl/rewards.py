@@ -1,0 +1,276 @@
+"""What a response earns: the identifiers' empathy (Eq. 2 to 5), compiled functions, plain functions of texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
+from empax.core.types import MECHANISMS, Instance, Params
+from empax.data import features
+from empax.models.empathy_identifier import frame
+from empax.systems.attributes import IdentifierJudge, encode_exchanges, make_probabilities
+from empax.systems.emprl.rollouts import JudgedContexts, Rollout
+from empax.systems.emprl.settings import RewardSettings
+
+
+def empathy_reward(
+    probabilities: Float[Array, "B M 3"], levels: Int[Array, "B M"], valid: Bool[Array, " B"]
+) -> Float[Array, " B"]:
+    r"""How likely a response has the empathy levels of the gold response, in (0, 1]; 0 on filler rows.
+
+    .. math:: R_{emp} = \exp(-\sum_m CE(p_m, l_m)) = \prod_m p_m(l_m)
+
+    Source: EmpRL, Eq. 2 to 5. In logarithms: a product of small probabilities would lose its digits.
+
+    Args:
+      probabilities: of each mechanism's levels for (context, response).
+      levels: the gold response's, hard labels of the same identifiers.
+      valid: False on filler rows.
+    """
+    log_probs = jnp.log(jnp.maximum(probabilities.astype(jnp.float32), 1e-30))
+    picked = jnp.take_along_axis(log_probs, levels[:, :, None], axis=2)[:, :, 0]
+    return jnp.where(valid, jnp.exp(picked.sum(axis=1)), 0.0)
+
+
+def trajectory_reward(
+    scores: Float[Array, " B"],
+    probabilities: Float[Array, "B M 3"],
+    levels: Int[Array, "B M"],
+    turn: Int[Array, " B"],
+    valid: Bool[Array, " B"],
+    *,
+    shift_penalty: float,
+) -> Float[Array, " B"]:
+    r"""A dialogue's reward for each of its listener turns: its own, the dialogue's mean, less sudden shifts.
+
+    .. math:: S_t = \tfrac{1}{2} (R_t + \bar R) - \lambda \, \frac{1}{M} \sum_m
+      \max(0, |E[l_{t,m}] - E[l_{t-1,m}]| - |g_{t,m} - g_{t-1,m}|)
+
+    with E[l] the expected level (0 to 2) and g the gold one: a shift that the gold responses make too costs nothing.
+    Source: ours; EmpRL, Sec. VII names it as future work, without a formula.
+
+    Args:
+      scores: R_t of single turns.
+      probabilities: of each mechanism's levels.
+      levels: the gold responses'.
+      turn: number of the turn in its dialogue; the turns of a dialogue stand in adjacent rows, 0 first.
+      valid: False on filler rows.
+      shift_penalty: lambda.
+    """
+    rows = jnp.arange(scores.shape[0])
+    dialogue = rows - turn  # the row of its first turn
+    expected = jnp.einsum("BML,L->BM", probabilities.astype(jnp.float32), jnp.arange(3.0))
+    before = jnp.maximum(rows - 1, 0)
+    gold = levels.astype(jnp.float32)
+    shift = jnp.abs(expected - expected[before]) - jnp.abs(gold - gold[before])
+    shift = jnp.where((turn > 0) & valid & valid[before], jnp.maximum(shift, 0.0).mean(axis=1), 0.0)
+    counted = jnp.where(valid, scores, 0.0)
+    sums = jnp.zeros_like(scores).at[dialogue].add(counted)
+    sizes = jnp.zeros_like(scores).at[dialogue].add(valid.astype(jnp.float32))
+    mean = (sums / jnp.maximum(sizes, 1.0))[dialogue]
+    return jnp.where(valid, 0.5 * (counted + mean) - shift_penalty * shift, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmpathyReward:
+    """`empathy_reward` of trained identifiers.
+
+    Their own ids where generator and identifiers share a tokenizer, and then compiled with the rollout; else the
+    responses go through text on the host, and only the identifiers are compiled.
+
+    Attributes:
+      judges: together one for each mechanism.
+      tokenizer: the generator's.
+      shift_penalty: see RewardSettings.
+    """
+
+    judges: tuple[IdentifierJudge, ...]
+    tokenizer: Tokenizer
+    shift_penalty: float = 0.0
+
+    @property
+    def on_host(self) -> bool:
+        return self.judges[0].tokenizer is not self.tokenizer
+
+    def judged(self, instances: Sequence[Instance]) -> JudgedContexts:
+        """Contexts as the identifiers read them, and the levels of the gold responses."""
+        first = self.judges[0]
+        contexts, responses = [i.context for i in instances], [i.response for i in instances]
+        ids, _ = encode_exchanges(
+            first.tokenizer, contexts, responses, max_context_tokens=self._context, max_response_tokens=self._response
+        )
+        log_probs = np.concatenate([judge(contexts, responses) for judge in self.judges], axis=1)
+        covered = [name for judge in self.judges for name in judge.task.mechanisms]
+        levels = log_probs.argmax(axis=2).astype(np.int32)[:, [covered.index(name) for name in MECHANISMS]]
+        return JudgedContexts(ids, levels, first.tokenizer.pad_id, self._context)
+
+    @property
+    def _context(self) -> int:
+        return self.judges[0].stage.max_context_tokens
+
+    @property
+    def _response(self) -> int:
+        return self.judges[0].stage.response_buckets[-1]
+
+    def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
+        batch = rollout.batch
+        probabilities = make_probabilities(self.judges)[0]
+        if self.on_host:
+            texts = [self.tokenizer.decode([int(t) for t in row]) for row in np.asarray(rollout.tokens)]
+            reader, width = self.judges[0].tokenizer, rollout.tokens.shape[1] + 16
+            _, ids = encode_exchanges(reader, [()] * len(texts), texts, max_context_tokens=4, max_response_tokens=width)
+            response, mask = features.pad(ids, width, reader.pad_id)
+        else:
+            ended = rollout.mask & (rollout.tokens != self.tokenizer.eos_id)
+            response, mask = frame(rollout.tokens, ended, cls_id=self.tokenizer.cls_id, sep_id=self.tokenizer.sep_id)
+        own = tuple(params[str(i)] for i in range(len(self.judges)))
+        found = probabilities(own, batch.context, batch.context_mask, response, mask)
+        return self.of(found, batch.levels, batch.turn, batch.valid)
+
+    def of(
+        self,
+        probabilities: Float[Array, "B M 3"],
+        levels: Int[Array, "B M"],
+        turn: Int[Array, " B"],
+        valid: Bool[Array, " B"],
+    ) -> Float[Array, " B"]:
+        scores = empathy_reward(probabilities, levels, valid)
+        if not self.shift_penalty:
+            return scores
+        return trajectory_reward(scores, probabilities, levels, turn, valid, shift_penalty=self.shift_penalty)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledReward:
+    """A function of a `Rollout`'s arrays, `(rollout) -> [B]`."""
+
+    function: Callable[[Rollout], Float[Array, " B"]]
+    on_host = False
+
+    def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
+        del params
+        return self.function(rollout)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextReward:
+    """A plain function of texts, `(contexts, responses, references) -> [N]`; only real rows reach it."""
+
+    function: Callable[[Sequence[Sequence[str]], Sequence[str], Sequence[str]], Any]
+    name: str
+    tokenizer: Tokenizer
+    instances: Sequence[Instance]
+    on_host = True
+
+    def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
+        """The scores, 0 on filler rows.
+
+        Raises:
+          ConfigError: the function did not return one finite number for each response.
+        """
+        del params
+        rows = np.asarray(rollout.batch.row)
+        real = np.flatnonzero(rows >= 0)
+        asked = [self.instances[int(i)] for i in rows[real]]
+        tokens = np.asarray(rollout.tokens)
+        responses = [self.tokenizer.decode([int(t) for t in tokens[b]]) for b in real]
+        found = self.function([i.context for i in asked], responses, [i.response for i in asked])
+        scores = np.asarray(found, np.float32)
+        if scores.shape != (len(real),) or not np.isfinite(scores).all():
+            raise ConfigError(
+                f"the reward {self.name} returned {scores.shape} numbers, {int((~np.isfinite(scores)).sum())} of them "
+                f"not finite, for {len(real)} responses; it must return one finite number for each."
+            )
+        whole = np.zeros(len(rows), np.float32)
+        whole[real] = scores
+        return jnp.asarray(whole)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+    """The weighted sum of its parts."""
+
+    parts: tuple[tuple[float, EmpathyReward | CompiledReward | TextReward], ...]
+
+    @property
+    def on_host(self) -> bool:
+        return any(part.on_host for _, part in self.parts)
+
+    def frozen(self) -> Params:
+        """The parameters that `rate` wants: of each part, by its number, those of its judges."""
+        judges = [part.judges if isinstance(part, EmpathyReward) else () for _, part in self.parts]
+        return {str(i): {str(j): judge.params for j, judge in enumerate(own)} for i, own in enumerate(judges)}
+
+    def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
+        rated = [weight * part.rate(params[str(i)], rollout) for i, (weight, part) in enumerate(self.parts)]
+        return sum(rated[1:], start=rated[0]).astype(jnp.float32)
+
+    def judged(self, instances: Sequence[Instance]) -> JudgedContexts:
+        for _, part in self.parts:
+            if isinstance(part, EmpathyReward):
+                return part.judged(instances)
+        return JudgedContexts.nobody(len(instances))
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that "module:name" names.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"function = {name!r}: there is no module {error.name!r}; is it on PYTHONPATH?") from error
+    if not callable(found):
+        raise ConfigError(f"function = {name!r}: {module} has no function {attribute!r}.")
+    return found
+
+
+def make_reward(
+    settings: Sequence[RewardSettings],
+    *,
+    tokenizer: Tokenizer,
+    instances: Sequence[Instance],
+    judges: Callable[[str], IdentifierJudge],
+) -> Reward:
+    """The reward that settings describe.
+
+    Args:
+      settings: its parts; at most one "empathy".
+      tokenizer: the generator's.
+      instances: that batches' rows count.
+      judges: loads the identifiers of a stage.
+
+    Raises:
+      ConfigError: two parts of "empathy", or a function that is not there.
+    """
+    if sum(part.kind == "empathy" for part in settings) > 1:
+        raise ConfigError("rewards has two parts of kind = 'empathy'; give one both stages.")
+    parts: list[tuple[float, EmpathyReward | CompiledReward | TextReward]] = []
+    for part in settings:
+        if part.kind == "empathy":
+            made = EmpathyReward(tuple(judges(stage) for stage in part.stages), tokenizer, part.shift_penalty)
+        elif part.kind == "compiled":
+            made = CompiledReward(load_function(part.function))
+        else:
+            made = TextReward(load_function(part.function), part.function, tokenizer, instances)
+        parts.append((part.weight, made))
+    if not parts:
+        parts = [(1.0, CompiledReward(_nothing))]
+    return Reward(tuple(parts))
+
+
+def _nothing(rollout: Rollout) -> jax.Array:
+    """The paper's "w/o empathy reward": the KL alone is left."""
+    return jnp.zeros(rollout.tokens.shape[0], jnp.float32)

@@ -1,0 +1,148 @@
+"""Batches that a policy answers, and the answers with what is known of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.types import Batch, Instance
+from empax.data import features
+from empax.data.exemplars import ContextExamples
+
+
+@flax.struct.dataclass
+class PolicyBatch:
+    """A batch of contexts with what a reward wants to know of them; it is fixed before any answer is drawn."""
+
+    inputs: Batch  # what the generator reads, and the gold response
+    row: Int[Array, " B"]  # number of the example, -1 on filler rows
+    context: Int[Array, "B C"]  # as the identifiers read it; C = 1 where there are none
+    context_mask: Bool[Array, "B C"]
+    levels: Int[Array, "B M"]  # of the gold response, index into LEVELS, one for each mechanism
+    turn: Int[Array, " B"]  # in a batch of whole dialogues: which of its listener turns, from 0
+
+    @property
+    def valid(self) -> Bool[Array, " B"]:
+        return self.inputs.valid
+
+
+@flax.struct.dataclass
+class Rollout:
+    """Sampled responses. T tokens at most; everything but `tokens` and `mask` is float32.
+
+    Fields are None until known: `scores` until rated, what follows until credit has been given.
+    """
+
+    batch: PolicyBatch
+    tokens: Int[Array, "B T"]
+    mask: Bool[Array, "B T"]  # up to and including the end-of-sequence token, in valid rows
+    log_probs: Float[Array, "B T"]  # of the policy that sampled, neither tempered nor truncated
+    reference_log_probs: Float[Array, "B T"]
+    values: Float[Array, "B T"] | None = None
+    scores: Float[Array, " B"] | None = None
+    advantages: Float[Array, "B T"] | Float[Array, " B"] | None = None
+    returns: Float[Array, "B T"] | None = None
+    kl_coefficient: Float[Array, " B"] | None = None  # the same in all rows
+    policy_weight: Float[Array, " B"] | None = None  # 0 while the value head learns alone, else 1
+
+    @property
+    def valid(self) -> Bool[Array, " B"]:
+        return self.batch.valid
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedContexts:
+    """What identifiers read of each example, and the levels of its gold response.
+
+    Attributes:
+      contexts: ids, framed as the identifiers want them.
+      levels: [N, M], index into LEVELS.
+      pad_id: of the identifiers' tokenizer.
+      max_tokens: of a context.
+    """
+
+    contexts: list[list[int]]
+    levels: np.ndarray
+    pad_id: int
+    max_tokens: int
+
+    @classmethod
+    def nobody(cls, size: int) -> JudgedContexts:
+        """Where no identifiers judge."""
+        return cls([[] for _ in range(size)], np.zeros((size, 1), np.int32), 0, 1)
+
+
+class PolicyExamples:
+    """Contexts as random-access examples (`core.protocols.Examples`), for a policy to answer."""
+
+    def __init__(self, examples: ContextExamples, judged: JudgedContexts):
+        self.examples, self.judged = examples, judged
+        self.lengths = examples.lengths[:, 0]  # the gold response is not read
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        return self.examples.instances
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> PolicyBatch:
+        return self.rows(np.asarray(indices), np.zeros(len(indices), np.int32), length, rng)
+
+    def rows(self, indices: np.ndarray, turn: np.ndarray, length: int, rng: np.random.Generator) -> PolicyBatch:
+        judged = self.judged
+        contexts = [judged.contexts[i] if i >= 0 else [] for i in indices]
+        context, context_mask = features.pad(contexts, judged.max_tokens, judged.pad_id)
+        levels = judged.levels[np.maximum(indices, 0)]
+        # Numpy arrays until they are put on devices; the annotations are those of the step.
+        return PolicyBatch(
+            self.examples.collate(indices, length, rng),
+            indices.astype(np.int32),  # pyright: ignore[reportArgumentType]
+            context,  # pyright: ignore[reportArgumentType]
+            context_mask,  # pyright: ignore[reportArgumentType]
+            levels,
+            turn.astype(np.int32),  # pyright: ignore[reportArgumentType]
+        )
+
+
+class DialogueExamples:
+    """Whole dialogues as examples: a batch of B has B * max_turns rows, the listener turns of each side by side.
+
+    The history of a turn is the gold one, as in everything else here; so all turns are answered at once.
+    """
+
+    def __init__(self, turns: PolicyExamples, max_turns: int):
+        self.turns, self.max_turns = turns, max_turns
+        found: dict[str, list[int]] = {}
+        for i, instance in enumerate(turns.instances):
+            found.setdefault(instance.dialogue_id, []).append(i)
+        order = {i: len(turns.instances[i].context) for rows in found.values() for i in rows}
+        self.rows = np.full((len(found), max_turns), -1, np.int64)
+        for d, rows in enumerate(found.values()):
+            kept = sorted(rows, key=lambda i: order[i])[:max_turns]
+            self.rows[d, : len(kept)] = kept
+        self.lengths = np.where(self.rows >= 0, turns.lengths[np.maximum(self.rows, 0)], 0).max(axis=1)
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        return self.turns.instances
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> PolicyBatch:
+        indices = np.asarray(indices)
+        rows = np.where(indices[:, None] >= 0, self.rows[np.maximum(indices, 0)], -1)
+        turn = np.broadcast_to(np.arange(self.max_turns), rows.shape)
+        return self.turns.rows(rows.ravel(), turn.ravel(), length, rng)
+
+
+def repeat_rows(batch: PolicyBatch, times: int) -> PolicyBatch:
+    """Every row `times` times in a row, as `Generated.tokens[B, K, T]` lies when it is flattened."""
+    return batch if times == 1 else jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), batch)

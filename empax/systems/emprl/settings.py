@@ -1,0 +1,184 @@
+"""What EmpRL's stages take besides the settings that all systems share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from empax.core.config import ConfigError
+from empax.decoding.search import DecodeSettings
+from empax.losses.advantages import Form
+from empax.losses.kl import Estimator
+from empax.losses.ppo import Reduction
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardSettings:
+    """One part of the reward; the parts are summed.
+
+    Attributes:
+      kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "compiled" (a function of
+        arrays) or "text" (a function of strings).
+      weight: factor of the part.
+      stages: of "empathy": the stages that trained the identifiers, together one for each mechanism.
+      function: of the others: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
+        `systems.emprl.rollouts.Rollout`; "text" as (contexts, responses, references) -> [B], lists of as many.
+      shift_penalty: of "empathy", where examples are whole dialogues: what a change of level from one listener turn to
+        the next costs, beyond the change in the gold responses; 0 = the reward of each turn alone.
+    """
+
+    kind: Literal["empathy", "compiled", "text"] = "empathy"
+    weight: float = 1.0
+    stages: tuple[str, ...] = ("identifiers",)
+    function: str = ""
+    shift_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.kind == "empathy") == bool(self.function):
+            raise ConfigError(
+                f"a reward of kind = {self.kind!r} has function = {self.function!r}; 'compiled' and 'text' need "
+                "'module:name', 'empathy' takes none."
+            )
+        if self.function and self.function.count(":") != 1:
+            raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
+        if self.shift_penalty and self.kind != "empathy":
+            raise ConfigError("shift_penalty goes with kind = 'empathy'.")
+
+
+@dataclasses.dataclass(frozen=True)
+class KlSettings:
+    """What the policy pays for leaving its reference (Eq. 6 and 8).
+
+    Attributes:
+      coefficient: beta, where it starts; 0 = the paper's "w/o KL".
+      estimator: of Eq. 6, from the sampled token.
+      controller: "fixed" (the paper's text), or "adaptive" (its runs).
+      target: of "adaptive": nats per response.
+      horizon: of "adaptive": responses over which it acts.
+    """
+
+    coefficient: float = 0.2
+    estimator: Estimator = "k1"
+    controller: Literal["fixed", "adaptive"] = "adaptive"
+    target: float = 6.0
+    horizon: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        if self.coefficient < 0.0:
+            raise ConfigError(f"coefficient = {self.coefficient} must be at least 0.")
+        if self.target <= 0.0 or self.horizon <= 0.0:
+            raise ConfigError("target and horizon must be above 0.")
+
+
+_ROLLOUT = DecodeSettings(method="sample", max_tokens=30, min_tokens=4, temperature=0.9, top_k=20)
+_GROUPS = dataclasses.replace(_ROLLOUT, num_samples=4)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyStage:
+    """What PPO and GRPO share.
+
+    Attributes:
+      start_from: the stage whose generator is the first policy, and stays the reference.
+      index: the index stage whose exemplars a generator that reads several passages is shown; empty = none.
+      rollout: how responses are drawn. Log-probabilities are those of the policy, neither tempered nor truncated.
+      rewards: the parts of the reward.
+      kl: see there.
+      normalize_scores: standardise scores by the running mean and deviation of all so far.
+      missing_eos_penalty: taken off the score of a response that was cut off.
+      clip: epsilon of Eq. 14.
+      max_ratio: mini-batches whose mean ratio is above this teach nothing.
+      entropy_weight: of a bonus for the policy's entropy.
+      mask_first_token: leave each response's first token out, as EmpRL's runs did (see `losses.advantages`).
+      guard_tolerance: how far the ratio may be from 1, and the KL from 0, before anything is learnt. Both are means
+        over tokens, of absolute values.
+      whole_dialogues: an example is a dialogue with all its listener turns; `batch_size` then counts dialogues.
+      max_turns: of whole dialogues, listener turns; later ones are left out.
+      max_examples: 0 = all.
+      max_validation_examples: on which the likelihood of the gold response is watched.
+      replies: validation contexts whose replies are kept for the report, at every `refresh_every_steps`.
+    """
+
+    start_from: str = "generator"
+    index: str = ""
+    rollout: DecodeSettings = _ROLLOUT
+    rewards: tuple[RewardSettings, ...] = (RewardSettings(),)
+    kl: KlSettings = dataclasses.field(default_factory=KlSettings)
+    normalize_scores: bool = True
+    missing_eos_penalty: float = 0.0
+    clip: float = 0.2
+    max_ratio: float = 10.0
+    entropy_weight: float = 0.0
+    mask_first_token: bool = False
+    guard_tolerance: float = 1e-3
+    whole_dialogues: bool = False
+    max_turns: int = 3
+    max_examples: int = 0
+    max_validation_examples: int = 500
+    replies: int = 4
+
+    def __post_init__(self) -> None:
+        if self.rollout.method != "sample":
+            raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
+        if self.clip <= 0.0 or self.max_ratio <= 1.0 or self.guard_tolerance <= 0.0:
+            raise ConfigError("clip and guard_tolerance must be above 0, max_ratio above 1.")
+        if self.max_turns < 1:
+            raise ConfigError(f"max_turns = {self.max_turns} must be at least 1.")
+        if self.index and self.whole_dialogues:
+            raise ConfigError("whole_dialogues and index do not go together: exemplars belong to single turns.")
+        if any(reward.shift_penalty for reward in self.rewards) and not self.whole_dialogues:
+            raise ConfigError("shift_penalty needs whole_dialogues = True: single turns have no shifts.")
+
+
+@dataclasses.dataclass(frozen=True)
+class PpoStage(PolicyStage):
+    """Stage 2 of EmpRL.
+
+    Attributes:
+      gamma, lam: of the advantages (Eq. 9 and 10).
+      advantages: "sound", or Eq. 9 to the letter.
+      whiten_rewards: scale rewards of tokens, KL included, to variance 1, their mean kept.
+      whiten_advantages: to mean 0 and variance 1.
+      value_weight: of the value loss (Eq. 13).
+      value_clip: None = not clipped (Eq. 15 as printed).
+      value_warmup_steps: batches from which the value head learns alone, the rest of the model untouched.
+      reduction: see `losses.ppo.reduce_tokens`; the paper prints "sequences".
+    """
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    advantages: Form = "sound"
+    whiten_rewards: bool = True
+    whiten_advantages: bool = True
+    value_weight: float = 0.1
+    value_clip: float | None = 0.2
+    value_warmup_steps: int = 0
+    reduction: Reduction = "tokens"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0.0 <= self.gamma <= 1.0 and 0.0 <= self.lam <= 1.0):
+            raise ConfigError(f"gamma = {self.gamma} and lam = {self.lam} must lie in [0, 1].")
+        if self.value_warmup_steps < 0:
+            raise ConfigError(f"value_warmup_steps = {self.value_warmup_steps} must be at least 0.")
+        if self.rollout.num_samples != 1:
+            raise ConfigError("rollout.num_samples must be 1: PPO has a value head, groups are GRPO's.")
+
+
+@dataclasses.dataclass(frozen=True)
+class GrpoStage(PolicyStage):
+    """The sibling without a value head: `rollout.num_samples` responses to each context are compared with each other.
+
+    Attributes:
+      scale_by_std: divide by the group's deviation; False is Dr. GRPO.
+      reduction: "sequence_means" is GRPO, "tokens" DAPO, "sequences" Dr. GRPO.
+    """
+
+    rollout: DecodeSettings = _GROUPS
+    scale_by_std: bool = True
+    reduction: Reduction = "sequence_means"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rollout.num_samples < 2:
+            raise ConfigError(f"rollout.num_samples = {self.rollout.num_samples} must be at least 2: a group.")

@@ -1,0 +1,181 @@
+"""EmpRL's stages: from settings and the work directory to policies with their examples and rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import write_json
+from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
+from empax.core.types import Instance, Params
+from empax.data.exemplars import ContextExamples
+from empax.data.store import load_instances
+from empax.retrieval.index import load_index
+from empax.systems.attributes import IdentifierJudge, load_judge
+from empax.systems.dialogue.generator import Generator
+from empax.systems.dialogue.parts import HEAD, Parts, corpus_encoder_of
+from empax.systems.dialogue.responder import Responder, Retrieval
+from empax.systems.dialogue.settings import GeneratorStage
+from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_generator
+from empax.systems.emprl.rewards import Reward, make_reward
+from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples
+from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
+from empax.systems.emprl.tasks import ALGORITHMS, Policy
+from empax.training.checkpoint import load_params
+
+
+def generator_of(parts: Parts, *, fused: bool) -> Generator:
+    """The run's generator as a task; `fused`, reading several passages."""
+    settings = parts.settings
+    model = parts.fusion if fused else parts.reader
+    return Generator(model, HEAD, parts.decoder(settings.decoding), emotion_weight=0.0)
+
+
+def make_policy(parts: Parts, stage: PolicyStage, reward: Reward) -> Policy:
+    generator = generator_of(parts, fused=bool(stage.index))
+    rolled = dataclasses.replace(generator, decoder=parts.decoder(stage.rollout))
+    return ALGORITHMS[type(stage)](rolled, reward, stage)
+
+
+def first_params(parts: Parts, run: RunContext, stage: str) -> Params:
+    """{"model", "emotion"} of the stage that a policy begins with; of a joint stage, its generator."""
+    params = parts.stage_params(run, stage)
+    params = params.get("generator", params)
+    if "model" not in params:
+        raise ConfigError(
+            f"config.{run.stage}.start_from = {stage!r} trains no generator; name a stage of the tasks 'generator' or "
+            "'reg.joint'."
+        )
+    return params
+
+
+def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
+    parts = Parts.of(run, with_params=False)
+    first = first_params(parts, run, stage.start_from)
+
+    def judges(name: str) -> IdentifierJudge:
+        judge = load_judge(run, name)
+        if not isinstance(judge, IdentifierJudge):
+            raise ConfigError(f"config.{name} trains no identifiers; set its task to 'attributes.identifier'.")
+        return judge
+
+    train = _examples(parts, run, stage, "train", stage.max_examples)
+    reward = make_reward(stage.rewards, tokenizer=parts.tokenizer, instances=train.instances, judges=judges)
+    held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
+    examples: Any = PolicyExamples(train, reward.judged(train.instances))
+    if stage.whole_dialogues:
+        examples = DialogueExamples(examples, stage.max_turns)
+    return Assembly(
+        make_policy(parts, stage, reward),
+        examples,
+        # Nobody is rated there: what is watched is the likelihood of the gold responses.
+        PolicyExamples(held_out, JudgedContexts.nobody(len(held_out))),
+        frozen={"reference": first["model"], "emotion": first["emotion"], "reward": reward.frozen()},
+        initial=lambda params: {**params, "model": first["model"]},
+        on_refresh=Replies(parts, run, stage, held_out.instances[: stage.replies], first["emotion"]),
+    )
+
+
+class Replies:
+    """Keeps what the policy answers to a few validation contexts, as training goes on: `replies/STEP.json`."""
+
+    def __init__(
+        self, parts: Parts, run: RunContext, stage: PolicyStage, instances: Sequence[Instance], emotion: Params
+    ):
+        self._parts, self._run, self._stage, self._emotion = parts, run, stage, emotion
+        self._instances = instances
+        self._responder: Responder | None = None
+
+    def __call__(self, step: int, params: Params | None) -> None:
+        if params is None or not self._instances:
+            return
+        if self._responder is None:  # one, so that it compiles once
+            retrieval = _retrieval(self._parts, self._run, self._stage) if self._stage.index else None
+            generator = generator_of(self._parts, fused=bool(self._stage.index))
+            longest = (self._parts.settings.layout.max_source_tokens,)
+            self._responder = Responder(self._parts, generator, {}, retrieval, longest)
+        self._responder.params = {"model": params["model"], "emotion": self._emotion}
+        # The same draws at every step: what differs is the policy.
+        made = self._responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
+        rows = [{"context": list(p.context), "response": p.response} for p in made]
+        write_json(self._run.directory / "replies" / f"{step:06d}.json", rows)
+
+
+def _examples(parts: Parts, run: RunContext, stage: PolicyStage, split: str, limit: int) -> ContextExamples:
+    instances = load_instances(run, split)
+    if not stage.index:
+        return ContextExamples(instances[: limit or None], parts.form(exemplars=False))
+    corpus = parts.corpus(instances if split == "train" else load_instances(run, "train"))
+    embeddings = load_index(run.files.index(stage.index)).embeddings
+    found = searched(parts, run, stage.index, split, corpus, limit, key_embeddings=embeddings)
+    found.set_candidates(found.candidates[:, : parts.settings.passages])
+    return found
+
+
+def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+    """Of the update, on rollouts; what the rollout itself takes is not in it."""
+    parts = Parts.of(run, planned=True)
+    if stage.index:
+        raise ConfigError("a plan of a policy that reads exemplars cannot be made yet; leave the stage out of run.")
+    rows = batch_size * (stage.max_turns if stage.whole_dialogues else 1)
+    inputs = sketch_generator(GeneratorStage(), run, rows, length).batch
+    context = shape(rows, 1)
+    batch = PolicyBatch(inputs, shape(rows), context, shape(rows, 1, kind=bool), shape(rows, 3), shape(rows))
+    policy = make_policy(parts, stage, Reward(()))
+    params = jax.eval_shape(policy.init, jax.random.key(0), batch)
+    emotion = jax.eval_shape(HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model)))
+    frozen = {"reference": params["model"], "emotion": emotion["params"], "reward": {}}
+    return Sketch(policy, batch, frozen=frozen)
+
+
+TASKS = {
+    "generator": GENERATOR,
+    "ppo": TaskSpec(PpoStage, build_policy, sketch_policy),
+    "grpo": TaskSpec(GrpoStage, build_policy, sketch_policy),
+}
+
+
+def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence[int]) -> Responder:
+    """The generator of a finished stage, fine-tuned or reinforced.
+
+    Args:
+      run: whose work directory holds the stages.
+      stage: of the tasks "generator", "ppo" or "grpo".
+      index: unused; a policy that reads exemplars says itself where they come from.
+      buckets: source lengths to pad to.
+
+    Raises:
+      ConfigError: the stage trains something else.
+    """
+    del index
+    parts = Parts.of(run, with_params=False)
+    section = run.section(stage)
+    kind = section["task"].rpartition(".")[2]
+    if kind == "generator":
+        return Responder(parts, generator_of(parts, fused=False), parts.stage_params(run, stage), None, buckets)
+    if kind not in ("ppo", "grpo"):
+        raise ConfigError(
+            f"config.{run.stage}.stage = {stage!r} trains {kind!r}; it must train 'generator', 'ppo' or 'grpo'."
+        )
+    cls = TASKS[kind].settings
+    fields = {field.name for field in dataclasses.fields(cls)}
+    settings = to_settings(cls, {k: v for k, v in section.items() if k in fields}, where=f"config.{stage}")
+    # The emotion head is the fine-tuned one: rewards do not teach it.
+    params = {
+        "model": load_params(run.files.stage(stage))["model"],
+        "emotion": first_params(parts, run, settings.start_from)["emotion"],
+    }
+    retrieval = _retrieval(parts, run, settings) if settings.index else None
+    return Responder(parts, generator_of(parts, fused=bool(settings.index)), params, retrieval, buckets)
+
+
+def _retrieval(parts: Parts, run: RunContext, settings: PolicyStage) -> Retrieval:
+    """The exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
+    encoder = corpus_encoder_of(parts, parts.retriever_params(run, run.section(settings.index)["encoder"]))
+    index = load_index(run.files.index(settings.index), encoder_hash=encoder.hash)
+    return Retrieval(encoder, index, parts.corpus(load_instances(run, "train")))

@@ -1,0 +1,327 @@
+"""EmpRL: empathy level alignment via reinforcement learning (Ma et al.), by PPO, and by GRPO beside it.
+
+The policy answers, identifiers say how likely its answers have the gold responses' empathy levels (Eq. 2 to 5), the KL
+to the fine-tuned model is taken off (Eq. 6 to 8), and the policy learns from what was better than expected (Eq. 9 to
+15). PAPERS.md lists every equation and every departure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.types import Batch, Mean, Metrics, Params
+from empax.losses import ppo
+from empax.losses.advantages import (
+    ScoreStatistics,
+    generalized_advantages,
+    grpo_advantages,
+    mask_first_token,
+    penalize_missing_eos,
+    response_mask,
+    token_rewards,
+    whiten,
+)
+from empax.losses.cross_entropy import token_log_probs
+from empax.losses.kl import AdaptiveKL, FixedKL, kl_penalty, sequence_kl
+from empax.models.heads import ClassificationHead
+from empax.systems.dialogue.generator import Generator, apply
+from empax.systems.emprl.rewards import Reward
+from empax.systems.emprl.rollouts import PolicyBatch, Rollout, repeat_rows
+from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
+from empax.training.accumulation import TrainingError
+
+log = logging.getLogger("empax")
+
+VALUE_HEAD = ClassificationHead(num_classes=1)
+
+FEWEST_DISTINCT, LEAST_ENTROPY, FEWEST_TOKENS = 0.2, 0.1, 3.0
+"""Below any of them a policy has collapsed, or is about to: a warning, since only its user can tell."""
+
+
+@flax.struct.dataclass
+class Memory:
+    """What goes from rollout to rollout."""
+
+    kl: Any  # FixedKL or AdaptiveKL
+    statistics: ScoreStatistics
+    rollouts: Any  # Int[Array, ""], batches so far
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What PPO and GRPO share: a `ReinforcedTask` but for its credit and its loss.
+
+    Parameters are {"model"}, with PPO also {"value"}. `frozen` has "reference", the model that training began with,
+    "emotion", its emotion head, and "reward", the parameters of `reward`.
+
+    Attributes:
+      generator: the model and how it draws responses.
+      reward: rates them.
+      settings: of the stage.
+    """
+
+    generator: Generator
+    reward: Reward
+    settings: Any
+
+    def init(self, rng: jax.Array, batch: Any) -> Params:
+        first, second = jax.random.split(rng)
+        params = {"model": self.generator.init(first, _inputs(batch))["model"]}
+        if self.has_values:
+            width = jnp.zeros((1, self.generator.model.config.d_model))
+            params["value"] = VALUE_HEAD.init(second, width)["params"]
+        return params
+
+    has_values: ClassVar[bool] = False
+
+    @property
+    def rates_on_host(self) -> bool:
+        return self.reward.on_host
+
+    def init_memory(self) -> Memory:
+        kl = self.settings.kl
+        controller = (
+            AdaptiveKL.starting_at(kl.coefficient, target=kl.target, horizon=kl.horizon)
+            if kl.controller == "adaptive"
+            else FixedKL.starting_at(kl.coefficient)
+        )
+        return Memory(controller, ScoreStatistics.empty(), jnp.zeros((), jnp.int32))
+
+    def rollout(self, params: Params, frozen: Params, batch: PolicyBatch, rng: jax.Array) -> Rollout:
+        """Draws responses; their log-probabilities come from the very computation that the update repeats."""
+        generator, inputs = self.generator, batch.inputs
+        drawn = generator.decoder(generator.model, params["model"], inputs.source, inputs.source_mask, rng).tokens
+        batch = repeat_rows(batch, drawn.shape[1])
+        tokens = drawn.reshape(-1, drawn.shape[2])
+        mask = response_mask(tokens, batch.valid, eos_id=generator.decoder.eos_id)
+        log_probs, values, _ = self.read(params, batch.inputs, tokens)
+        reference, _, _ = self.read({"model": frozen["reference"]}, batch.inputs, tokens)
+        return Rollout(batch, tokens, mask, log_probs, reference, values=values)
+
+    def read(
+        self, params: Params, inputs: Batch, tokens: Int[Array, "B T"], frozen_trunk: Float[Array, ""] | None = None
+    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"] | None, Float[Array, "B T V"]]:
+        """Teacher-forced, without dropout: log-probabilities of `tokens`, the value before each, and all logits.
+
+        `frozen_trunk` = 1 lets no gradient of the values into the model, 0 lets all of it.
+        """
+        model, own = self.generator.model, params["model"]
+        states = apply(model, own, inputs.source, inputs.source_mask, method="encode", rng=None)
+        mask = model.states_mask(inputs.source_mask)
+        hidden = apply(model, own, tokens, states, mask, method="decode_hidden", rng=None)
+        logits = model.apply({"params": own}, hidden, method="logits_from")
+        log_probs = token_log_probs(logits, tokens).astype(jnp.float32)
+        if "value" not in params:
+            return log_probs, None, logits
+        seen = hidden.astype(jnp.float32)
+        if frozen_trunk is not None:
+            seen = frozen_trunk * jax.lax.stop_gradient(seen) + (1.0 - frozen_trunk) * seen
+        flat = seen.reshape(-1, seen.shape[-1])
+        values = apply(VALUE_HEAD, params["value"], flat, rng=None).reshape(tokens.shape)
+        return log_probs, values.astype(jnp.float32), logits
+
+    def rate(self, frozen: Params, batch: Rollout) -> Rollout:
+        return batch.replace(scores=self.reward.rate(frozen["reward"], batch))
+
+    def counted(self, rollout: Rollout) -> Bool[Array, "B T"]:
+        """The tokens that are learnt from."""
+        return mask_first_token(rollout.mask) if self.settings.mask_first_token else rollout.mask
+
+    def scored(self, rollout: Rollout, memory: Memory) -> tuple[Float[Array, " B"], ScoreStatistics]:
+        """The scores that advantages are made of, and the statistics with them."""
+        settings, valid = self.settings, rollout.mask.any(axis=1)
+        scores = penalize_missing_eos(
+            rollout.scores,
+            rollout.tokens,
+            rollout.mask,
+            eos_id=self.generator.decoder.eos_id,
+            penalty=settings.missing_eos_penalty,
+        )
+        statistics = memory.statistics.update(scores, valid)
+        return (statistics.normalise(scores) if settings.normalize_scores else scores), statistics
+
+    def remembered(
+        self, rollout: Rollout, memory: Memory, statistics: ScoreStatistics
+    ) -> tuple[Rollout, Memory, Metrics]:
+        """The rollout with its coefficient, the memory after it, and what to log of it."""
+        counted, valid = self.counted(rollout), rollout.mask.any(axis=1)
+        kl = sequence_kl(kl_penalty(rollout.log_probs, rollout.reference_log_probs, counted), counted)
+        coefficient = memory.kl.coefficient
+        rows = jnp.full(rollout.tokens.shape[:1], 1.0)
+        after = Memory(memory.kl.update(kl), statistics, memory.rollouts + 1)
+        ended = jnp.any(rollout.mask & (rollout.tokens == self.generator.decoder.eos_id), axis=1)
+        metrics = {
+            "reward": Mean.of(rollout.scores, valid),
+            "kl": kl,  # to the reference, k1, nats per response: what the penalty is made of and steers by
+            "kl_coefficient": _once(coefficient),
+            "response_tokens": ppo.mean_length(rollout.mask),
+            "distinct_responses": ppo.distinct_share(rollout.tokens, rollout.mask),
+            "ended": Mean.of(ended.astype(jnp.float32), valid),
+        }
+        return rollout.replace(kl_coefficient=coefficient * rows), after, metrics
+
+    def on_gold(self, params: Params, frozen: Params, batch: PolicyBatch) -> tuple[Mean, Metrics]:
+        """Of examples that nobody has answered: the likelihood of the gold responses."""
+        whole = {"model": params["model"], "emotion": frozen["emotion"]}
+        _, metrics = self.generator.loss(whole, {}, _inputs(batch), None)
+        return metrics["nll"], {"nll": metrics["nll"]}
+
+    def guarded(self, log_probs: Float[Array, "B T"], rollout: Rollout, mask: Bool[Array, "B T"]) -> dict[str, Mean]:
+        """Means over tokens of what must be 0 before anything is learnt."""
+        ratio = jnp.abs(jnp.expm1(jnp.where(mask, log_probs - rollout.log_probs, 0.0)))
+        moved = kl_penalty(log_probs, rollout.reference_log_probs, mask, estimator="abs")
+        return {"ratio_error": Mean.of(ratio, mask), "reference_error": Mean.of(moved, mask)}
+
+    def check_start(self, metrics: Mapping[str, float], *, step: int) -> None:
+        limit = self.settings.guard_tolerance
+        found = {"ratio_error": metrics["ratio_error"]}
+        if step == 0:
+            found["reference_error"] = metrics["reference_error"]
+        causes = {
+            "ratio_error": "the update computes other log-probabilities than the rollout did: dropout, another dtype, "
+            "or another mask",
+            "reference_error": "the reference is not the model that training begins with: look at start_from",
+        }
+        for name, value in found.items():
+            if not value <= limit:  # NaN is not
+                raise TrainingError(
+                    f"before the first update {name} = {value:.3g} must be at most guard_tolerance = {limit:g}: "
+                    f"{causes[name]}. In bfloat16 the two computations round differently: set dtype = 'float32', or "
+                    "raise guard_tolerance if that is all."
+                )
+
+    def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
+        signs = {
+            "distinct_responses": FEWEST_DISTINCT,
+            "entropy": LEAST_ENTROPY,
+            "response_tokens": FEWEST_TOKENS,
+        }
+        low = [
+            f"{name} = {metrics[name]:.3g} (below {least:g})" for name, least in signs.items() if metrics[name] < least
+        ]
+        if low:
+            log.warning(
+                "the policy may have collapsed at step %d: %s; raise kl.coefficient or lower the learning rate.",
+                step,
+                ", ".join(low),
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Ppo(Policy):
+    """Stage 2 of EmpRL: policy and value share a trunk; the value head reads the decoder's last states."""
+
+    settings: PpoStage
+    has_values: ClassVar[bool] = True
+
+    def credit(self, frozen: Params, batch: Rollout, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
+        del frozen
+        settings, mask = self.settings, self.counted(batch)
+        scores, statistics = self.scored(batch, memory)
+        kl = kl_penalty(batch.log_probs, batch.reference_log_probs, mask, estimator=settings.kl.estimator)
+        rewards = token_rewards(scores, kl, mask, beta=memory.kl.coefficient)
+        if settings.whiten_rewards:
+            rewards = whiten(rewards, mask, shift_mean=False)
+        assert batch.values is not None
+        advantages, returns = generalized_advantages(
+            rewards, batch.values, mask, gamma=settings.gamma, lam=settings.lam, form=settings.advantages
+        )
+        if settings.whiten_advantages:
+            advantages = whiten(advantages, mask)
+        warm = (memory.rollouts >= settings.value_warmup_steps).astype(jnp.float32)
+        credited = batch.replace(
+            advantages=advantages, returns=returns, policy_weight=jnp.broadcast_to(warm, batch.tokens.shape[:1])
+        )
+        credited, after, metrics = self.remembered(credited, memory, statistics)
+        metrics["explained_variance"] = _once(ppo.explained_variance(batch.values, returns, mask))
+        return credited, after, metrics
+
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        """Eq. 13 to 15 on a rollout; on mere contexts, the likelihood of their gold responses."""
+        del rng  # no dropout: it would make the ratio noise
+        if isinstance(batch, PolicyBatch):
+            return self.on_gold(params, frozen, batch)
+        settings, mask = self.settings, self.counted(batch)
+        warm = batch.policy_weight[0]
+        log_probs, values, logits = self.read(params, batch.batch.inputs, batch.tokens, 1.0 - warm)
+        keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
+        options: dict[str, Any] = {"reduction": settings.reduction, "keep": keep}
+        policy, metrics = ppo.policy_loss(
+            log_probs, batch.log_probs, batch.advantages, mask, clip=settings.clip, **options
+        )
+        value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **options)
+        entropy = ppo.entropy(logits, mask, reduction=settings.reduction)
+        loss = ppo.weighted_sum(
+            (warm, policy), (settings.value_weight, value), (-settings.entropy_weight * warm, entropy)
+        )
+        return loss, {
+            **metrics,
+            **more,
+            "policy_loss": policy,
+            "value_loss": value,
+            "entropy": ppo.entropy(jax.lax.stop_gradient(logits), mask),
+            **self.guarded(log_probs, batch, mask),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Grpo(Policy):
+    """Several responses to each context, each compared with the others; the KL is in the loss."""
+
+    settings: GrpoStage
+
+    def credit(self, frozen: Params, batch: Rollout, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
+        del frozen
+        scores, statistics = self.scored(batch, memory)
+        size = self.settings.rollout.num_samples
+        advantages = grpo_advantages(
+            scores, batch.mask.any(axis=1), group_size=size, scale_by_std=self.settings.scale_by_std
+        )
+        return self.remembered(batch.replace(advantages=advantages), memory, statistics)
+
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        """`ppo.grpo_loss` on a rollout; on mere contexts, the likelihood of their gold responses."""
+        del rng
+        if isinstance(batch, PolicyBatch):
+            return self.on_gold(params, frozen, batch)
+        settings, mask = self.settings, self.counted(batch)
+        log_probs, _, logits = self.read(params, batch.batch.inputs, batch.tokens)
+        keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
+        loss, metrics = ppo.grpo_loss(
+            log_probs,
+            batch.log_probs,
+            batch.reference_log_probs,
+            batch.advantages,
+            mask,
+            clip=settings.clip,
+            kl_coefficient=batch.kl_coefficient[0],
+            reduction=settings.reduction,
+            keep=keep,
+        )
+        entropy = ppo.entropy(logits, mask, reduction=settings.reduction)
+        loss = ppo.weighted_sum((1.0, loss), (-settings.entropy_weight, entropy))
+        metrics["token_kl"] = metrics.pop("kl")
+        return loss, {
+            **metrics,
+            "entropy": ppo.entropy(jax.lax.stop_gradient(logits), mask),
+            **self.guarded(log_probs, batch, mask),
+        }
+
+
+def _inputs(batch: Any) -> Any:
+    return batch.inputs if isinstance(batch, PolicyBatch) else batch
+
+
+def _once(value: Float[Array, ""]) -> Mean:
+    return Mean(total=jnp.asarray(value, jnp.float32), weight=jnp.ones((), jnp.float32))
+
+
+ALGORITHMS: dict[type[PolicyStage], type[Policy]] = {PpoStage: Ppo, GrpoStage: Grpo}

@@ -1,0 +1,218 @@
+"""PPO and GRPO: they learn a toy, they go on to the same bits after a kill, and they notice what cannot be right."""
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.protocols import OnlineTask, ReinforcedTask
+from empax.core.tree import hash_tree
+from empax.training.accumulation import TrainingError
+from empax.training.checkpoint import load_params
+
+
+def logged(workdir, split="train"):
+    rows = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["split"] == split]
+
+
+@pytest.fixture(scope="module")
+def batch(toy):
+    return toy.Contexts(6).collate(np.array([0, 1, 2, -1]), toy.SOURCE, np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def rolled(toy, batch):
+    """A policy that has moved away from its reference, and its rollout."""
+    task, frozen = toy.policy(), toy.frozen()
+    params = jax.jit(task.init)(jax.random.key(5), batch)
+    return task, params, frozen, jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1))
+
+
+def test_ppo_and_grpo_are_reinforced_tasks_and_explore_nothing(toy):
+    for task in (toy.policy(), toy.policy(grpo=True), toy.policy(host=True)):
+        assert isinstance(task, ReinforcedTask)
+        assert not isinstance(task, OnlineTask)
+    assert toy.policy(host=True).rates_on_host
+    assert not toy.policy().rates_on_host
+
+
+def test_a_rollouts_log_probabilities_are_the_policys_own_in_a_plain_forward_pass(toy, rolled):
+    """Neither tempered nor truncated: recomputed from the logits of the whole model, token by token."""
+    _, params, frozen, rollout = rolled
+    inputs = rollout.batch.inputs
+    for own, found in ((params["model"], rollout.log_probs), (frozen["reference"], rollout.reference_log_probs)):
+        logits = toy.MODEL.apply({"params": own}, inputs.source, inputs.source_mask, rollout.tokens)
+        logits = np.asarray(logits, np.float64)
+        log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        expected = np.take_along_axis(log_probs, np.asarray(rollout.tokens)[..., None], axis=-1)[..., 0]
+        np.testing.assert_allclose(
+            np.asarray(found)[np.asarray(rollout.mask)], expected[np.asarray(rollout.mask)], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_the_mask_ends_with_the_first_end_and_knows_no_filler(toy, rolled):
+    rollout = rolled[3]
+    for tokens, mask, valid in zip(rollout.tokens, rollout.mask, rollout.valid, strict=True):
+        ends = np.flatnonzero(np.asarray(tokens) == toy.EOS)
+        length = (ends[0] + 1 if len(ends) else toy.TOKENS) if valid else 0
+        np.testing.assert_array_equal(mask, np.arange(toy.TOKENS) < length)
+
+
+def test_before_the_first_update_ratio_is_1_and_the_reference_is_the_policy(toy, batch):
+    task, frozen = toy.policy(), toy.frozen()
+    params = {**jax.jit(task.init)(jax.random.key(5), batch), "model": frozen["reference"]}
+    rollout = task.rate(frozen, jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1)))
+    credited, memory, metrics = jax.jit(task.credit)(frozen, rollout, task.init_memory())
+    _, found = jax.jit(task.loss)(params, frozen, credited, None)
+    assert float(found["ratio"].value()) == pytest.approx(1.0, abs=1e-5)
+    assert float(found["ratio_error"].value()) < 1e-5
+    assert float(found["reference_error"].value()) < 1e-5
+    assert float(metrics["kl"].value()) == pytest.approx(0.0, abs=1e-4)
+    assert int(memory.rollouts) == 1
+    assert float(memory.statistics.count) == 3.0  # the filler row is no score
+
+
+def test_scores_reach_the_advantages_of_real_tokens_alone(toy, rolled):
+    task, params, frozen, rollout = rolled
+    scores = jnp.asarray([1.0, 0.0, 0.5, np.nan])
+    credited, _, metrics = task.credit(frozen, rollout.replace(scores=scores), task.init_memory())
+    mask = np.asarray(rollout.mask)
+    assert np.isfinite(credited.advantages).all()
+    assert (np.asarray(credited.advantages)[~mask] == 0).all()
+    assert np.asarray(credited.advantages)[mask].mean() == pytest.approx(0.0, abs=1e-5)
+    assert np.asarray(credited.advantages)[mask].std(ddof=1) == pytest.approx(1.0, rel=1e-3)
+    assert float(metrics["reward"].value()) == pytest.approx(0.5)
+    loss, _ = task.loss(params, frozen, credited, None)
+    assert np.isfinite(float(loss.total))
+
+
+def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):
+    task, params, frozen, rollout = rolled
+    rollout = task.rate(frozen, rollout)
+
+    def gradient(warm):
+        credited, _, _ = toy.policy(value_warmup_steps=warm).credit(frozen, rollout, task.init_memory())
+        return jax.grad(lambda p: task.loss(p, frozen, credited, None)[0].total)(params)
+
+    warm, later = gradient(1), gradient(0)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(warm["model"]))
+    assert np.any(warm["value"]["out"])
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(later["model"]))
+
+
+def test_a_group_is_compared_with_itself(toy, batch):
+    task, frozen = toy.policy(grpo=True), toy.frozen()
+    params = {"model": frozen["reference"]}
+    rollout = jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1))
+    assert rollout.tokens.shape == (16, toy.TOKENS)
+    np.testing.assert_array_equal(rollout.batch.row, np.repeat([0, 1, 2, -1], 4))
+    scores = jnp.arange(16.0)
+    credited, _, _ = task.credit(frozen, rollout.replace(scores=scores), task.init_memory())
+    groups = np.asarray(credited.advantages).reshape(4, 4)
+    np.testing.assert_allclose(groups.sum(axis=1), 0.0, atol=1e-5)
+    np.testing.assert_array_equal(groups[3], 0.0)  # filler rows
+    np.testing.assert_allclose(groups[0], groups[1], rtol=1e-5)
+
+
+def test_text_rewards_see_real_rows_and_agree_with_the_compiled_one(toy, rolled):
+    rollout = rolled[3]
+    found = toy.policy(host=True).rate({"reward": {"0": {}}}, rollout).scores
+    wanted = (np.asarray(rollout.tokens) >= toy.WANTED) & np.asarray(rollout.mask)
+    words = (np.asarray(rollout.tokens) > toy.START) & np.asarray(rollout.mask)
+    np.testing.assert_allclose(found[:3], (wanted.sum(1) / np.maximum(words.sum(1), 1))[:3], rtol=1e-6)
+    assert found[3] == 0.0
+
+
+def test_validation_is_the_likelihood_of_the_gold_response(toy, rolled, batch):
+    task, params, frozen, _ = rolled
+    loss, metrics = task.loss(params, frozen, batch, None)
+    logits = toy.MODEL.apply(
+        {"params": params["model"]}, batch.inputs.source, batch.inputs.source_mask, batch.inputs.target
+    )
+    log_probs = np.asarray(jax.nn.log_softmax(logits))[:3, np.arange(3), [20, 19, toy.EOS]]
+    assert float(loss.value()) == pytest.approx(-log_probs.mean(), rel=1e-4)
+    assert set(metrics) == {"nll"}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_it_learns_the_toy_within_ten_nats(toy, tmp_path, algorithm):
+    """From below 0.3 to above 0.8 on 3 of 3 seeds."""
+    for seed in range(3 if algorithm == "ppo" else 1):
+        toy.train(tmp_path / str(seed), seed=seed, grpo=algorithm == "grpo")
+        rows = logged(tmp_path / str(seed))
+        before = toy_reward(toy, seed)
+        assert before < 0.3
+        assert rows[-1]["reward"] > 0.8, rows[-1]
+        assert rows[-1]["kl"] <= 10.0, rows[-1]
+
+
+def toy_reward(toy, seed):
+    """Of the first policy."""
+    task, frozen = toy.policy(), toy.frozen(seed)
+    batch = toy.Contexts(64).collate(np.arange(64), toy.SOURCE, np.random.default_rng(0))
+    params = {"model": frozen["reference"]}
+    return float(toy.share(jax.jit(task.rollout)(params, frozen, batch, jax.random.key(seed))).mean())
+
+
+def test_killed_and_started_again_it_ends_with_the_same_bits(toy, tmp_path):
+    """Parameters, optimizer, controller, running statistics: everything that later batches depend on."""
+    script = Path(toy.__file__)
+    environment = {**os.environ, "PYTHONPATH": str(script.parents[3])}
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, script, *map(str, words)], env=environment, capture_output=True, text=True
+        )
+
+    assert run(tmp_path / "whole").returncode == 0
+    killed = run(tmp_path / "broken", 10)
+    assert killed.returncode == -9, killed.stderr
+    assert not (tmp_path / "broken" / "ppo" / "DONE").exists()
+    assert run(tmp_path / "broken").returncode == 0
+    whole, broken = (load_params(tmp_path / name / "ppo", "last") for name in ("whole", "broken"))
+    assert hash_tree(whole) == hash_tree(broken)
+    for rows in zip(*(logged(tmp_path / name) for name in ("whole", "broken")), strict=True):
+        one, two = ({k: v for k, v in row.items() if "second" not in k and k != "time"} for row in rows)
+        assert one == two
+
+
+def test_another_start_than_the_reference_is_noticed(toy, tmp_path, batch):
+    other = jax.jit(toy.policy().init)(jax.random.key(9), batch)["model"]
+    with pytest.raises(TrainingError, match=r"before the first update reference_error = .* start_from"):
+        toy.train(tmp_path, start=other, steps=1)
+
+
+def test_an_update_that_computes_something_else_is_noticed(toy, rolled):
+    task, params, frozen, rollout = rolled
+    credited, _, _ = task.credit(frozen, task.rate(frozen, rollout), task.init_memory())
+    shifted = credited.replace(log_probs=credited.log_probs + 0.01)
+    _, metrics = task.loss(params, frozen, shifted, None)
+    values = {name: float(mean.value()) for name, mean in metrics.items()}
+    with pytest.raises(TrainingError, match=r"ratio_error = 0\.00995 must be at most guard_tolerance = 0\.001"):
+        task.check_start(values, step=7)
+    task.check_start({**values, "ratio_error": 0.0}, step=7)  # later the reference may be far
+    with pytest.raises(TrainingError, match="ratio_error = nan"):
+        task.check_start({**values, "ratio_error": float("nan")}, step=7)
+
+
+def test_a_collapse_is_a_warning(toy, caplog):
+    sound = {"distinct_responses": 0.9, "entropy": 2.0, "response_tokens": 9.0}
+    with caplog.at_level(logging.WARNING, logger="empax"):
+        toy.policy().check_progress(sound, step=5)
+        assert not caplog.records
+        toy.policy().check_progress({**sound, "distinct_responses": 0.05}, step=5)
+    assert "collapsed at step 5: distinct_responses = 0.05 (below 0.2)" in caplog.text
+
+
+def test_a_policy_is_a_hashable_value(toy):
+    assert hash(toy.policy()) == hash(toy.policy())
+    assert dataclasses.replace(toy.policy()) == toy.policy()

@@ -1,0 +1,152 @@
+"""A policy small enough to learn in seconds: say what counts, without leaving the first policy by more than 10 nats.
+
+python toy.py WORKDIR [STEP]: trains, and with STEP dies by SIGKILL once that many batches have been learnt from.
+"""
+
+import dataclasses
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from empax.core.sharding import MeshSettings, make_mesh
+from empax.data.exemplars import LabelledBatch
+from empax.decoding.search import DecodeSettings
+from empax.models.heads import ClassificationHead
+from empax.models.transformer import EncoderDecoder, scratch
+from empax.systems.dialogue.generator import Decoder, Generator
+from empax.systems.emprl.rewards import CompiledReward, Reward, TextReward
+from empax.systems.emprl.rollouts import PolicyBatch
+from empax.systems.emprl.settings import GrpoStage, KlSettings, PpoStage
+from empax.systems.emprl.tasks import ALGORITHMS
+from empax.training import loop
+from empax.training.optimizer import OptimizerSettings, ParamGroup
+
+VOCABULARY, SOURCE, TOKENS, EOS, PAD, START = 24, 6, 8, 1, 0, 2
+WANTED = 18
+"""Ids from here on are what the reward counts: a quarter of the vocabulary."""
+
+MODEL = EncoderDecoder(
+    scratch(
+        VOCABULARY, d_model=32, num_heads=2, head_dim=16, d_ff=64, num_encoder_layers=1, num_decoder_layers=1,
+        start_id=START,
+    )
+)  # fmt: skip
+ROLLOUT = DecodeSettings(method="sample", max_tokens=TOKENS)
+
+
+def share(rollout):
+    """Of a response's tokens, how many are wanted."""
+    wanted = (rollout.tokens >= WANTED) & rollout.mask
+    return wanted.sum(axis=1) / jnp.maximum(rollout.mask.sum(axis=1), 1)
+
+
+class Words:
+    """A tokenizer of the toy's vocabulary; no padding, start or end is a word."""
+
+    pad_id, eos_id, start_id, vocab_size = PAD, EOS, START, VOCABULARY
+
+    def decode(self, ids):
+        return " ".join(f"w{i}" for i in ids if i > START)
+
+
+def share_of_texts(contexts, responses, references):
+    assert len(contexts) == len(responses) == len(references)
+    words = [response.split() for response in responses]
+    return [np.mean([int(w[1:]) >= WANTED for w in row]) if row else 0.0 for row in words]
+
+
+def policy(*, host=False, grpo=False, reward=share, **changes):
+    if grpo:
+        rollout = dataclasses.replace(ROLLOUT, num_samples=4)
+        stage = GrpoStage(rollout=rollout, kl=KlSettings(coefficient=0.02, controller="fixed"), **changes)
+    else:
+        settings = {"rollout": ROLLOUT, "kl": KlSettings(coefficient=0.05, controller="adaptive", target=6.0)}
+        stage = PpoStage(**{**settings, **changes})
+    decoder = Decoder(stage.rollout, start_id=START, eos_id=EOS, pad_id=PAD)
+    generator = Generator(MODEL, ClassificationHead(num_classes=32), decoder, emotion_weight=0.0)
+    part = CompiledReward(reward)
+    if host:
+        part = TextReward(share_of_texts, "share_of_texts", Words(), Contexts(64).instances)
+    return ALGORITHMS[type(stage)](generator, Reward(((1.0, part),)), stage)
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    context: tuple[str, ...] = ("hello",)
+    response: str = "w20"
+
+
+class Contexts:
+    """Random contexts."""
+
+    def __init__(self, count, seed=0):
+        rng = np.random.default_rng(seed)
+        self.source = rng.integers(3, VOCABULARY, (count, SOURCE)).astype(np.int32)
+        self.lengths = rng.integers(2, SOURCE + 1, count)
+        self.instances = [Turn()] * count
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def collate(self, indices, length, rng):
+        rows, valid = np.maximum(indices, 0), np.asarray(indices) >= 0
+        target = np.tile(np.array([[20, 19, EOS]], np.int32), (len(rows), 1))
+        mask = (np.arange(length)[None] < self.lengths[rows, None]) & valid[:, None]
+        emotion = np.where(valid, 3, -1).astype(np.int32)
+        source = self.source[rows][:, :length] * mask
+        inputs = LabelledBatch(source, mask, target, target > 0, valid, emotion)
+        empty = np.zeros((len(rows), 1), np.int32)
+        return PolicyBatch(
+            inputs, np.asarray(indices, np.int32), empty, empty > 0, empty, np.zeros(len(rows), np.int32)
+        )
+
+
+def frozen(seed=0):
+    """The model that training begins with."""
+    batch = Contexts(4).collate(np.arange(4), SOURCE, np.random.default_rng(0))
+    params = jax.jit(policy().generator.init)(jax.random.key(100 + seed), batch.inputs)
+    return {"reference": params["model"], "emotion": params["emotion"], "reward": {"0": {}}}
+
+
+def train(workdir, *, seed=0, steps=60, start=None, **changes):
+    """`fit` of the toy; returns what it returned."""
+    given = frozen(seed)
+    groups = () if changes.get("grpo") else (ParamGroup(pattern="^value/", learning_rate_scale=3.0),)
+    settings = loop.LoopSettings(
+        steps=steps, batch_size=32, buckets=(SOURCE,), epochs=4, minibatches=2, seed=seed, log_every_steps=5,
+        eval_every_steps=30, checkpoint_every_steps=5, best_metric=None,
+        optimizer=OptimizerSettings(learning_rate=3e-3, groups=groups),
+    )  # fmt: skip
+    first = given["reference"] if start is None else start
+    return loop.fit(
+        policy(**changes),
+        train=Contexts(64),
+        validation=Contexts(8, seed=1),
+        settings=settings,
+        frozen=given,
+        directory=Path(workdir) / "ppo",
+        metrics_path=Path(workdir) / "metrics.jsonl",
+        stage="ppo",
+        initial=lambda params: {**params, "model": first},
+        mesh=make_mesh(MeshSettings(data=1), devices=jax.devices()[:1]),
+    )
+
+
+if __name__ == "__main__":
+    workdir, *rest = sys.argv[1:]
+    if rest:
+        deadly = int(rest[0])
+
+        class Dying(loop.MetricsLog):
+            def write(self, step, *arguments):
+                super().write(step, *arguments)
+                if step >= deadly:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        loop.MetricsLog = Dying
+    train(workdir, steps=12)
