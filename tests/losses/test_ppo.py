@@ -137,11 +137,7 @@ def test_value_loss_matches_torch(reduction, clip, factor):
 def test_grpo_loss_matches_torch(reduction):
     new, old, reference, advantages = example(2)
     of_rows = advantages[:, 0]
-
-    def loss(new, old, reference, rows, mask, **settings):
-        return grpo_loss(new, old, reference, rows, mask, **settings)
-
-    found = ours(loss, new, old, reference, of_rows, clip=0.2, kl_coefficient=0.3, reduction=reduction)
+    found = ours(grpo_loss, new, old, reference, of_rows, clip=0.2, kl_coefficient=0.3, reduction=reduction)
     t_new, t_old, t_reference, rows = doubles(new, old, reference, of_rows)
     k3 = torch.exp(t_reference - t_new) - 1 - (t_reference - t_new)
     policy = torch_mean(torch_surrogate(t_new, t_old, rows[:, None], 0.2), reduction)
