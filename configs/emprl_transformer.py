@@ -27,8 +27,8 @@ def get_config(arg: str = "") -> ConfigDict:
     house = reg_transformer.get_config("" if arg == "retrieval" else "no_retrieval")
     config = common.base(system="emprl", data="empathetic_dialogues")
     config.emprl = house.reg
-    # The paper's: k = 20, T = 0.9 (its code), at most 30 tokens with the start token.
-    config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 30})
+    # The paper's: k = 20, T = 0.9 (its code), at most 30 tokens, the start token among them.
+    config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 29})
     before = [name for name in house.run if name not in ("evaluate", "report")]
     for name in before:
         config[name] = house[name]

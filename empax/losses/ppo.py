@@ -42,7 +42,7 @@ def reduce_tokens(values: Float[Array, "B T"], mask: Bool[Array, "B T"], reducti
     return Mean.of(sums, jnp.any(mask, axis=1))
 
 
-def weighted_sum(*parts: tuple[float, Mean]) -> Mean:
+def weighted_sum(*parts: tuple[float | Float[Array, ""], Mean]) -> Mean:
     """Coefficients times losses, all of one mask and one reduction, so that they share their weight.
 
     EmpRL, Eq. 13: `weighted_sum((1.0, policy), (0.1, value))`. `Mean.__add__` is for parts of a batch, not of a loss.
@@ -162,7 +162,7 @@ def grpo_loss(
     mask: Bool[Array, "B T"],
     *,
     clip: float,
-    kl_coefficient: float,
+    kl_coefficient: float | Float[Array, ""],
     reduction: Reduction = "sequence_means",
     keep: Switch = None,
 ) -> tuple[Mean, Metrics]:

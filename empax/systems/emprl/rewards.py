@@ -17,7 +17,7 @@ from empax.core.protocols import Tokenizer
 from empax.core.types import MECHANISMS, Instance, Params
 from empax.data import features
 from empax.models.empathy_identifier import frame
-from empax.systems.attributes import IdentifierJudge, encode_exchanges, make_probabilities
+from empax.systems.attributes.identifier import IdentifierJudge, encode_exchanges, make_probabilities
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings
 

@@ -70,7 +70,7 @@ class KlSettings:
             raise ConfigError("target and horizon must be above 0.")
 
 
-_ROLLOUT = DecodeSettings(method="sample", max_tokens=30, min_tokens=4, temperature=0.9, top_k=20)
+_ROLLOUT = DecodeSettings(method="sample", max_tokens=29, min_tokens=4, temperature=0.9, top_k=20)
 _GROUPS = dataclasses.replace(_ROLLOUT, num_samples=4)
 
 

@@ -1,0 +1,169 @@
+"""Rewards: the formulas by hand, whole dialogues, functions of others, and what is wrong with them."""
+
+import dataclasses
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.types import Instance
+from empax.systems.emprl.rewards import (
+    Reward,
+    TextReward,
+    empathy_reward,
+    load_function,
+    make_reward,
+    trajectory_reward,
+)
+from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyExamples, repeat_rows
+from empax.systems.emprl.settings import GrpoStage, KlSettings, PolicyStage, PpoStage, RewardSettings
+
+
+def probabilities(rows, seed=0):
+    raw = np.random.default_rng(seed).random((rows, 3, 3))
+    return raw / raw.sum(-1, keepdims=True)
+
+
+def test_the_empathy_reward_is_the_product_of_the_gold_levels_probabilities():
+    given, levels = probabilities(3), np.array([[0, 1, 2], [2, 2, 0], [1, 0, 1]])
+    found = empathy_reward(jnp.asarray(given, jnp.float32), jnp.asarray(levels), jnp.asarray([True, True, False]))
+    expected = [np.prod([given[b, m, levels[b, m]] for m in range(3)]) for b in range(2)]
+    cross_entropies = -np.log([[given[b, m, levels[b, m]] for m in range(3)] for b in range(2)]).sum(1)
+    np.testing.assert_allclose(found[:2], expected, rtol=1e-6)
+    np.testing.assert_allclose(found[:2], np.exp(-cross_entropies), rtol=1e-6)
+    assert found[2] == 0.0
+
+
+def test_what_is_impossible_earns_nothing_and_breaks_nothing():
+    certain = jnp.asarray(np.tile([1.0, 0.0, 0.0], (1, 3, 1)), jnp.float32)
+    assert float(empathy_reward(certain, jnp.asarray([[1, 1, 1]]), jnp.asarray([True]))[0]) == 0.0
+
+
+def test_a_trajectory_pays_for_sudden_shifts_alone():
+    """Two dialogues, of three turns and of one; the gold responses of the first shift once, by one level."""
+    given = probabilities(6, seed=3)
+    levels = np.array([[0, 0, 0], [1, 0, 0], [1, 0, 0], [2, 1, 0], [0, 0, 0], [0, 0, 0]])
+    turn, valid = np.array([0, 1, 2, 0, 1, 2]), np.array([1, 1, 1, 1, 0, 0], bool)
+    scores = np.array([0.2, 0.4, 0.9, 0.5, 7.0, 7.0])
+    found = trajectory_reward(
+        *map(jnp.asarray, (scores.astype(np.float32), given.astype(np.float32), levels, turn, valid)), shift_penalty=0.5
+    )
+    expected = given @ np.arange(3.0)
+    for row, mean in ((0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5)):
+        shift = 0.0
+        if turn[row]:
+            change, gold = np.abs(expected[row] - expected[row - 1]), np.abs(levels[row] - levels[row - 1])
+            shift = np.mean([max(0.0, c - g) for c, g in zip(change, gold, strict=True)])
+        assert float(found[row]) == pytest.approx(0.5 * (scores[row] + mean) - 0.5 * shift, rel=1e-5)
+    assert float(found[1]) < 0.45  # it did shift
+    np.testing.assert_array_equal(found[4:], 0.0)
+
+
+class Turns:
+    """Stands in for ContextExamples: six turns of three dialogues."""
+
+    pad_id = 0
+    instances = tuple(
+        Instance(id=f"{name}#{2 * i + 1}", context=("a",) * (2 * i + 1), response="r", emotion="")
+        for name, count in (("x", 3), ("y", 1), ("z", 2))
+        for i in range(count)
+    )
+    lengths = np.stack([np.arange(1, 7), np.ones(6, int)], axis=1)
+
+    def __len__(self):
+        return len(self.instances)
+
+    def collate(self, indices, length, rng):
+        return types.SimpleNamespace(valid=np.asarray(indices) >= 0, rows=np.asarray(indices))
+
+
+def test_a_batch_of_dialogues_has_their_listener_turns_side_by_side():
+    judged = JudgedContexts([[i] for i in range(6)], np.arange(18).reshape(6, 3), pad_id=9, max_tokens=2)
+    examples = DialogueExamples(PolicyExamples(Turns(), judged), max_turns=2)
+    assert len(examples) == 3
+    np.testing.assert_array_equal(examples.lengths, [2, 4, 6])
+    batch = examples.collate(np.array([2, 1, -1]), 6, np.random.default_rng(0))
+    np.testing.assert_array_equal(batch.row, [4, 5, 3, -1, -1, -1])
+    np.testing.assert_array_equal(batch.turn, [0, 1, 0, 1, 0, 1])
+    np.testing.assert_array_equal(batch.context[:3], [[4, 9], [5, 9], [3, 9]])
+    np.testing.assert_array_equal(batch.levels[1], [15, 16, 17])
+
+
+def test_rows_are_repeated_as_samples_lie(toy):
+    batch = toy.Contexts(4).collate(np.array([2, 0]), toy.SOURCE, np.random.default_rng(0))
+    np.testing.assert_array_equal(repeat_rows(batch, 3).row, [2, 2, 2, 0, 0, 0])
+    assert repeat_rows(batch, 1) is batch
+
+
+def constant(rollout):
+    return jnp.full(rollout.tokens.shape[0], 2.0)
+
+
+def lengths_of_texts(contexts, responses, references):
+    return [float(len(response.split())) for response in responses]
+
+
+def too_few(contexts, responses, references):
+    return [1.0]
+
+
+def test_parts_are_summed_with_their_weights(toy):
+    here = __name__
+    reward = make_reward(
+        [RewardSettings("compiled", 0.5, function=f"{here}:constant"),
+         RewardSettings("text", 2.0, function=f"{here}:lengths_of_texts")],
+        tokenizer=toy.Words(), instances=toy.Contexts(8).instances, judges=lambda stage: None,
+    )  # fmt: skip
+    assert reward.on_host
+    assert reward.frozen() == {"0": {}, "1": {}}
+    batch = toy.Contexts(8).collate(np.array([3, -1]), toy.SOURCE, np.random.default_rng(0))
+    rollout = types.SimpleNamespace(batch=batch, tokens=jnp.asarray([[5, 6, 1], [7, 1, 0]]))
+    np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * 2 + 2.0 * 2, 0.5 * 2])
+
+
+def test_without_parts_the_kl_is_left(toy):
+    reward = make_reward([], tokenizer=toy.Words(), instances=[], judges=lambda stage: None)
+    assert not reward.on_host
+    np.testing.assert_array_equal(reward.rate(reward.frozen(), types.SimpleNamespace(tokens=jnp.zeros((3, 2)))), 0.0)
+
+
+def test_a_function_that_does_not_do_its_part_is_named(toy):
+    batch = toy.Contexts(8).collate(np.array([3, 4]), toy.SOURCE, np.random.default_rng(0))
+    rollout = types.SimpleNamespace(batch=batch, tokens=jnp.asarray([[5, 6, 1], [7, 1, 0]]))
+    reward = Reward(((1.0, TextReward(too_few, "mine:too_few", toy.Words(), toy.Contexts(8).instances)),))
+    with pytest.raises(ConfigError, match=r"the reward mine:too_few returned \(1,\) numbers.* for 2 responses"):
+        reward.rate(reward.frozen(), rollout)
+    with pytest.raises(ConfigError, match="there is no module 'no_such_module'"):
+        load_function("no_such_module:f")
+    with pytest.raises(ConfigError, match="math has no function 'nothing'"):
+        load_function("math:nothing")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RewardSettings("text"), "need 'module:name'"),
+        (lambda: RewardSettings("text", function="module.name"), "must be 'module:name'"),
+        (lambda: RewardSettings("text", function="a:b", shift_penalty=1.0), "goes with kind = 'empathy'"),
+        (lambda: KlSettings(coefficient=-1.0), "at least 0"),
+        (lambda: KlSettings(target=0.0), "above 0"),
+        (lambda: PolicyStage(rewards=(RewardSettings(shift_penalty=1.0),)), "needs whole_dialogues"),
+        (lambda: PolicyStage(whole_dialogues=True, index="index"), "do not go together"),
+        (lambda: PpoStage(rollout=dataclasses.replace(PpoStage().rollout, method="greedy")), "must be 'sample'"),
+        (lambda: PpoStage(rollout=dataclasses.replace(PpoStage().rollout, num_samples=2)), "groups are GRPO's"),
+        (lambda: PpoStage(lam=1.5), r"lie in \[0, 1\]"),
+        (lambda: GrpoStage(rollout=PpoStage().rollout), "at least 2: a group"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_two_empathy_rewards_are_one_too_many(toy):
+    with pytest.raises(ConfigError, match="two parts of kind = 'empathy'"):
+        make_reward(
+            [RewardSettings(), RewardSettings()], tokenizer=toy.Words(), instances=[], judges=lambda stage: None
+        )
