@@ -88,13 +88,16 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     if found.what == "retriever":
         export_retriever(output, found.model, found.params, t, max_tokens=found.max_tokens, **options)
     elif adapters:
-        kind, model, beside = base["model_type"], found.model.config, {"tokenizer": t, "generation": generation}
-        if model.vocab_size > base["vocab_size"]:
+        assert base is not None  # adapters sit on a pretrained generator
+        if found.model.config.vocab_size > base["vocab_size"]:
             raise ConfigError(
-                f"the run has added {model.vocab_size - base['vocab_size']} rows to the embedding of "
+                f"the run has added {found.model.config.vocab_size - base['vocab_size']} rows to the embedding of "
                 f"{about.base_name}, which adapters alone do not hold: export with --lora=merged."
             )
-        export_adapters(output, kind, found.params, model, found.lora, base=about.base_name, card=card, **beside)
+        export_adapters(
+            output, base["model_type"], found.params, found.model.config, found.lora, base=about.base_name,
+            tokenizer=t, generation=generation, card=card,
+        )  # fmt: skip
     else:
         export_generator(output, found.model, found.params, t, generation, **options)
     unfinished = "" if files.done(found.stage).exists() else f"; {found.stage} has not finished, these are its best yet"
