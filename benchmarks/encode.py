@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
     options = parser.parse_args(argv)
     if options.smoke:
-        options.texts, options.rounds, options.unroll = 12, 2, 1
+        options.texts, options.rounds, options.unroll = 4, 1, 1
     torch.set_num_threads(cores())
     found = [" ".join((*i.context, i.response)) for i in texts.instances(options.data, "train")]
     order = np.random.default_rng(0).permutation(len(found))[: options.texts]

@@ -33,6 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "smollm2-135m": {
         "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
+        "max_position_embeddings": 8192,
         "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
         "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
     },
@@ -47,6 +48,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "smollm2-360m": {
         "model_type": "llama", "vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560,
+        "max_position_embeddings": 8192,
         "num_hidden_layers": 32, "num_attention_heads": 15, "num_key_value_heads": 5, "head_dim": 64,
         "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
     },
