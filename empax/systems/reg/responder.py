@@ -62,7 +62,7 @@ class Responder:
     @property
     def heads(self) -> tuple[str, ...]:
         """The emotion heads that this run has."""
-        return ("generator", "retriever") if isinstance(self.task, Joint) else ("generator",)
+        return ("generator", "retriever", "both") if isinstance(self.task, Joint) else ("generator",)
 
     def for_single_texts(self) -> Responder:
         """The same, padding every query to one length: for answering one context at a time."""
