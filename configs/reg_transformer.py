@@ -107,8 +107,8 @@ def get_config(arg: str = "") -> ConfigDict:
     )  # fmt: skip
     config.reindex = common.index(encoder="retriever", candidates=12, queries=queries)
     config.joint = common.train(
-        task="joint", steps=300, batch_size=16, learning_rate=3e-4, buckets=(96, 128), eval_every_steps=100,
-        distillation=distillation, warm_up=True, best_metric="nll", refresh_every_steps=150,
+        task="joint", steps=150, batch_size=16, learning_rate=3e-4, buckets=(96, 128), eval_every_steps=75,
+        distillation=distillation, warm_up=True, best_metric="nll", refresh_every_steps=75,
         retriever_weight=0.2,  # alpha of Eq. 7
         optimizer={
             "warmup_steps": 30, "schedule": "linear", "weight_decay": 0.01,

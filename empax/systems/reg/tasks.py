@@ -221,7 +221,7 @@ class Joint:
     retriever_weight: float
     emotion_weight: float
     label_smoothing: float = 0.0
-    heads: ClassVar[tuple[str, ...]] = ("generator", "retriever")
+    heads: ClassVar[tuple[str, ...]] = ("generator", "retriever", "both")
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second, third = jax.random.split(rng, 3)
@@ -260,7 +260,7 @@ class Joint:
         return self.decoder(self.model, params["generator"]["model"], batch.source, batch.source_mask, rng)
 
     def judge(self, params: Params, batch: Any) -> dict[str, Array]:
-        """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
+        """For each row: `nll`, `num_tokens`, and the emotion by each head and by both (index into EMOTIONS)."""
         generator, retriever = params["generator"], params["retriever"]
         states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=None)
         mask = self.model.states_mask(batch.source_mask)
@@ -270,6 +270,7 @@ class Joint:
             "generator": apply(self.head, generator["emotion"], masked_mean(pooled_states(states), mask), rng=None),
             "retriever": apply(self.retriever.head, retriever["emotion"], _unit_variance(query), rng=None),
         }
+        heads["both"] = sum(jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in heads.values())
         return {"nll": nll, "num_tokens": num_tokens, **{name: x.argmax(axis=-1) for name, x in heads.items()}}
 
 

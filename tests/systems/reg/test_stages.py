@@ -178,7 +178,7 @@ def test_the_index_must_be_of_the_encoder_that_joint_training_began_with(finishe
     """Joint training moves the queries; with frozen passages theirs stay those of the stage before it."""
     for began, fits, stale in (("retriever", "reindex", "index"), ("", "index", "reindex")):
         run = context(finished, "evaluate", joint__retriever=began)
-        assert load_responder(run, stage="joint", index=fits, buckets=(80,)).heads == ("generator", "retriever")
+        assert load_responder(run, stage="joint", index=fits, buckets=(80,)).heads == ("generator", "retriever", "both")
         with pytest.raises(StaleIndexError, match=f"{stale}/store was made with encoder"):
             load_responder(run, stage="joint", index=stale, buckets=(80,))
     trained = context(finished, "evaluate", joint__passage_encoder="trained")
