@@ -26,7 +26,8 @@ def logged(workdir, split="train"):
 
 @pytest.fixture(scope="module")
 def batch(toy):
-    return toy.Contexts(6).collate(np.array([0, 1, 2, -1]), toy.SOURCE, np.random.default_rng(0))
+    made = toy.Contexts(6).collate(np.array([0, 1, 2, -1]), toy.SOURCE, np.random.default_rng(0))
+    return jax.tree.map(jnp.asarray, made)
 
 
 @pytest.fixture(scope="module")
