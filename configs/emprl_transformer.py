@@ -35,6 +35,8 @@ def get_config(arg: str = "") -> ConfigDict:
         if name in ("emotions", "retriever", "joint"):
             config[name].task = f"reg.{config[name].task}"
     config.identifiers = empathy_identifiers.identifiers()
+    # The same identifiers reward and judge; these have seen other posts and reward nobody.
+    config.witnesses = empathy_identifiers.identifiers(split_seed=1, seed=1)
     config.ppo = common.train(
         task="grpo" if arg == "grpo" else "ppo", steps=300, batch_size=32, buckets=(32, 64, 88), epochs=4,
         start_from="joint" if arg == "retrieval" else "generator",
@@ -57,15 +59,16 @@ def get_config(arg: str = "") -> ConfigDict:
         config.ppo.update({"whole_dialogues": True, "batch_size": 12, "rewards": ({"shift_penalty": 0.5},)})
     if arg == "retrieval":
         config.ppo.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
-    config.run = (*before, "identifiers", "ppo", "evaluate", "report")
+    config.run = (*before, "identifiers", "witnesses", "ppo", "evaluate", "report")
     config.evaluate = ConfigDict(
-        {"kind": "evaluate", "stage": "ppo", "index": "", "buckets": (64, 88), "batch_size": 64, "judge": "identifiers"}
-    )
+        {"kind": "evaluate", "stage": "ppo", "index": "", "buckets": (64, 88), "batch_size": 64, "judge": "identifiers",
+         "second_judge": "witnesses"}
+    )  # fmt: skip
     if arg == "retrieval":
         config.evaluate.buckets = (128,)
     config.report = ConfigDict({"kind": "report", "paper_row": "EmpRL", "peers": ""})
     if arg == "sft":
-        config.run = (*before, "identifiers", "evaluate", "report")
+        config.run = (*before, "identifiers", "witnesses", "evaluate", "report")
         config.evaluate.stage = "generator"
         del config.ppo
     return shrink(config) if arg == "tiny" else config
@@ -73,11 +76,12 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def shrink(config: ConfigDict) -> ConfigDict:
     """The same recipe in seconds."""
-    stages = config.run
+    stages = tuple(name for name in config.run if name != "witnesses")
     config.run = tuple(name for name in stages if name != "identifiers")
     config = common.shrink(config)
     config.run = stages
-    del config.identifiers
+    del config.identifiers, config.witnesses
+    config.evaluate.second_judge = ""
     config.identifiers = empathy_identifiers.tiny()
     config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 12})
     config.ppo.rollout = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 8})

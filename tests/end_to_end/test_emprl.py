@@ -1,0 +1,84 @@
+"""EmpRL's recipe in small: fine-tuning, identifiers, PPO, evaluation, report; then the tasks that differ."""
+
+import jax
+import numpy as np
+import pytest
+
+from empax.core.files import read_json, read_jsonl
+from empax.core.types import MECHANISMS
+from empax.training.checkpoint import load_params
+
+RECIPE = """
+from configs import emprl_transformer
+
+def get_config():
+    config = emprl_transformer.get_config("tiny")
+    config.run = tuple(name for name in config.run if name not in ("evaluate", "report"))
+    config.ppo.update({changes!r})
+    config.ppo.task = {task!r}
+    if {task!r} == "grpo":
+        del config.ppo.value_warmup_steps
+        config.ppo.rollout.num_samples = 2
+        config.ppo.optimizer.groups = ()
+    return config
+"""
+
+FEW = {"steps": 2, "log_every_steps": 1, "eval_every_steps": 2, "checkpoint_every_steps": 1, "refresh_every_steps": 0}
+
+
+@pytest.fixture(scope="module")
+def workdir(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("emprl") / "run"
+    result = recipe(folder, "--check", config="configs/emprl_transformer.py:tiny")
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_ppo_begins_with_the_fine_tuned_model_and_moves_it(workdir):
+    tuned, policy = load_params(workdir / "generator"), load_params(workdir / "ppo")
+    assert set(policy) == {"model", "value"}
+    assert jax.tree.structure(tuned["model"]) == jax.tree.structure(policy["model"])
+    moved = [
+        np.abs(a - b).max()
+        for a, b in zip(jax.tree.leaves(tuned["model"]), jax.tree.leaves(policy["model"]), strict=True)
+    ]
+    assert 0.0 < max(moved) < 0.1  # a few updates at a small learning rate
+
+
+def test_every_logged_row_says_what_the_policy_does(workdir):
+    rows = [row for row in read_jsonl(workdir / "metrics.jsonl") if row["stage"] == "ppo"]
+    train = [row for row in rows if row["split"] == "train"]
+    wanted = {"reward", "kl", "kl_coefficient", "policy_loss", "value_loss", "entropy", "response_tokens", "ratio"}
+    assert all(wanted <= set(row) for row in train)
+    assert all(0.0 < row["reward"] <= 1.0 for row in train)
+    assert all({"nll"} <= set(row) for row in rows if row["split"] == "validation")
+
+
+def test_the_report_has_empathy_and_replies_over_training(workdir):
+    report = read_json(workdir / "report.json")
+    assert report["system"] == "emprl"
+    assert {"empathy_f1", *(f"{name}_f1" for name in MECHANISMS), "distinct_2", "perplexity"} <= set(report["metrics"])
+    assert report["paper"]["empathy_f1"] == 69.43
+    assert "replies" not in report  # they quote the corpus
+    kept = sorted(path.stem for path in (workdir / "ppo" / "replies").glob("*.json"))
+    assert kept == ["000002"]
+    reply = read_json(workdir / "ppo" / "replies" / "000002.json")[0]
+    assert set(reply) == {"context", "response"}
+    assert "Training, heard" in (workdir / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        ("grpo", FEW),
+        ("ppo", {**FEW, "whole_dialogues": True, "rewards": ({"shift_penalty": 0.5},)}),
+    ],
+    ids=["grpo", "trajectory"],
+)
+def test_the_other_forms(recipe, workdir, tmp_path, task, changes):
+    config = tmp_path / "form.py"
+    config.write_text(RECIPE.format(changes=changes, task=task))
+    result = recipe(tmp_path / "run", config=str(config))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / "ppo" / "DONE").exists()
