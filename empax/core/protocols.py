@@ -9,28 +9,28 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from empax.core.types import Batch, Generated, Mean, Metrics, Params, Prediction, Retrieved
+from empax.core.types import AnyBatch, Generated, Mean, Metrics, Params, Prediction, Retrieved
 
 
 @runtime_checkable
 class Task(Protocol):
     """What can be trained. `frozen` (teacher, reference, scorers) is an argument, never a closure."""
 
-    def init(self, rng: jax.Array, batch: Batch) -> Params: ...
+    def init(self, rng: jax.Array, batch: AnyBatch) -> Params: ...
 
-    def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
         """The loss to minimise and what to log; `rng` None = no dropout."""
         ...
 
 
 @runtime_checkable
 class GenerativeTask(Task, Protocol):
-    def generate(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Generated: ...
+    def generate(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> Generated: ...
 
 
 @runtime_checkable
 class OnlineTask(Task, Protocol):
-    def explore(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Batch:
+    def explore(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
         """What the current model must try out before it can learn from `batch`; no gradient flows."""
         ...
 
@@ -49,15 +49,15 @@ class ReinforcedTask(Task, Protocol):
         """What goes from iteration to iteration and is no parameter (a controller, running statistics): a pytree."""
         ...
 
-    def rollout(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Batch:
+    def rollout(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
         """The batch with answers of the current model, as many rows per example as it draws; compiled."""
         ...
 
-    def rate(self, frozen: Params, batch: Batch) -> Batch:
+    def rate(self, frozen: Params, batch: AnyBatch) -> AnyBatch:
         """The batch with a score for each answer."""
         ...
 
-    def credit(self, frozen: Params, batch: Batch, memory: Any) -> tuple[Batch, Any, Metrics]:
+    def credit(self, frozen: Params, batch: AnyBatch, memory: Any) -> tuple[AnyBatch, Any, Metrics]:
         """Which token deserves what; the new memory; what to log of the iteration. Compiled."""
         ...
 
@@ -97,7 +97,7 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> Batch:
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> AnyBatch:
         """Rows `indices[B]` (-1 = filler) as a batch of numpy arrays, sources padded to `length` tokens."""
         ...
 

@@ -92,6 +92,10 @@ class Batch:
     valid: Bool[Array, " B"]  # False on filler rows
 
 
+AnyBatch: TypeAlias = Any
+"""A `Batch`, an extension of it, or what wraps one: a pytree of arrays that share their leading axis, with `valid`."""
+
+
 @flax.struct.dataclass
 class Mean:
     """A mean as its two sums, so that parts add up exactly over micro-batches, devices and batches."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.models.stack import DecodeCache
+from empax.models.stack import DecodeCache, TransformerConfig
 from empax.models.transformer import EncoderDecoder
 
 
@@ -23,6 +23,10 @@ class FusionInDecoder(nn.Module):
 
     def setup(self) -> None:
         nn.share_scope(self, self.model)
+
+    @property
+    def config(self) -> TransformerConfig:
+        return self.model.config
 
     @nn.nowrap
     def states_mask(self, source_mask: Bool[Array, "B R"] | Bool[Array, "B K S"]) -> Bool[Array, "B R"]:

@@ -158,6 +158,25 @@ class FusionInPrompt(nn.Module):
         mask = self.states_mask(source_mask)
         return self.reader.encode(self._joined(source, source_mask), mask, deterministic=deterministic)
 
+    def decode_hidden(
+        self,
+        target: Int[Array, "B T"],
+        states: PromptStates,
+        states_mask: Bool[Array, "B K S"] | Bool[Array, "B R"],
+        *,
+        deterministic: bool = True,
+    ) -> Float[Array, "B T D"]:
+        """As `PromptedDecoder.decode_hidden`."""
+        return self.reader.decode_hidden(target, states, self.states_mask(states_mask), deterministic=deterministic)
+
+    def logits_from(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """As `DecoderOnly.logits_from`."""
+        return self.reader.logits_from(hidden)
+
+    @property
+    def config(self) -> DecoderOnlyConfig:
+        return self.reader.config
+
     def decode(
         self,
         target: Int[Array, "B T"],

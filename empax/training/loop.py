@@ -24,7 +24,7 @@ from empax.core.files import read_json, write_json
 from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, SummarizingTask, Task
 from empax.core.sharding import batch_sharding, batch_shards, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
-from empax.core.types import Batch, Metrics, Params, TrainState
+from empax.core.types import AnyBatch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, train_batches
 from empax.models.layers import logical_axes
 from empax.training.accumulation import NonFiniteError, RunAhead, Window, add_metrics, averages
@@ -173,7 +173,7 @@ class _Run:
         optimizer = make_optimizer(settings.optimizer, shapes, settings.updates)
         reinforced = self.task if isinstance(self.task, ReinforcedTask) else None
 
-        def make(init_rng: jax.Array, rng: jax.Array, batch: Batch) -> TrainState:
+        def make(init_rng: jax.Array, rng: jax.Array, batch: AnyBatch) -> TrainState:
             params = self.task.init(init_rng, batch)
             memory = reinforced.init_memory() if reinforced else {}
             return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), rng, memory)
@@ -192,7 +192,9 @@ class _Run:
             self.state = jax.jit(make, out_shardings=shardings)(init_rng, rng, batch)
             if initial is not None:
                 params = _checked(initial(self.state.params), shapes, self.stage)
-                self.state = dataclasses.replace(self.state, params=jax.device_put(params, shardings.params))
+                # A copy: the state is donated, and what these came from may be frozen beside it.
+                params = jax.device_put(params, shardings.params, may_alias=False)
+                self.state = dataclasses.replace(self.state, params=params)
         log.info("%s: %d parameters, from step %d.", self.stage, count_params(shapes), self.step)
         self.train_step = make_train_step(
             self.task,
@@ -239,7 +241,7 @@ class _Run:
             "examples_per_second": counters.examples / max(counters.seconds, 1e-9),
         }
 
-    def _batches(self, start: int, stop: int) -> Iterator[Batch]:
+    def _batches(self, start: int, stop: int) -> Iterator[AnyBatch]:
         s = self.settings
         return iter(
             train_batches(
@@ -247,7 +249,7 @@ class _Run:
             )
         )
 
-    def _update(self, batch: Batch) -> None:
+    def _update(self, batch: AnyBatch) -> None:
         examples = int(np.sum(batch.valid))
         batch = jax.device_put(batch, batch_sharding(self.mesh))
         if self.explore is not None:
@@ -265,7 +267,7 @@ class _Run:
         self.step += 1
         self.bar.advance()
 
-    def _check_start(self, batch: Batch) -> None:
+    def _check_start(self, batch: AnyBatch) -> None:
         """What `loss` says of the first answers must be what `rollout` said of them."""
         if self.unchecked is None:
             return
@@ -387,7 +389,7 @@ class _Subset:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> Batch:
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> AnyBatch:
         return self._examples.collate(np.where(indices < 0, -1, self._rows[indices]), length, rng)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from empax.core.protocols import GenerativeTask, OnlineTask, Task
+from empax.core.protocols import GenerativeTask, OnlineTask, ReinforcedTask, Task
 from empax.core.tree import named_leaves
-from empax.core.types import Batch, Generated, Mean, Metrics, Params
+from empax.core.types import AnyBatch, Generated, Mean, Metrics, Params
 from empax.models.lora import LoraSettings, adapt, init_adapters, merge, quantize
 
 _DROPOUT_STREAM = 2**31 - 2  # the task splits its key and never folds in a number that large
@@ -33,7 +34,7 @@ class LoraTask:
     settings: LoraSettings
     trained: str = ""
 
-    def init(self, rng: jax.Array, batch: Batch) -> Params:
+    def init(self, rng: jax.Array, batch: AnyBatch) -> Params:
         """Adapters that change nothing yet, and fresh parameters where `trained` says so."""
         first, second = jax.random.split(rng)
         shapes = jax.eval_shape(self.task.init, first, batch)
@@ -57,10 +58,10 @@ class LoraTask:
         """Parameters of `task` alone, without adapters: to decode with, to export."""
         return _join(merge(frozen["base"], params["adapters"], self.settings), params["trained"])
 
-    def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
         return self.task.loss(self._adapted(params, frozen, rng), frozen["frozen"], batch, rng)
 
-    def generate(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Generated:
+    def generate(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> Generated:
         """Of a GenerativeTask."""
         assert isinstance(self.task, GenerativeTask)
         return self.task.generate(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
@@ -79,13 +80,44 @@ class LoraTask:
 class OnlineLoraTask(LoraTask):
     """`LoraTask` of an OnlineTask."""
 
-    def explore(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> Batch:
+    def explore(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
         assert isinstance(self.task, OnlineTask)
         return self.task.explore(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
 
 
+@dataclasses.dataclass(frozen=True)
+class ReinforcedLoraTask(LoraTask):
+    """`LoraTask` of a ReinforcedTask."""
+
+    task: ReinforcedTask
+
+    @property
+    def rates_on_host(self) -> bool:
+        return self.task.rates_on_host
+
+    def init_memory(self) -> Any:
+        return self.task.init_memory()
+
+    def rollout(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
+        return self.task.rollout(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
+
+    def rate(self, frozen: Params, batch: AnyBatch) -> AnyBatch:
+        return self.task.rate(frozen["frozen"], batch)
+
+    def credit(self, frozen: Params, batch: AnyBatch, memory: Any) -> tuple[AnyBatch, Any, Metrics]:
+        return self.task.credit(frozen["frozen"], batch, memory)
+
+    def check_start(self, metrics: Mapping[str, float], *, step: int) -> None:
+        self.task.check_start(metrics, step=step)
+
+    def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
+        self.task.check_progress(metrics, step=step)
+
+
 def lora_task(task: Task, settings: LoraSettings, trained: str = "") -> LoraTask:
-    """`task` with LoRA; it explores if `task` does."""
+    """`task` with LoRA; it explores, or answers and learns from that, if `task` does."""
+    if isinstance(task, ReinforcedTask):
+        return ReinforcedLoraTask(task, settings, trained)
     return (OnlineLoraTask if isinstance(task, OnlineTask) else LoraTask)(task, settings, trained)
 
 

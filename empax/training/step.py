@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 
 from empax.core.protocols import OnlineTask, ReinforcedTask, Task
-from empax.core.types import Batch, Mean, Metrics, Params, TrainState
+from empax.core.types import AnyBatch, Mean, Metrics, Params, TrainState
 
-TrainStep: TypeAlias = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
-EvalStep: TypeAlias = Callable[[Params, Params, Batch], Metrics]
-ExploreStep: TypeAlias = Callable[[TrainState, Params, Batch], Batch]
-IterationStart: TypeAlias = Callable[[TrainState, Params, Batch], tuple[TrainState, Batch, Metrics]]
+TrainStep: TypeAlias = Callable[[TrainState, Params, AnyBatch], tuple[TrainState, Metrics]]
+EvalStep: TypeAlias = Callable[[Params, Params, AnyBatch], Metrics]
+ExploreStep: TypeAlias = Callable[[TrainState, Params, AnyBatch], AnyBatch]
+IterationStart: TypeAlias = Callable[[TrainState, Params, AnyBatch], tuple[TrainState, AnyBatch, Metrics]]
 
 _EXPLORE_STREAM = 2**31 - 1  # the update folds in the micro-batch's index here, which is never that large
 _ORDER_STREAM = 2**31 - 3
@@ -56,7 +56,7 @@ def make_train_step(
       all updates.
     """
 
-    def gradient(params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> tuple[Params, Metrics]:
+    def gradient(params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> tuple[Params, Metrics]:
         def total(params: Params) -> tuple[jax.Array, Metrics]:
             if trained is not None:
                 params = jax.tree.map(lambda p, kept: p if kept else jax.lax.stop_gradient(p), params, trained)
@@ -65,8 +65,8 @@ def make_train_step(
 
         return jax.grad(total, has_aux=True)(params)
 
-    def accumulated(params: Params, frozen: Params, batch: Batch, rng: jax.Array) -> tuple[Params, Metrics]:
-        def add(sums: Any, part: tuple[jax.Array, Batch]) -> tuple[Any, None]:
+    def accumulated(params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> tuple[Params, Metrics]:
+        def add(sums: Any, part: tuple[jax.Array, AnyBatch]) -> tuple[Any, None]:
             index, micro = part
             grads = gradient(params, frozen, micro, jax.random.fold_in(rng, index))
             return jax.tree.map(jnp.add, sums, grads), None
@@ -76,7 +76,7 @@ def make_train_step(
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (jnp.arange(accumulate), micros))[0]
 
-    def update(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, Metrics]:
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run repeats its dropout masks
         grads, metrics = (gradient if accumulate == 1 else accumulated)(state.params, frozen, batch, rng)
         scale = 1.0 / jnp.maximum(metrics["loss"].weight, 1e-9)
@@ -86,7 +86,7 @@ def make_train_step(
         metrics["grad_norm"] = Mean(total=optax.tree.norm(grads), weight=jnp.ones((), jnp.float32))
         return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
 
-    def step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, Metrics]:
         if epochs * minibatches == 1:
             return update(state, frozen, batch)
         rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _ORDER_STREAM)
@@ -123,7 +123,7 @@ def _split(leaf: jax.Array, parts: int) -> jax.Array:
 def make_eval_step(task: Task, *, replicated: Any = None) -> EvalStep:
     """Compiles `task.loss` without dropout: (params, frozen, batch) -> metrics, `loss` among them."""
 
-    def step(params: Params, frozen: Params, batch: Batch) -> Metrics:
+    def step(params: Params, frozen: Params, batch: AnyBatch) -> Metrics:
         loss, metrics = task.loss(params, frozen, batch, None)
         return {**metrics, "loss": loss}
 
@@ -133,7 +133,7 @@ def make_eval_step(task: Task, *, replicated: Any = None) -> EvalStep:
 def make_explore_step(task: OnlineTask) -> ExploreStep:
     """Compiles `task.explore`: (state, frozen, batch) -> the batch to learn from; the state is only read."""
 
-    def step(state: TrainState, frozen: Params, batch: Batch) -> Batch:
+    def step(state: TrainState, frozen: Params, batch: AnyBatch) -> AnyBatch:
         rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _EXPLORE_STREAM)
         return task.explore(state.params, frozen, batch, rng)
 
@@ -146,14 +146,14 @@ def make_iteration_start(task: ReinforcedTask) -> IterationStart:
     One compiled call; three calls where `task.rates_on_host`.
     """
 
-    def rollout(state: TrainState, frozen: Params, batch: Batch) -> Batch:
+    def rollout(state: TrainState, frozen: Params, batch: AnyBatch) -> AnyBatch:
         rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _EXPLORE_STREAM)
         return task.rollout(state.params, frozen, batch, rng)
 
     if task.rates_on_host:
         answer, credit = jax.jit(rollout), jax.jit(task.credit)
 
-        def start(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Batch, Metrics]:
+        def start(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, AnyBatch, Metrics]:
             rated = task.rate(frozen, answer(state, frozen, batch))
             rated, memory, metrics = credit(frozen, rated, state.memory)
             return dataclasses.replace(state, memory=memory), rated, metrics
@@ -161,10 +161,10 @@ def make_iteration_start(task: ReinforcedTask) -> IterationStart:
         return start
 
     @jax.jit
-    def whole(state: TrainState, frozen: Params, batch: Batch) -> tuple[Batch, Any, Metrics]:
+    def whole(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[AnyBatch, Any, Metrics]:
         return task.credit(frozen, task.rate(frozen, rollout(state, frozen, batch)), state.memory)
 
-    def start_compiled(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Batch, Metrics]:
+    def start_compiled(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, AnyBatch, Metrics]:
         rated, memory, metrics = whole(state, frozen, batch)
         return dataclasses.replace(state, memory=memory), rated, metrics
 

@@ -89,7 +89,7 @@ class Parts:
         settings = self.settings.lora
         if settings is None or not self.settings.generator.pretrained:
             raise ConfigError("lora adapts a pretrained generator; set generator.pretrained beside it, or drop it.")
-        return lora_task(task, settings, trained=r"^(generator/)?emotion/|^retriever/")
+        return lora_task(task, settings, trained=r"^(generator/)?emotion/|^retriever/|^value/")
 
     def stage_params(self, run: RunContext, stage: str) -> Params:
         """All parameters of a finished stage: adapters are merged into the weights that they sit on."""

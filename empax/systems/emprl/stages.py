@@ -70,24 +70,33 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     examples: Any = PolicyExamples(train, reward.judged(train.instances))
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
-    return Assembly(
-        make_policy(parts, stage, reward),
-        examples,
-        # Nobody is rated there: what is watched is the likelihood of the gold responses.
-        PolicyExamples(held_out, JudgedContexts.nobody(len(held_out))),
-        frozen={"reference": first["model"], "emotion": first["emotion"], "reward": reward.frozen()},
-        initial=lambda params: {**params, "model": first["model"]},
-        on_refresh=Replies(parts, run, stage, held_out.instances[: stage.replies], first["emotion"]),
-    )
+    policy = make_policy(parts, stage, reward)
+    frozen = {"reference": first["model"], "emotion": first["emotion"], "reward": reward.frozen()}
+    # Nobody is rated there: what is watched is the likelihood of the gold responses.
+    validation = PolicyExamples(held_out, JudgedContexts.nobody(len(held_out)))
+    on_refresh = Replies(parts, run, stage, held_out.instances[: stage.replies], first)
+    if parts.settings.lora is None:
+        initial: Any = lambda params: {**params, "model": first["model"]}  # noqa: E731
+        return Assembly(policy, examples, validation, frozen=frozen, initial=initial, on_refresh=on_refresh)
+    # New adapters on the fine-tuned weights, which are the reference.
+    task = parts.with_lora(policy)
+    frozen = task.freeze({"model": first["model"]}, frozen)
+    return Assembly(task, examples, validation, frozen=frozen, on_refresh=on_refresh)
+
+
+def policy_model(parts: Parts, params: Params, first: Params) -> Params:
+    """The model in the parameters of a policy; adapters are merged into the weights that they were trained on."""
+    if "adapters" not in params:
+        return params["model"]
+    task = parts.with_lora(make_policy(parts, PpoStage(), Reward(())))
+    return task.merged(params, task.freeze({"model": first["model"]}, {}))["model"]
 
 
 class Replies:
     """Keeps what the policy answers to a few validation contexts, as training goes on: `replies/STEP.json`."""
 
-    def __init__(
-        self, parts: Parts, run: RunContext, stage: PolicyStage, instances: Sequence[Instance], emotion: Params
-    ):
-        self._parts, self._run, self._stage, self._emotion = parts, run, stage, emotion
+    def __init__(self, parts: Parts, run: RunContext, stage: PolicyStage, instances: Sequence[Instance], first: Params):
+        self._parts, self._run, self._stage, self._first = parts, run, stage, first
         self._instances = instances
         self._responder: Responder | None = None
 
@@ -99,7 +108,8 @@ class Replies:
             generator = generator_of(self._parts, fused=bool(self._stage.index))
             longest = (self._parts.settings.layout.max_source_tokens,)
             self._responder = Responder(self._parts, generator, {}, retrieval, longest)
-        self._responder.params = {"model": params["model"], "emotion": self._emotion}
+        model = policy_model(self._parts, params, self._first)
+        self._responder.params = {"model": model, "emotion": self._first["emotion"]}
         # The same draws at every step: what differs is the policy.
         made = self._responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
         rows = [{"context": list(p.context), "response": p.response} for p in made]
@@ -166,10 +176,9 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
     fields = {field.name for field in dataclasses.fields(cls)}
     settings = to_settings(cls, {k: v for k, v in section.items() if k in fields}, where=f"config.{stage}")
     # The emotion head is the fine-tuned one: rewards do not teach it.
-    params = {
-        "model": load_params(run.files.stage(stage))["model"],
-        "emotion": first_params(parts, run, settings.start_from)["emotion"],
-    }
+    first = first_params(parts, run, settings.start_from)
+    model = policy_model(parts, load_params(run.files.stage(stage)), first)
+    params = {"model": model, "emotion": first["emotion"]}
     retrieval = _retrieval(parts, run, settings) if settings.index else None
     return Responder(parts, generator_of(parts, fused=bool(settings.index)), params, retrieval, buckets)
 
