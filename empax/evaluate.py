@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 def _evaluate() -> int:
     from empax.evaluation.scoring import VARIANTS, ScoringSettings, compare, score
-    from empax.pipeline import render, report
+    from empax.pipeline import report, tables
 
     rows = _read(Path(_PREDICTIONS.value))
     others = _read(Path(_COMPARE.value)) if _COMPARE.value else None
@@ -57,11 +57,11 @@ def _evaluate() -> int:
         judges = judging.find_judges(Path(_EMPATHY.value))
         rows, others = (found and judging.judged(found, judges) for found in (rows, others))
     scores = score(rows, settings=settings)
-    print(render.text_table({**scores.metrics, **(scores.variants if _VARIANTS.value else {})}))
+    print(tables.text_table({**scores.metrics, **(scores.variants if _VARIANTS.value else {})}))
     print("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
     compared = compare(rows, others, settings=settings) if others is not None else {}
     if compared:
-        print("\n" + render.comparison_table(compared))
+        print("\n" + tables.comparison_table(compared))
     if _OUTPUT.value:
         source = Path(_PREDICTIONS.value)
         made = report.of_predictions(rows, scores, system=source.stem, source=source, comparison=compared)
