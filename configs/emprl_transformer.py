@@ -8,6 +8,8 @@ r"""EmpRL on EmpatheticDialogues with a Transformer from scratch, sized for two 
   python -m empax.main --config=configs/emprl_transformer.py:trajectory   # rewards over whole dialogues
   python -m empax.main --config=configs/emprl_transformer.py:retrieval    # PPO on REG's generator, exemplars and all
   python -m empax.main --config=configs/emprl_transformer.py:tiny         # a trial on the built-in sample
+  python -m empax.main --config=configs/emprl_transformer.py:dailydialog  # the paper's, and small talk: Table VII
+  python -m empax.main --config=configs/emprl_transformer.py:sft+dailydialog  # as any other form may be
 
 Other rewards: --config.ppo.rewards='({"kind": "text", "function": "my_module:my_reward"},)', alone or as further parts.
 """
@@ -22,8 +24,14 @@ VARIANTS = ("", "sft", "no_kl", "no_reward", "grpo", "trajectory", "retrieval", 
 
 
 def get_config(arg: str = "") -> ConfigDict:
+    *form, last = arg.split("+")
+    if last == "dailydialog":
+        return add_dailydialog(get_config("+".join(form)))
     if arg not in VARIANTS:
-        raise ValueError(f"emprl_transformer.py:{arg} is unknown; it takes {', '.join(filter(None, VARIANTS))}.")
+        raise ValueError(
+            f"emprl_transformer.py:{arg} is unknown; it takes {', '.join(filter(None, VARIANTS))}, alone or with "
+            "+dailydialog behind."
+        )
     house = reg_transformer.get_config("" if arg == "retrieval" else "no_retrieval")
     config = common.base(system="emprl", data="empathetic_dialogues")
     config.emprl = house.reg
@@ -72,6 +80,20 @@ def get_config(arg: str = "") -> ConfigDict:
         config.evaluate.stage = "generator"
         del config.ppo
     return shrink(config) if arg == "tiny" else config
+
+
+def add_dailydialog(config: ConfigDict) -> ConfigDict:
+    """DailyDialog's test split answered after the rewards, and before them (Table VII)."""
+    *stages, report = config.run
+    # ours: 2,000 of the 6,740 turns, in minutes
+    small_talk = {**config.evaluate, "corpus": "dailydialog", "judge": "", "second_judge": "", "limit": 2_000}
+    # A policy that reads exemplars begins with a joint stage, which only its own system can load.
+    if "ppo" in config and config.ppo.start_from == "generator":
+        config.dailydialog_before = ConfigDict({**small_talk, "stage": "generator"})
+        stages.append("dailydialog_before")
+    config.dailydialog = ConfigDict(small_talk)
+    config.run = (*stages, "dailydialog", report)
+    return config
 
 
 def shrink(config: ConfigDict) -> ConfigDict:

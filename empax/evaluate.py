@@ -2,9 +2,13 @@ r"""Scores anybody's outputs.
 
   python -m empax.evaluate --predictions=FILE.jsonl
   python -m empax.evaluate --predictions=FILE.jsonl --output=DIR --compare=OTHER.jsonl --empathy=WORKDIR
+  python -m empax.evaluate --seeds RUN1/report.json RUN2/report.json RUN3/report.json --output=DIR
 
 FILE.jsonl holds one JSON object a line: `context` (list of turns), `response`, `reference`, and optionally `emotion`,
 `emotion_prediction`, `id`, `exemplars`, `attributes`, `nll` with `num_tokens`, `intent` with `intent_prediction`.
+
+--seeds scores nothing: of the finished runs of one recipe under several seeds it gives mean, standard deviation and
+95% t-interval of every metric, and with --output seeds.json and seeds.md.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from absl import app, flags
 
 from empax.core.recipe import parse_flags
 
-_PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score.", required=True)
+_PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score.")
+_SEEDS = flags.DEFINE_bool("seeds", False, "Instead: sum up the report.json of several runs, named behind this flag.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json, report.md and report.html.")
 _COMPARE = flags.DEFINE_string("compare", None, "Another system's file on the same rows: paired tests, first - other.")
 _EMPATHY = flags.DEFINE_string("empathy", None, "WORKDIR or WORKDIR/STAGE whose empathy identifiers are to judge, too.")
@@ -28,24 +33,38 @@ _VARIANTS = flags.DEFINE_bool("variants", False, "Also print the metrics as othe
 
 def main(argv: list[str]) -> int:
     """Returns 0, or 2 where the files are not what they should be."""
-    if len(argv) > 1:
+    if bool(_PREDICTIONS.value) == _SEEDS.value:
+        print("error: either --predictions=FILE.jsonl or --seeds REPORT.json ... is needed.", file=sys.stderr)
+        return 2
+    if len(argv) > 1 and not _SEEDS.value:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     # Imported here so that --help and a mistyped flag answer at once.
     from empax.core.config import ConfigError
     from empax.core.files import DataError
 
     try:
-        return _evaluate()
+        return _evaluate(Path(_PREDICTIONS.value)) if _PREDICTIONS.value else _sum_up([Path(word) for word in argv[1:]])
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _evaluate() -> int:
-    from empax.evaluation.scoring import VARIANTS, ScoringSettings, compare, score
-    from empax.pipeline import render, report
+def _sum_up(paths: list[Path]) -> int:
+    from empax.pipeline import seeds
 
-    rows = _read(Path(_PREDICTIONS.value))
+    summary = seeds.summarize(paths)
+    print(seeds.text(summary, variants=_VARIANTS.value))
+    if _OUTPUT.value:
+        seeds.write(summary, Path(_OUTPUT.value))
+        print(f"\nwrote seeds.json and seeds.md to {_OUTPUT.value}")
+    return 0
+
+
+def _evaluate(source: Path) -> int:
+    from empax.evaluation.scoring import VARIANTS, ScoringSettings, compare, score
+    from empax.pipeline import report, tables
+
+    rows = _read(source)
     others = _read(Path(_COMPARE.value)) if _COMPARE.value else None
     if rows is None or (_COMPARE.value and others is None):
         return 2
@@ -55,15 +74,15 @@ def _evaluate() -> int:
         from empax.pipeline import judging
 
         judges = judging.find_judges(Path(_EMPATHY.value))
-        rows, others = (found and judging.judged(found, judges) for found in (rows, others))
+        rows = judging.judged(rows, judges)
+        others = judging.judged(others, judges) if others is not None else None
     scores = score(rows, settings=settings)
-    print(render.text_table({**scores.metrics, **(scores.variants if _VARIANTS.value else {})}))
+    print(tables.text_table({**scores.metrics, **(scores.variants if _VARIANTS.value else {})}))
     print("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
     compared = compare(rows, others, settings=settings) if others is not None else {}
     if compared:
-        print("\n" + render.comparison_table(compared))
+        print("\n" + tables.comparison_table(compared))
     if _OUTPUT.value:
-        source = Path(_PREDICTIONS.value)
         made = report.of_predictions(rows, scores, system=source.stem, source=source, comparison=compared)
         report.write_report(made, Path(_OUTPUT.value))
         print(f"\nwrote report.json, report.md and report.html to {_OUTPUT.value}")
@@ -84,4 +103,5 @@ def _read(path: Path):
 
 
 if __name__ == "__main__":
+    flags.FLAGS.set_gnu_getopt()  # flags may stand behind the reports
     app.run(main, flags_parser=parse_flags)

@@ -16,11 +16,11 @@ def write(path, lines):
     return str(path)
 
 
-def run(**flags):
+def run(*words, **flags):
     if not evaluate.flags.FLAGS.is_parsed():
         evaluate.flags.FLAGS(["evaluate", "--predictions=none"])
-    with flagsaver.flagsaver(bootstrap_samples=10, **flags):
-        return evaluate.main(["evaluate"])
+    with flagsaver.flagsaver(**{"bootstrap_samples": 10, "predictions": None, **flags}):
+        return evaluate.main(["evaluate", *words])
 
 
 def test_prints_the_table_and_writes_the_report(tmp_path, capsys):
@@ -73,6 +73,32 @@ def test_nothing_to_score_is_an_error(tmp_path, capsys, lines):
     assert "no predictions to score" in capsys.readouterr().err
     assert run(predictions=str(tmp_path / "missing.jsonl")) == 2
     assert "there is no file" in capsys.readouterr().err
+
+
+def test_seeds_are_summed_up(tmp_path, capsys):
+    reports = []
+    for folder, said in (("run0", "Congratulations, that is great!"), ("run1", "That is great.")):
+        (tmp_path / folder).mkdir()
+        path = write(tmp_path / folder / "mine.jsonl", [GOOD, GOOD | {"response": said}])
+        assert run(predictions=path, output=str(tmp_path / folder)) == 0
+        reports.append(str(tmp_path / folder / "report.json"))
+    capsys.readouterr()
+    assert run(reports[0], reports[0], seeds=True) == 2
+    assert "are of the same run" in capsys.readouterr().err
+    command = [sys.executable, "-m", "empax.evaluate", "--seeds", *reports, f"--output={tmp_path / 'all'}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.startswith("mine, 2 runs\nmetric")
+    over = json.loads((tmp_path / "all" / "seeds.json").read_text(encoding="utf-8"))["metrics"]["rouge_l"]
+    assert over["low"] < over["values"][0] < over["mean"] < over["values"][1] < over["high"]
+    assert over["mean"] == pytest.approx(sum(over["values"]) / 2)
+
+
+def test_either_predictions_or_seeds(capsys):
+    for flags in ({}, {"seeds": True, "predictions": "a.jsonl"}):
+        assert run(**flags) == 2
+        assert "either --predictions=FILE.jsonl or --seeds" in capsys.readouterr().err
+    assert run(seeds=True) == 2
+    assert "0 reports given" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy():

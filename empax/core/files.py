@@ -127,6 +127,10 @@ class WorkDir:
     def predictions(self) -> Path:
         return self.root / "predictions.jsonl"
 
+    def evaluation(self, stage: str) -> Path:
+        """Predictions of a stage that evaluates beside the main one; `evaluate.json`, in the same folder, says what."""
+        return self.root / stage / "predictions.jsonl"
+
     def instances(self, split: str) -> Path:
         return self.root / "prepare" / f"{split}.jsonl"
 

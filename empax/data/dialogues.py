@@ -1,4 +1,4 @@
-"""From dialogues to instances: every listener turn with its whole history."""
+"""From dialogues to instances: every turn that answers, with its whole history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from empax.core.types import Dialogue, Instance
 _FIELDS = ("id", "context", "response", "emotion", "notes")
 
 
-def to_instances(dialogues: Iterable[Dialogue], *, moel_compat: bool = False) -> list[Instance]:
+def to_instances(
+    dialogues: Iterable[Dialogue], *, moel_compat: bool = False, every_turn: bool = False
+) -> list[Instance]:
     """Makes one instance of every listener turn (even 1-based index), in order, with all turns before it.
 
     Args:
@@ -19,6 +21,7 @@ def to_instances(dialogues: Iterable[Dialogue], *, moel_compat: bool = False) ->
       moel_compat: repeat what the extraction behind MoEL (Lin et al. 2019) and its descendants does: neighbours with
         the same situation text become one dialogue (of the first one's id and emotion), and the last dialogue of the
         split is lost.
+      every_turn: of every turn but the first, whoever speaks; who answers is then the listener of the instance.
 
     Raises:
       DataError: a blank utterance, or turns that do not alternate between speaker and listener; names the dialogue.
@@ -35,7 +38,7 @@ def to_instances(dialogues: Iterable[Dialogue], *, moel_compat: bool = False) ->
                 response=texts[index - 1],
                 emotion=dialogue.emotion,
             )
-            for index in range(2, len(texts) + 1, 2)
+            for index in range(2, len(texts) + 1, 1 if every_turn else 2)
         ]
     return instances
 

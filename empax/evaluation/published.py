@@ -1,8 +1,9 @@
 """What the papers print, by row and under our metric names; percentages where ours are.
 
-REG: Wang et al., Tables 1, 2, 3 and 5; its Acc is multiplied by 100. EmpRL: Ma et al., Tables II and VI. A table mixes
-sources and units: REG's perplexities are per word for LEMPEx and the word-level Transformers and per subword for the
-rest, and rows are copied from other papers. Only rows of one system and its ablations are comparable with each other.
+REG: Wang et al., Tables 1, 2, 3 and 5; its Acc is multiplied by 100. EmpRL: Ma et al., Tables II, VI and VII. A table
+mixes sources and units: REG's perplexities are per word for LEMPEx and the word-level Transformers and per subword for
+the rest, and rows are copied from other papers. Only rows of one system and its ablations are comparable with each
+other.
 """
 
 from __future__ import annotations
@@ -88,6 +89,25 @@ EMPRL_ABLATIONS: dict[str, dict[str, float]] = {
     "w/o empathy reward": _emprl(12.10, 3.96, 25.13, 65.90),
     "w/o RL": _emprl(11.95, 4.01, 25.24, 65.70),
 }
+
+
+def _small_talk(bleu_1: float, bleu_2: float, rouge_l: float) -> dict[str, float]:
+    return {"bleu_1": bleu_1, "bleu_2": bleu_2, "rouge_l": round(rouge_l / 100.0, 4)}
+
+
+# Table VII: BLEU-1, BLEU-2, ROUGE-L, the last in percent there; its first three rows are CTRLStruct's.
+EMPRL_DAILYDIALOG: dict[str, dict[str, float]] = {
+    "Seq2Seq": _small_talk(30.90, 3.60, 4.90),
+    "BART": _small_talk(36.40, 14.10, 7.50),
+    "CTRLStruct": _small_talk(39.70, 15.70, 8.00),
+    "T5": _small_talk(30.46, 18.66, 9.64),
+    "Llama3": _small_talk(31.49, 19.78, 12.28),
+    "ChatGPT": _small_talk(39.39, 24.59, 12.84),
+    "EmpRL": _small_talk(28.76, 17.66, 9.21),
+}
+
+OTHER_CORPORA = {"dailydialog": ("EmpRL, Table VII", EMPRL_DAILYDIALOG)}
+"""Corpora beside EmpatheticDialogues → the table of a paper about them."""
 
 TABLES = {
     "REG, Table 1": (REG_PAPER, REG_ABLATIONS),

@@ -1,21 +1,24 @@
-"""Stage "evaluate": answers to the test split, as predictions.jsonl."""
+"""Stage "evaluate": answers to the test split, as predictions.jsonl; to another corpus, in the stage's own folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from empax.core.files import write_json, write_jsonl
+from empax.core.config import to_settings
+from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import RunContext
-from empax.core.types import Prediction
+from empax.core.types import Instance, Prediction
+from empax.data import dailydialog
 from empax.data.store import load_instances
 from empax.evaluation.scoring import INDEPENDENT
 from empax.pipeline import judging
+from empax.pipeline.prepare import data_settings
 
 log = logging.getLogger("empax")
 
@@ -27,6 +30,8 @@ class Settings:
     Attributes:
       stage: the training stage to evaluate.
       index: the index stage to search.
+      corpus: what to answer: empty = the run's own data; "dailydialog", found in `config.data.dir` as they are. There
+        no emotion is known, so no head is chosen.
       limit: at most this many instances (0 = all).
       head_examples: validation instances on which the better emotion head is chosen.
       judge: who judges responses and references (for the F1s of the mechanisms): an annotate stage (its classifiers),
@@ -37,6 +42,7 @@ class Settings:
     stage: str
     kind: str = "evaluate"
     index: str = "reindex"
+    corpus: Literal["", "dailydialog"] = ""
     split: str = "test"
     batch_size: int = 32
     buckets: tuple[int, ...] = (64, 128, 256, 512)
@@ -46,32 +52,63 @@ class Settings:
     second_judge: str | tuple[str, ...] = ""
 
 
+def main_stage(config: Mapping[str, Any]) -> str:
+    """The stage whose predictions are the run's: the first that answers the run's own data; empty if none does.
+
+    Others leave theirs in their own folders.
+    """
+    for name in config["run"]:
+        section, where = config[name], f"config.{name}"
+        if section["kind"] == "evaluate" and not to_settings(Settings, section, where=where).corpus:
+            return name
+    return ""
+
+
 def run(settings: Settings, context: RunContext, system: Any) -> None:
     responder = system.load_responder(context, stage=settings.stage, index=settings.index, buckets=settings.buckets)
     options = {"batch_size": settings.batch_size, "seed": context.seed}
-    validation = load_instances(context, "validation")[: settings.head_examples]
-    accuracy = head_accuracies(responder.respond(validation, progress="emotion head", **options), responder.heads)
-    head = max(accuracy, key=lambda name: accuracy[name])
-    log.info("emotion heads on validation: %s; taking the %s's", accuracy, head)
-    instances = load_instances(context, settings.split)
-    instances = instances[: settings.limit] if settings.limit else instances
+    about: dict[str, Any] = {}
+    if not settings.corpus:
+        validation = load_instances(context, "validation")[: settings.head_examples]
+        accuracy = head_accuracies(responder.respond(validation, progress="emotion head", **options), responder.heads)
+        about["emotion_head"] = max(accuracy, key=lambda name: accuracy[name])
+        about["emotion_head_validation_accuracy"] = accuracy
+        log.info("emotion heads on validation: %s; taking the %s's", accuracy, about["emotion_head"])
+    instances, counts = find_instances(settings, context)
     begin = time.perf_counter()
-    predictions = responder.respond(instances, progress=settings.split, **options)
+    predictions = responder.respond(instances, progress=settings.corpus or settings.split, **options)
     seconds = time.perf_counter() - begin
-    predictions = [dataclasses.replace(p, emotion_prediction=p.notes["emotion_by_head"][head]) for p in predictions]
+    predictions = [
+        dataclasses.replace(
+            p, emotion_prediction="" if settings.corpus else p.notes["emotion_by_head"][about["emotion_head"]]
+        )
+        for p in predictions
+    ]
     for names, prefix in ((settings.judge, ""), (settings.second_judge, INDEPENDENT)):
         if names:
             predictions = judging.judged(predictions, *judging.load_judges(names, context), prefix=prefix)
-    write_jsonl(context.files.predictions, predictions)
-    write_json(
-        context.directory / "evaluate.json",
-        {
-            "emotion_head": head,
-            "emotion_head_validation_accuracy": accuracy,
-            "responses_per_second": len(predictions) / seconds,
-            "seconds": seconds,
-        },
-    )
+    path = context.files.predictions
+    if context.stage != main_stage(context.config):
+        path = context.files.evaluation(context.stage)
+        about |= {"stage": settings.stage, "corpus": settings.corpus, "split": settings.split, "data": counts}
+    about |= {"responses_per_second": len(predictions) / seconds, "seconds": seconds}
+    write_json(context.directory / "evaluate.json", about)
+    write_jsonl(path, predictions)
+
+
+def find_instances(settings: Settings, context: RunContext) -> tuple[list[Instance], dict[str, Any]]:
+    """What to answer; and how many instances there are, how many are answered, and, of another corpus, its hash."""
+    limits, counts = [settings.limit], {}
+    if settings.corpus:
+        data = data_settings(context)
+        path = dailydialog.find_dailydialog(data.dir, split=settings.split)
+        instances = dailydialog.load_instances(path)
+        limits.append(data.limit)
+        counts["source_hash"] = hash_file(path)
+    else:
+        instances = load_instances(context, settings.split)
+    answered = instances[: min((limit for limit in limits if limit), default=len(instances))]
+    return answered, {**counts, "instances": len(instances), "answered": len(answered)}
 
 
 def head_accuracies(predictions: Sequence[Prediction], heads: Sequence[str]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from empax.interop.huggingface import load_config, resolve
 from empax.interop.peft import export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.models.decoder_only import DecoderOnly
-from empax.pipeline import run
+from empax.pipeline import evaluate, run
 from empax.pipeline.model_card import Exported, model_card
 
 
@@ -107,5 +107,5 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
 
 def _evaluated(config: Mapping[str, Any]) -> str:
     """The stage that the run's metrics are of."""
-    sections = [config[name] for name in config["run"]]
-    return next((section["stage"] for section in sections if section["kind"] == "evaluate"), "")
+    main = evaluate.main_stage(config)
+    return config[main]["stage"] if main else ""

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
 from typing import Any
 
-from empax.evaluation.scoring import LOWER_IS_BETTER, METRICS
-from empax.pipeline import charts
+from empax.evaluation.scoring import METRICS
+from empax.pipeline import charts, evaluations
+from empax.pipeline.tables import (
+    Row,
+    format_difference,
+    format_value,
+    html_cell,
+    html_results,
+    intervals,
+    markdown_results,
+    markdown_table,
+    metric_title,
+)
 
 Report = Mapping[str, Any]
-
-TITLES: dict[str, str] = {
-    "perplexity": "PPL / token",
-    "perplexity_per_word": "PPL / word",
-    "bits_per_byte": "Bits / byte",
-    "bleu_1": "BLEU-1",
-    "bleu_2": "BLEU-2",
-    "bleu_3": "BLEU-3",
-    "bleu_4": "BLEU-4",
-    "rouge_l": "ROUGE-L",
-    "distinct_1": "Dist-1",
-    "distinct_2": "Dist-2",
-    "emotion_accuracy": "Emotion acc.",
-    "intent_accuracy": "Intent acc.",
-    "empathy_f1": "Emp-F1",
-    "emotional_reaction_f1": "Em. reaction F1",
-    "interpretation_f1": "Interpretation F1",
-    "exploration_f1": "Exploration F1",
-    "sentiment_mae": "Sentiment MAE",
-    "sentence_std": "Sent-Std",
-    "top5_share": "Top-5",
-    "exemplar_emotion_match": "Exemplar match",
-}
 
 NOTE = (
     "Values with 95% bootstrap intervals over test rows. BLEU, Dist, accuracies, F1, Top-5 and exemplar match in "
@@ -47,17 +35,6 @@ NOTE = (
 _CURVES = frozenset({"loss", "reward", "kl", "entropy", "response_tokens"})
 """Shown at once, beside every other loss; the rest of a stage's curves are folded away."""
 
-_FRACTIONS = frozenset({"rouge_l", "sentiment_mae", "bits_per_byte"})
-
-
-def format_value(name: str, value: float) -> str:
-    """Two decimals, three for fractions."""
-    return f"{value:.{3 if name in _FRACTIONS else 2}f}"
-
-
-def _title(name: str) -> str:
-    return f"{TITLES[name]} {'↓' if name in LOWER_IS_BETTER else '↑'}"
-
 
 def _shown_metrics(report: Report) -> list[str]:
     """Every metric that we or a peer have, in the fixed order; the paper prints no others."""
@@ -65,72 +42,31 @@ def _shown_metrics(report: Report) -> list[str]:
     return [name for name in METRICS if name in found]
 
 
-def _rows(report: Report) -> list[tuple[str, str, dict[str, tuple[str, str]]]]:
+def _rows(report: Report) -> list[Row]:
     """Rows of the results table: kind, name, metric → (value, interval)."""
-    rows = [("ours", report["system"], _intervals(report["metrics"]))]
+    rows: list[Row] = [("ours", report["system"], intervals(report["metrics"]))]
     published = [
         (name, {metric: (format_value(metric, value), "") for metric, value in values.items()})
         for name, values in report["published"].items()
     ]
     # What this run wants to reproduce stands directly under it.
     rows += [("own", name, cells) for name, cells in published if name == report["paper_row"]]
-    rows += [("peer", name, _intervals(values)) for name, values in report["peers"].items()]
+    rows += [("peer", name, intervals(values)) for name, values in report["peers"].items()]
     rows += [("paper", name, cells) for name, cells in published if name != report["paper_row"]]
     return rows
-
-
-def _intervals(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[str, str]]:
-    return {
-        name: (format_value(name, m["value"]), f"{format_value(name, m['low'])}–{format_value(name, m['high'])}")
-        for name, m in metrics.items()
-    }
-
-
-_KINDS = {"ours": "this run", "peer": "released outputs, our code", "paper": "as published", "own": "as published"}
-
-
-def text_table(metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Metrics as aligned lines for a terminal: name, value, interval."""
-    lines = [
-        f"{name:<34} {format_value(name.split(':')[0], m['value']):>9}   "
-        f"[{format_value(name.split(':')[0], m['low'])}, {format_value(name.split(':')[0], m['high'])}]"
-        for name, m in metrics.items()
-    ]
-    return "\n".join(lines)
-
-
-def comparison_table(compared: Mapping[str, Mapping[str, float]]) -> str:
-    """Paired tests as aligned lines for a terminal."""
-    return "\n".join(
-        f"{name:<34} {format_difference(name, c)}   p {c['p_value']:.4f} (randomisation {c['p_randomisation']:.4f})"
-        for name, c in compared.items()
-    )
-
-
-def format_difference(name: str, compared: Mapping[str, float]) -> str:
-    """A signed difference with its interval."""
-    digits = 3 if name in _FRACTIONS else 2
-    low, high = compared["low"], compared["high"]
-    return f"{compared['difference']:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 def markdown(report: Report) -> str:
     """The report as Markdown: results, data, speed, examples, the run."""
     names = _shown_metrics(report)
     lines = [f"# {report['system']}: report", "", "## Results", ""]
-    lines += _markdown_table(
-        ["", "source", *map(_title, names)],
-        [
-            [f"**{name}**" if kind in ("ours", "own") else name, _KINDS[kind], *(_cell(cells, m) for m in names)]
-            for kind, name, cells in _rows(report)
-        ],
-    )
-    lines += ["", NOTE, ""]
+    lines += markdown_results(names, _rows(report))
+    lines += ["", NOTE, "", *evaluations.markdown(report)]
     for title, table in _facts(report).items():
-        lines += [f"## {title}", "", *_markdown_table(["name", "value"], table), ""]
+        lines += [f"## {title}", "", *markdown_table(["name", "value"], table), ""]
     for row in report["replies"]:
         lines += [f"## Training, heard: {row['stage']}", "", _plain(" / ".join(row["context"])), ""]
-        lines += [*_markdown_table(["step", "reply"], [[str(step), _plain(r)] for step, r in row["replies"]]), ""]
+        lines += [*markdown_table(["step", "reply"], [[str(step), _plain(r)] for step, r in row["replies"]]), ""]
     if report["examples"]:
         lines += ["## Replies", ""]
     for example in report["examples"]:
@@ -140,22 +76,12 @@ def markdown(report: Report) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _cell(cells: Mapping[str, tuple[str, str]], metric: str) -> str:
-    value, interval = cells.get(metric, ("–", ""))
-    return f"{value} ({interval})" if interval else value
-
-
 def _plain(text: str) -> str:
     """Text that cannot be taken for Markdown."""
     text = " ".join(text.split())
     for sign in "\\`*_[]<>|#":
         text = text.replace(sign, "\\" + sign)
     return text
-
-
-def _markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def _facts(report: Report) -> dict[str, list[tuple[str, str]]]:
@@ -220,6 +146,7 @@ def page(report: Report) -> str:
     template = Template(resources.files("empax.pipeline").joinpath("report.html").read_text(encoding="utf-8"))
     sections = [
         ("Results", _results(report)),
+        ("Other test sets", evaluations.section(report)),
         ("Ablations in the paper", _ablations(report)),
         ("Learning curves", _curves(report)),
         ("Emotion and attributes", _attributes(report)),
@@ -251,21 +178,12 @@ def _subtitle(report: Report) -> str:
 def _results(report: Report) -> str:
     names = _shown_metrics(report)
     cards = "".join(
-        f'<div class="card"><b>{escape(_title(name))}</b><span>{value}</span><small>{interval}</small>'
+        f'<div class="card"><b>{escape(metric_title(name))}</b><span>{value}</span><small>{interval}</small>'
         f"{_beside(report, name)}</div>"
-        for name, (value, interval) in _intervals(report["metrics"]).items()
+        for name, (value, interval) in intervals(report["metrics"]).items()
     )
-    body, group = [], ""
-    for kind, name, cells in _rows(report):
-        if kind in ("peer", "paper") and kind != group:
-            body.append(f'<tr class="group"><th>{_KINDS[kind]}</th><td colspan="{len(names)}"></td></tr>')
-            group = kind
-        source = f"<small>{_KINDS[kind]}</small>" if kind in ("ours", "own") else ""
-        row = "".join(f"<td>{_html_cell(cells.get(metric))}</td>" for metric in names)
-        body.append(f'<tr class="{kind}"><th>{escape(name)}{source}</th>{row}</tr>')
-    head = "".join(f"<th>{escape(_title(name))}</th>" for name in names)
-    table = f'<table class="results"><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
-    return f'<div class="cards">{cards}</div><div class="wide">{table}</div><p class="note">{escape(NOTE)}</p>'
+    table = html_results(names, _rows(report))
+    return f'<div class="cards">{cards}</div>{table}<p class="note">{escape(NOTE)}</p>'
 
 
 def _beside(report: Report, name: str) -> str:
@@ -273,22 +191,15 @@ def _beside(report: Report, name: str) -> str:
     return "" if value is None else f"<small>paper: {format_value(name, value)}</small>"
 
 
-def _html_cell(cell: tuple[str, str] | None) -> str:
-    if cell is None:
-        return '<span class="none">–</span>'
-    value, interval = cell
-    return f"{value}<small>{interval}</small>" if interval else value
-
-
 def _ablations(report: Report) -> str:
     ablations = report["notes"].get("paper_ablations") or {}
     if not ablations:
         return ""
     names = [name for name in METRICS if any(name in values for values in ablations.values())]
-    head = "".join(f"<th>{escape(_title(name))}</th>" for name in names)
+    head = "".join(f"<th>{escape(metric_title(name))}</th>" for name in names)
     rows = "".join(
         f"<tr><th>{escape(row)}</th>"
-        + "".join(f"<td>{_html_cell((format_value(n, values[n]), '') if n in values else None)}</td>" for n in names)
+        + "".join(f"<td>{html_cell((format_value(n, values[n]), '') if n in values else None)}</td>" for n in names)
         + "</tr>"
         for row, values in ablations.items()
     )

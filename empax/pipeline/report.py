@@ -20,7 +20,7 @@ from empax.evaluation.empathy import confusion_matrix
 from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import VARIANTS, Scores, ScoringSettings, score
-from empax.pipeline import render
+from empax.pipeline import evaluations, render
 
 Report = dict[str, Any]
 
@@ -83,6 +83,7 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
     config = dict(context.config)
     history = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
     scores = score(predictions, settings=settings.scoring())
+    others = evaluations.score_evaluations(files, config, settings.scoring())
     table = PAPER_OF.get(settings.paper_row, "")
     paper, ablations = TABLES.get(table, ({}, {}))
     report = build_report(
@@ -108,10 +109,12 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
             **{
                 path.stem: read_json(path)
                 for path in (*files.root.glob("*/classifiers.json"), *files.root.glob("*/evaluate.json"))
+                if path.stem != "evaluate" or path.parent.name not in others
             },
         },
         examples=settings.examples,
         replies=find_replies(files),
+        evaluations=others,
     )
     write_report(report, files.root)
 
@@ -134,6 +137,7 @@ def build_report(
     paper_row: str = "",
     examples: int = 12,
     replies: Sequence[Mapping[str, Any]] = (),
+    evaluations: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Report:
     """Everything about a run as one JSON object.
 
@@ -154,6 +158,7 @@ def build_report(
       paper_row: the row of `paper` that is this system; its values become report["paper"].
       examples: how many predictions to show.
       replies: `find_replies`.
+      evaluations: `evaluations.score_evaluations`.
 
     Raises:
       ConfigError: `paper_row` is not a row of `paper`.
@@ -176,6 +181,7 @@ def build_report(
         "history": collect_curves(history),
         "examples": [_example(row) for row in _spread(predictions, examples)],
         "replies": [dict(row) for row in replies],
+        "evaluations": {name: dict(found) for name, found in (evaluations or {}).items()},
         "attributes": attribute_shares(predictions),
         "confusion": confusions(predictions),
         "notes": dict(notes),

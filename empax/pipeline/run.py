@@ -25,7 +25,7 @@ KINDS = ("prepare", "annotate", "train", "assess", "index", "evaluate", "report"
 
 _OWN_KEYS = ("system", "seed", "run", "data")
 
-_PLACE_ONLY = ("config.data.dir", "config.report.peers")
+PLACE_ONLY = ("config.data.dir", "config.report.peers")
 """Settings that say where things are, not what they are: they may differ when a run goes on."""
 
 
@@ -130,22 +130,21 @@ def _claim(files: WorkDir, config: Mapping[str, Any]) -> None:
         write_json(files.run, describe_run(config))
         return
     old = read_json(files.config)
-    differences = [
-        f"{path}: {was!r} there, {now!r} here"
-        for path, was, now in _differences(old, config, ())
-        if path not in _PLACE_ONLY
+    found = [
+        f"{path}: {was!r} there, {now!r} here" for path, was, now in differences(old, config) if path not in PLACE_ONLY
     ]
-    if differences:
+    if found:
         raise ConfigError(
-            f"{files.root} was made by another config ({'; '.join(differences[:5])}). "
+            f"{files.root} was made by another config ({'; '.join(found[:5])}). "
             "Choose another --workdir, or delete it to start over."
         )
 
 
-def _differences(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any, Any]]:
+def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
+    """What differs between two configs: path ("config.a.b"), value in the first, value in the second."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*old, *(key for key in new if key not in old)]:
-            yield from _differences(old.get(key), new.get(key), (*path, key))
+            yield from differences(old.get(key), new.get(key), (*path, key))
     elif old != new:
         yield ".".join(("config", *path)), old, new
 

@@ -42,10 +42,11 @@ class Session:
             raise ConfigError(f"{workdir} holds no run; give the --workdir of one that has finished.")
         config = read_json(files.config)
         stages = {stage.kind: stage for stage in run.make_stages(config)}
-        if "evaluate" not in stages or not files.done(stages["evaluate"].name).exists():
+        evaluated = evaluate.main_stage(config)
+        if not evaluated or not files.done(evaluated).exists():
             raise ConfigError(f"{workdir} has not finished its evaluate stage yet; run its recipe to the end.")
-        settings: evaluate.Settings = stages["evaluate"].settings
-        context = RunContext(files, config, stages["evaluate"].name)
+        settings = to_settings(evaluate.Settings, config[evaluated], where=f"config.{evaluated}")
+        context = RunContext(files, config, evaluated)
         system = run.load_system(config)
         # One bucket: one compilation, so that every answer is as fast as the second.
         longest = to_settings(system.SETTINGS, config[config["system"]], where="config").layout.max_source_tokens

@@ -46,6 +46,11 @@ def test_moel_compat_merges_neighbours_and_loses_the_last():
     }
 
 
+def test_every_turn_answers_where_there_is_no_listener():
+    found = to_instances([dialogue("a", 3), dialogue("b", 1)], every_turn=True)
+    assert found == [Instance("a#2", ("a1",), "a2", "sad"), Instance("a#3", ("a1", "a2"), "a3", "sad")]
+
+
 def test_moel_compat_of_nothing_is_nothing():
     assert to_instances([], moel_compat=True) == to_instances([dialogue("a", 4)], moel_compat=True) == []
 

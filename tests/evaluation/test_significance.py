@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from empax.core.files import DataError
 from empax.core.types import Prediction
@@ -137,3 +138,19 @@ def test_resamples_of_a_whole_test_set_are_cheap():
     begin = time.process_time()
     significance.resampled_values(statistics, samples=100, seed=0)
     assert time.process_time() - begin < 2.0  # a thousand resamples of everything must stay a matter of seconds
+
+
+@pytest.mark.oracle
+def test_t_quantiles_and_mean_intervals_match_scipy():
+    for degrees in (*range(1, 40), 100, 1000):
+        assert significance.t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-5)
+    values = [3.0, 4.5, 3.75, 9.0]
+    found = significance.mean_interval(values)
+    low, high = stats.t.interval(0.95, df=3, loc=np.mean(values), scale=stats.sem(values))
+    assert (found["low"], found["high"]) == pytest.approx((low, high), rel=1e-5)
+    assert (found["mean"], found["std"]) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+    assert significance.mean_interval([2.0, 2.0]) == {"mean": 2.0, "std": 0.0, "low": 2.0, "high": 2.0}
+    with pytest.raises(ValueError, match="at least two values, got 1"):
+        significance.mean_interval([1.0])
+    with pytest.raises(ValueError, match="at least 1 degree"):
+        significance.t_quantile(0)

@@ -1,11 +1,12 @@
 """The evaluate stage with a made-up responder: which head, which rows, in which order."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import WorkDir, read_json, read_jsonl, write_jsonl
+from empax.core.files import WorkDir, hash_file, read_json, read_jsonl, write_jsonl
 from empax.core.run import RunContext
 from empax.core.types import MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
@@ -37,7 +38,16 @@ class Parrot:
 
 @pytest.fixture
 def run(tmp_path):
-    context = RunContext(WorkDir(tmp_path), {"seed": 5, "annotate": {"kind": "annotate"}}, "evaluate")
+    config = {
+        "seed": 5,
+        "run": ["annotate", "elsewhere", "evaluate", "again"],
+        "data": {"dir": str(tmp_path / "data")},
+        "annotate": {"kind": "annotate"},
+        "elsewhere": {"kind": "evaluate", "stage": "joint", "corpus": "dailydialog"},
+        "evaluate": {"kind": "evaluate", "stage": "joint"},
+        "again": {"kind": "evaluate", "stage": "generator"},
+    }
+    context = RunContext(WorkDir(tmp_path), config, "evaluate")
     for split in ("validation", "test"):
         rows = [Instance(f"{split}-{i}#2", (f"turn {i}",), "gold", "sad" if i else "") for i in range(7)]
         write_jsonl(context.files.instances(split), map(instance_to_row, rows))
@@ -49,7 +59,8 @@ def evaluated(run, **values):
     system = SimpleNamespace(load_responder=lambda context, **options: named.append(options) or parrot)
     settings = to_settings(evaluate.Settings, {"stage": "joint", "batch_size": 4, **values}, where="config.evaluate")
     evaluate.run(settings, run, system)
-    return parrot, named, list(read_jsonl(run.files.predictions))
+    path = run.files.predictions if run.stage == "evaluate" else run.files.evaluation(run.stage)
+    return parrot, named, list(read_jsonl(path))
 
 
 def test_the_head_is_chosen_on_validation_and_used_on_test(run):
@@ -90,3 +101,43 @@ def test_a_judge_levels_responses_and_references(run, monkeypatch):
             assert rows[0]["notes"][note] == {"exploration": text}
     with pytest.raises(ConfigError, match=r"config\.evaluate refers to config\.anotate"):
         evaluated(run, judge="anotate")
+
+
+def test_another_corpus_is_answered_in_a_file_of_its_own(run):
+    evaluated(run)
+    own = run.files.predictions.read_bytes()
+    elsewhere = dataclasses.replace(run, stage="elsewhere")
+    with pytest.raises(ConfigError, match="holds no DailyDialog"):
+        evaluated(elsewhere, corpus="dailydialog")
+    path = run.files.root / "data" / "dailydialog" / "dialogues_test.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("A . __eou__ B . __eou__ C . __eou__\nD . __eou__ E . __eou__\n")
+    parrot, _, rows = evaluated(elsewhere, corpus="dailydialog")
+    assert parrot.asked == [("dailydialog", 3, 4, 5)]  # no emotion is known there: no head to choose
+    assert [(row["context"], row["response"], row["reference"]) for row in rows] == [
+        (["A."], "so A.", "B."), (["A.", "B."], "so B.", "C."), (["D."], "so D.", "E."),
+    ]  # fmt: skip
+    assert {(row["emotion"], row["emotion_prediction"]) for row in rows} == {("", "")}
+    about = read_json(elsewhere.directory / "evaluate.json")
+    assert (about["stage"], about["corpus"], about["split"]) == ("joint", "dailydialog", "test")
+    assert about["data"] == {"source_hash": hash_file(path), "instances": 3, "answered": 3}
+    assert "emotion_head" not in about
+    assert run.files.predictions.read_bytes() == own
+    run.config["data"]["limit"] = 2
+    assert [len(evaluated(elsewhere, corpus="dailydialog", limit=limit)[2]) for limit in (0, 1, 3)] == [2, 1, 2]
+
+
+def test_a_second_evaluation_of_the_same_data_leaves_the_first_alone(run):
+    evaluated(run)
+    again = dataclasses.replace(run, stage="again")
+    _, _, rows = evaluated(again, stage="generator", split="validation", limit=2)
+    assert [row["id"] for row in rows] == ["validation-0#2", "validation-1#2"]
+    assert len(list(read_jsonl(run.files.predictions))) == 7
+    assert read_json(again.directory / "evaluate.json")["data"] == {"instances": 7, "answered": 2}
+
+
+def test_the_main_stage_is_the_first_on_the_own_data(run):
+    assert evaluate.main_stage(run.config) == "evaluate"
+    assert evaluate.main_stage({**run.config, "run": ["elsewhere", "annotate"]}) == ""
+    with pytest.raises(ConfigError, match=r"config\.evaluate\.corpus = 'persona' is not allowed"):
+        evaluated(run, corpus="persona")

@@ -186,7 +186,7 @@ def test_run_reads_the_work_directory(tmp_path):
     settings = to_settings(
         report.ReportSettings, {"bootstrap_samples": 10, "examples": 2, "peers": str(peers)}, where="config.report"
     )
-    report.run(settings, types.SimpleNamespace(files=files, config={"system": "reg", "seed": 3}))
+    report.run(settings, types.SimpleNamespace(files=files, config={"system": "reg", "seed": 3, "run": []}))
     found = read_json(tmp_path / "report.json")
     assert found["data"]["test"] == {"dialogues": 3, "instances": 6}
     assert found["notes"]["indexes"] == {"index": {"rows": 9, "recall_at_10": 0.99}}
@@ -197,7 +197,7 @@ def test_run_reads_the_work_directory(tmp_path):
     assert (tmp_path / "report.html").exists()
     files.predictions.write_text("{}\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1: lacks"):
-        report.run(settings, types.SimpleNamespace(files=files, config={"system": "reg"}))
+        report.run(settings, types.SimpleNamespace(files=files, config={"system": "reg", "run": []}))
 
 
 def test_peers_are_cached_by_content_and_settings(tmp_path):

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 
-from configs import empathy_identifiers, quickstart, reg_transformer
+from configs import empathy_identifiers, emprl_transformer, quickstart, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json
 from empax.core.types import MECHANISMS
-from empax.pipeline import prepare, run
+from empax.pipeline import evaluate, prepare, run
 
 
 @pytest.fixture
@@ -46,6 +46,24 @@ def test_every_variant_of_the_identifiers_is_sound(variant):
     assert len(trained) == (3 if variant == "separate" else 1)
     for stage in trained:
         assert stage.settings.loop.buckets[-1] == stage.settings.task.max_context_tokens
+
+
+@pytest.mark.parametrize("variant", emprl_transformer.VARIANTS)
+def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
+    stages = run.make_stages(run.plain(emprl_transformer.get_config(variant)))
+    assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
+    config = run.plain(emprl_transformer.get_config(f"{variant}+dailydialog" if variant else "dailydialog"))
+    added = run.make_stages(config)[len(stages) - 1 : -1]
+    trained = {"sft": ["generator"], "retrieval": ["ppo"]}.get(variant, ["generator", "ppo"])
+    assert [stage.settings.stage for stage in added] == trained
+    assert {(stage.settings.corpus, stage.settings.judge) for stage in added} == {("dailydialog", "")}
+    assert evaluate.main_stage(config) == "evaluate"
+
+
+def test_an_unknown_form_of_emprl_is_named():
+    for variant in ("sfd+dailydialog", "dailydialog+sft"):
+        with pytest.raises(ValueError, match=r"is unknown; it takes sft, .*, alone or with \+dailydialog behind"):
+            emprl_transformer.get_config(variant)
 
 
 def test_quickstart_is_sound_and_needs_no_download():

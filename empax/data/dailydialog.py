@@ -1,0 +1,114 @@
+"""DailyDialog (Li et al. 2017): everyday dialogues of two people, on which EmpRL tests what is left of small talk."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.types import Dialogue, Instance, Utterance
+from empax.data.dialogues import to_instances
+
+FOLDER = "dailydialog"
+"""Where the files lie inside a data folder."""
+
+SPLITS = ("train", "validation", "test")
+
+END_OF_TURN = "__eou__"
+"""What closes every turn; a line is a dialogue."""
+
+_JOINS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(?<=\w) ' (?=(?:s|t|m|d|re|ll|[vV]e)\b)"), "'"),
+    (re.compile(r"(?<=\w)'Ve\b"), "'ve"),  # "I ' Ve" comes from the corpus's own clean-up
+    (re.compile(r"(?<=\d) ([.:]) (?=\d)"), r"\1"),  # 6 . 5; a comma there is as often one between two numbers
+    (re.compile(r" (?=[.,!?;:%)])"), ""),
+    (re.compile(r"(?<=[$¥(]) "), ""),
+)
+
+
+def find_dailydialog(data_dir: str | os.PathLike[str] | None = None, *, split: str = "test") -> Path:
+    """The file of a split: in `data_dir` (else EMPAX_DATA_DIR), or in `dailydialog/` in it.
+
+    Raises:
+      ConfigError: no such split, no folder is named, or it does not hold the file.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"DailyDialog has no split {split!r}; it has {', '.join(SPLITS)}.")
+    folder, origin = data_dir, "config.data.dir"
+    if not folder:
+        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
+    name = f"dialogues_{split}.txt"
+    wanted = f"the folder with {name}, or to one that holds it under {FOLDER}/"
+    if not folder:
+        raise ConfigError(
+            f"DailyDialog is not downloaded by itself: set --config.data.dir or EMPAX_DATA_DIR to {wanted}."
+        )
+    root = Path(folder).expanduser()
+    for place in (root / name, root / FOLDER / name):
+        if place.is_file():
+            return place
+    raise ConfigError(f"{origin} = {str(folder)!r} holds no DailyDialog; set it to {wanted}.")
+
+
+def load_dialogues(path: Path | str) -> list[Dialogue]:
+    """Reads one file: a dialogue a line, every turn closed by `__eou__`.
+
+    Who begins is the "speaker"; turns alternate. Emotion and situation are empty: the former's labels (seven, by turn)
+    lie in another file, and nobody was given the latter. Texts are `written` as people write.
+
+    Raises:
+      DataError: no such file, no text in UTF-8, no dialogue in it, or a line that is none (names line and turn).
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")  # splitlines knows stranger ends
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; it must be a file of DailyDialog (dialogues_test.txt).") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 ({error}); take the file as it was released.") from error
+    if lines == [""]:
+        raise DataError(f"{path} holds no dialogue; take the file as it was released.")
+    prefix = path.stem.removeprefix("dialogues_")
+    return [
+        Dialogue(f"dailydialog-{prefix}-{number}", "", "", _turns(line, f"{path}, line {number}"))
+        for number, line in enumerate(lines, start=1)
+    ]
+
+
+def _turns(line: str, where: str) -> tuple[Utterance, ...]:
+    *texts, rest = line.split(END_OF_TURN)
+    if rest.strip() or not texts:
+        raise DataError(f"{where}: {(rest.strip() or 'nothing')[:60]!r} stands behind the last {END_OF_TURN}.")
+    if len(texts) < 2:
+        raise DataError(f"{where}: a dialogue of one turn; it takes two to have one answered.")
+    if blank := [turn for turn, text in enumerate(texts, start=1) if not text.strip()]:
+        raise DataError(f"{where}: turn {blank[0]} is blank; remove it or the dialogue.")
+    return tuple(Utterance("listener" if number % 2 else "speaker", written(text)) for number, text in enumerate(texts))
+
+
+def written(text: str) -> str:
+    """The text without the blanks that a tokeniser has put before punctuation and around apostrophes.
+
+    Our generators learn from EmpatheticDialogues, where people typed freely; "I ' ll" would be three unknown words.
+    Quotation marks and hyphens stay as they are: which side they belong to is not to be seen.
+    """
+    text = " ".join(text.split())
+    for pattern, replacement in _JOINS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def load_instances(path: Path | str) -> list[Instance]:
+    """Every turn from the second on as a response, with all turns before it: small talk has no listener.
+
+    Source: Ma et al. (EmpRL), Sec. V-D, Table VII. The paper leaves open which turns are answered, with how much of
+    their history, whether texts are taken as tokenised, and which BLEU is computed; this is ours, the reading that
+    leaves nothing out. How much of a history a model sees is a matter of its own limits (`data.sources`), and one that
+    is prompted in whole exchanges leaves out the oldest turn of an even number.
+
+    Raises:
+      DataError: see `load_dialogues`.
+    """
+    return to_instances(load_dialogues(path), every_turn=True)

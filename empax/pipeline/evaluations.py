@@ -1,0 +1,111 @@
+"""Evaluations beside the main one, on another corpus, of another stage or another split: scores, and their tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from empax.core.files import DataError, WorkDir, read_json
+from empax.evaluation.published import OTHER_CORPORA
+from empax.evaluation.rows import read_predictions
+from empax.evaluation.scoring import METRICS, ScoringSettings, score
+from empax.pipeline.tables import Row, format_value, html_results, intervals, markdown_results
+
+Evaluations = Mapping[str, Mapping[str, Any]]
+
+_TITLES = {"": "This run's data", "dailydialog": "DailyDialog"}
+
+_OF_EMOTION = frozenset({"emotion_accuracy", "intent_accuracy", "sentiment_mae", "exemplar_emotion_match"})
+"""Metrics that say nothing about small talk."""
+
+
+def score_evaluations(
+    files: WorkDir, config: Mapping[str, Any], settings: ScoringSettings
+) -> dict[str, dict[str, Any]]:
+    """What every evaluate stage but the main one has found.
+
+    Args:
+      files: of the run.
+      config: of the run; every stage of its `run` counts that has left `STAGE/predictions.jsonl`.
+      settings: as for the main evaluation; of the variants only those of BLEU are computed.
+
+    Returns:
+      By stage: `stage` (whose model answered), `corpus` (empty = the run's own), `split`, `data`, `metrics`, `variants`
+      and `counts` as in `scoring.Scores`, and `published` (row → metric → value), a paper's table on that corpus.
+
+    Raises:
+      DataError: a file of predictions is damaged.
+    """
+    settings = dataclasses.replace(settings, variants=tuple(v for v in settings.variants if v.startswith("bleu_")))
+    found = {}
+    for name in config["run"]:
+        path = files.evaluation(name)
+        if not path.exists():
+            continue
+        rows, bad = read_predictions(path)
+        if bad:
+            raise DataError(f"{path}, {bad[0]}; delete it and run the stage {name} again.")
+        about = read_json(path.with_name("evaluate.json"))
+        scores = score(rows, settings=settings)
+        dropped = _OF_EMOTION if about["corpus"] else frozenset()
+        found[name] = {
+            **about,
+            "metrics": {metric: value for metric, value in scores.metrics.items() if metric not in dropped},
+            "variants": scores.variants,
+            "counts": scores.counts,
+            "published": OTHER_CORPORA[about["corpus"]][1] if about["corpus"] else {},
+        }
+    return found
+
+
+def _tables(report: Mapping[str, Any]) -> list[tuple[str, str, list[str], list[Row]]]:
+    """Title, note, metrics and rows of a table for every (corpus, split) that something was evaluated on."""
+    groups: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for name, found in report["evaluations"].items():
+        groups.setdefault((found["corpus"], found["split"]), {})[name] = found
+    tables = []
+    for (corpus, split), group in groups.items():
+        first = next(iter(group.values()))
+        rows: list[Row] = [("ours", _name(name, found), intervals(found["metrics"])) for name, found in group.items()]
+        for name, values in first["published"].items():
+            kind = "own" if name == report["paper_row"] else "paper"
+            rows.append((kind, name, {metric: (format_value(metric, value), "") for metric, value in values.items()}))
+        rows.sort(key=lambda row: ("ours", "own", "paper").index(row[0]))
+        shown = {metric for found in group.values() for metric in found["metrics"]}
+        title = f"{_TITLES[corpus]}, {split} split"
+        tables.append((title, _note(corpus, group), [metric for metric in METRICS if metric in shown], rows))
+    return tables
+
+
+def _name(name: str, found: Mapping[str, Any]) -> str:
+    return name if name == found["stage"] else f"{name}, by {found['stage']}"
+
+
+def _note(corpus: str, group: Evaluations) -> str:
+    sizes = {(found["data"]["answered"], found["data"]["instances"]) for found in group.values()}
+    counted = "; ".join(f"{answered:,} of {instances:,} turns answered" for answered, instances in sorted(sizes))
+    if not corpus:
+        return f"{counted}."
+    where, _ = OTHER_CORPORA[corpus]
+    return (
+        f"{counted}. Nothing was trained on this corpus. As published: {where}, which leaves open which turns are "
+        "answered and which BLEU is meant; its ROUGE-L is divided by 100."
+    )
+
+
+def markdown(report: Mapping[str, Any]) -> list[str]:
+    """Lines of the section; none without such evaluations."""
+    lines = []
+    for title, note, names, rows in _tables(report):
+        lines += [f"## {title}", "", *markdown_results(names, rows), "", note, ""]
+    return lines
+
+
+def section(report: Mapping[str, Any]) -> str:
+    """The section's HTML; empty without such evaluations."""
+    return "".join(
+        f'<h3>{escape(title)}</h3>{html_results(names, rows)}<p class="note">{escape(note)}</p>'
+        for title, note, names, rows in _tables(report)
+    )

@@ -1,0 +1,154 @@
+"""One recipe under several seeds: mean, standard deviation and t-interval of every metric over the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError, read_json, write_json, write_text
+from empax.evaluation.significance import mean_interval
+from empax.pipeline.run import PLACE_ONLY, differences
+from empax.pipeline.tables import format_value, markdown_table
+
+Summary = dict[str, Any]
+
+_PARTS = ("metrics", "variants")
+
+
+def summarize(paths: Sequence[Path]) -> Summary:
+    """What the reports of several runs say together.
+
+    Args:
+      paths: `report.json` of each run, or the work directories that hold them; at least two.
+
+    Returns:
+      `system`; `runs`, for each its `name` (the folder's), `seed` and `commit`; and by name `metrics` and `variants`,
+      each with `mean`, `std`, `low`, `high` (see `significance.mean_interval`) and `values` in the order of the runs;
+      `evaluations`, by stage the same two; `left_out`, metrics that not every run has.
+
+    Raises:
+      DataError: fewer than two reports, one that is none, or one run given twice.
+      ConfigError: runs of different recipes.
+    """
+    files = [path / "report.json" if path.is_dir() else path for path in paths]
+    if len(files) < 2:
+        raise DataError(f"{len(files)} reports given; an interval over seeds needs at least two.")
+    reports = [_read(path) for path in files]
+    _check_one_recipe(files, reports)
+    left_out: list[str] = []
+    summary: Summary = {
+        "system": reports[0]["system"],
+        "runs": [
+            {
+                "name": path.parent.name,
+                **{key: report["run"][key] for key in ("seed", "commit") if key in report["run"]},
+            }
+            for path, report in zip(files, reports, strict=True)
+        ],
+        **{part: _over_runs([report[part] for report in reports], "", left_out) for part in _PARTS},
+        "evaluations": {},
+    }
+    for stage in dict.fromkeys(stage for report in reports for stage in report["evaluations"]):
+        found = [report["evaluations"][stage] for report in reports if stage in report["evaluations"]]
+        if len(found) < len(reports):
+            left_out.append(stage)
+            continue
+        scores = {part: _over_runs([one[part] for one in found], f"{stage}: ", left_out) for part in _PARTS}
+        about = {key: found[0][key] for key in ("stage", "corpus", "split")}
+        summary["evaluations"][stage] = {**about, **scores}
+    return {**summary, "left_out": left_out}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; give the report.json of finished runs.")
+    report = read_json(path)
+    needed = ("system", "config", "run", *_PARTS)
+    missing = [key for key in needed if not isinstance(report, dict) or key not in report]
+    if missing:
+        raise DataError(f"{path} is no report of a run: it lacks {', '.join(missing)}.")
+    return {"evaluations": {}, **report}  # older reports have none
+
+
+def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]]) -> None:
+    for i, (path, report) in enumerate(zip(files, reports, strict=True)):
+        for earlier, other in zip(files[:i], reports[:i], strict=True):
+            found = [d for d in differences(other["config"], report["config"]) if d[0] not in PLACE_ONLY]
+            recipe = [
+                f"{where}: {was!r} there, {now!r} here" for where, was, now in found if not where.endswith("seed")
+            ]
+            if recipe:
+                raise ConfigError(
+                    f"{earlier} and {path} are of different recipes ({'; '.join(recipe[:5])}); only seeds may differ."
+                )
+            # What `python -m empax.evaluate` reports on has no config; there the file that was scored tells.
+            scored = [one["run"].get("predictions_sha256") for one in (other, report)]
+            if not found and scored[0] == scored[1]:
+                raise DataError(f"{earlier} and {path} are of the same run: no seed differs. Every run counts once.")
+
+
+def _over_runs(
+    found: Sequence[Mapping[str, Mapping[str, Any]]], where: str, left_out: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Metrics that every run has; of the others the names go into `left_out`."""
+    over: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for scores in found for name in scores):
+        # null stands for what is not a finite number
+        values = [scores[name]["value"] for scores in found if name in scores and scores[name]["value"] is not None]
+        if len(values) < len(found):
+            left_out.append(f"{where}{name}")
+        else:
+            over[name] = {**mean_interval(values), "values": values}
+    return over
+
+
+def tables(summary: Summary, *, variants: bool = False) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Title, head and rows of a table for the main metrics and each of the other evaluations."""
+    head = ["metric", "mean", "std", "95% interval", *(_run_name(run) for run in summary["runs"])]
+    groups = {f"{summary['system']}, {len(summary['runs'])} runs": summary, **summary["evaluations"]}
+    made = []
+    for title, group in groups.items():
+        shown = {**group["metrics"], **(group["variants"] if variants else {})}
+        made.append((title, head, [_row(name, over) for name, over in shown.items()]))
+    return made
+
+
+def _run_name(run: Mapping[str, Any]) -> str:
+    return f"seed {run['seed']}" if "seed" in run else run["name"]
+
+
+def _row(name: str, over: Mapping[str, Any]) -> list[str]:
+    mean, std, low, high, *values = [
+        format_value(name.split(":")[0], value)
+        for value in (over["mean"], over["std"], over["low"], over["high"], *over["values"])
+    ]
+    return [name, mean, std, f"[{low}, {high}]", *values]
+
+
+def text(summary: Summary, *, variants: bool = False) -> str:
+    """The tables, aligned for a terminal."""
+    parts = []
+    for title, head, rows in tables(summary, variants=variants):
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = []
+        for name, *cells in (head, *rows):
+            aligned = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+            lines.append("  ".join([name.ljust(widths[0]), *aligned]))
+        parts.append("\n".join([title, *lines]))
+    if summary["left_out"]:
+        parts.append(f"not in every run, so left out: {', '.join(summary['left_out'])}")
+    return "\n\n".join(parts)
+
+
+def write(summary: Summary, folder: Path) -> None:
+    """Writes seeds.json and seeds.md into `folder`."""
+    lines: list[str] = []
+    for title, head, rows in tables(summary, variants=True):
+        lines += [f"## {title}", "", *markdown_table(head, rows), ""]
+    lines.append(
+        "Mean, standard deviation (n - 1) and 95% t-interval of the mean over runs that differ in their seeds."
+    )
+    write_json(folder / "seeds.json", summary)
+    write_text(folder / "seeds.md", "\n".join(lines) + "\n")

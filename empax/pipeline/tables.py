@@ -1,0 +1,128 @@
+"""Tables of metrics: how a value, an interval and a difference are written, for terminal, Markdown and page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import TypeAlias
+
+from empax.evaluation.scoring import LOWER_IS_BETTER
+
+Row: TypeAlias = tuple[str, str, Mapping[str, tuple[str, str]]]
+"""Of a results table: one of KINDS, a name, and metric → (value, interval or "")."""
+
+KINDS = {"ours": "this run", "peer": "released outputs, our code", "paper": "as published", "own": "as published"}
+"""Kinds of rows of a results table, and the source that the page names for each."""
+
+TITLES: dict[str, str] = {
+    "perplexity": "PPL / token",
+    "perplexity_per_word": "PPL / word",
+    "bits_per_byte": "Bits / byte",
+    "bleu_1": "BLEU-1",
+    "bleu_2": "BLEU-2",
+    "bleu_3": "BLEU-3",
+    "bleu_4": "BLEU-4",
+    "rouge_l": "ROUGE-L",
+    "distinct_1": "Dist-1",
+    "distinct_2": "Dist-2",
+    "emotion_accuracy": "Emotion acc.",
+    "intent_accuracy": "Intent acc.",
+    "empathy_f1": "Emp-F1",
+    "emotional_reaction_f1": "Em. reaction F1",
+    "interpretation_f1": "Interpretation F1",
+    "exploration_f1": "Exploration F1",
+    "sentiment_mae": "Sentiment MAE",
+    "sentence_std": "Sent-Std",
+    "top5_share": "Top-5",
+    "exemplar_emotion_match": "Exemplar match",
+}
+
+_FRACTIONS = frozenset({"rouge_l", "sentiment_mae", "bits_per_byte"})
+
+
+def format_value(name: str, value: float) -> str:
+    """Two decimals, three for fractions."""
+    return f"{value:.{3 if name in _FRACTIONS else 2}f}"
+
+
+def metric_title(name: str) -> str:
+    """A metric as a column's head: its name, and which way is better."""
+    return f"{TITLES[name]} {'↓' if name in LOWER_IS_BETTER else '↑'}"
+
+
+def intervals(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[str, str]]:
+    """Metrics as cells: value and interval."""
+    return {
+        name: (format_value(name, m["value"]), f"{format_value(name, m['low'])}–{format_value(name, m['high'])}")
+        for name, m in metrics.items()
+    }
+
+
+def text_table(metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Metrics as aligned lines for a terminal: name, value, interval."""
+    lines = [
+        f"{name:<34} {format_value(name.split(':')[0], m['value']):>9}   "
+        f"[{format_value(name.split(':')[0], m['low'])}, {format_value(name.split(':')[0], m['high'])}]"
+        for name, m in metrics.items()
+    ]
+    return "\n".join(lines)
+
+
+def comparison_table(compared: Mapping[str, Mapping[str, float]]) -> str:
+    """Paired tests as aligned lines for a terminal."""
+    return "\n".join(
+        f"{name:<34} {format_difference(name, c)}   p {c['p_value']:.4f} (randomisation {c['p_randomisation']:.4f})"
+        for name, c in compared.items()
+    )
+
+
+def format_difference(name: str, compared: Mapping[str, float]) -> str:
+    """A signed difference with its interval."""
+    digits = 3 if name in _FRACTIONS else 2
+    low, high = compared["low"], compared["high"]
+    return f"{compared['difference']:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def markdown_results(names: Sequence[str], rows: Iterable[Row]) -> list[str]:
+    """Lines of a results table with the metrics `names` as columns."""
+    return markdown_table(
+        ["", "source", *map(metric_title, names)],
+        [
+            [f"**{name}**" if kind in ("ours", "own") else name, KINDS[kind], *(_cell(cells, m) for m in names)]
+            for kind, name, cells in rows
+        ],
+    )
+
+
+def _cell(cells: Mapping[str, tuple[str, str]], metric: str) -> str:
+    value, interval = cells.get(metric, ("–", ""))
+    return f"{value} ({interval})" if interval else value
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def html_results(names: Sequence[str], rows: Iterable[Row]) -> str:
+    """A results table with the metrics `names` as columns; a line of its own stands over what others have found."""
+    body, group = [], ""
+    for kind, name, cells in rows:
+        if kind in ("peer", "paper") and kind != group:
+            body.append(f'<tr class="group"><th>{KINDS[kind]}</th><td colspan="{len(names)}"></td></tr>')
+            group = kind
+        source = f"<small>{KINDS[kind]}</small>" if kind in ("ours", "own") else ""
+        row = "".join(f"<td>{html_cell(cells.get(metric))}</td>" for metric in names)
+        body.append(f'<tr class="{kind}"><th>{escape(name)}{source}</th>{row}</tr>')
+    head = "".join(f"<th>{escape(metric_title(name))}</th>" for name in names)
+    table = f'<table class="results"><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+    return f'<div class="wide">{table}</div>'
+
+
+def html_cell(cell: tuple[str, str] | None) -> str:
+    """What stands in a cell of a results table."""
+    if cell is None:
+        return '<span class="none">–</span>'
+    value, interval = cell
+    return f"{value}<small>{interval}</small>" if interval else value

@@ -1,0 +1,103 @@
+"""Evaluations beside the main one: what is scored of them, and the tables on the pages."""
+
+import types
+
+import pytest
+
+from empax.core.config import to_settings
+from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
+from empax.core.types import Prediction
+from empax.evaluation.published import EMPRL_DAILYDIALOG
+from empax.evaluation.scoring import ScoringSettings, score
+from empax.pipeline import evaluations, report
+
+RUN = ["evaluate", "dailydialog_before", "dailydialog", "again", "report"]
+EMOTIONS = {"emotion": "sad", "emotion_prediction": "sad"}
+
+
+def rows(reply, **more):
+    return [
+        Prediction((f"Hello {i}.",), reply, "I am fine, thank you.", notes={"nll": 9.0, "num_tokens": 4}, **more)
+        for i in range(4)
+    ]
+
+
+@pytest.fixture
+def files(tmp_path):
+    files = WorkDir(tmp_path)
+    write_jsonl(files.predictions, rows("Oh", **EMOTIONS))
+    write_json(files.stage("evaluate") / "evaluate.json", {"emotion_head": "generator"})
+    for stage, model, corpus, reply in (
+        ("dailydialog", "ppo", "dailydialog", "I am fine."),
+        ("dailydialog_before", "generator", "dailydialog", "I am."),
+        ("again", "ppo", "", "Thank you."),
+    ):
+        write_jsonl(files.evaluation(stage), rows(reply, **({} if corpus else EMOTIONS)))
+        about = {"stage": model, "corpus": corpus, "split": "test", "data": {"instances": 9, "answered": 4}}
+        write_json(files.stage(stage) / "evaluate.json", {**about, "seconds": 1.0})
+    return files
+
+
+@pytest.fixture
+def made(files):
+    values = {"bootstrap_samples": 10, "paper_row": "EmpRL"}
+    settings = to_settings(report.ReportSettings, values, where="config.report")
+    report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN}))
+    return files.root
+
+
+def test_scores_are_of_each_stages_own_rows(files):
+    settings = ScoringSettings(bootstrap_samples=10)
+    found = evaluations.score_evaluations(files, {"run": RUN}, settings)
+    assert list(found) == ["dailydialog_before", "dailydialog", "again"]  # as they ran
+    wanted = score(rows("I am fine."), settings=settings).metrics
+    assert {name: found["dailydialog"]["metrics"][name] for name in ("bleu_1", "bleu_2", "rouge_l", "perplexity")} == {
+        name: wanted[name] for name in ("bleu_1", "bleu_2", "rouge_l", "perplexity")
+    }
+    assert (
+        found["dailydialog"]["metrics"]["bleu_1"]["value"] > found["dailydialog_before"]["metrics"]["bleu_1"]["value"]
+    )
+    assert not {"emotion_accuracy", "sentiment_mae"} & set(found["dailydialog"]["metrics"])
+    assert {"emotion_accuracy", "sentiment_mae"} <= set(found["again"]["metrics"])
+    assert "bleu_2:sacrebleu" in found["dailydialog"]["variants"]
+    assert found["dailydialog"]["published"] == EMPRL_DAILYDIALOG
+    assert found["again"]["published"] == {}
+    assert found["dailydialog"]["counts"]["rows"] == 4
+    files.evaluation("again").write_text("{}\n")
+    with pytest.raises(DataError, match=r"again.predictions\.jsonl, line 1: lacks .*run the stage again again"):
+        evaluations.score_evaluations(files, {"run": RUN}, settings)
+
+
+def test_report_json_holds_them_apart_from_the_main_ones(made):
+    stored = read_json(made / "report.json")
+    assert set(stored["evaluations"]) == {"dailydialog_before", "dailydialog", "again"}
+    assert stored["evaluations"]["dailydialog"]["stage"] == "ppo"
+    assert set(stored["evaluations"]["dailydialog"]["metrics"]["rouge_l"]) == {"value", "low", "high"}
+    assert stored["metrics"]["bleu_1"]["value"] == 0.0  # "Oh"
+    assert stored["notes"]["evaluate"] == {"emotion_head": "generator"}  # the main one's, not the last one's
+
+
+def test_each_corpus_has_its_table_with_intervals_and_what_was_published(made):
+    lines = (made / "report.md").read_text().splitlines()
+    start = lines.index("## DailyDialog, test split")
+    table = [line for line in lines[start:] if line.startswith("|")][: 2 + 2 + len(EMPRL_DAILYDIALOG)]
+    assert len({line.count(" | ") for line in table}) == 1
+    assert [line.split(" | ")[0] for line in table[2:5]] == [
+        "| **dailydialog_before, by generator**", "| **dailydialog, by ppo**", "| **EmpRL**",
+    ]  # fmt: skip
+    assert "0.092" in table[4]  # printed as 9.21
+    assert "(" in table[3]  # intervals
+    assert "Emotion" not in table[0]
+    assert any(line.startswith("4 of 9 turns answered. Nothing was trained") for line in lines)
+    assert "## This run's data, test split" in lines
+    page = (made / "report.html").read_text()
+    assert '<section id="other"><h2>Other test sets</h2><h3>DailyDialog, test split</h3>' in page
+
+
+def test_without_any_there_is_no_section(files):
+    for stage in ("dailydialog", "dailydialog_before", "again"):
+        files.evaluation(stage).unlink()
+    settings = to_settings(report.ReportSettings, {"bootstrap_samples": 10}, where="config.report")
+    report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN}))
+    assert read_json(files.root / "report.json")["evaluations"] == {}
+    assert "Other test sets" not in (files.root / "report.html").read_text()
