@@ -1,0 +1,269 @@
+"""One iteration of PPO on an encoder-decoder: empax against an eager PyTorch loop around Hugging Face's `generate`.
+
+Rollout, log-probabilities and values of policy and reference, reward, advantages, and all updates. Before anything is
+timed both sides must read one fixed rollout alike, give it the same credit, and have the same losses and gradient
+norms over all its updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from benchmarks.eager_ppo import Answers, EagerPpo
+from benchmarks.forward import Inputs, random_inputs
+from benchmarks.paired import Row, arguments, report, seconds, timed
+from benchmarks.shapes import fields_of
+from benchmarks.sides import TOLERANCE, Sides, check_agreement, random_model
+from empax.core.types import Batch, Params, TrainState
+from empax.decoding.search import DecodeSettings
+from empax.losses.advantages import response_mask
+from empax.models.heads import ClassificationHead
+from empax.systems.dialogue.generator import Decoder, Generator
+from empax.systems.emprl.rewards import CompiledReward, Reward
+from empax.systems.emprl.rollouts import PolicyBatch, Rollout
+from empax.systems.emprl.settings import PpoStage
+from empax.systems.emprl.tasks import VALUE_HEAD, Ppo
+from empax.training.optimizer import OptimizerSettings, make_optimizer
+from empax.training.step import make_iteration_start, make_train_step
+
+HELD_EQUAL = (
+    "one process, as many threads as there are cores; each side may use them all",
+    "the same random initial weights of policy, reference and value head, float32 throughout, no dropout",
+    "the same sources (rows padded on the right, a quarter of the tokens is padding); sampling with k = 20, T = 0.9, "
+    "at least 4 tokens before the end; both stop once all rows have ended (response_tokens: how long they were)",
+    "teacher-forced log-probabilities and values of the policy, log-probabilities of a reference of its own weights",
+    "the reward (share of even ids) on ids, standardised by running statistics; k1 KL with the adaptive coefficient; "
+    "rewards and advantages whitened; GAE",
+    "each update on its mini-batch: clipped losses of policy and values, entropy for the log, gradients, clipped at "
+    "norm 1, AdamW at 1e-5 (theirs fused); rows drawn anew in every epoch; no layer is recomputed",
+    "theirs: transformers' default attention and its generate with a cache, eager; ours: compiled before "
+    "(compile_seconds), the scan over layers unrolled as --unroll says",
+)
+
+OPTIMIZER = OptimizerSettings(learning_rate=1e-5)
+
+SCRATCH = {"vocab_size": 10_000, "d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 3, "num_decoder_layers": 4}
+"""T5 in the size of the Transformer that the recipes train from scratch."""
+
+_EMBEDDING_SCALE = 0.3
+"""Hugging Face draws T5's embeddings so large that a random model can only repeat what it has just read."""
+
+
+class OurPpo:
+    """The task, compiled by what every recipe trains with, and its state."""
+
+    def __init__(
+        self, sides: Sides, value: Params, settings: PpoStage, inputs: Inputs, *, epochs: int, minibatches: int
+    ):
+        config = sides.model.config
+        eos_id, pad_id = sides.theirs.config.eos_token_id, sides.theirs.config.pad_token_id
+        decoder = Decoder(settings.rollout, start_id=config.start_id, eos_id=eos_id, pad_id=pad_id)
+        generator = Generator(sides.model, ClassificationHead(1), decoder, emotion_weight=0.0)
+        self.task = Ppo(generator, Reward(((1.0, CompiledReward(even_share)),)), settings)
+        params = copied({"model": sides.params, "value": value})
+        optimizer = make_optimizer(OPTIMIZER, params, total_steps=1)
+        self.state = TrainState(
+            jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0), self.task.init_memory()
+        )
+        self.frozen = {"reference": copied(sides.params), "reward": self.task.reward.frozen()}
+        self.batch = policy_batch(inputs)
+        self.begin = make_iteration_start(self.task)
+        self.step = make_train_step(self.task, optimizer, epochs=epochs, minibatches=minibatches)
+        self.phases: list[tuple[float, float]] = []
+        self.lengths: list[float] = []
+
+    def iteration(self) -> None:
+        start = time.perf_counter()
+        state, rated, metrics = jax.block_until_ready(self.begin(self.state, self.frozen, self.batch))
+        rolled = time.perf_counter()
+        self.state, _ = jax.block_until_ready(self.step(state, self.frozen, rated))
+        self.phases.append((rolled - start, time.perf_counter() - rolled))
+        self.lengths.append(float(metrics["response_tokens"].value()))
+
+
+class TheirPpo:
+    """`EagerPpo` on the same sources."""
+
+    def __init__(
+        self, sides: Sides, value: Params, settings: PpoStage, inputs: Inputs, *, epochs: int, minibatches: int
+    ):
+        head = torch.nn.Linear(sides.model.config.d_model, 1)
+        with torch.no_grad():
+            head.weight.copy_(torch.tensor(np.asarray(value["out"]).T))
+            head.bias.copy_(torch.tensor(np.asarray(value["out_bias"])))
+        self.loop = EagerPpo(
+            copy.deepcopy(sides.theirs), head, their_even_share, settings, OPTIMIZER,
+            epochs=epochs, minibatches=minibatches,
+        )  # fmt: skip
+        self.source, self.mask = torch.tensor(inputs.source), torch.tensor(inputs.mask).long()
+        self.phases: list[tuple[float, float]] = []
+        self.lengths: list[float] = []
+
+    def iteration(self) -> None:
+        start = time.perf_counter()
+        answers = self.loop.rollout(self.source, self.mask)
+        advantages, returns = self.loop.credit(answers)
+        rolled = time.perf_counter()
+        self.loop.learn(answers, advantages, returns)
+        self.phases.append((rolled - start, time.perf_counter() - rolled))
+        self.lengths.append(answers.mask.sum(dim=1).float().mean().item())
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=5)
+    parser.add_argument("--shape", choices=("t5-small", "scratch"), default="t5-small", help="of the policy (t5-small)")
+    parser.add_argument("--batch", type=int, default=32, help="rows of a rollout (32)")
+    parser.add_argument("--source", type=int, default=64, help="tokens of a source (64)")
+    parser.add_argument("--new-tokens", type=int, default=30, help="tokens of a response at most (30)")
+    parser.add_argument("--epochs", type=int, default=4, help="how often each response is learnt from (4)")
+    parser.add_argument("--minibatches", type=int, default=1, help="updates of an epoch (1, as in EmpRL's runs)")
+    parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
+    options = parser.parse_args(argv)
+    if options.smoke:
+        options.batch, options.source, options.new_tokens, options.rounds = 4, 8, 6, 1
+        options.epochs, options.minibatches, options.unroll = 2, 2, 1
+    if options.batch % options.minibatches:
+        parser.error(f"--minibatches={options.minibatches} does not divide --batch={options.batch}")
+    row = measure(options)
+    sizes = (
+        f"{options.shape}: {options.batch} sources of {options.source} tokens, {options.new_tokens} new ones, "
+        f"{options.epochs} epochs of {options.minibatches} mini-batches"
+    )
+    return report("ppo", {"iteration": row}, (*HELD_EQUAL, sizes), smoke=options.smoke)
+
+
+def measure(options: argparse.Namespace) -> Row:
+    """Whole iterations; how long their parts took, and how long the responses were, are facts about them."""
+    sides, value, inputs = prepare(options.shape, options)
+    settings = stage(options.new_tokens)
+    # In one mini-batch no order of rows can differ.
+    whole = {"epochs": options.epochs, "minibatches": 1}
+    error = check(
+        OurPpo(sides, value, settings, inputs, **whole), TheirPpo(sides, value, settings, inputs, **whole), inputs
+    )
+    updates = {"epochs": options.epochs, "minibatches": options.minibatches}
+    ours, theirs = (side(sides, value, settings, inputs, **updates) for side in (OurPpo, TheirPpo))
+    compiling = seconds(ours.iteration)
+    took = timed(ours.iteration, theirs.iteration, options.rounds)
+    facts: dict[str, Any] = {"largest_error": float(f"{error:.2g}"), "compile_seconds": round(compiling, 2)}
+    for name, side in (("ours", ours), ("theirs", theirs)):
+        rollouts, learnt = zip(*side.phases[-options.rounds :], strict=True)
+        facts[f"rollout_seconds_{name}"] = round(statistics.median(rollouts), 4)
+        facts[f"update_seconds_{name}"] = round(statistics.median(learnt), 4)
+        facts[f"response_tokens_{name}"] = round(statistics.fmean(side.lengths[-options.rounds :]), 2)
+    return Row(*took, "seconds", facts=facts)
+
+
+def prepare(shape: str, options: argparse.Namespace) -> tuple[Sides, Params, Inputs]:
+    """The policy twice, the parameters of its value head, and the sources with a fixed answer to each."""
+    changes = SCRATCH if shape == "scratch" and not options.smoke else {}
+    fields = fields_of("t5-small", small=options.smoke, **changes)
+    sides = random_model(fields, unroll=options.unroll)
+    params = copied(sides.params)  # theirs is about to change, and may share its memory
+    params["token_embedding"] = params["token_embedding"] * _EMBEDDING_SCALE
+    with torch.no_grad():
+        sides.theirs.get_input_embeddings().weight.mul_(_EMBEDDING_SCALE)
+    width = sides.model.config.d_model
+    value = VALUE_HEAD.init(jax.random.key(1), jnp.zeros((1, width)))["params"]
+    inputs = random_inputs(fields["vocab_size"], options.batch, options.source, options.new_tokens)
+    return sides._replace(params=params), value, inputs
+
+
+def stage(new_tokens: int) -> PpoStage:
+    """PPO by its defaults, but for the length of a response."""
+    rollout = DecodeSettings(method="sample", max_tokens=new_tokens, min_tokens=4, temperature=0.9, top_k=20)
+    return PpoStage(rollout=rollout, rewards=())
+
+
+def copied(params: Params) -> Params:
+    """Ours in the strict sense: a step that donates its state must give nobody else's memory away."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
+
+
+def policy_batch(inputs: Inputs) -> PolicyBatch:
+    """Sources to answer; nobody judges their contexts."""
+    rows = len(inputs.source)
+    mask = jnp.asarray(inputs.mask)
+    target = jnp.asarray(inputs.target, jnp.int32)  # nobody reads it
+    batch = Batch(
+        jnp.asarray(inputs.source, jnp.int32), mask, target, jnp.ones(target.shape, bool), jnp.ones(rows, bool)
+    )
+    nothing = jnp.zeros((rows, 1), jnp.int32)
+    numbers = jnp.arange(rows, dtype=jnp.int32)
+    return PolicyBatch(batch, numbers, nothing, nothing > 0, nothing, jnp.zeros(rows, jnp.int32))
+
+
+def even_share(rollout: Rollout) -> jax.Array:
+    """The share of even ids in each response."""
+    even = (rollout.tokens % 2 == 0) & rollout.mask
+    return even.sum(axis=1) / jnp.maximum(rollout.mask.sum(axis=1), 1)
+
+
+def their_even_share(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The same by PyTorch."""
+    return ((tokens % 2 == 0) & mask).sum(dim=1) / mask.sum(dim=1)
+
+
+def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
+    """One fixed rollout on both sides: how it is read, its credit, and all updates; the largest relative error.
+
+    Policy, sampling policy and reference are set apart by noise, so that no ratio is 1 and no KL 0. Both sides learn.
+
+    Raises:
+      DisagreementError: something differs by more than 1e-4.
+    """
+    errors = []
+
+    def agree(what: str, found: Any, expected: Any) -> None:
+        errors.append(check_agreement(what, found, expected, tolerance=TOLERANCE["float32"]))
+
+    eos_id = ours.task.generator.decoder.eos_id
+    tokens = ended(inputs.target, eos_id, ours.task.generator.decoder.pad_id)
+    mask = np.asarray(response_mask(jnp.asarray(tokens), eos_id=eos_id))
+    batch, loop = ours.batch, theirs.loop
+    log_probs, values, _ = jax.jit(ours.task.read)(ours.state.params, batch.inputs, jnp.asarray(tokens))
+    with torch.no_grad():
+        expected, hidden, _ = loop.read(loop.model, theirs.source, theirs.mask, torch.tensor(tokens).long())
+        agree("log-probabilities", log_probs[mask], expected.numpy()[mask])
+        agree("values", values[mask], loop.value(hidden).numpy()[mask])
+
+    rng = np.random.default_rng(0)
+    near = [np.asarray(one) + rng.normal(0.0, 0.3, mask.shape).astype(np.float32) for one in (log_probs,) * 2]
+    near.append(np.asarray(values) + rng.normal(0.0, 0.3, mask.shape).astype(np.float32))
+    old, reference, old_values = near
+    rollout = Rollout(batch, *map(jnp.asarray, (tokens, mask, old, reference)), values=jnp.asarray(old_values))
+    credit = jax.jit(lambda frozen, rollout, memory: ours.task.credit(frozen, ours.task.rate(frozen, rollout), memory))
+    rated, memory, _ = credit(ours.frozen, rollout, ours.state.memory)
+    answers = Answers(theirs.source, theirs.mask, torch.tensor(tokens).long(), *map(torch.tensor, (mask, *near)))
+    advantages, returns = loop.credit(answers)
+    agree("scores", rated.scores, their_even_share(answers.tokens, answers.mask))
+    agree("advantages", rated.advantages[mask], advantages.numpy()[mask])
+    agree("returns", rated.returns[mask], returns.numpy()[mask])
+    agree("KL coefficient", memory.kl.coefficient, loop.beta)
+
+    ours.state, metrics = ours.step(ours.state, ours.frozen, rated)
+    for name, number in loop.learn(answers, advantages, returns).items():
+        agree(f"{name} over all updates", metrics[name].value(), number)
+    return max(errors)
+
+
+def ended(tokens: np.ndarray, eos_id: int, pad_id: int) -> np.ndarray:
+    """Responses of half to all of the tokens; all but the longest end."""
+    rows, longest = tokens.shape
+    last = np.linspace(longest // 2, longest, rows).astype(int)[:, None]
+    place = np.arange(longest)[None]
+    return np.where(place == last, eos_id, np.where(place > last, pad_id, tokens)).astype(np.int32)
+
+
+if __name__ == "__main__":
+    main()

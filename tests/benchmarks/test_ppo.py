@@ -1,0 +1,45 @@
+"""What stops a comparison of PPO whose sides do not do the same."""
+
+import argparse
+import dataclasses
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.oracle
+
+OPTIONS = argparse.Namespace(smoke=True, unroll=1, batch=4, source=8, new_tokens=6)
+ONCE = {"epochs": 1, "minibatches": 1}
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    from benchmarks.ppo import prepare
+
+    return prepare("t5-small", OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [({"lam": 0.9}, "advantages"), ({"clip": 0.1}, "policy_loss over all"), ({"value_clip": 0.1}, "value_loss over")],
+)
+def test_another_algorithm_is_noticed(prepared, changes, found):
+    from benchmarks.paired import DisagreementError
+    from benchmarks.ppo import OurPpo, TheirPpo, check, stage
+
+    sides, value, inputs = prepared
+    ours = OurPpo(sides, value, stage(OPTIONS.new_tokens), inputs, **ONCE)
+    other = dataclasses.replace(stage(OPTIONS.new_tokens), **changes)
+    with pytest.raises(DisagreementError, match=found):
+        check(ours, TheirPpo(sides, value, other, inputs, **ONCE), inputs)
+
+
+def test_another_value_head_is_noticed(prepared):
+    from benchmarks.paired import DisagreementError
+    from benchmarks.ppo import OurPpo, TheirPpo, check, stage
+
+    sides, value, inputs = prepared
+    settings = stage(OPTIONS.new_tokens)
+    other = {**value, "out": np.asarray(value["out"]) * 1.01}
+    with pytest.raises(DisagreementError, match="values: relative error"):
+        check(OurPpo(sides, value, settings, inputs, **ONCE), TheirPpo(sides, other, settings, inputs, **ONCE), inputs)
