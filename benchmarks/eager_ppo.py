@@ -177,7 +177,7 @@ class EagerPpo:
         norm = torch.nn.utils.clip_grad_norm_(self.trained, self.clip_norm or float("inf"))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        logged = {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy, "grad_norm": norm}
+        logged = {"policy_loss": policy, "value_loss": value, "entropy": entropy, "loss": loss, "grad_norm": norm}
         return {name: number.item() for name, number in logged.items()}
 
 

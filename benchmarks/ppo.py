@@ -69,7 +69,7 @@ class OurPpo:
         eos_id, pad_id = sides.theirs.config.eos_token_id, sides.theirs.config.pad_token_id
         decoder = Decoder(settings.rollout, start_id=config.start_id, eos_id=eos_id, pad_id=pad_id)
         generator = Generator(sides.model, ClassificationHead(1), decoder, emotion_weight=0.0)
-        self.task = Ppo(generator, Reward(((1.0, CompiledReward(even_share)),)), settings)
+        self.task: Any = Ppo(generator, Reward(((1.0, CompiledReward(even_share)),)), settings)
         params = copied({"model": sides.params, "value": value})
         optimizer = make_optimizer(OPTIMIZER, params, total_steps=1)
         self.state = TrainState(
