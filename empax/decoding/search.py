@@ -47,6 +47,8 @@ class DecodeSettings:
         response may repeat the prompt.
       first_token: what every response begins with (BART: its `forced_bos_token_id`); None = anything.
       end_at_limit: the last of `max_tokens` must be the end-of-sequence token (BART's `forced_eos_token_id`).
+      rerank: "consensus" puts that of several hypotheses first that the others agree with most (`rerank.by_consensus`;
+        whoever decodes applies it); "" leaves the likeliest first.
     """
 
     method: Method = "greedy"
@@ -62,6 +64,7 @@ class DecodeSettings:
     no_repeat_ngram: int = 0
     first_token: int | None = None
     end_at_limit: bool = False
+    rerank: Literal["", "consensus"] = ""
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -87,6 +90,8 @@ class DecodeSettings:
             raise ValueError(f"temperature = {self.temperature} is not allowed; it must be above 0.")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p = {self.top_p} is not allowed; it must be above 0 and at most 1.")
+        if self.rerank and num_hypotheses(self) < 2:
+            raise ValueError(f"rerank = {self.rerank!r} is not allowed with one hypothesis; set num_samples.")
 
 
 def num_hypotheses(settings: DecodeSettings) -> int:

@@ -16,6 +16,7 @@ def test_these_are_the_measurements():
     assert {"encode", "forward", "load", "metrics", "ppo", "train_step"} <= set(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", NAMES)
 def test_the_last_line_is_the_promised_object(name, capsys):

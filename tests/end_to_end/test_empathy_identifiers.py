@@ -14,6 +14,8 @@ from empax.pipeline import judging
 from empax.systems import attributes
 from empax.training.checkpoint import load_params
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 from configs import common, empathy_identifiers
 

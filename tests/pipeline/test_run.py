@@ -117,7 +117,7 @@ def test_every_ablation_is_a_switch(config, path):
         ("joint.kind", "trian", r"config\.joint\.kind = 'trian' must be one of prepare, annotate, train"),
         ("joint.kind", ..., r"config\.joint lacks kind"),
         ("joint.task", ..., r"config\.joint lacks task"),
-        ("joint.task", "fid", r"config\.joint\.task = 'fid' is unknown; reg has generator, retriever, joint"),
+        ("joint.task", "fid", r"config\.joint\.task = 'fid' is unknown; reg has generator, emotions, retriever, joint"),
         ("joint.task", "nec.joint", r"config\.system = 'nec' is no module"),
         ("joint.stpes", 3, r"config\.joint\.stpes is not a setting .* did you mean 'steps'\?"),
         ("joint.steps", 0, r"steps = 0 must be at least 1"),

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
+from empax.decoding.rerank import by_consensus
 from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean
@@ -90,7 +92,7 @@ class Decoder:
             max_length=self.settings.max_tokens,
             method="start_cache",
         )
-        return generate(
+        found = generate(
             lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
             cache,
             batch_size=source.shape[0],
@@ -100,6 +102,9 @@ class Decoder:
             settings=self.settings,
             rng=rng,
         )
+        if not self.settings.rerank:
+            return found
+        return by_consensus(found, utility, eos_id=self.eos_id, pad_id=self.pad_id)
 
 
 @dataclasses.dataclass(frozen=True)

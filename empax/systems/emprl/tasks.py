@@ -168,6 +168,16 @@ class Policy:
         }
         return rollout.replace(kl_coefficient=coefficient * rows), after, metrics
 
+    def with_entropy(
+        self, loss: Mean, logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], factor: Float[Array, ""] | float
+    ) -> Mean:
+        """The loss less the bonus for entropy; without a weight nothing is differentiated for it."""
+        settings = self.settings
+        if not settings.entropy_weight:
+            return loss
+        bonus = ppo.entropy(logits, mask, reduction=settings.reduction)
+        return ppo.weighted_sum((1.0, loss), (-settings.entropy_weight * factor, bonus))
+
     def on_gold(self, params: Params, frozen: Params, batch: PolicyBatch) -> tuple[Mean, Metrics]:
         """Of examples that nobody has answered: the likelihood of the gold responses."""
         whole = {"model": params["model"], "emotion": frozen["emotion"]}
@@ -258,10 +268,8 @@ class Ppo(Policy):
             log_probs, batch.log_probs, batch.advantages, mask, clip=settings.clip, **options
         )
         value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **options)
-        entropy = ppo.entropy(logits, mask, reduction=settings.reduction)
-        loss = ppo.weighted_sum(
-            (warm, policy), (settings.value_weight, value), (-settings.entropy_weight * warm, entropy)
-        )
+        loss = ppo.weighted_sum((warm, policy), (settings.value_weight, value))
+        loss = self.with_entropy(loss, logits, mask, warm)
         return loss, {
             **metrics,
             **more,
@@ -306,8 +314,7 @@ class Grpo(Policy):
             reduction=settings.reduction,
             keep=keep,
         )
-        entropy = ppo.entropy(logits, mask, reduction=settings.reduction)
-        loss = ppo.weighted_sum((1.0, loss), (-settings.entropy_weight, entropy))
+        loss = self.with_entropy(loss, logits, mask, 1.0)
         metrics["token_kl"] = metrics.pop("kl")
         return loss, {
             **metrics,

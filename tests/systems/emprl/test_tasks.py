@@ -144,7 +144,7 @@ def test_validation_is_the_likelihood_of_the_gold_response(toy, rolled, batch):
     assert set(metrics) == {"nll"}
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("grpo", marks=pytest.mark.slow)])
 def test_it_learns_the_toy_within_ten_nats(toy, tmp_path, algorithm):
     """From below 0.3 to above 0.8 on 3 of 3 seeds."""
     for seed in range(3 if algorithm == "ppo" else 1):
@@ -164,6 +164,7 @@ def toy_reward(toy, seed):
     return float(toy.share(jax.jit(task.rollout)(params, frozen, batch, jax.random.key(seed))).mean())
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_ends_with_the_same_bits(toy, tmp_path):
     """Parameters, optimizer, controller, running statistics: everything that later batches depend on."""
     script = Path(toy.__file__)
