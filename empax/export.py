@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
 
     quiet_logging()
     flags_given = {"stage": _STAGE.value, "what": _WHAT.value, "format": _FORMAT.value, "lora": _LORA.value}
-    flags_given["max_shard_bytes"] = _SHARD.value
+    flags_given |= {"max_shard_bytes": _SHARD.value}
     settings = to_settings(ExportSettings, flags_given, where="--")
     try:
         print(export_run(Path(_WORKDIR.value), Path(_OUTPUT.value), settings))

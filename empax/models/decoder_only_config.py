@@ -76,7 +76,8 @@ def _llama_3(
 ) -> dict[str, Any]:
     """Fields of a Llama 3; sizes: d_model, heads, heads of keys, d_ff, layers; `factor` of the scaled rotations."""
     names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "num_hidden_layers")
-    fields = dict(zip(names, sizes, strict=True)) | {"vocab_size": vocab, "max_position_embeddings": positions}
+    fields: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    fields |= {"vocab_size": vocab, "max_position_embeddings": positions}
     fields |= {"rms_norm_eps": 1e-5, "rope_theta": theta, "tie_word_embeddings": tied}
     if factor:
         scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

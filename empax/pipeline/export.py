@@ -70,7 +70,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         stage=found.stage,
         evaluated=_evaluated(config),
         format=settings.format,
-        base=_HUB_NAMES.get(found.base, found.base) if adapters else found.base,
+        base=str(_HUB_NAMES.get(found.base, found.base)) if adapters else found.base,
         passages=found.passages,
         size=count_params(found.params),
         prompted=isinstance(found.model, DecoderOnly),

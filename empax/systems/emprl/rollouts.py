@@ -106,7 +106,7 @@ class PolicyExamples:
             indices.astype(np.int32),  # pyright: ignore[reportArgumentType]
             context,  # pyright: ignore[reportArgumentType]
             context_mask,  # pyright: ignore[reportArgumentType]
-            levels,
+            levels,  # pyright: ignore[reportArgumentType]
             turn.astype(np.int32),  # pyright: ignore[reportArgumentType]
         )
 

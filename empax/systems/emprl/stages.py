@@ -25,7 +25,7 @@ from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_gen
 from empax.systems.emprl.rewards import Reward, make_reward
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples
 from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
-from empax.systems.emprl.tasks import ALGORITHMS, Policy
+from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
 from empax.training.checkpoint import load_params
 
 
@@ -36,10 +36,11 @@ def generator_of(parts: Parts, *, fused: bool) -> Generator:
     return Generator(model, HEAD, parts.decoder(settings.decoding), emotion_weight=0.0)
 
 
-def make_policy(parts: Parts, stage: PolicyStage, reward: Reward) -> Policy:
+def make_policy(parts: Parts, stage: PolicyStage, reward: Reward) -> Ppo | Grpo:
     generator = generator_of(parts, fused=bool(stage.index))
     rolled = dataclasses.replace(generator, decoder=parts.decoder(stage.rollout))
-    return ALGORITHMS[type(stage)](rolled, reward, stage)
+    algorithm: Any = ALGORITHMS[type(stage)]  # each with the settings that it belongs to
+    return algorithm(rolled, reward, stage)
 
 
 def first_params(parts: Parts, run: RunContext, stage: str) -> Params:

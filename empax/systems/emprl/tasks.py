@@ -117,7 +117,7 @@ class Policy:
         states = apply(model, own, inputs.source, inputs.source_mask, method="encode", rng=None)
         mask = model.states_mask(inputs.source_mask)
         hidden = apply(model, own, tokens, states, mask, method="decode_hidden", rng=None)
-        logits = model.apply({"params": own}, hidden, method="logits_from")
+        logits: Any = model.apply({"params": own}, hidden, method="logits_from")
         log_probs = token_log_probs(logits, tokens).astype(jnp.float32)
         if "value" not in params:
             return log_probs, None, logits
@@ -128,14 +128,14 @@ class Policy:
         values = apply(VALUE_HEAD, params["value"], flat, rng=None).reshape(tokens.shape)
         return log_probs, values.astype(jnp.float32), logits
 
-    def rate(self, frozen: Params, batch: Rollout) -> Rollout:
+    def rate(self, frozen: Params, batch: Any) -> Rollout:
         return batch.replace(scores=self.reward.rate(frozen["reward"], batch))
 
     def counted(self, rollout: Rollout) -> Bool[Array, "B T"]:
         """The tokens that are learnt from."""
         return mask_first_token(rollout.mask) if self.settings.mask_first_token else rollout.mask
 
-    def scored(self, rollout: Rollout, memory: Memory) -> tuple[Float[Array, " B"], ScoreStatistics]:
+    def scored(self, rollout: Any, memory: Memory) -> tuple[Float[Array, " B"], ScoreStatistics]:
         """The scores that advantages are made of, and the statistics with them."""
         settings, valid = self.settings, rollout.mask.any(axis=1)
         scores = penalize_missing_eos(
@@ -148,9 +148,7 @@ class Policy:
         statistics = memory.statistics.update(scores, valid)
         return (statistics.normalise(scores) if settings.normalize_scores else scores), statistics
 
-    def remembered(
-        self, rollout: Rollout, memory: Memory, statistics: ScoreStatistics
-    ) -> tuple[Rollout, Memory, Metrics]:
+    def remembered(self, rollout: Any, memory: Memory, statistics: ScoreStatistics) -> tuple[Rollout, Memory, Metrics]:
         """The rollout with its coefficient, the memory after it, and what to log of it."""
         counted, valid = self.counted(rollout), rollout.mask.any(axis=1)
         kl = sequence_kl(kl_penalty(rollout.log_probs, rollout.reference_log_probs, counted), counted)
@@ -232,7 +230,7 @@ class Ppo(Policy):
     settings: PpoStage
     has_values: ClassVar[bool] = True
 
-    def credit(self, frozen: Params, batch: Rollout, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
+    def credit(self, frozen: Params, batch: Any, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
         del frozen
         settings, mask = self.settings, self.counted(batch)
         scores, statistics = self.scored(batch, memory)
@@ -240,7 +238,6 @@ class Ppo(Policy):
         rewards = token_rewards(scores, kl, mask, beta=memory.kl.coefficient)
         if settings.whiten_rewards:
             rewards = whiten(rewards, mask, shift_mean=False)
-        assert batch.values is not None
         advantages, returns = generalized_advantages(
             rewards, batch.values, mask, gamma=settings.gamma, lam=settings.lam, form=settings.advantages
         )
@@ -262,6 +259,7 @@ class Ppo(Policy):
         settings, mask = self.settings, self.counted(batch)
         warm = batch.policy_weight[0]
         log_probs, values, logits = self.read(params, batch.batch.inputs, batch.tokens, 1.0 - warm)
+        assert values is not None
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
         options: dict[str, Any] = {"reduction": settings.reduction, "keep": keep}
         policy, metrics = ppo.policy_loss(
@@ -286,7 +284,7 @@ class Grpo(Policy):
 
     settings: GrpoStage
 
-    def credit(self, frozen: Params, batch: Rollout, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
+    def credit(self, frozen: Params, batch: Any, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
         del frozen
         scores, statistics = self.scored(batch, memory)
         size = self.settings.rollout.num_samples
@@ -331,4 +329,4 @@ def _once(value: Float[Array, ""]) -> Mean:
     return Mean(total=jnp.asarray(value, jnp.float32), weight=jnp.ones((), jnp.float32))
 
 
-ALGORITHMS: dict[type[PolicyStage], type[Policy]] = {PpoStage: Ppo, GrpoStage: Grpo}
+ALGORITHMS: dict[type[PolicyStage], type[Ppo] | type[Grpo]] = {PpoStage: Ppo, GrpoStage: Grpo}
