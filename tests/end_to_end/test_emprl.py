@@ -15,6 +15,7 @@ def get_config():
     config = emprl_transformer.get_config("tiny")
     config.run = tuple(name for name in config.run if name not in ("evaluate", "report"))
     config.ppo.update({changes!r})
+    del config.evaluate, config.report
     config.ppo.task = {task!r}
     if {task!r} == "grpo":
         del config.ppo.value_warmup_steps
