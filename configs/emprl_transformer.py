@@ -48,7 +48,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.ppo = common.train(
         task="grpo" if arg == "grpo" else "ppo", steps=300, batch_size=32, buckets=(32, 64, 88), epochs=4,
         start_from="joint" if arg == "retrieval" else "generator",
-        # log-probabilities of rollout and update are compared: bfloat16 rounds them apart
         learning_rate=2e-5, optimizer={"schedule": "linear"}, best_metric=None,
         kl={"coefficient": 0.2, "controller": "adaptive", "target": 6.0},
         log_every_steps=10, eval_every_steps=100, checkpoint_every_steps=50, refresh_every_steps=100,

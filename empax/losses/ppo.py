@@ -1,4 +1,4 @@
-"""The losses of PPO and GRPO on sampled responses, what to watch while they fall, and checks of the first update.
+"""The losses of PPO and GRPO on sampled responses, what to watch while they fall.
 
 Losses come as sums and weights, so that the micro-batches of a mini-batch add up exactly. What stands under a False
 mask (NaN too) changes neither value nor gradient.
@@ -240,29 +240,6 @@ def mean_length(mask: Bool[Array, "B T"]) -> Mean:
     """Tokens per response, the end-of-sequence token included; `mask` is `response_mask`."""
     lengths = jnp.sum(mask.astype(jnp.float32), axis=1)
     return Mean.of(lengths, lengths > 0.0)
-
-
-def first_update_guards(
-    log_probs: Float[Array, "B T"],
-    old_log_probs: Float[Array, "B T"],
-    reference_log_probs: Float[Array, "B T"],
-    mask: Bool[Array, "B T"],
-) -> dict[str, Float[Array, ""]]:
-    """What must be 0, to about 1e-3, before anything was learnt; if not, two computations of one thing differ.
-
-    Args:
-      log_probs: recomputed as the update computes them.
-      old_log_probs: as the rollout gave them. The same policy before the first update of every rollout.
-      reference_log_probs: under the reference. The same policy before the first update of a run only.
-      mask: True at tokens that count.
-
-    Returns:
-      `max_ratio_error` = max |c_t - 1| over tokens; `mean_absolute_kl` = mean |log pi - log rho|, in nats per token.
-      NaN where a real token's is, so compare as `not value <= limit`.
-    """
-    ratio_error = jnp.abs(jnp.expm1(_log_ratio(log_probs, old_log_probs, mask)))
-    kl = kl_penalty(log_probs, reference_log_probs, mask, estimator="abs")
-    return {"max_ratio_error": jnp.max(ratio_error), "mean_absolute_kl": Mean.of(kl, mask).value()}
 
 
 def _log_ratio(

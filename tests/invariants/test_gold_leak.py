@@ -2,8 +2,6 @@
 
 import shutil
 
-import pytest
-
 from empax.core.files import read_jsonl, write_jsonl
 
 
@@ -12,7 +10,6 @@ def without_scores(row):
     return {**{k: v for k, v in row.items() if k not in ("reference", "emotion")}, "notes": notes}
 
 
-@pytest.mark.slow
 def test_other_references_change_no_response_no_attribute_and_no_exemplar(finished, recipe, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(finished, workdir)
