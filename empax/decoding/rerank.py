@@ -15,10 +15,12 @@ Utility: TypeAlias = Callable[..., Float[Array, " N"]]
 the reference is right."""
 
 
-def by_consensus(generated: Generated, utility: Utility, *, eos_id: int, pad_id: int) -> Generated:
+def by_consensus(
+    generated: Generated, utility: Utility, *, eos_id: int, pad_id: int, length_power: float = 0.0
+) -> Generated:
     r"""Hypotheses in the order of what they are worth if any of the others is what should have been said.
 
-    .. math:: u_k = \tfrac{1}{K - 1} \sum_{j \ne k} F(y_k, y_j)
+    .. math:: u_k = \tfrac{|y_k|^a}{K - 1} \sum_{j \ne k} F(y_k, y_j)
 
     With hypotheses drawn from the model this is the Monte Carlo form of the decision with the least Bayes risk: it
     prefers what much of the probability agrees on to what has the single highest probability, which in dialogue is the
@@ -29,6 +31,7 @@ def by_consensus(generated: Generated, utility: Utility, *, eos_id: int, pad_id:
       utility: F, of token ids; a mask excludes padding and the end-of-sequence token.
       eos_id: ends a hypothesis.
       pad_id: fills it up.
+      length_power: a; above 0 makes up for a utility that prefers short hypotheses.
 
     Returns:
       The same hypotheses and log-probabilities, best first.
@@ -44,7 +47,7 @@ def by_consensus(generated: Generated, utility: Utility, *, eos_id: int, pad_id:
     rows = [pairs(values, first=first) for first in (True, False) for values in (tokens, made)]
     values = utility(*rows).reshape(batch, num, num)
     others = 1.0 - jnp.eye(num)[None]
-    worth = (values * others).sum(axis=2) / max(num - 1, 1)
+    worth = (values * others).sum(axis=2) / max(num - 1, 1) * made.sum(axis=2) ** length_power
     order = jnp.argsort(-worth, axis=1, stable=True)
     return Generated(
         tokens=jnp.take_along_axis(tokens, order[:, :, None], axis=1),

@@ -49,6 +49,8 @@ class DecodeSettings:
       end_at_limit: the last of `max_tokens` must be the end-of-sequence token (BART's `forced_eos_token_id`).
       rerank: "consensus" puts that of several hypotheses first that the others agree with most (`rerank.by_consensus`;
         whoever decodes applies it); "" leaves the likeliest first.
+      rerank_length: "consensus" ranks by agreement * length ** rerank_length; ours, because agreement alone prefers
+        short replies.
     """
 
     method: Method = "greedy"
@@ -65,6 +67,7 @@ class DecodeSettings:
     first_token: int | None = None
     end_at_limit: bool = False
     rerank: Literal["", "consensus"] = ""
+    rerank_length: float = 0.0
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):

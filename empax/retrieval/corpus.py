@@ -16,7 +16,7 @@ from empax.core.protocols import Tokenizer
 from empax.core.run import cache_dir
 from empax.core.types import Instance, Params
 from empax.data.exemplars import encode_keys, encode_queries
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import DualEncoder, EmotionEncoder
 from empax.retrieval.encode import BUCKETS, Encoder, embed
 
 log = logging.getLogger("empax")
@@ -27,7 +27,7 @@ KEPT_FROM = 1000
 
 
 @functools.lru_cache(maxsize=8)
-def embedder(model: DualEncoder) -> Encoder:
+def embedder(model: DualEncoder | EmotionEncoder) -> Encoder:
     """One function per model, so that its compiled code is found again."""
 
     def apply(params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Any:
@@ -45,7 +45,7 @@ class CorpusEncoder:
       buckets: lengths in tokens to pad to; one alone compiles once, for whoever embeds single texts.
     """
 
-    model: DualEncoder
+    model: DualEncoder | EmotionEncoder
     params: Params
     tokenizer: Tokenizer
     max_query_tokens: int

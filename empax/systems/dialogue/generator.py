@@ -104,7 +104,8 @@ class Decoder:
         )
         if not self.settings.rerank:
             return found
-        return by_consensus(found, utility, eos_id=self.eos_id, pad_id=self.pad_id)
+        length_power = self.settings.rerank_length
+        return by_consensus(found, utility, eos_id=self.eos_id, pad_id=self.pad_id, length_power=length_power)
 
 
 @dataclasses.dataclass(frozen=True)

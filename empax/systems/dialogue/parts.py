@@ -32,6 +32,7 @@ from empax.interop.pretrained import (
     load_generator,
 )
 from empax.models.decoder_only import DecoderOnly
+from empax.models.dual_encoder import EmotionEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
@@ -150,6 +151,11 @@ class Parts:
             return FusionInPrompt(reader, form.split)
         return FusionInDecoder(reader)
 
+    @property
+    def retriever(self) -> EmotionEncoder:
+        """What embeds contexts and exemplars once it has learnt emotions."""
+        return EmotionEncoder(self.encoder.model, HEAD, self.settings.emotion_share)
+
     def corpus(self, instances: Sequence[Instance]) -> Corpus:
         return Corpus.of(instances, self.form(), self.encoder.tokenizer)
 
@@ -166,12 +172,16 @@ class Parts:
         )
 
 
-def corpus_encoder_of(parts: Parts, retriever: Params) -> CorpusEncoder:
+def corpus_encoder_of(parts: Parts, retriever: Params, *, trained: bool = True) -> CorpusEncoder:
+    """The encoder with a retriever's parameters; one that is not `trained` knows no emotions yet."""
+    share = parts.settings.emotion_share if trained else 0.0
+    model, params = (parts.retriever, retriever) if share else (parts.encoder.model, retriever["encoder"])
+    made_by = [hash_tree(params), dataclasses.asdict(parts.settings.retriever), *([share] if share else [])]
     return CorpusEncoder(
-        model=parts.encoder.model,
-        params=retriever["encoder"],
+        model=model,
+        params=params,
         tokenizer=parts.encoder.tokenizer,
         max_query_tokens=parts.settings.layout.max_query_tokens,
         max_key_tokens=parts.settings.layout.max_key_tokens,
-        hash=hash_json([hash_tree(retriever["encoder"]), dataclasses.asdict(parts.settings.retriever)]),
+        hash=hash_json(made_by),
     )

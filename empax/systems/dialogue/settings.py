@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from empax.core.config import ConfigError
 from empax.data.sources import LayoutSettings
 from empax.decoding.search import DecodeSettings
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings
@@ -18,6 +19,8 @@ class DialogueSettings:
       lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
       attributes: emotion attributes in front of everything; False is the paper's w/o EA.
       passages: K, how many exemplars G2 reads.
+      emotion_share: how much of a retrieval score is the probability that both texts have the same emotion, once the
+        retriever has learnt emotions (`EmotionEncoder`); ours, 0 = nothing.
     """
 
     generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)
@@ -27,6 +30,11 @@ class DialogueSettings:
     lora: LoraSettings | None = None
     attributes: bool = True
     passages: int = 6
+    emotion_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.emotion_share <= 1.0:
+            raise ConfigError(f"emotion_share = {self.emotion_share} must lie in [0, 1].")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,7 @@ def searched(
 def corpus_encoder(run: RunContext, stage: str) -> CorpusEncoder:
     """The encoder that index stages embed with: of training stage `stage`, or as pretrained if that is empty."""
     parts = Parts.of(run)
-    return corpus_encoder_of(parts, parts.retriever_params(run, stage))
+    return corpus_encoder_of(parts, parts.retriever_params(run, stage), trained=bool(stage))
 
 
 def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, length: int) -> Sketch:

@@ -18,7 +18,7 @@ from empax.data.store import load_instances
 from empax.retrieval.index import load_index
 from empax.systems.attributes import IdentifierJudge, load_judge
 from empax.systems.dialogue.generator import Generator
-from empax.systems.dialogue.parts import HEAD, Parts, corpus_encoder_of
+from empax.systems.dialogue.parts import HEAD, Parts
 from empax.systems.dialogue.responder import Responder, Retrieval
 from empax.systems.dialogue.settings import GeneratorStage
 from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_generator
@@ -186,6 +186,6 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
 
 def _retrieval(parts: Parts, run: RunContext, settings: PolicyStage) -> Retrieval:
     """The exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
-    encoder = corpus_encoder_of(parts, parts.retriever_params(run, run.section(settings.index)["encoder"]))
+    encoder = corpus_encoder(run, run.section(settings.index)["encoder"])
     index = load_index(run.files.index(settings.index), encoder_hash=encoder.hash)
     return Retrieval(encoder, index, parts.corpus(load_instances(run, "train")))

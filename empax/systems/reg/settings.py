@@ -42,7 +42,7 @@ class DistillationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EmotionStage:
-    """Before stage 2: the retriever learns to tell the emotions apart, on every training context; ours."""
+    """Before stage 2: the retriever learns to tell the emotions apart, on all training contexts and exemplars; ours."""
 
     max_examples: int = 0
     max_validation_examples: int = 1000

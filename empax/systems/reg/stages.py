@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from empax.core.config import ConfigError
 from empax.core.files import DataError, write_atomically
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Batch, Params
@@ -15,6 +16,7 @@ from empax.data.exemplars import (
     ExemplarBatch,
     ExemplarExamples,
     emotion_ids,
+    encode_keys,
     encode_queries,
 )
 from empax.data.store import load_instances
@@ -28,13 +30,13 @@ from empax.training.checkpoint import load_params
 
 
 def emotion_task(parts: Parts) -> EmotionTask:
-    return EmotionTask(parts.encoder.model, HEAD)
+    return EmotionTask(parts.retriever)
 
 
 def retriever_task(parts: Parts, distillation: DistillationSettings) -> Retriever:
     trial = DecodeSettings(method="greedy", max_tokens=distillation.explore_tokens)
     passages = parts.settings.passages
-    return Retriever(parts.encoder.model, HEAD, parts.reader, parts.decoder(trial), distillation, passages)
+    return Retriever(parts.retriever, parts.reader, parts.decoder(trial), distillation, passages)
 
 
 def joint_task(parts: Parts, stage: JointStage) -> Joint:
@@ -56,6 +58,12 @@ def _examples(
     embeddings = None
     if stage.passage_encoder == "frozen":
         embeddings = load_index(run.files.index(stage.index)).embeddings
+        if embeddings.shape[1] != parts.retriever.size:
+            raise ConfigError(
+                f"config.{run.stage}: index {stage.index!r} has vectors of {embeddings.shape[1]}, the retriever of "
+                f"{parts.retriever.size}, since emotion_share = {parts.settings.emotion_share}; name an index of a "
+                "trained retriever, or set emotion_share to 0."
+            )
     k = parts.settings.passages
     train = searched(
         parts, run, stage.index, "train", corpus, stage.max_examples, num_random=k, key_embeddings=embeddings
@@ -73,14 +81,16 @@ def _examples(
 def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
     parts = Parts.of(run)
     start = parts.retriever_params(run, "")
-    tokenizer, limit = parts.encoder.tokenizer, parts.settings.layout.max_query_tokens
+    tokenizer, layout = parts.encoder.tokenizer, parts.settings.layout
 
     def examples(split: str, most: int) -> SequenceExamples:
         instances = [i for i in load_instances(run, split) if i.emotion]
         instances = instances[: most or None]
         labels = [[int(emotion)] for emotion in emotion_ids(instances)]
-        queries = encode_queries(tokenizer, instances, limit)
-        return SequenceExamples(queries, labels, pad_id=tokenizer.pad_id, max_target_tokens=1)
+        texts = encode_queries(tokenizer, instances, layout.max_query_tokens)
+        if split == "train":  # exemplars too: what is retrieved should lie where contexts of its emotion do
+            texts, labels = texts + encode_keys(tokenizer, instances, layout.max_key_tokens), labels * 2
+        return SequenceExamples(texts, labels, pad_id=tokenizer.pad_id, max_target_tokens=1)
 
     return Assembly(
         emotion_task(parts),
@@ -170,7 +180,7 @@ def _sketch_batch(parts: Parts, stage: RetrieverStage | JointStage, rows: int, l
     """A batch as the loss sees it: explored, K candidates left."""
     layout, k = parts.settings.layout, parts.settings.passages
     frozen = stage.passage_encoder == "frozen"
-    width = parts.encoder.model.encoder.config.d_model
+    width = parts.retriever.size
     return ExemplarBatch(
         source=shape(rows, k, length),
         source_mask=shape(rows, k, length, kind=bool),

@@ -19,7 +19,7 @@ from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.losses.distillation import emdr2, retriever_kl, target_distribution
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import EmotionEncoder, unit_variance
 from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.prompted import pooled_states
 from empax.systems.dialogue.generator import (
@@ -38,26 +38,32 @@ from empax.systems.reg.settings import DistillationSettings
 
 @dataclasses.dataclass(frozen=True)
 class EmotionTask:
-    """The retriever's encoder and its 32-way head on contexts alone; a batch's only target is the emotion.
+    """The retriever's encoder and its 32-way head on contexts and exemplars; a batch's only target is the emotion.
 
     Departure: the paper retrieves "via emotion similarity" and prints an emotion accuracy, but trains neither. Trying
     candidates out (stage 2) is so dear that it sees few dialogues; emotions are cheap to learn from all of them first.
     """
 
-    encoder: DualEncoder
-    head: ClassificationHead
+    encoder: EmotionEncoder
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
-        first, second = jax.random.split(rng)
-        encoder = self.encoder.init(first, batch.source, batch.source_mask)["params"]
-        encoding = jnp.zeros((1, self.encoder.encoder.config.d_model))
-        return {"encoder": encoder, "emotion": self.head.init(second, encoding)["params"]}
+        return init_retriever(self.encoder, rng, batch.source, batch.source_mask)
 
     def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
         first, second = (None,) * 2 if rng is None else jax.random.split(rng)
-        query = apply(self.encoder, params["encoder"], batch.source, batch.source_mask, method="embed", rng=first)
+        encoder = self.encoder.encoder
+        query = apply(encoder, params["encoder"], batch.source, batch.source_mask, method="embed", rng=first)
         emotion = jnp.where(batch.valid, batch.target[:, 0], -1)
-        return emotion_loss(self.head, params["emotion"], _unit_variance(query), emotion, second)
+        return emotion_loss(self.encoder.emotion, params["emotion"], unit_variance(query), emotion, second)
+
+
+def init_retriever(encoder: EmotionEncoder, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params:
+    """Fresh parameters, the emotion head's too where it has no share in the vectors."""
+    first, second = jax.random.split(rng)
+    return {
+        "encoder": encoder.encoder.init(first, ids, mask)["params"],
+        "emotion": encoder.emotion.init(second, jnp.zeros((1, encoder.semantic_size)))["params"],
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,18 +73,14 @@ class Retriever:
     `frozen` is G1's parameters under "generator".
     """
 
-    encoder: DualEncoder
-    head: ClassificationHead
+    encoder: EmotionEncoder
     model: Reader
     decoder: Decoder
     settings: DistillationSettings
     passages: int
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
-        first, second = jax.random.split(rng)
-        encoder = self.encoder.init(first, batch.query, batch.query_mask)["params"]
-        encoding = jnp.zeros((1, self.encoder.encoder.config.d_model))
-        return {"encoder": encoder, "emotion": self.head.init(second, encoding)["params"]}
+        return init_retriever(self.encoder, rng, batch.query, batch.query_mask)
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
         weights = batch.valid.astype(jnp.float32)
@@ -118,13 +120,13 @@ class Retriever:
         weights: Float[Array, " B"],
     ) -> tuple[Mean, Metrics]:
         """The head over the contexts' encodings and, where those are trained, the exemplars'."""
-        head, vectors = params["emotion"], _unit_variance(query)
-        own, metrics = emotion_loss(self.head, head, vectors, batch.emotion, rng, weights)
+        head, weight = self.encoder.emotion, params["emotion"]
+        own, metrics = emotion_loss(head, weight, self.semantic(query), batch.emotion, rng, weights)
         if batch.key_embedding is not None:
             return own, metrics
         k = key.shape[1]
-        keys = _unit_variance(key.reshape(-1, key.shape[-1]))
-        others, _ = emotion_loss(self.head, head, keys, batch.key_emotion.ravel(), rng, jnp.repeat(weights, k) / k)
+        keys = self.semantic(key.reshape(-1, key.shape[-1]))
+        others, _ = emotion_loss(head, weight, keys, batch.key_emotion.ravel(), rng, jnp.repeat(weights, k) / k)
         # k exemplars weigh k times what one context does, and all together what the context alone does elsewhere.
         return Mean(total=(own.total + k * others.total) / (k + 1), weight=own.weight), metrics
 
@@ -140,7 +142,11 @@ class Retriever:
     def embed(
         self, params: Params, ids: Int[Array, "N S"], mask: Bool[Array, "N S"], rng: jax.Array | None
     ) -> Float[Array, "N D"]:
-        return apply(self.encoder, params["encoder"], ids, mask, method="embed", rng=rng)
+        return apply(self.encoder, params, ids, mask, method="embed", rng=rng)
+
+    def semantic(self, vectors: Float[Array, "N D"]) -> Float[Array, "N E"]:
+        """What the emotion head reads of `embed`'s vectors."""
+        return unit_variance(vectors[:, : self.encoder.semantic_size])
 
     def embed_keys(self, params: Params, batch: Any, rng: jax.Array | None) -> Float[Array, "B K D"]:
         if batch.key_embedding is not None:
@@ -203,13 +209,6 @@ def take_candidates(batch: Any, picked: Int[Array, "B K"]) -> Any:
     return batch.replace(**{name: take(getattr(batch, name)) for name in names})
 
 
-def _unit_variance(encoding: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """Unit vectors blown up to entries of order one, so that a fresh linear head learns at its usual rate."""
-    # Not through a norm, whose gradient at zero (a filler row) is NaN.
-    square = jnp.sum(encoding**2, axis=-1, keepdims=True)
-    return encoding * jax.lax.rsqrt(jnp.maximum(square, 1e-12)) * encoding.shape[-1] ** 0.5
-
-
 @dataclasses.dataclass(frozen=True)
 class Joint:
     """Stage 3: retriever and FiD generator G2 together (Eq. 6 and 7). `frozen` is G1 under "generator"."""
@@ -268,7 +267,9 @@ class Joint:
         query = self.retriever.embed(retriever, batch.query, batch.query_mask, None)
         heads = {
             "generator": apply(self.head, generator["emotion"], masked_mean(pooled_states(states), mask), rng=None),
-            "retriever": apply(self.retriever.head, retriever["emotion"], _unit_variance(query), rng=None),
+            "retriever": apply(
+                self.retriever.encoder.emotion, retriever["emotion"], self.retriever.semantic(query), rng=None
+            ),
         }
         heads["both"] = sum(jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in heads.values())
         return {"nll": nll, "num_tokens": num_tokens, **{name: x.argmax(axis=-1) for name, x in heads.items()}}

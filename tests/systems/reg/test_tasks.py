@@ -16,7 +16,7 @@ from empax.data.exemplars import ExemplarBatch, LabelledBatch
 from empax.decoding.search import DecodeSettings
 from empax.evaluation.device_metrics import UtilityWeights, utility
 from empax.models.bert import BertConfig, BertEncoder
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import DualEncoder, EmotionEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
@@ -79,7 +79,7 @@ def explored(**changes):
 
 
 def retriever(**settings):
-    return Retriever(ENCODER, HEAD, MODEL, DECODER, DistillationSettings(**settings), passages=K)
+    return Retriever(EmotionEncoder(ENCODER, HEAD), MODEL, DECODER, DistillationSettings(**settings), passages=K)
 
 
 def joint(*, emotion_weight=0.0, retriever_weight=0.2, **settings):
@@ -432,7 +432,7 @@ def test_the_emotion_task_learns_from_contexts_alone():
         jnp.ones((3, 1), bool),
         jnp.asarray([1, 0, 1], bool),
     )
-    loss, metrics = EmotionTask(ENCODER, HEAD).loss(given, {}, contexts, None)
+    loss, metrics = EmotionTask(EmotionEncoder(ENCODER, HEAD)).loss(given, {}, contexts, None)
     query = np.asarray(embedded(given, batch)[0], np.float64)
     query *= query.shape[1] ** 0.5 / np.linalg.norm(query, axis=1, keepdims=True)
     logits = query @ np.asarray(given["emotion"]["out"], np.float64) + np.asarray(given["emotion"]["out_bias"])
