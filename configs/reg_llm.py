@@ -43,6 +43,8 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     )
     config.reg.passages = 3 if small else 6
     config.reg.layout.update({"max_context_tokens": 96, "max_passage_tokens": 48, "max_target_tokens": 40})
+    beam = {"method": "beam", "num_beams": 4, "length_penalty": 1.0, "max_tokens": 30, "no_repeat_ngram": 3}
+    config.reg.decoding = ConfigDict(beam)
     config.prepare.tokenizer = ConfigDict({"pretrained": model, "tags": False})
     train = {"batch_size": 16, "log_every_steps": 20, "checkpoint_every_steps": 100}
     plain = {"clip_norm": 1.0, "schedule": "linear", "weight_decay": 0.0}

@@ -37,6 +37,7 @@ def get_config(arg: str = "base") -> ConfigDict:
         {"max_context_tokens": 128, "max_passage_tokens": 112, "max_target_tokens": 64, "max_query_tokens": 128,
          "max_key_tokens": 192}
     )  # fmt: skip
+    config.reg.emotion_share = 0.0  # Contriever's dot products differ by whole numbers: a probability adds nothing
     config.prepare.tokenizer = ConfigDict({"pretrained": model})
     config.attributes.update({"steps": 800, "learning_rate": 1e-4, "max_tokens": 192, "buckets": (96, 192)})
     config.attributes.encoder = ConfigDict({"pretrained": model, **accelerator})

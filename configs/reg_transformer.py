@@ -138,7 +138,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.evaluate.update({"index": "index", "judge": ""})
     if arg == "no_retrieval":
         config.run = ("prepare", "generator", "evaluate", "report")
-        config.reg.attributes = False
+        config.reg.update({"attributes": False, "emotion_share": 0.0})
         config.generator.update({"index": "", "steps": 2850})
         config.evaluate.update({"stage": "generator", "judge": ""})
     for name in ("attributes", "annotate", "index", "generator", "emotions", "retriever", "reindex", "joint"):

@@ -94,7 +94,7 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
         metrics=scores.metrics,
         variants=scores.variants,
         counts=scores.counts,
-        speed=find_speed(history),
+        speed=find_speed(history, find_seconds(files)),
         paper=paper,
         paper_row=settings.paper_row,
         peers=score_peers(Path(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
@@ -347,10 +347,20 @@ def count_instances(files: WorkDir) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def find_speed(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of every training stage: the median logged rate, as "STAGE/examples_per_second", and the seconds it took."""
+def find_speed(
+    history: Sequence[Mapping[str, Any]], stage_seconds: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Of every training stage the median logged rate, as "STAGE/examples_per_second"; of every stage its seconds.
+
+    Args:
+      history: the logged steps. Their seconds go on where a stopped training was resumed, those of a stage do not.
+      stage_seconds: see `find_seconds`.
+
+    Returns:
+      Also "stages/seconds", the sum, if `stage_seconds` are given.
+    """
     rates: dict[str, list[float]] = {}
-    seconds: dict[str, float] = {}
+    seconds = {f"{stage}/seconds": value for stage, value in (stage_seconds or {}).items()}
     for row in history:
         if row.get("split", "train") != "train":
             continue
@@ -360,7 +370,17 @@ def find_speed(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             elif name == "seconds":  # cumulative
                 key = f"{row['stage']}/seconds"
                 seconds[key] = max(value, seconds.get(key, 0.0))
+    if stage_seconds:
+        seconds["stages/seconds"] = sum(seconds.values())
     return {**{name: statistics.median(values) for name, values in rates.items()}, **seconds}
+
+
+def find_seconds(files: WorkDir) -> dict[str, float]:
+    """How long each finished stage took when it last ran."""
+    # A training loop's own note leaves out what came before its first step.
+    paths = (*sorted(files.root.glob("*/DONE")), *sorted(files.root.glob("*/seconds.json")))
+    found = {path.parent.name: read_json(path) for path in paths}
+    return {stage: note["seconds"] for stage, note in found.items() if "seconds" in note}
 
 
 def find_indexes(files: WorkDir) -> dict[str, Any]:

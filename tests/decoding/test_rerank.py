@@ -48,6 +48,14 @@ def test_what_was_drawn_twice_comes_before_what_was_drawn_once():
     np.testing.assert_array_equal(found.log_probs[0], [-2.0, -3.0, -1.0])
 
 
+@pytest.mark.parametrize(("power", "first"), [(0.0, [2, EOS, PAD, PAD]), (2.0, [2, 3, 4, EOS])])
+def test_a_length_power_prefers_what_says_more(power, first):
+    tokens = jnp.asarray([[[2, 3, 4, EOS], [2, EOS, PAD, PAD], [2, EOS, PAD, PAD]]], jnp.int32)
+    given = Generated(tokens, jnp.zeros((1, 3)))
+    found = by_consensus(given, token_f1, eos_id=EOS, pad_id=PAD, length_power=power)
+    np.testing.assert_array_equal(found.tokens[0, 0], first)
+
+
 def test_one_hypothesis_agrees_with_nobody():
     with pytest.raises(ValueError, match="not allowed with one hypothesis"):
         DecodeSettings(method="sample", rerank="consensus")

@@ -5,7 +5,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.models.bert import BertConfig, BertEncoder, bert_config
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import DualEncoder, EmotionEncoder
 from empax.models.heads import ClassificationHead, masked_mean
 
 CONFIG = BertConfig(vocab_size=31, d_model=12, num_heads=3, d_ff=20, num_layers=2, max_positions=9)
@@ -50,6 +50,24 @@ def test_a_filler_row_has_neither_nan_values_nor_nan_gradients(tower):
     value, grads = jax.value_and_grad(loss)(params)
     assert np.isfinite(value)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_emotions_add_the_probability_that_both_are_the_same(tower):
+    params, ids, mask = tower
+    encoder, head = DualEncoder(BertEncoder(CONFIG), normalize=True), ClassificationHead(num_classes=4)
+    rng = np.random.default_rng(0)
+    both = {"encoder": params, "emotion": {"out": rng.normal(size=(12, 4)), "out_bias": rng.normal(size=4)}}
+    alone = np.asarray(embed(params, ids, mask, normalize=True))
+    logits = alone * 12**0.5 @ both["emotion"]["out"] + both["emotion"]["out_bias"]
+    emotions = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+
+    def joined(share):
+        return np.asarray(EmotionEncoder(encoder, head, share).apply({"params": both}, ids, mask, method="embed"))
+
+    found = joined(0.3)
+    assert found.shape == (3, EmotionEncoder(encoder, head, 0.3).size) == (3, 16)
+    np.testing.assert_allclose(found @ found.T, 0.7 * alone @ alone.T + 0.3 * emotions @ emotions.T, rtol=1e-4)
+    np.testing.assert_array_equal(joined(0.0), alone)
 
 
 def test_masked_mean_in_half_precision_sums_in_float32():

@@ -97,6 +97,25 @@ class Page(html.parser.HTMLParser):
         self.text.append(data)
 
 
+def test_speed_has_the_seconds_of_every_finished_stage(tmp_path):
+    for name, note in (
+        ("prepare/DONE", {"seconds": 3.0}),
+        ("generator/DONE", {"seconds": 999.0, "step": 500}),
+        ("generator/seconds.json", {"seconds": 1040.0}),
+        ("joint/DONE", {"step": 1}),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(note), encoding="utf-8")
+    seconds = report.find_seconds(WorkDir(tmp_path))
+    assert seconds == {"prepare": 3.0, "generator": 1040.0}
+    speed = report.find_speed(history(), seconds)
+    assert {name: value for name, value in speed.items() if name.endswith("/seconds")} == {
+        "prepare/seconds": 3.0,
+        "generator/seconds": 1040.0,
+        "stages/seconds": 1043.0,
+    }
+
+
 def test_report_has_the_agreed_keys_and_survives_json(tmp_path):
     found = made()
     report.write_report(found, tmp_path)

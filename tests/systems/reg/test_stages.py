@@ -96,7 +96,12 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     held_out = assembly.validation.collate(np.arange(4), 80, np.random.default_rng(0))
     assert held_out.source.shape == (4, 2, 80)
     assert batch.key_embedding is None
-    frozen = build_retriever(RetrieverStage(passage_encoder="frozen"), run)
+    frozen = RetrieverStage(passage_encoder="frozen")
+    with pytest.raises(
+        ConfigError, match=r"index 'index' has vectors of \d+, the retriever of \d+.*emotion_share to 0"
+    ):
+        build_retriever(frozen, run)  # as pretrained, it knows no emotions
+    frozen = build_retriever(frozen, context(finished, "retriever", reg__emotion_share=0.0))
     batch = frozen.train.collate(np.arange(4), 80, np.random.default_rng(0))
     assert batch.key is None
     assert batch.source.shape[1] == batch.key_embedding.shape[1] == 4 + 2
@@ -163,7 +168,11 @@ def test_the_pretrained_encoder_is_the_same_in_every_process(finished):
     assert corpus_encoder(run, "").hash == corpus_encoder(run, "").hash
     assert corpus_encoder(run, "retriever").hash != corpus_encoder(run, "").hash
     joint = corpus_encoder(run, "joint")  # of a joint stage, its retriever
-    assert same(joint.params, load_params(finished / "joint")["retriever"]["encoder"])
+    assert same(joint.params, load_params(finished / "joint")["retriever"])
+    other = corpus_encoder(context(finished, "index", reg__emotion_share=0.25), "joint")
+    assert other.hash != joint.hash  # the same parameters, other vectors
+    alone = corpus_encoder(context(finished, "index", reg__emotion_share=0.0), "joint")
+    assert same(alone.params, joint.params["encoder"])
 
 
 def test_only_what_answers_can_be_evaluated(finished):

@@ -423,7 +423,7 @@ def test_the_retrievers_head_learns_from_exemplars_where_they_are_trained():
 # ------------------------------------------------------------------------------------------------------ the emotions
 
 
-def test_the_emotion_task_learns_from_contexts_alone():
+def test_the_emotion_task_is_the_cross_entropy_of_the_head():
     batch, given = exemplar_batch(K), params()["retriever"]
     contexts = Batch(
         batch.query,
