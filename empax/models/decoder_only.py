@@ -17,7 +17,7 @@ from empax.core.config import ConfigError
 from empax.models.decoder_only_config import DecoderOnlyConfig, gpt2_config, llama_config
 from empax.models.layers import Attention, Dropout, FeedForward, Norm, contract, normal
 from empax.models.rotary import Rotary, rotary, rotation_rates
-from empax.models.stack import DecodeCache, extend_cache, scan_layers
+from empax.models.stack import DecodeCache, cache_dtype, extend_cache, scan_layers
 
 __all__ = ["DecoderOnly", "DecoderOnlyConfig", "PromptCache", "gpt2_config", "last_tokens", "llama_config"]
 
@@ -110,7 +110,7 @@ class DecoderLayer(nn.Module):
         self_key: Float[Array, "L B K G T N"],
         self_value: Float[Array, "L B K G T N"],
         layer: Int[Array, ""],
-        prompt: tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]],
+        prompt: tuple[Float[Array, "B G N S"], Float[Array, "B G S N"]],
         prompt_mask: Bool[Array, "B S"],
         angles: Rotary | None,
         position: Int[Array, ""],
@@ -294,7 +294,7 @@ class DecoderOnly(nn.Module):
     ) -> PromptCache:
         c = self.config
         shape = (c.num_layers, mask.shape[0], num_hypotheses, c.num_kv_heads, max_length, c.head_dim)
-        empty = jnp.zeros(shape, c.dtype)
+        empty, key = jnp.zeros(shape, cache_dtype(c.dtype)), jnp.swapaxes(key, -2, -1)
         length = jnp.sum(mask.astype(jnp.int32), axis=1)
         return PromptCache(empty, empty, key, value, mask, jnp.zeros((), jnp.int32), length)
 

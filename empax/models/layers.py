@@ -282,14 +282,18 @@ class Attention(nn.Module):
         key = self._project(states, "key")
         return key if angles is None else rotate(key, angles), self._project(states, "value")
 
-    def _logits(self, query: Float[Array, "B H T N"], key: Float[Array, "B G S N"]) -> Float[Array, "B H T S"]:
+    def _logits(
+        self, query: Float[Array, "B H T N"], key: Float[Array, "B G _ _"], *, turned: bool = False
+    ) -> Float[Array, "B H T S"]:
+        """Keys are [B, G, S, N], or [B, G, N, S] if `turned`."""
         # Query heads that share a key stand side by side: a reshape turns them into more positions of one head.
-        grouped = _regroup(query, key.shape[1])
-        return _regroup(contract("BHTN,BHSN->BHTS", grouped, key, result=jnp.float32), query.shape[1])
+        grouped = _regroup(query, key.shape[1]).astype(key.dtype)
+        spec = "BHTN,BHNS->BHTS" if turned else "BHTN,BHSN->BHTS"
+        return _regroup(contract(spec, grouped, key, result=jnp.float32), query.shape[1])
 
     def _mix(self, weights: Float[Array, "B H T S"], value: Float[Array, "B G S N"]) -> Float[Array, "B H T N"]:
-        mixed = contract("BHTS,BHSN->BHTN", _regroup(weights, value.shape[1]), value)
-        return _regroup(mixed, weights.shape[1])
+        mixed = contract("BHTS,BHSN->BHTN", _regroup(weights, value.shape[1]).astype(value.dtype), value)
+        return _regroup(mixed, weights.shape[1]).astype(self.dtype)
 
     def _out(self, heads: Float[Array, "B H T N"]) -> Float[Array, "B T D"]:
         result = contract("BHTN,HND->BTD", heads, self.out_weight)
@@ -300,15 +304,19 @@ class Attention(nn.Module):
     def attend(
         self,
         query: Float[Array, "B H T N"],
-        key: Float[Array, "B G S N"],
+        key: Float[Array, "B G _ _"],
         value: Float[Array, "B G S N"],
         *,
         mask: Bool[Array, "#B #T S"] | None,
         bias: Float[Array, "#B H T S"] | None,
         deterministic: bool,
+        turned: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Attends and projects out. `mask` True = may be attended to; softmax in float32."""
-        logits = self._logits(query, key)
+        """Attends and projects out. `mask` True = may be attended to; softmax in float32.
+
+        Keys are [B, G, S, N], or [B, G, N, S] if `turned`. Keys and values may be of a wider type than the layer's (`cache_dtype`).
+        """
+        logits = self._logits(query, key, turned=turned)
         if bias is not None:
             logits = logits + bias
         if mask is not None:
@@ -320,7 +328,7 @@ class Attention(nn.Module):
     def attend_shared_and_own(
         self,
         query: Float[Array, "B H K N"],
-        shared: tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]],
+        shared: tuple[Float[Array, "B G N S"], Float[Array, "B G S N"]],
         shared_mask: Bool[Array, "B S"],
         own: tuple[Float[Array, "B K G T N"], Float[Array, "B K G T N"]],
         own_mask: Bool[Array, " T"],
@@ -331,7 +339,7 @@ class Attention(nn.Module):
         own_logits = self._logits(_one_row_each(query), own_key).reshape(batch, num, heads, -1).swapaxes(1, 2)
         logits = jnp.concatenate(
             [
-                jnp.where(shared_mask[:, None, None, :], self._logits(query, shared[0]), MASKED),
+                jnp.where(shared_mask[:, None, None, :], self._logits(query, shared[0], turned=True), MASKED),
                 jnp.where(own_mask[None, None, None, :], own_logits, MASKED),
             ],
             axis=-1,

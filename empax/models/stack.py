@@ -12,6 +12,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
@@ -110,12 +111,14 @@ class TransformerConfig:
 class DecodeCache:
     """What decoding remembers. Cross keys and values stand once per example, not once per hypothesis.
 
+    Cross keys are turned to what a matrix product reads fastest, since every step multiplies with them.
+
     The fields are arrays, but annotated Any: JAX also builds pytrees of specs, axes and placeholders.
     """
 
-    self_key: Any  # [L, B, K, H, T, N]
-    self_value: Any  # [L, B, K, H, T, N]
-    cross_key: Any  # [L, B, H, S, N]
+    self_key: Any  # [L, B, K, H, T, N], of `cache_dtype`
+    self_value: Any  # [L, B, K, H, T, N], of `cache_dtype`
+    cross_key: Any  # [L, B, H, N, S]
     cross_value: Any  # [L, B, H, S, N]
     source_mask: Any  # [B, S] bool
     position: Any  # [] int32, how many tokens have been read
@@ -126,6 +129,14 @@ class DecodeCache:
         return self.replace(  # type: ignore[attr-defined]
             self_key=self.self_key[:, rows, parents], self_value=self.self_value[:, rows, parents]
         )
+
+
+def cache_dtype(dtype: DTypeLike) -> DTypeLike:
+    """The type to keep hypotheses' own keys and values in; they hold numbers of `dtype` all the same.
+
+    XLA has no update of a half-precision slice for CPUs: it would convert the whole cache there and back, every token.
+    """
+    return jnp.float32 if jax.default_backend() == "cpu" else dtype
 
 
 def extend_cache(
@@ -217,9 +228,10 @@ class Layer(nn.Module):
             states = self._residual(self.cross_attention_norm, states, attend_source, deterministic)
         return self._feed(states, deterministic)
 
-    def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "B H S N"], Float[Array, "B H S N"]]:
-        """Keys and values of cross-attention."""
-        return self.cross_attention.keys_values(source)
+    def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "B H N S"], Float[Array, "B H S N"]]:
+        """Keys and values of cross-attention, as the cache has them."""
+        key, value = self.cross_attention.keys_values(source)
+        return jnp.swapaxes(key, -2, -1), value
 
     def step(
         self,
@@ -227,7 +239,7 @@ class Layer(nn.Module):
         self_key: Float[Array, "L B K H T N"],
         self_value: Float[Array, "L B K H T N"],
         layer: Int[Array, ""],
-        cross: tuple[Float[Array, "B H S N"], Float[Array, "B H S N"]],
+        cross: tuple[Float[Array, "B H N S"], Float[Array, "B H S N"]],
         source_mask: Bool[Array, "B S"],
         bias: Float[Array, "1 H 1 T"] | None,
         position: Int[Array, ""],
@@ -254,7 +266,7 @@ class Layer(nn.Module):
             # Hypotheses stand where the positions of a target stand in training.
             query = self.cross_attention.queries(inputs)
             mask = source_mask[:, None, :]
-            return self.cross_attention.attend(query, *cross, mask=mask, bias=None, deterministic=True)
+            return self.cross_attention.attend(query, *cross, mask=mask, bias=None, deterministic=True, turned=True)
 
         states = self._residual(self.attention_norm, states, attend, True)
         states = self._residual(self.cross_attention_norm, states, attend_source, True)
@@ -332,8 +344,8 @@ class Stack(nn.Module):
         states, _ = self._scan(body, states, None, mask, bias, source, source_mask)
         return self._finish(states, deterministic)
 
-    def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "L B H S N"], Float[Array, "L B H S N"]]:
-        """Keys and values of the cross-attention of every layer."""
+    def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "L B H N S"], Float[Array, "L B H S N"]]:
+        """Keys and values of the cross-attention of every layer, as the cache has them."""
 
         def body(layer: Layer, carry: None, _: None, source: jax.Array) -> tuple[None, Any]:
             return carry, layer.keys_values(source)

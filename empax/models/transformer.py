@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.models.layers import Dropout, contract, normal, sinusoidal_positions
-from empax.models.stack import DecodeCache, Stack, TransformerConfig
+from empax.models.stack import DecodeCache, Stack, TransformerConfig, cache_dtype
 
 __all__ = ["DecodeCache", "EncoderDecoder", "TransformerConfig", "scratch"]
 
@@ -155,7 +155,7 @@ class EncoderDecoder(nn.Module):
         self._check_length(max_length)
         cross_key, cross_value = self.decoder.keys_values(states)
         shape = (c.num_decoder_layers, states.shape[0], num_hypotheses, c.num_heads, max_length, c.head_dim)
-        empty = jnp.zeros(shape, c.dtype)
+        empty = jnp.zeros(shape, cache_dtype(c.dtype))
         return DecodeCache(empty, empty, cross_key, cross_value, states_mask, jnp.zeros((), jnp.int32))
 
     def step(self, tokens: Int[Array, "B K"], cache: DecodeCache) -> tuple[Float[Array, "B K V"], DecodeCache]:

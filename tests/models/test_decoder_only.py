@@ -146,7 +146,7 @@ def test_generated_tokens_are_hugging_faces(name, settings):
     def decode(params, tokens, mask):
         apply = functools.partial(model.apply, {"params": params})
         cache = apply(tokens, mask, num_hypotheses=num, max_length=NEW, method="start_cache")
-        assert cache.cross_key.shape == (2, len(tokens), model.config.num_kv_heads, 8, model.config.head_dim)
+        assert cache.cross_key.shape == (2, len(tokens), model.config.num_kv_heads, model.config.head_dim, 8)
         return generate(
             functools.partial(apply, method="step"),
             cache,

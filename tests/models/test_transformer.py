@@ -7,6 +7,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.tree import named_leaves
+from empax.models import transformer
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.layers import logical_axes
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
@@ -70,6 +71,26 @@ def test_cached_decoding_equals_teacher_forcing(changes):
             np.testing.assert_allclose(logits[:, k], expected[k][:, t], rtol=1e-5, atol=1e-5)
         tokens = targets[:, :, t]
     assert int(cache.position) == T
+
+
+def test_a_half_precision_model_decodes_the_same_with_a_wide_cache(monkeypatch):
+    """Where a cache is float32, it holds the numbers that a half-precision one would."""
+    model, params = make(dtype="bfloat16")
+    source, mask, target = example()
+    found = []
+    for dtype in (jnp.float32, jnp.bfloat16):
+        monkeypatch.setattr(transformer, "cache_dtype", lambda _, dtype=dtype: dtype)
+        states = apply(model, params, source, mask, method="encode")
+        cache = apply(model, params, states, mask, num_hypotheses=1, max_length=T, method="start_cache")
+        assert cache.self_key.dtype == dtype
+        assert cache.cross_key.dtype == jnp.bfloat16
+        rows = []
+        for t in range(T):
+            logits, cache = apply(model, params, target[:, t : t + 1], cache, method="step")
+            rows.append(logits)
+        found.append(jnp.stack(rows))
+    np.testing.assert_allclose(*found, atol=2e-2)
+    assert float(jnp.abs(found[0]).max()) > 0.1
 
 
 def test_reordered_cache_continues_the_parents(small):
