@@ -5,7 +5,15 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from empax.models.layers import ACTIVATIONS, Norm, dropout, hashed_bits, relative_bucket, sinusoidal_positions
+from empax.models.layers import (
+    ACTIVATIONS,
+    Norm,
+    add_bias,
+    dropout,
+    hashed_bits,
+    relative_bucket,
+    sinusoidal_positions,
+)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
@@ -73,3 +81,20 @@ def test_sinusoids_tell_positions_apart(size):
     np.testing.assert_allclose(signal[:, 0], np.sin(np.arange(50)), atol=1e-5)
     np.testing.assert_allclose(signal[:, size // 2], np.cos(np.arange(50)), atol=1e-5)
     assert np.abs(signal[:, None] - signal[None]).sum(-1)[~np.eye(50, dtype=bool)].min() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bias_is_added_and_its_gradient_summed_in_float32(dtype):
+    rng = np.random.default_rng(0)
+    values = jnp.asarray(rng.normal(size=(2, 3, 40, 5)), dtype)
+    bias = jnp.asarray(rng.normal(size=(1, 3, 1, 5)), jnp.float32)
+    weights = jnp.asarray(rng.random(size=(2, 3, 40, 5)), dtype)  # all positive: half precision would lose the small
+    found, gradients = jax.value_and_grad(
+        lambda values, bias: (add_bias(values, bias) * weights).astype(jnp.float32).sum(), argnums=(0, 1)
+    )(values, bias)
+    wide = np.asarray(values + bias.astype(dtype), np.float64) * np.asarray(weights, np.float64)
+    np.testing.assert_allclose(found, wide.sum(), rtol=1e-5 if dtype == "float32" else 1e-2)
+    assert [gradient.dtype for gradient in gradients] == [jnp.dtype(dtype), jnp.float32]
+    np.testing.assert_array_equal(gradients[0], weights)
+    expected = np.asarray(weights, np.float64).sum(axis=(0, 2), keepdims=True)
+    np.testing.assert_allclose(gradients[1], expected, rtol=1e-6)
