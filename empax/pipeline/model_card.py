@@ -85,7 +85,7 @@ def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, 
         "## Data\n",
         _data(data, report),
         "## Results\n",
-        _results(about, report),
+        _results(about, report) + _beyond(about, config[config["system"]]),
         "## Training\n",
         _training(config, report),
         "## Licence\n",
@@ -223,6 +223,22 @@ def _results(about: Exported, report: Mapping[str, Any] | None) -> str:
             value, low, high = (_number(name, metrics[name][key]) for key in ("value", "low", "high"))
             lines.append(f"| {TITLES[name]} | {value} | {low} to {high} |")
     return "\n".join([*lines, "", NOTE.split(". ", maxsplit=1)[0] + ".", ""])
+
+
+def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
+    """What the run does with the model that the folder does not."""
+    decoding, share = settings.get("decoding", {}), settings.get("emotion_share", 0.0)
+    if about.what == "generator" and decoding.get("rerank"):
+        return (
+            f"\nThe run draws {decoding['num_samples']} answers and gives that which the others agree with most; "
+            "`generate` returns them all.\n"
+        )
+    if about.what == "retriever" and share:
+        return (
+            f"\nIn the run {share:g} of a score is the probability that both texts have the same emotion, by a head "
+            "that is not part of this folder.\n"
+        )
+    return ""
 
 
 def _number(name: str, value: float | None) -> str:

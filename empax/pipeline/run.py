@@ -24,9 +24,10 @@ KINDS = ("prepare", "annotate", "train", "assess", "index", "evaluate", "report"
 """What a section's `kind` may be: a module of this package, with `Settings` and `run`."""
 
 _OWN_KEYS = ("system", "seed", "run", "data")
+_OPTIONAL_KEYS = ("profile",)
 
-PLACE_ONLY = ("config.data.dir", "config.report.peers")
-"""Settings that say where things are, not what they are: they may differ when a run goes on."""
+PLACE_ONLY = ("config.data.dir", "config.report.peers", "config.profile")
+"""Settings that change no result, such as where things are: they may differ when a run goes on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +66,10 @@ def make_stages(config: Mapping[str, Any]) -> list[Stage]:
         raise ConfigError(f"the config lacks {', '.join(missing)}.")
     if type(config["seed"]) is not int:
         raise ConfigError(f"config.seed = {config['seed']!r} must be int.")
+    if type(config.get("profile", False)) is not bool:
+        raise ConfigError(f"config.profile = {config['profile']!r} must be True or False.")
     system = load_system(config)
-    check_keys(config, [*_OWN_KEYS, config["system"], *config["run"]], where="config", owner="the run")
+    check_keys(config, [*_OWN_KEYS, *_OPTIONAL_KEYS, config["system"], *config["run"]], where="config", owner="the run")
     if config["system"] not in config:
         raise ConfigError(f"the config lacks its section config.{config['system']}.")
     to_settings(system.SETTINGS, config[config["system"]], where=f"config.{config['system']}")

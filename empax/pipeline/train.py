@@ -76,6 +76,7 @@ def run(settings: Settings, context: RunContext) -> None:
         stage=context.stage,
         initial=assembly.initial,
         on_refresh=assembly.on_refresh,
+        profile=context.directory / "profile" if context.config.get("profile") else None,
     )
     log.info(
         "%s: %d steps, %.1f examples/s, best %s = %s at step %d",

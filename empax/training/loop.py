@@ -32,6 +32,7 @@ from empax.training.checkpoint import Checkpointer, load_params
 from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.optimizer import learning_rate, make_optimizer, trained_mask
+from empax.training.profiling import Profiler
 from empax.training.settings import LoopSettings, check_batch_sizes
 from empax.training.step import make_eval_step, make_explore_step, make_iteration_start, make_train_step
 
@@ -72,6 +73,7 @@ def fit(
     initial: Callable[[Params], Params] | None = None,
     on_refresh: Callable[[int, Params | None], None] | None = None,
     mesh: Mesh | None = None,
+    profile: Path | None = None,
 ) -> FitResult:
     """Trains `task` until `settings.steps` or until patience ends, going on from the newest checkpoint if there is one.
 
@@ -92,6 +94,7 @@ def fit(
         copy what it keeps of `params`. When training goes on between two multiples it is called as (n, None) for the
         one before: "load what you kept". It can be called twice for one n with the same parameters.
       mesh: None = all devices along `data`.
+      profile: where to write a trace of a few updates; None = no trace.
 
     Raises:
       ConfigError: settings that do not fit the devices, the parameter names or the metrics.
@@ -114,6 +117,9 @@ def fit(
         run.log = stack.enter_context(MetricsLog(metrics_path, stage=stage, resume_step=run.step, tensorboard=board))
         run.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=run.step)))
         run.signals = stack.enter_context(InterruptSignals())
+        if profile is not None:
+            profiler = stack.enter_context(contextlib.closing(Profiler(profile)))
+            run.train_step = profiler.watch(run.train_step)
         run.train_to_end()
     result = run.result()
     write_json(done, result)

@@ -4,8 +4,12 @@ import jax
 import numpy as np
 import pytest
 
+from empax.core.config import ConfigError
 from empax.core.files import read_json, read_jsonl
+from empax.core.tree import hash_tree
 from empax.core.types import MECHANISMS
+from empax.interop.export import load_exported
+from empax.pipeline.export import ExportSettings, export_run
 from empax.training.checkpoint import load_params
 
 RECIPE = """
@@ -44,6 +48,17 @@ def test_ppo_begins_with_the_fine_tuned_model_and_moves_it(workdir):
         for a, b in zip(jax.tree.leaves(tuned["model"]), jax.tree.leaves(policy["model"]), strict=True)
     ]
     assert 0.0 < max(moved) < 0.1  # a few updates at a small learning rate
+
+
+def test_a_policy_is_exported_without_its_value_head(workdir, tmp_path):
+    for stage, chosen in (("", "ppo"), ("generator", "generator")):
+        out = tmp_path / chosen
+        assert f"of stage {chosen}" in export_run(workdir, out, ExportSettings(stage=stage, format="empax"))
+        assert hash_tree(load_exported(out).params) == hash_tree(load_params(workdir / chosen)["model"])
+    with pytest.raises(ConfigError, match="stage 'ppo' has no adapters"):
+        export_run(workdir, tmp_path / "adapters", ExportSettings(lora="adapters"))
+    with pytest.raises(ConfigError, match="stage 'ppo' holds no retriever, only its generator"):
+        export_run(workdir, tmp_path / "retriever", ExportSettings(what="retriever"))
 
 
 def test_every_logged_row_says_what_the_policy_does(workdir):

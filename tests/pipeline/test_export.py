@@ -1,5 +1,6 @@
 """From a work directory to folders: which stage, which model, which card. Nothing is trained."""
 
+import dataclasses
 import json
 
 import jax
@@ -23,6 +24,7 @@ from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.pipeline.export import ExportSettings, export_run
+from empax.pipeline.model_card import Exported, model_card
 from empax.pipeline.run import plain
 from empax.systems.dialogue.parts import HEAD, Parts
 from empax.training.checkpoint import Checkpointer, CheckpointError
@@ -167,6 +169,20 @@ def test_the_card_tells_what_the_report_knows(made, tmp_path):
     assert "answered with stage `joint`, not with this model" in card
     assert "SentenceTransformer(FOLDER)" in card
     assert "library_name: sentence-transformers" in card
+
+
+def test_the_card_says_what_the_run_does_beyond_the_model():
+    settings = {"decoding": {"rerank": "consensus", "num_samples": 16}, "emotion_share": 0.5}
+    config = {"system": "reg", "data": {"name": "sample"}, "run": (), "seed": 0}
+    about = Exported("generator", "joint", "joint", "transformers", "", 2, 10)
+    card = model_card(about, {**config, "reg": settings}, None)
+    assert "draws 16 answers and gives that which the others agree with most" in card
+    card = model_card(dataclasses.replace(about, what="retriever"), {**config, "reg": settings}, None)
+    assert "0.5 of a score is the probability that both texts have the same emotion" in card
+    for what in ("generator", "retriever"):
+        plain_card = model_card(dataclasses.replace(about, what=what), {**config, "reg": {"decoding": {}}}, None)
+        assert "In the run" not in plain_card
+        assert "The run draws" not in plain_card
 
 
 def test_a_card_without_a_report_and_of_other_data(made, tmp_path):

@@ -106,6 +106,7 @@ def test_every_ablation_is_a_switch(config, path):
     [
         ("seed", "0", r"config\.seed = '0' must be int"),
         ("seed", ..., r"the config lacks seed"),
+        ("profile", 1, r"config\.profile = 1 must be True or False"),
         ("sed", 1, r"config\.sed is not a setting of the run; did you mean 'seed'\?"),
         ("system", "rge", r"config\.system = 'rge' is no module of empax/systems"),
         ("reg", ..., r"the config lacks its section config\.reg"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from empax.core.types import Mean
 from empax.training import loop
 from empax.training.checkpoint import load_params
 from empax.training.loop import Interrupted, LoopSettings, NonFiniteError, fit
+from empax.training.profiling import expensive_operations
 
 TIMINGS = ("seconds", "examples_per_second", "logged_seconds")
 
@@ -269,6 +271,20 @@ def test_initial_parameters_are_loaded(tiny, tmp_path):
     assert all((leaf == 0.5).all() for leaf in jax.tree.leaves(result.params))
     with pytest.raises(ValueError, match="other names, shapes or types"):
         tiny.train(tmp_path / "other", settings=settings, initial=lambda params: {**params, "more": np.zeros(1)})
+
+
+def test_a_profile_names_the_most_expensive_operations(tiny, tmp_path, caplog, unbroken):
+    caplog.set_level(logging.INFO, logger="empax")
+    found = tiny.train(tmp_path, profile=tmp_path / "profile")
+    assert hash_tree(found.params) == hash_tree(unbroken[0].params)  # a look changes nothing
+    operations = expensive_operations(tmp_path / "profile")
+    assert 0 < len(operations) <= 10
+    assert operations == sorted(operations, key=lambda one: -one.milliseconds)
+    assert all(one.milliseconds > 0 and one.calls >= 1 for one in operations)
+    assert f"4 updates, see {tmp_path / 'profile'}" in caplog.text
+    assert operations[0].name in caplog.text
+    with pytest.raises(FileNotFoundError, match="there is no trace in"):
+        expensive_operations(tmp_path / "tiny")
 
 
 def test_refresh_is_called_before_its_step_and_replayed_between(tiny, tmp_path, monkeypatch):

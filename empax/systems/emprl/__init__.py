@@ -3,7 +3,8 @@
 from empax.systems.dialogue.settings import DialogueSettings
 from empax.systems.dialogue.stages import corpus_encoder
 from empax.systems.emprl.stages import TASKS, load_responder
+from empax.systems.emprl.trained import load_trained
 
 SETTINGS = DialogueSettings
 
-__all__ = ["SETTINGS", "TASKS", "corpus_encoder", "load_responder"]
+__all__ = ["SETTINGS", "TASKS", "corpus_encoder", "load_responder", "load_trained"]
