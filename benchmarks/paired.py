@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _PACKAGES = (
     "jax", "flax", "torch", "transformers", "sentence-transformers", "safetensors", "nltk", "rouge-score", "sacrebleu",
+    "scann", "faiss-cpu",
 )  # fmt: skip
 
 
