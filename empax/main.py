@@ -31,6 +31,7 @@ def main(argv: list[str]) -> None:
         override(config, _OVERRIDES)
         name, _, argument = _CONFIG.value.partition(":")
         workdir = Path(_WORKDIR.value or Path("runs") / "-".join(filter(None, (Path(name).stem, argument))))
+        from empax.core import distributed
         from empax.pipeline import plan, run
 
         run.quiet_logging(logging.INFO)
@@ -38,6 +39,7 @@ def main(argv: list[str]) -> None:
         if _MODE.value == "plan":
             print(plan.describe(plain))
             return
+        distributed.initialize()
         run.enable_compilation_cache()
         run.run(plain, workdir)
     except (ConfigError, DataError, CheckpointError, TrainingError) as error:

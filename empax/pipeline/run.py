@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from empax.core import distributed
 from empax.core.config import ConfigError, check_keys, to_settings
 from empax.core.files import WorkDir, read_json, write_json
 from empax.core.run import RunContext, cache_dir
@@ -111,6 +112,9 @@ def run(config: Mapping[str, Any], workdir: Path) -> None:
         if files.done(stage.name).exists():
             log.info("%s: done before", stage.name)
             continue
+        if stage.kind != "train" and not distributed.is_writer():
+            distributed.wait_for(files.done(stage.name))
+            continue
         log.info("%s: begins", stage.name)
         begin = time.perf_counter()
         module = importlib.import_module(f"empax.pipeline.{stage.kind}")
@@ -118,6 +122,8 @@ def run(config: Mapping[str, Any], workdir: Path) -> None:
             module.run(stage.settings, context, system)
         else:
             module.run(stage.settings, context)
+        if not distributed.is_writer():
+            continue
         seconds = time.perf_counter() - begin
         if stage.kind == "train":  # the loop has marked it done itself; this is how long it took
             write_json(files.stage(stage.name) / "seconds.json", {"seconds": seconds})
@@ -128,6 +134,8 @@ def run(config: Mapping[str, Any], workdir: Path) -> None:
 
 def _claim(files: WorkDir, config: Mapping[str, Any]) -> None:
     """Writes config.json and run.json, or checks that this work directory is of the same config."""
+    if not distributed.is_writer():
+        distributed.wait_for(files.config)
     if not files.config.exists():
         write_json(files.config, config)
         write_json(files.run, describe_run(config))

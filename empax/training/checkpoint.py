@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from empax.core import distributed
 from empax.core.files import read_json, write_json
 from empax.core.tree import named_leaves
 from empax.core.types import Params, TrainState
@@ -55,8 +56,9 @@ class Checkpointer:
         self._orbax = ocp.AsyncCheckpointer(_handler())
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: tuple[Path, Future[None]] | None = None
-        for name in _FOLDERS.values():
-            _remove_unfinished(self._directory / name)
+        if distributed.is_writer():
+            for name in _FOLDERS.values():
+                _remove_unfinished(self._directory / name)
 
     def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
         """Starts saving `state` and returns; `extra` is what the loop knows besides, as JSON.
@@ -140,7 +142,8 @@ class Checkpointer:
     def _start(self, path: Path, items: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         self.wait()
         try:
-            shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
+            if distributed.is_writer():
+                shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
             self._orbax.save(path, args=ocp.args.Composite(**items))
         except _SAVE_ERRORS as error:
             future: Future[None] = Future()
@@ -152,7 +155,7 @@ class Checkpointer:
 
     def _finish(self, path: Path, record: Mapping[str, Any]) -> None:
         self._orbax.wait_until_finished()
-        if jax.process_index() != 0:
+        if not distributed.is_writer():
             return
         write_json(path / _COMPLETE, {**record, "checksums": _checksums(path)})
         for _, old in list(_complete(self._directory / _FOLDERS["last"]))[: -self._keep]:
@@ -168,6 +171,8 @@ class Checkpointer:
             _remove(path)
 
     def _forget_best(self, *, after: int) -> None:
+        if not distributed.is_writer():
+            return
         for step, path in list(_complete(self._directory / _FOLDERS["best"])):
             if step > after:
                 _remove(path)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json
 from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, SummarizingTask, Task
@@ -114,7 +115,9 @@ def fit(
         run.checkpointer = stack.enter_context(contextlib.closing(Checkpointer(directory)))
         run.start(initial)
         board = metrics_path.parent / "tensorboard" / stage
-        run.log = stack.enter_context(MetricsLog(metrics_path, stage=stage, resume_step=run.step, tensorboard=board))
+        if distributed.is_writer():
+            rows = MetricsLog(metrics_path, stage=stage, resume_step=run.step, tensorboard=board)
+            run.log = stack.enter_context(rows)
         run.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=run.step)))
         run.signals = stack.enter_context(InterruptSignals())
         if profile is not None:
@@ -122,7 +125,9 @@ def fit(
             run.train_step = profiler.watch(run.train_step)
         run.train_to_end()
     result = run.result()
-    write_json(done, result)
+    if distributed.is_writer():
+        write_json(done, result)
+    distributed.wait_for(done)
     return FitResult(params=load_params(directory), **result)
 
 
@@ -144,7 +149,7 @@ class _Run:
     """One call of `fit`: the parts, the state, and what happens between two steps."""
 
     checkpointer: Checkpointer
-    log: MetricsLog
+    log: MetricsLog | None = None  # of the process that writes
     bar: ProgressBar
     signals: InterruptSignals
     state: TrainState
@@ -162,7 +167,7 @@ class _Run:
     ) -> None:
         self.task, self.train, self.settings, self.stage, self.mesh = task, train, settings, stage, mesh
         self.validation = _subset(validation, settings)
-        self.frozen = jax.device_put(frozen, shard_params(frozen, mesh, axes=logical_axes))
+        self.frozen = distributed.place(frozen, shard_params(frozen, mesh, axes=logical_axes))
         self.on_refresh = on_refresh
         self.step = 0  # updates made; the device's own count may lag behind
         self.counters = _Counters()
@@ -199,7 +204,7 @@ class _Run:
             if initial is not None:
                 params = _checked(initial(self.state.params), shapes, self.stage)
                 # A copy: the state is donated, and what these came from may be frozen beside it.
-                params = jax.device_put(params, shardings.params, may_alias=False)
+                params = distributed.place(params, shardings.params, may_alias=False)
                 self.state = dataclasses.replace(self.state, params=params)
         log.info("%s: %d parameters, from step %d.", self.stage, count_params(shapes), self.step)
         self.train_step = make_train_step(
@@ -257,7 +262,7 @@ class _Run:
 
     def _update(self, batch: AnyBatch) -> None:
         examples = int(np.sum(batch.valid))
-        batch = jax.device_put(batch, batch_sharding(self.mesh))
+        batch = distributed.place(batch, batch_sharding(self.mesh))
         if self.explore is not None:
             batch = jax.device_put(self.explore(self.state, self.frozen, batch), batch_sharding(self.mesh))
         logged: Metrics = {}
@@ -266,7 +271,7 @@ class _Run:
             batch = jax.device_put(batch, batch_sharding(self.mesh))
             self._check_start(batch)
         self.state, metrics = self.train_step(self.state, self.frozen, batch)
-        metrics = {**logged, **metrics}
+        metrics = distributed.local({**logged, **metrics})
         self.window = add_metrics(self.window, metrics, self.step + 1)
         self.ahead.push(metrics["loss"].total)
         self.counters.examples += examples
@@ -278,7 +283,9 @@ class _Run:
         if self.unchecked is None:
             return
         window = add_metrics(
-            Window.starting_from({}), self.eval_step(self.state.params, self.frozen, batch), self.step + 1
+            Window.starting_from({}),
+            distributed.local(self.eval_step(self.state.params, self.frozen, batch)),
+            self.step + 1,
         )
         self.unchecked.check_start(averages(window.fetch()), step=self.step)
         self.unchecked = None
@@ -291,10 +298,10 @@ class _Run:
             self._log()
         if self.validation is not None and (last or step % settings.eval_every_steps == 0):
             self._evaluate(self.validation)
-        over = self._is_over()
-        if over or self.signals.received or step % settings.checkpoint_every_steps == 0:
+        over, interrupted = self._is_over(), self._is_interrupted()
+        if over or interrupted or step % settings.checkpoint_every_steps == 0:
             self._save()
-        if self.signals.received and not over:
+        if interrupted and not over:
             self.checkpointer.wait()
             raise Interrupted(f"{self.stage}: stopped and saved after step {step}; run again to go on.")
 
@@ -303,12 +310,18 @@ class _Run:
         tired = patience is not None and self.counters.evaluations_without_improvement >= patience
         return tired or self.step >= self.settings.steps
 
+    def _is_interrupted(self) -> bool:
+        """Processes leave together; asking each other takes time, so they do it where they wait anyway."""
+        if jax.process_count() > 1 and self.step % self.settings.log_every_steps:
+            return False
+        return distributed.agreed(self.signals.received)
+
     def _refresh(self, start: int) -> None:
         every = self.settings.refresh_every_steps
         if not every or start < every or self.on_refresh is None:
             return
         self._sync()
-        self.on_refresh(start - start % every, None if start % every else self.state.params)
+        self.on_refresh(start - start % every, None if start % every else distributed.whole(self.state.params))
         self.since = time.monotonic()
 
     def _sync(self) -> dict[str, list[float]]:
@@ -337,7 +350,8 @@ class _Run:
         if isinstance(self.task, ReinforcedTask):
             self.task.check_progress(values, step=self.step)
         timing = {"examples_per_second": rate, "seconds": counters.seconds}
-        self.log.write(self.step, "train", {**values, **timing})
+        if self.log is not None:
+            self.log.write(self.step, "train", {**values, **timing})
         self.bar.show(loss=values["loss"], examples_per_second=rate)
         counters.logged_seconds, counters.logged_examples = counters.seconds, counters.examples
         self.window = Window.starting_from({})
@@ -348,8 +362,8 @@ class _Run:
         settings, counters, window = self.settings, self.counters, Window.starting_from({})
         size = settings.eval_batch_size or settings.batch_size
         for _, batch in eval_batches(validation, batch_size=size, buckets=settings.buckets):
-            batch = jax.device_put(batch, batch_sharding(self.mesh))
-            metrics = self.eval_step(self.state.params, self.frozen, batch)
+            batch = distributed.place(batch, batch_sharding(self.mesh))
+            metrics = distributed.local(self.eval_step(self.state.params, self.frozen, batch))
             window = add_metrics(window, metrics, self.step)
             self.ahead.push(metrics["loss"].total)
         try:
@@ -360,7 +374,8 @@ class _Run:
             values = self.task.summarize(values)
         rate = len(validation) / max(time.monotonic() - self.since, 1e-9)
         timing = {"examples_per_second": rate, "seconds": counters.seconds}
-        self.log.write(self.step, "validation", {**values, **timing})
+        if self.log is not None:
+            self.log.write(self.step, "validation", {**values, **timing})
         self._compare(values)
         self.since = time.monotonic()
 

@@ -1,6 +1,7 @@
 """A task, examples and settings small enough to train in a second; as a script, a run that can kill itself.
 
-python tiny.py WORKDIR [STEP]: trains, and with STEP dies by SIGKILL once that many updates have been made.
+python tiny.py WORKDIR [STEP [PROCESS]]: trains, and with STEP dies by SIGKILL once that many updates have been made; of
+several processes, PROCESS does (0).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from empax.core import distributed
 from empax.core.sharding import MeshSettings, make_mesh
 from empax.core.types import Batch, Mean
 from empax.training import loop
@@ -145,6 +147,7 @@ def stop_at(step, action):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    distributed.initialize()
+    if len(sys.argv) > 2 and jax.process_index() == int([*sys.argv[3:], "0"][0]):
         loop.ProgressBar = stop_at(int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL))
-    train(Path(sys.argv[1]))
+    train(Path(sys.argv[1]), mesh=one_device() if jax.process_count() == 1 else make_mesh())

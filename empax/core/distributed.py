@@ -1,0 +1,99 @@
+"""Several processes that train one model: how they find each other, who writes, how the others wait.
+
+All processes run the same command and see the same work directory. Training is one computation of them all; any other
+stage is done by the first process, and the others wait for its `DONE`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from empax.core.config import ConfigError
+
+log = logging.getLogger("empax")
+
+_NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_POLL_SECONDS = 0.2
+
+
+def initialize() -> None:
+    """Joins the processes that a launcher has started; does nothing where there is one. Call before JAX is used.
+
+    Either JAX_COORDINATOR_ADDRESS (HOST:PORT of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who, or
+    EMPAX_DISTRIBUTED=1 has JAX ask the cluster (TPU pods, SLURM).
+
+    Raises:
+      ConfigError: only some of the three are set, or a number is none.
+    """
+    values = {name: os.environ.get(name, "") for name in _NAMES}
+    if not any(values.values()):
+        if os.environ.get("EMPAX_DISTRIBUTED", "") == "1":
+            jax.distributed.initialize()
+        return
+    missing = [name for name, value in values.items() if not value]
+    if missing:
+        raise ConfigError(f"the environment lacks {', '.join(missing)}; set all of {', '.join(_NAMES)}, or none.")
+    address, *numbers = values.values()
+    if not all(number.isdecimal() for number in numbers) or not int(numbers[1]) < int(numbers[0]):
+        raise ConfigError(
+            f"JAX_NUM_PROCESSES = {numbers[0]} and JAX_PROCESS_ID = {numbers[1]} must be numbers, the second below the "
+            "first."
+        )
+    if int(numbers[0]) > 1:
+        jax.distributed.initialize(address, int(numbers[0]), int(numbers[1]))
+
+
+def is_writer() -> bool:
+    """Whether this process writes what all have in common."""
+    return jax.process_index() == 0
+
+
+def wait_for(path: Path) -> None:
+    """Returns once another process has written `path`. If that one dies, the launcher ends this one."""
+    while not path.exists():
+        time.sleep(_POLL_SECONDS)
+
+
+def agreed(flag: bool) -> bool:
+    """Whether the flag of any process is set; every process must ask at the same point."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def place(tree: Any, shardings: Any, *, may_alias: bool | None = None) -> Any:
+    """`jax.device_put` of what every process has whole; each puts its own part onto its own devices."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings, may_alias=may_alias)
+
+    def put(leaf: Any, sharding: Any) -> jax.Array:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            return jax.device_put(leaf, sharding)
+        whole = np.array(leaf)  # a copy: what is placed may be donated
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    if isinstance(shardings, jax.sharding.Sharding):
+        return jax.tree.map(lambda leaf: put(leaf, shardings), tree)
+    return jax.tree.map(put, tree, shardings)
+
+
+def local(tree: Any) -> Any:
+    """A copy on one device of this process of what all devices have whole; waits for nothing."""
+    if jax.process_count() == 1:
+        return tree
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+
+
+def whole(tree: Any) -> Any:
+    """Arrays that may be spread over processes, as each process can read them."""
+    if jax.process_count() == 1:
+        return tree
+    return multihost_utils.process_allgather(tree, tiled=True)
