@@ -12,6 +12,7 @@ def base(*, system: str, data: str, seed: int = 0) -> ConfigDict:
     config = ConfigDict()
     config.system = system
     config.seed = seed
+    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: all devices that the other two leave
     config.profile = False  # True: each training stage traces a few updates and prints what took longest
     config.data = ConfigDict({"name": data, "dir": "", "moel_compat": False, "limit": 0})
     return config

@@ -19,24 +19,36 @@ AXES: tuple[str, ...] = ("data", "fsdp", "tensor")
 
 
 LOGICAL: Mapping[str, str] = {"embed": "fsdp", "vocab": "tensor", "heads": "tensor", "mlp": "tensor"}
-"""Over which axis of the mesh a parameter's axis of that name is split; those of other names are whole everywhere."""
+"""Over which axis of the mesh a parameter's axis of that name is split; those of other names are whole everywhere.
+
+`MeshSettings.logical` changes single entries.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshSettings:
-    """How many devices lie along each axis.
+    """How many devices lie along each axis, and what is split over them: `config.mesh`.
 
     Attributes:
       data: copies of the model; -1 = all devices that the other two axes leave.
       fsdp: devices over which the parameters are split; batches are split over them too.
       tensor: devices over which single matrix products are split.
+      logical: name of a parameter's axis → the axis of the mesh that it is split over, "" = none; what is not named
+        stays as LOGICAL has it.
     """
 
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
+    logical: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, along in self.logical.items():
+            if name not in LOGICAL or along not in (*AXES, ""):
+                raise ConfigError(
+                    f"mesh.logical: {name!r} = {along!r} is not allowed; axes of parameters are {', '.join(LOGICAL)}, "
+                    f'those of the mesh {", ".join(AXES)}, or "" for none.'
+                )
         if self.data != -1 and self.data < 1:
             raise ValueError(f"data = {self.data} must be -1 (the rest of the devices) or at least 1.")
         if self.fsdp < 1 or self.tensor < 1:
@@ -88,6 +100,7 @@ def shard_params(
     mesh: Mesh,
     rules: Sequence[tuple[str, PartitionSpec]] = (),
     axes: Callable[[str, tuple[int, ...]], tuple[str | None, ...]] | None = None,
+    logical: Mapping[str, str] = LOGICAL,
 ) -> Any:
     """Where each leaf of `shapes` lies on `mesh`.
 
@@ -102,6 +115,7 @@ def shard_params(
       mesh: with the axes of `AXES`.
       rules: (regular expression, spec) pairs, most specific first.
       axes: names of a leaf's axes by its name and shape (`models.layers.logical_axes`); None = none are known.
+      logical: over which axis of the mesh an axis of that name is split.
 
     Returns:
       A tree like `shapes` of `NamedSharding`.
@@ -113,18 +127,20 @@ def shard_params(
                 return NamedSharding(mesh, spec)
         names = axes(name, leaf.shape) if axes is not None else ()
         if any(names):
-            return NamedSharding(mesh, _by_names(names, leaf.shape, mesh))
+            return NamedSharding(mesh, _by_names(names, leaf.shape, mesh, logical))
         return NamedSharding(mesh, _largest_axis(leaf.shape, mesh.shape["fsdp"]))
 
     return map_named(place, shapes)
 
 
-def _by_names(names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+def _by_names(
+    names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh, logical: Mapping[str, str]
+) -> PartitionSpec:
     """Axes that do not divide stay whole."""
 
     def part(name: str | None, size: int) -> str | None:
-        along = LOGICAL.get(name or "")
-        return along if along is not None and mesh.shape[along] > 1 and size % mesh.shape[along] == 0 else None
+        along = logical.get(name or "")
+        return along if along and mesh.shape[along] > 1 and size % mesh.shape[along] == 0 else None
 
     parts = [part(name, size) for name, size in zip(names, shape, strict=True)]
     while parts and parts[-1] is None:

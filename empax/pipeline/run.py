@@ -18,6 +18,7 @@ from empax.core import distributed
 from empax.core.config import ConfigError, check_keys, to_settings
 from empax.core.files import WorkDir, read_json, write_json
 from empax.core.run import RunContext, cache_dir
+from empax.core.sharding import MeshSettings
 
 log = logging.getLogger("empax")
 
@@ -25,9 +26,9 @@ KINDS = ("prepare", "annotate", "train", "assess", "index", "evaluate", "report"
 """What a section's `kind` may be: a module of this package, with `Settings` and `run`."""
 
 _OWN_KEYS = ("system", "seed", "run", "data")
-_OPTIONAL_KEYS = ("profile",)
+_OPTIONAL_KEYS = ("profile", "mesh")
 
-PLACE_ONLY = ("config.data.dir", "config.report.peers", "config.profile")
+PLACE_ONLY = ("config.data.dir", "config.report.peers", "config.profile", "config.mesh")
 """Settings that change no result, such as where things are: they may differ when a run goes on."""
 
 
@@ -69,6 +70,7 @@ def make_stages(config: Mapping[str, Any]) -> list[Stage]:
         raise ConfigError(f"config.seed = {config['seed']!r} must be int.")
     if type(config.get("profile", False)) is not bool:
         raise ConfigError(f"config.profile = {config['profile']!r} must be True or False.")
+    to_settings(MeshSettings, config.get("mesh", {}), where="config.mesh")
     system = load_system(config)
     check_keys(config, [*_OWN_KEYS, *_OPTIONAL_KEYS, config["system"], *config["run"]], where="config", owner="the run")
     if config["system"] not in config:
@@ -141,9 +143,7 @@ def _claim(files: WorkDir, config: Mapping[str, Any]) -> None:
         write_json(files.run, describe_run(config))
         return
     old = read_json(files.config)
-    found = [
-        f"{path}: {was!r} there, {now!r} here" for path, was, now in differences(old, config) if path not in PLACE_ONLY
-    ]
+    found = [f"{path}: {was!r} there, {now!r} here" for path, was, now in differences(old, config)]
     if found:
         raise ConfigError(
             f"{files.root} was made by another config ({'; '.join(found[:5])}). "
@@ -152,7 +152,9 @@ def _claim(files: WorkDir, config: Mapping[str, Any]) -> None:
 
 
 def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
-    """What differs between two configs: path ("config.a.b"), value in the first, value in the second."""
+    """What differs between two configs but PLACE_ONLY: path ("config.a.b"), value in the first, in the second."""
+    if ".".join(("config", *path)) in PLACE_ONLY:
+        return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*old, *(key for key in new if key not in old)]:
             yield from differences(old.get(key), new.get(key), (*path, key))

@@ -9,7 +9,7 @@ from typing import Any
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json, write_json, write_text
 from empax.evaluation.significance import mean_interval
-from empax.pipeline.run import PLACE_ONLY, differences
+from empax.pipeline.run import differences
 from empax.pipeline.tables import format_value, markdown_table
 
 Summary = dict[str, Any]
@@ -75,7 +75,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]]) -> None:
     for i, (path, report) in enumerate(zip(files, reports, strict=True)):
         for earlier, other in zip(files[:i], reports[:i], strict=True):
-            found = [d for d in differences(other["config"], report["config"]) if d[0] not in PLACE_ONLY]
+            found = list(differences(other["config"], report["config"]))
             recipe = [
                 f"{where}: {was!r} there, {now!r} here" for where, was, now in found if not where.endswith("seed")
             ]

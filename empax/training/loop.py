@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json
 from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, SummarizingTask, Task
-from empax.core.sharding import batch_sharding, batch_shards, make_mesh, replicated, shard_params
+from empax.core.sharding import LOGICAL, batch_sharding, batch_shards, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
 from empax.core.types import AnyBatch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, train_batches
@@ -74,6 +74,7 @@ def fit(
     initial: Callable[[Params], Params] | None = None,
     on_refresh: Callable[[int, Params | None], None] | None = None,
     mesh: Mesh | None = None,
+    logical: Mapping[str, str] = LOGICAL,
     profile: Path | None = None,
 ) -> FitResult:
     """Trains `task` until `settings.steps` or until patience ends, going on from the newest checkpoint if there is one.
@@ -95,6 +96,7 @@ def fit(
         copy what it keeps of `params`. When training goes on between two multiples it is called as (n, None) for the
         one before: "load what you kept". It can be called twice for one n with the same parameters.
       mesh: None = all devices along `data`.
+      logical: over which axis of the mesh parameters are split, by the names of their axes.
       profile: where to write a trace of a few updates; None = no trace.
 
     Raises:
@@ -111,7 +113,7 @@ def fit(
     if settings.refresh_every_steps and on_refresh is None:
         raise ConfigError(f"refresh_every_steps = {settings.refresh_every_steps}, but {stage} has nothing to refresh.")
     with contextlib.ExitStack() as stack:
-        run = _Run(task, train, validation, settings, frozen, stage, on_refresh, mesh)
+        run = _Run(task, train, validation, settings, frozen, stage, on_refresh, mesh, logical)
         run.checkpointer = stack.enter_context(contextlib.closing(Checkpointer(directory)))
         run.start(initial)
         board = metrics_path.parent / "tensorboard" / stage
@@ -164,10 +166,12 @@ class _Run:
         stage: str,
         on_refresh: Callable[[int, Params | None], None] | None,
         mesh: Mesh,
+        logical: Mapping[str, str],
     ) -> None:
         self.task, self.train, self.settings, self.stage, self.mesh = task, train, settings, stage, mesh
         self.validation = _subset(validation, settings)
-        self.frozen = distributed.place(frozen, shard_params(frozen, mesh, axes=logical_axes))
+        self.logical = logical
+        self.frozen = distributed.place(frozen, shard_params(frozen, mesh, axes=logical_axes, logical=logical))
         self.on_refresh = on_refresh
         self.step = 0  # updates made; the device's own count may lag behind
         self.counters = _Counters()
@@ -190,7 +194,7 @@ class _Run:
             return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), rng, memory)
 
         template = jax.eval_shape(make, init_rng, rng, batch)
-        shardings = shard_params(template, mesh, axes=logical_axes)
+        shardings = shard_params(template, mesh, axes=logical_axes, logical=self.logical)
         template = jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), template, shardings
         )

@@ -6,7 +6,15 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.sharding import MeshSettings, batch_sharding, batch_shards, make_mesh, replicated, shard_params
+from empax.core.sharding import (
+    LOGICAL,
+    MeshSettings,
+    batch_sharding,
+    batch_shards,
+    make_mesh,
+    replicated,
+    shard_params,
+)
 
 SHAPES = {
     "layers": {"kernel": jax.ShapeDtypeStruct((4, 6, 16), np.float32), "bias": jax.ShapeDtypeStruct((6,), np.float32)},
@@ -62,3 +70,20 @@ def test_the_first_rule_that_matches_decides():
     found = specs(make_mesh(MeshSettings(fsdp=2, tensor=2)), rules)
     assert found["layers"] == {"kernel": PartitionSpec("fsdp"), "bias": PartitionSpec("tensor")}
     assert found["step"] == PartitionSpec()
+
+
+@pytest.mark.multidevice
+def test_the_logical_axes_of_a_mesh_can_be_changed():
+    settings = MeshSettings(data=2, fsdp=2, tensor=2, logical={"mlp": "fsdp", "embed": ""})
+    mesh = make_mesh(settings)
+    shapes = {"wi": jax.ShapeDtypeStruct((8, 16), np.float32)}
+
+    def spec(logical):
+        return shard_params(shapes, mesh, axes=lambda *_: ("embed", "mlp"), logical=logical)["wi"].spec
+
+    assert spec(LOGICAL) == PartitionSpec("fsdp", "tensor")
+    assert spec({**LOGICAL, **settings.logical}) == PartitionSpec(None, "fsdp")
+    with pytest.raises(
+        ConfigError, match=r"'mlp' = 'datta' is not allowed; axes of parameters are embed, .* data, fsdp"
+    ):
+        MeshSettings(logical={"mlp": "datta"})

@@ -106,6 +106,12 @@ def test_every_ablation_is_a_switch(config, path):
     [
         ("seed", "0", r"config\.seed = '0' must be int"),
         ("seed", ..., r"the config lacks seed"),
+        (
+            "mesh.logical",
+            {"embd": "fsdp"},
+            r"mesh\.logical: 'embd' = 'fsdp' is not allowed; axes of parameters are embed",
+        ),
+        ("mesh.fdsp", 2, r"config\.mesh\.fdsp .* did you mean 'fsdp'"),
         ("profile", 1, r"config\.profile = 1 must be True or False"),
         ("sed", 1, r"config\.sed is not a setting of the run; did you mean 'seed'\?"),
         ("system", "rge", r"config\.system = 'rge' is no module of empax/systems"),
