@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+
+import numpy as np
 
 from empax.core.types import Instance
 from empax.data import sample
 from empax.data.dialogues import to_instances
+from empax.data.sources import TaggedForm, Text
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
@@ -27,3 +31,29 @@ def instances(data: str, split: str) -> list[Instance]:
 def name_of(data: str) -> str:
     """What a report calls the texts."""
     return "EmpatheticDialogues" if data else "the built-in sample"
+
+
+def with_exemplars(
+    form: TaggedForm, chosen: Sequence[Instance], corpus: Sequence[Instance], num: int, rng: np.random.Generator
+) -> list[list[tuple[Text, Text]]]:
+    """`num` passages of each instance: its context beside an exemplar of the corpus.
+
+    Any exemplars have real lengths; retrieving them would change nothing that is measured.
+    """
+    passages = form.passages(corpus)
+    drawn = [[passages[j] for j in rng.integers(len(corpus), size=num)] for _ in chosen]
+    return [[(context, one) for one in some] for context, some in zip(form.contexts(chosen), drawn, strict=True)]
+
+
+def passage_tokens(row: Sequence[tuple[Text, Text]], limit: int) -> int:
+    """Of the longest passage: context, separator, exemplar."""
+    return min(max(context.size + 1 + exemplar.size for context, exemplar in row), limit)
+
+
+def passage_arrays(
+    form: TaggedForm, rows: Sequence[Sequence[tuple[Text, Text]]], length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask, [B, K, length]."""
+    flat: list[tuple[Text, Text | None] | None] = [pair for row in rows for pair in row]
+    ids, mask = (array.reshape(len(rows), -1, length) for array in form.arrays(flat, length))
+    return ids, mask

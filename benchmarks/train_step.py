@@ -24,7 +24,7 @@ from benchmarks.sides import Sides, check_agreement, random_model
 from empax.core.types import Batch, Instance, Mean, Metrics, Params, TrainState
 from empax.data import features
 from empax.data.batches import BatchPlan
-from empax.data.sources import LayoutSettings, TaggedForm, Text
+from empax.data.sources import LayoutSettings, TaggedForm
 from empax.data.tokenizers import train_bpe
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy
 from empax.models.fusion_in_decoder import FusionInDecoder
@@ -112,20 +112,14 @@ def make_batches(options: argparse.Namespace, vocab_size: int) -> list[tuple[Bat
     chosen = [found[i] for i in rng.permutation(len(found))[:4096]]
     layout = LayoutSettings(max_context_tokens=options.max_passage, max_passage_tokens=options.max_passage)
     form = TaggedForm(tokenizer, layout, attributes=False)
-    passages = form.passages(chosen)
-    # Any exemplars have real lengths; retrieving them would change nothing that is measured.
-    drawn = [[passages[j] for j in rng.integers(len(chosen), size=options.passages)] for _ in chosen]
-    rows = [[(context, one) for one in some] for context, some in zip(form.contexts(chosen), drawn, strict=True)]
+    rows = texts.with_exemplars(form, chosen, chosen, options.passages, rng)
     targets = render_targets(chosen, tokenizer, options.max_target)
-    longest = [min(max(c.size + 1 + p.size for c, p in row), options.max_passage) for row in rows]
+    longest = [texts.passage_tokens(row, options.max_passage) for row in rows]
     lengths = np.stack([longest, [len(ids) for ids in targets]], axis=1)
     plan = BatchPlan(lengths, options.batch, options.buckets, seed=0)
 
     def collate(indices: np.ndarray, source_tokens: int, target_tokens: int) -> Batch:
-        flat: list[tuple[Text, Text | None] | None] = [pair for i in indices for pair in rows[i]]
-        source, mask = (
-            array.reshape(len(indices), options.passages, source_tokens) for array in form.arrays(flat, source_tokens)
-        )
+        source, mask = texts.passage_arrays(form, [rows[i] for i in indices], source_tokens)
         target, target_mask = features.pad([targets[i] for i in indices], target_tokens, tokenizer.pad_id)
         return Batch(source, mask, target, target_mask, np.ones(len(indices), bool))  # pyright: ignore
 

@@ -1,0 +1,212 @@
+"""Answers by Fusion-in-Decoder in the shape of T5-small: empax's search against `generate` of Hugging Face's T5.
+
+Theirs decodes batches of 16 in the order of the file, padded to the longest passage, as the published code does; ours
+sorts by length and pads to buckets. A last pair of rows decodes one batch of 16 of the same shape on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from benchmarks import texts
+from benchmarks.paired import DisagreementError, Row, arguments, report, timed
+from benchmarks.shapes import fields_of
+from benchmarks.sides import Sides, random_model
+from empax.data.sources import LayoutSettings, TaggedForm
+from empax.data.tokenizers import train_bpe
+from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.models.fusion_in_decoder import FusionInDecoder
+
+HELD_EQUAL = (
+    "one process, as many threads as there are cores; each side may use them all",
+    "the same random weights in float32, the same passages, at most 30 tokens, the same search and its settings",
+    "at least 99% of all answers must be the same tokens on both sides; how many are is reported",
+    "from arrays of ids to arrays of ids; tokens are made before, and every shape is compiled before",
+    "theirs: 16 examples a batch in the order of the file, padded to the longest passage of the batch",
+    "ours: --batch examples, sorted by length, padded to buckets",
+    "one padded batch: the first 16 examples, the same arrays on both sides",
+)
+
+Passages = list[list[tuple[texts.Text, texts.Text]]]
+_THEIR_BATCH = 16
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3)
+    texts.add_flag(parser)
+    parser.add_argument("--items", type=int, default=512, help="the first so many test items (512)")
+    parser.add_argument("--passages", type=int, default=6, help="K (6)")
+    parser.add_argument("--batch", type=int, default=32, help="examples of one call of ours (32)")
+    parser.add_argument("--max-passage", type=int, default=200, help="tokens of a passage at most (200)")
+    parser.add_argument("--tokens", type=int, default=30, help="most tokens of an answer (30)")
+    parser.add_argument("--bucket", type=int, default=16, help="our passages are padded to multiples of this (16)")
+    parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
+    options = parser.parse_args(argv)
+    if options.smoke:
+        options.items, options.passages, options.batch, options.rounds, options.unroll = 4, 2, 2, 1, 1
+        options.max_passage, options.tokens = 24, 5
+    vocab = {"vocab_size": 400} if options.smoke else {}
+    fields = fields_of("t5-small", small=options.smoke, **vocab)
+    sides = random_model(fields, unroll=options.unroll)
+    form, rows = passages_of(options, fields["vocab_size"])
+    measured: dict[str, Row] = {}
+    for name, settings in (
+        ("greedy", DecodeSettings(method="greedy", max_tokens=options.tokens)),
+        ("beam 4", DecodeSettings(method="beam", num_beams=4, max_tokens=options.tokens)),
+    ):
+        search = Search(sides, settings)
+        ours, theirs = our_answers(search, form, rows, options), their_answers(search, form, rows, options)
+        facts = {"same_answers": agreement(ours(), theirs()), "cross_attention_bytes": search.cross_attention_bytes()}
+        count = len(rows)
+        took = timed(ours, theirs, options.rounds)
+        measured[name] = rates(took, count, facts)
+        first = texts.passage_arrays(form, rows[:_THEIR_BATCH], longest(rows[:_THEIR_BATCH], options.max_passage))
+        one = (
+            (lambda first=first, search=search: search.ours(*first)),
+            (lambda first=first, search=search: search.theirs(*first)),
+        )
+        facts = {"same_answers": agreement(one[0](), one[1]()), "passage_tokens": first[0].shape[2]}
+        measured[f"{name}, one padded batch"] = rates(timed(*one, options.rounds), len(first[0]), facts)
+    sizes = f"{texts.name_of(options.data)}, {len(rows)} test items; K = {options.passages}"
+    return report("generate", measured, (*HELD_EQUAL, sizes), smoke=options.smoke)
+
+
+def passages_of(options: argparse.Namespace, vocab_size: int) -> tuple[TaggedForm, Passages]:
+    train = texts.instances(options.data, "train")
+    rng = np.random.default_rng(0)
+    corpus = [train[i] for i in rng.permutation(len(train))[:4096]]
+    spoken = [turn for i in train for turn in (*i.context, i.response)]
+    tokenizer = train_bpe(spoken, vocab_size=vocab_size - 20)
+    layout = LayoutSettings(max_context_tokens=options.max_passage, max_passage_tokens=options.max_passage)
+    form = TaggedForm(tokenizer, layout, attributes=False)
+    chosen = texts.instances(options.data, "test")[: options.items]
+    return form, texts.with_exemplars(form, chosen, corpus, options.passages, rng)
+
+
+def longest(rows: Passages, limit: int) -> int:
+    return max(texts.passage_tokens(row, limit) for row in rows)
+
+
+def rates(took: tuple[list[float], list[float]], count: int, facts: dict[str, Any]) -> Row:
+    return Row(*([count / one for one in side] for side in took), "examples/s", more_is_better=True, facts=facts)
+
+
+class Search:
+    """One search on both sides."""
+
+    def __init__(self, sides: Sides, settings: DecodeSettings):
+        self.model, self.params, self.their_model = FusionInDecoder(sides.model), sides.params, sides.theirs
+        self.settings, config = settings, sides.theirs.config
+        self.eos_id, self.pad_id, self.start_id = (
+            config.eos_token_id,
+            config.pad_token_id,
+            config.decoder_start_token_id,
+        )
+        self._search = jax.jit(self._tokens)
+
+    def _cache(self, params: Any, source: Any, mask: Any) -> Any:
+        call = functools.partial(self.model.apply, {"params": params})
+        states = call(source, mask, method="encode")
+        num, length = num_hypotheses(self.settings), self.settings.max_tokens
+        return call(states, mask, num_hypotheses=num, max_length=length, method="start_cache")
+
+    def _tokens(self, params: Any, source: Any, mask: Any) -> Any:
+        return generate(
+            lambda tokens, cache: self.model.apply({"params": params}, tokens, cache, method="step"),
+            self._cache(params, source, mask),
+            batch_size=source.shape[0],
+            start_id=self.start_id,
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+            settings=self.settings,
+        ).tokens[:, 0]
+
+    def ours(self, source: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        return np.asarray(self._search(self.params, source, mask))
+
+    def theirs(self, source: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The usual reshape: passages are rows to the encoder, and one long row to the decoder."""
+        ids, real = torch.tensor(source).long(), torch.tensor(mask).long()
+        rows, passages, length = ids.shape
+        with torch.inference_mode():
+            flat = (rows * passages, length)
+            states = self.their_model.encoder(input_ids=ids.view(flat), attention_mask=real.view(flat))[0]
+            made = self.their_model.generate(
+                encoder_outputs=BaseModelOutput(last_hidden_state=states.view(rows, passages * length, -1)),
+                attention_mask=real.view(rows, -1),
+                max_new_tokens=self.settings.max_tokens,
+                num_beams=self.settings.num_beams if self.settings.method == "beam" else 1,
+                do_sample=False,
+            )
+        return made[:, 1:].numpy()
+
+    def cross_attention_bytes(self) -> int:
+        """Of a batch of 16 with passages of 100 tokens: independent of the number of beams."""
+        shape = (_THEIR_BATCH, 6, 100)
+        source, mask = jax.ShapeDtypeStruct(shape, np.int32), jax.ShapeDtypeStruct(shape, bool)
+        cache = jax.eval_shape(self._cache, self.params, source, mask)
+        return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in (cache.cross_key, cache.cross_value))
+
+
+def our_answers(
+    search: Search, form: TaggedForm, rows: Passages, options: argparse.Namespace
+) -> Callable[[], list[np.ndarray]]:
+    lengths = np.array([texts.passage_tokens(row, options.max_passage) for row in rows])
+    order = np.argsort(-lengths, kind="stable")
+    batches = []
+    for start in range(0, len(order), options.batch):
+        picked = order[start : start + options.batch]
+        length = min(-(-int(lengths[picked].max()) // options.bucket) * options.bucket, options.max_passage)
+        filled = np.resize(picked, options.batch)  # the last one too, so that one shape is compiled once
+        batches.append((picked, texts.passage_arrays(form, [rows[i] for i in filled], length)))
+
+    def run() -> list[np.ndarray]:
+        found: list[np.ndarray] = [np.zeros(0)] * len(rows)
+        for picked, arrays in batches:
+            for i, answer in zip(picked, search.ours(*arrays), strict=False):
+                found[i] = answer
+        return found
+
+    return run
+
+
+def their_answers(
+    search: Search, form: TaggedForm, rows: Passages, options: argparse.Namespace
+) -> Callable[[], list[np.ndarray]]:
+    parts = [rows[start : start + _THEIR_BATCH] for start in range(0, len(rows), _THEIR_BATCH)]
+    batches = [texts.passage_arrays(form, part, longest(part, options.max_passage)) for part in parts]
+
+    def run() -> list[np.ndarray]:
+        return [answer for arrays in batches for answer in search.theirs(*arrays)]
+
+    return run
+
+
+def agreement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
+    """The share of answers that are the same tokens.
+
+    Raises:
+      DisagreementError: it is below 0.99.
+    """
+
+    def same(one: np.ndarray, other: np.ndarray) -> bool:
+        size = max(len(one), len(other))
+        padded = [np.pad(tokens, (0, size - len(tokens))) for tokens in (one, other)]  # both pad with 0
+        return bool(np.array_equal(*padded))
+
+    share = float(np.mean([same(one, other) for one, other in zip(ours, theirs, strict=True)]))
+    if share < 0.99:
+        raise DisagreementError(f"only {share:.1%} of the answers are the same.")
+    return round(share, 4)
+
+
+if __name__ == "__main__":
+    main()
