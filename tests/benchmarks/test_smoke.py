@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "def main(" in path.
 
 
 def test_these_are_the_measurements():
-    assert {"encode", "forward", "generate", "load", "metrics", "ppo", "search", "train_step"} <= set(NAMES)
+    assert {"encode", "forward", "generate", "load", "metrics", "ppo", "search", "startup", "train_step"} <= set(NAMES)
 
 
 @pytest.mark.slow
