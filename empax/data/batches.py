@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Examples
-from empax.core.types import Batch
+from empax.core.types import AnyBatch, Batch
 from empax.data.features import pad
 
 WINDOW_BATCHES = 64
@@ -187,6 +187,28 @@ def _check_processes(batch_size: int, process_index: int, process_count: int) ->
         raise ConfigError(f"batch_size = {batch_size} must be a multiple of the {process_count} processes.")
     if not 0 <= process_index < process_count:
         raise ConfigError(f"process_index = {process_index} must lie in [0, {process_count}).")
+
+
+class _Some:
+    """Some rows of `examples`, as examples."""
+
+    def __init__(self, examples: Examples, rows: np.ndarray) -> None:
+        self._examples, self._rows = examples, rows
+        self.lengths = examples.lengths[rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> AnyBatch:
+        return self._examples.collate(np.where(indices < 0, -1, self._rows[indices]), length, rng)
+
+
+def some_of(examples: Examples, limit: int | None, *, seed: int) -> Examples:
+    """At most `limit` of the examples, drawn with `seed`, in their order; None = all."""
+    if limit is None or limit >= len(examples):
+        return examples
+    rows = np.random.default_rng(seed).permutation(len(examples))[:limit]
+    return _Some(examples, np.sort(rows))
 
 
 class SequenceExamples:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
+from empax.models.arithmetic import contract
 from empax.models.decoder_only_config import DecoderOnlyConfig, gpt2_config, llama_config
-from empax.models.layers import Attention, Dropout, FeedForward, Norm, contract, normal
+from empax.models.layers import Attention, Dropout, FeedForward, Norm, normal
 from empax.models.rotary import Rotary, rotary, rotation_rates
 from empax.models.stack import DecodeCache, cache_dtype, extend_cache, scan_layers
 

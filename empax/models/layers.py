@@ -5,7 +5,6 @@ Layers say how they are sharded in one table (`logical_axes`), by parameter name
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable
@@ -15,8 +14,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Num, UInt32
+from jaxtyping import Array, Bool, Float, Int, Num
 
+from empax.models.arithmetic import add_bias, contract, dropout
 from empax.models.rotary import Rotary, rotate
 
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -75,109 +75,6 @@ def logical_axes(name: str, shape: tuple[int, ...]) -> tuple[str | None, ...]:
             if len(axes) + 1 == len(shape):
                 return ("layers", *axes)
     return (None,) * len(shape)
-
-
-def hashed_bits(rng: jax.Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
-    """Pseudo-random bits as a hash of (key, index): a dozen integer operations that fuse into what uses them.
-
-    Threefry, JAX's default, costs more on a CPU than the matrix product whose result it drops out; dropout needs
-    no such quality. Each element depends on the key and its own index only, so any sharding gives the same bits.
-    Source: the finaliser "lowbias32" of Wellons 2018; keyed and counted here.
-    """
-    seeds = jax.random.bits(rng, (2,), jnp.uint32)
-    index = jnp.zeros(shape, jnp.uint32)
-    stride = 1
-    for axis in reversed(range(len(shape))):
-        step = jnp.uint32(stride & 0xFFFFFFFF)
-        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * step
-        stride *= shape[axis]
-    bits = (index * jnp.uint32(0x9E3779B1)) ^ seeds[0]
-    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
-    bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B) + seeds[1]
-    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
-    return bits ^ (bits >> 15)
-
-
-def dropout(values: Float[Array, "..."], rate: float, rng: jax.Array) -> Float[Array, "..."]:
-    """Sets a share `rate` (0 <= rate < 1) of the elements to 0 and scales the rest by 1 / (1 - rate)."""
-    threshold = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
-    keep = hashed_bits(rng, values.shape) >= threshold
-    return jnp.where(keep, values * (1.0 / (1.0 - rate)), jnp.zeros((), values.dtype))
-
-
-def contract(
-    spec: str, left: Float[Array, "..."], right: Float[Array, "..."], *, result: DTypeLike | None = None
-) -> Float[Array, "..."]:
-    """`einsum` of two arrays in the type of `left`, summed in float32; `right` may be a float32 parameter.
-
-    The result has the type of `left`, or `result`.
-
-    In half precision both gradients are products of half-precision factors summed in float32 too (and a parameter's
-    comes out in float32): left to itself, the backward pass would multiply in float32, at half the speed or less.
-    """
-    if left.dtype == jnp.float32:
-        return jnp.einsum(spec, left, right.astype(jnp.float32))
-    return _half_contract(spec, result or left.dtype, left, right)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _half_contract(spec: str, result: DTypeLike, left: Array, right: Array) -> Array:
-    return _product(spec, left, right, left.dtype, result)
-
-
-def _product(spec: str, left: Array, right: Array, factors: DTypeLike, result: DTypeLike) -> Array:
-    made = jnp.einsum(spec, left.astype(factors), right.astype(factors), preferred_element_type=jnp.float32)
-    return made.astype(result)
-
-
-def _half_forward(spec: str, result: DTypeLike, left: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _half_contract(spec, result, left, right), (left, right)
-
-
-def _half_backward(spec: str, result: DTypeLike, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    left, right = saved
-    inputs, output = spec.split("->")
-    first, second = inputs.split(",")
-    half = left.dtype
-    return (
-        _product(f"{output},{second}->{first}", gradient, right, half, left.dtype),
-        _product(f"{first},{output}->{second}", left, gradient, half, right.dtype),
-    )
-
-
-_half_contract.defvjp(_half_forward, _half_backward)
-
-
-def add_bias(values: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`values` plus a float32 `bias` of as many axes, those of size 1 repeated; in the type of `values`.
-
-    In half precision the bias' gradient is summed in float32 all the same: more exact, and on a CPU a fortieth of the
-    time, because XLA has no fast sum of a type that must be rounded after each addend.
-    """
-    repeated = tuple(axis for axis, size in enumerate(bias.shape) if size != values.shape[axis])
-    return values + _widen(values.shape, values.dtype, repeated, bias)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _widen(shape: tuple[int, ...], dtype: DTypeLike, repeated: tuple[int, ...], bias: Array) -> Array:
-    del repeated
-    return jnp.broadcast_to(bias.astype(dtype), shape)
-
-
-def _widen_forward(
-    shape: tuple[int, ...], dtype: DTypeLike, repeated: tuple[int, ...], bias: Array
-) -> tuple[Array, None]:
-    return _widen(shape, dtype, repeated, bias), None
-
-
-def _widen_backward(
-    shape: tuple[int, ...], dtype: DTypeLike, repeated: tuple[int, ...], _: None, gradient: Array
-) -> tuple[Array]:
-    del shape, dtype
-    return (jnp.sum(gradient.astype(jnp.float32), axis=repeated, keepdims=True),)
-
-
-_widen.defvjp(_widen_forward, _widen_backward)
 
 
 class Dropout(nn.Module):

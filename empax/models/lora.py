@@ -28,7 +28,8 @@ from jaxtyping import Array, Float
 from empax.core.config import ConfigError
 from empax.core.tree import map_named, named_leaves
 from empax.core.types import Params
-from empax.models.layers import dropout, logical_axes
+from empax.models.arithmetic import dropout
+from empax.models.layers import logical_axes
 
 _NAMES_IN_ERRORS = 8
 _LARGEST = 127  # of an int8, symmetric

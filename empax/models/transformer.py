@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
-from empax.models.layers import Dropout, contract, normal, sinusoidal_positions
+from empax.models.arithmetic import contract
+from empax.models.layers import Dropout, normal, sinusoidal_positions
 from empax.models.stack import DecodeCache, Stack, TransformerConfig, cache_dtype
 
 __all__ = ["DecodeCache", "EncoderDecoder", "TransformerConfig", "scratch"]

@@ -26,7 +26,7 @@ from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, Summarizi
 from empax.core.sharding import LOGICAL, batch_sharding, batch_shards, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
 from empax.core.types import AnyBatch, Metrics, Params, TrainState
-from empax.data.batches import eval_batches, train_batches
+from empax.data.batches import eval_batches, some_of, train_batches
 from empax.models.layers import logical_axes
 from empax.training.accumulation import NonFiniteError, RunAhead, Window, add_metrics, averages
 from empax.training.checkpoint import Checkpointer, load_params
@@ -169,7 +169,9 @@ class _Run:
         logical: Mapping[str, str],
     ) -> None:
         self.task, self.train, self.settings, self.stage, self.mesh = task, train, settings, stage, mesh
-        self.validation = _subset(validation, settings)
+        self.validation = validation
+        if validation is not None:
+            self.validation = some_of(validation, settings.max_eval_examples, seed=settings.seed)
         self.logical = logical
         self.frozen = distributed.place(frozen, shard_params(frozen, mesh, axes=logical_axes, logical=logical))
         self.on_refresh = on_refresh
@@ -402,28 +404,6 @@ class _Run:
         self.counters.window = self._sync()
         self.checkpointer.save(self.step, self.state, dataclasses.asdict(self.counters))
         self.since = time.monotonic()
-
-
-class _Subset:
-    """Some rows of `examples`, as examples."""
-
-    def __init__(self, examples: Examples, rows: np.ndarray) -> None:
-        self._examples, self._rows = examples, rows
-        self.lengths = examples.lengths[rows]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> AnyBatch:
-        return self._examples.collate(np.where(indices < 0, -1, self._rows[indices]), length, rng)
-
-
-def _subset(examples: Examples | None, settings: LoopSettings) -> Examples | None:
-    limit = settings.max_eval_examples
-    if examples is None or limit is None or limit >= len(examples):
-        return examples
-    rows = np.random.default_rng(settings.seed).permutation(len(examples))[:limit]
-    return _Subset(examples, np.sort(rows))
 
 
 def _segments(start: int, stop: int, every: int) -> Iterator[tuple[int, int]]:

@@ -8,40 +8,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from empax.models.layers import (
     ACTIVATIONS,
     Norm,
-    add_bias,
-    dropout,
-    hashed_bits,
     relative_bucket,
     sinusoidal_positions,
 )
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
-def test_dropout_keeps_the_mean_and_the_rate(rate):
-    values = jnp.ones((400, 500))
-    dropped = np.asarray(dropout(values, rate, jax.random.key(0)))
-    share = (dropped == 0).mean()
-    assert abs(share - rate) < 5 * np.sqrt(rate * (1 - rate) / values.size) + 1e-9
-    np.testing.assert_allclose(dropped[dropped != 0], 1 / (1 - rate), rtol=1e-6)
-
-
-def test_hashed_bits_look_random():
-    bits = np.asarray(hashed_bits(jax.random.key(0), (64, 4096)))
-    flat = np.unpackbits(bits.view(np.uint8))
-    assert abs(flat.mean() - 0.5) < 5 * 0.5 / np.sqrt(flat.size)
-    each = np.stack([(bits >> shift) & 1 for shift in range(32)]).reshape(32, -1)  # every bit is fair
-    assert np.abs(each.mean(1) - 0.5).max() < 5 * 0.5 / np.sqrt(bits.size)
-    kept = bits.astype(np.float64) / 2**32 - 0.5
-    for other in (np.roll(kept, 1, axis=1), np.roll(kept, 1, axis=0), np.roll(kept, 64, axis=1)):
-        assert abs((kept * other).mean() * 12) < 5 / np.sqrt(bits.size)  # neighbours are uncorrelated
-    assert len(np.unique(bits)) > 0.9999 * bits.size
-    again = np.asarray(hashed_bits(jax.random.key(1), (64, 4096))).astype(np.float64) / 2**32 - 0.5
-    assert abs((kept * again).mean() * 12) < 5 / np.sqrt(bits.size)
-
-
-def test_hashed_bits_depend_on_the_index_alone_not_on_the_batch():
-    whole = hashed_bits(jax.random.key(0), (8, 3, 5))
-    np.testing.assert_array_equal(whole[:2], hashed_bits(jax.random.key(0), (2, 3, 5)))
 
 
 @pytest.mark.oracle
@@ -81,20 +50,3 @@ def test_sinusoids_tell_positions_apart(size):
     np.testing.assert_allclose(signal[:, 0], np.sin(np.arange(50)), atol=1e-5)
     np.testing.assert_allclose(signal[:, size // 2], np.cos(np.arange(50)), atol=1e-5)
     assert np.abs(signal[:, None] - signal[None]).sum(-1)[~np.eye(50, dtype=bool)].min() > 1e-3
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_bias_is_added_and_its_gradient_summed_in_float32(dtype):
-    rng = np.random.default_rng(0)
-    values = jnp.asarray(rng.normal(size=(2, 3, 40, 5)), dtype)
-    bias = jnp.asarray(rng.normal(size=(1, 3, 1, 5)), jnp.float32)
-    weights = jnp.asarray(rng.random(size=(2, 3, 40, 5)), dtype)  # all positive: half precision would lose the small
-    found, gradients = jax.value_and_grad(
-        lambda values, bias: (add_bias(values, bias) * weights).astype(jnp.float32).sum(), argnums=(0, 1)
-    )(values, bias)
-    wide = np.asarray(values + bias.astype(dtype), np.float64) * np.asarray(weights, np.float64)
-    np.testing.assert_allclose(found, wide.sum(), rtol=1e-5 if dtype == "float32" else 1e-2)
-    assert [gradient.dtype for gradient in gradients] == [jnp.dtype(dtype), jnp.float32]
-    np.testing.assert_array_equal(gradients[0], weights)
-    expected = np.asarray(weights, np.float64).sum(axis=(0, 2), keepdims=True)
-    np.testing.assert_allclose(gradients[1], expected, rtol=1e-6)
