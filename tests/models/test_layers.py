@@ -5,12 +5,7 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from empax.models.layers import (
-    ACTIVATIONS,
-    Norm,
-    relative_bucket,
-    sinusoidal_positions,
-)
+from empax.models.layers import ACTIVATIONS, Norm, relative_bucket, sinusoidal_positions
 
 
 @pytest.mark.oracle
