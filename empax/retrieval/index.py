@@ -17,9 +17,10 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, hash_file, read_json, write_json
 from empax.core.types import Retrieved
 from empax.retrieval.exact import ExactIndex
+from empax.retrieval.milvus import MilvusIndex, MilvusSettings
 from empax.retrieval.scann import ScannIndex, ScannSettings
 
-Searcher: TypeAlias = ExactIndex | ScannIndex
+Searcher: TypeAlias = ExactIndex | ScannIndex | MilvusIndex
 
 _EMBEDDINGS, _GROUPS, _SCANN, _DESCRIPTION = "embeddings.npy", "groups.npy", "scann", "index.json"
 _FORMAT = 1
@@ -34,14 +35,17 @@ class IndexSettings:
     """How the exemplars are searched and stored.
 
     Attributes:
-      method: "scann" is fast and misses a few rows; "exact" misses none and runs on the accelerator.
+      method: "scann" is fast and misses a few rows; "exact" misses none and runs on the accelerator; "milvus" asks a
+        server, whose memory is not this host's.
       dtype: of the stored embeddings; float16 halves the disk and the memory, at about 1e-3 of relative error.
       scann: speed against recall of "scann".
+      milvus: where the rows of "milvus" live, and how they are searched.
     """
 
-    method: Literal["exact", "scann"] = "scann"
+    method: Literal["exact", "scann", "milvus"] = "scann"
     dtype: Literal["float32", "float16"] = "float32"
     scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)
+    milvus: MilvusSettings = dataclasses.field(default_factory=MilvusSettings)
 
 
 class Index:
@@ -72,6 +76,10 @@ class Index:
         self._searcher: Searcher | None = None
         if settings.method == "scann":
             self._searcher = ScannIndex(embeddings, settings.scann, groups=groups, mesh=mesh, folder=scann_folder)
+        if settings.method == "milvus":
+            self._searcher = MilvusIndex(
+                embeddings, settings.milvus, encoder_hash=encoder_hash, groups=groups, mesh=mesh
+            )
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -86,7 +94,7 @@ class Index:
     @property
     def exact(self) -> ExactIndex:
         """The exact index of the same rows, for measuring recall."""
-        return self.searcher.exact if isinstance(self.searcher, ScannIndex) else self.searcher
+        return self.searcher if isinstance(self.searcher, ExactIndex) else self.searcher.exact
 
     def search(
         self,

@@ -1,0 +1,191 @@
+"""Search by a Milvus server, or by Milvus Lite in this process: for corpora beyond the memory of one host."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.types import Retrieved
+from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search
+
+_QUERY_BLOCK = 256
+_SAMPLED_ROWS = 1024  # of the embeddings, that name a collection
+
+
+@dataclasses.dataclass(frozen=True)
+class MilvusSettings:
+    """Where the rows live, and how they are searched.
+
+    Attributes:
+      uri: "http://HOST:PORT" of a server or cluster, or a file "NAME.db" for Milvus Lite. A password is taken from the
+        environment, MILVUS_TOKEN="USER:PASSWORD": it must not be in a recipe.
+      collection: what names of collections begin with; encoder and rows tell them apart.
+      index_type: Milvus' name of the index, such as "FLAT" (exact), "HNSW", "IVF_FLAT", "DISKANN".
+      build: its parameters.
+      search: parameters of a search.
+      insert_rows: rows sent at a time.
+    """
+
+    uri: str = "milvus.db"
+    collection: str = "empax"
+    index_type: str = "HNSW"
+    build: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"M": 32, "efConstruction": 200})
+    search: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"ef": 256})
+    insert_rows: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.insert_rows < 1:
+            raise ValueError(f"insert_rows = {self.insert_rows}; it must be at least 1.")
+        if not self.collection.isidentifier():
+            raise ValueError(f"collection = {self.collection!r}; it must be a word of letters, digits and underscores.")
+
+
+class MilvusIndex:
+    """Rows in a collection of Milvus: filled if it does not hold them yet, used as it is if it does.
+
+    Args:
+      embeddings: N >= 1 rows; may be memory-mapped: they are sent in parts.
+      settings: where and how.
+      encoder_hash: part of the collection's name, beside a digest of the rows.
+      groups: as for ExactIndex; stored with the rows.
+      mesh: where the exact index goes, if it is asked for.
+
+    Raises:
+      ConfigError: pymilvus is not installed, or the server cannot be reached or does not take the settings.
+    """
+
+    def __init__(
+        self,
+        embeddings: Float[np.ndarray, "N D"],
+        settings: MilvusSettings,
+        *,
+        encoder_hash: str,
+        groups: Int[np.ndarray, " N"] | None = None,
+        mesh: Mesh | None = None,
+    ):
+        self.num_rows, self.dim = embeddings.shape
+        self.has_groups = groups is not None
+        self._embeddings, self._settings, self._groups, self._mesh = embeddings, settings, groups, mesh
+        members = np.zeros(0, np.int64) if groups is None else groups[groups > NO_GROUP]
+        self._largest_group = int(np.unique(members, return_counts=True)[1].max()) if len(members) else 0
+        self.collection = f"{settings.collection}_{_digest(embeddings, groups, settings, encoder_hash)}"
+        self._client = _connect(settings)
+        try:
+            self._fill()
+        except _milvus().MilvusException as error:
+            raise ConfigError(f"Milvus at {settings.uri!r} does not take index.milvus: {error}") from error
+
+    @functools.cached_property
+    def exact(self) -> ExactIndex:
+        """The exact index of the same rows; put on the device when first asked for."""
+        return ExactIndex(self._embeddings, groups=self._groups, mesh=self._mesh)
+
+    def search(
+        self,
+        queries: Float[np.ndarray | Array, "Q D"],
+        k: int,
+        *,
+        query_groups: Int[np.ndarray, " Q"] | None = None,
+    ) -> Retrieved:
+        """As `ExactIndex.search`, but a row may be missed: see `retrieval.index.measure_recall`.
+
+        Raises:
+          DataError: Milvus does not answer any more.
+        """
+        queries = np.asarray(queries, np.float32)
+        groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
+        ids = np.full((len(queries), k), -1, np.int32)
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        # A query's own group can push out at most as many rows as the largest group has.
+        limit = min(self.num_rows, k + self._largest_group)
+        for start in range(0, len(queries), _QUERY_BLOCK):
+            found = self._found(queries[start : start + _QUERY_BLOCK], limit)
+            for row, hits in enumerate(found, start=start):
+                kept = [hit for hit in hits if not NO_GROUP < groups[row] == hit["entity"]["group"]][:k]
+                ids[row, : len(kept)] = [hit["id"] for hit in kept]
+                scores[row, : len(kept)] = [hit["distance"] for hit in kept]
+        return Retrieved(ids=jnp.asarray(ids), scores=jnp.asarray(scores))
+
+    def _found(self, queries: np.ndarray, limit: int) -> Any:
+        # HNSW refuses to look at fewer rows than it shall return.
+        params = {name: max(value, limit) if name == "ef" else value for name, value in self._settings.search.items()}
+        try:
+            return self._client.search(
+                self.collection,
+                data=list(queries),
+                anns_field="vector",
+                limit=limit,
+                search_params={"metric_type": "IP", "params": params},
+                output_fields=["group"],
+            )
+        except _milvus().MilvusException as error:
+            raise DataError(f"Milvus at {self._settings.uri!r} could not search {self.collection}: {error}") from error
+
+    def _fill(self) -> None:
+        client, settings = self._client, self._settings
+        if client.has_collection(self.collection):
+            if int(client.get_collection_stats(self.collection)["row_count"]) == self.num_rows:
+                client.load_collection(self.collection)
+                return
+            client.drop_collection(self.collection)  # of a process that did not get to the end
+        kinds = _milvus().DataType
+        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("id", kinds.INT64, is_primary=True)
+        schema.add_field("group", kinds.INT64)
+        schema.add_field("vector", kinds.FLOAT_VECTOR, dim=self.dim)
+        index = client.prepare_index_params()
+        build = dict(settings.build)
+        index.add_index("vector", index_type=settings.index_type, metric_type="IP", params=build)
+        client.create_collection(self.collection, schema=schema, index_params=index)
+        for start in range(0, self.num_rows, settings.insert_rows):
+            rows = np.asarray(self._embeddings[start : start + settings.insert_rows], np.float32)
+            groups = np.full(len(rows), NO_GROUP) if self._groups is None else self._groups[start : start + len(rows)]
+            client.insert(
+                self.collection,
+                [
+                    {"id": start + i, "group": int(group), "vector": row}
+                    for i, (group, row) in enumerate(zip(groups, rows, strict=True))
+                ],
+            )
+        client.flush(self.collection)
+        client.load_collection(self.collection)
+
+
+def _digest(embeddings: np.ndarray, groups: np.ndarray | None, settings: MilvusSettings, encoder_hash: str) -> str:
+    """Of what the collection holds: a sample of the rows, for there may be more than fit into memory."""
+    picked = np.unique(np.linspace(0, len(embeddings) - 1, _SAMPLED_ROWS).astype(np.int64))
+    digest = hashlib.sha256(f"{encoder_hash} {embeddings.shape} {settings.index_type} {dict(settings.build)}".encode())
+    digest.update(np.ascontiguousarray(embeddings[picked]).tobytes())
+    if groups is not None:
+        digest.update(np.ascontiguousarray(groups).tobytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _milvus() -> Any:
+    try:
+        import pymilvus
+    except ImportError as error:
+        raise ConfigError(
+            f"index.method = 'milvus' needs pymilvus, which cannot be imported here ({error}); "
+            "pip install 'empax[milvus]', or set index.method = 'scann' or 'exact'."
+        ) from error
+    return pymilvus
+
+
+def _connect(settings: MilvusSettings) -> Any:
+    try:
+        return _milvus().MilvusClient(settings.uri, token=os.environ.get("MILVUS_TOKEN", ""))
+    except _milvus().MilvusException as error:
+        raise ConfigError(f"there is no Milvus at index.milvus.uri = {settings.uri!r}: {error}") from error
