@@ -8,15 +8,38 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir
 from empax.core.protocols import Examples, Task
+from empax.core.sharding import MeshSettings
 from empax.core.types import Params
 
 
 def cache_dir() -> Path:
     """Where things named by the hash of their contents are kept across runs: EMPAX_CACHE_DIR or ~/.cache/empax."""
     return Path(os.environ.get("EMPAX_CACHE_DIR") or Path.home() / ".cache" / "empax")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What a config may say of a run besides its stages: nothing that changes a result.
+
+    Attributes:
+      profile: each training stage traces a few updates and prints what took longest.
+      mesh: how the devices are laid out.
+    """
+
+    profile: bool = False
+    mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> RunOptions:
+        """Raises ConfigError naming the path, what was found, what is allowed."""
+        return to_settings(cls, {name: config[name] for name in cls.names() if name in config}, where="config")
 
 
 @dataclasses.dataclass(frozen=True)

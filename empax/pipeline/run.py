@@ -17,8 +17,7 @@ from typing import Any
 from empax.core import distributed
 from empax.core.config import ConfigError, check_keys, to_settings
 from empax.core.files import WorkDir, read_json, write_json
-from empax.core.run import RunContext, cache_dir
-from empax.core.sharding import MeshSettings
+from empax.core.run import RunContext, RunOptions, cache_dir
 
 log = logging.getLogger("empax")
 
@@ -26,9 +25,8 @@ KINDS = ("prepare", "annotate", "train", "assess", "index", "evaluate", "report"
 """What a section's `kind` may be: a module of this package, with `Settings` and `run`."""
 
 _OWN_KEYS = ("system", "seed", "run", "data")
-_OPTIONAL_KEYS = ("profile", "mesh")
 
-PLACE_ONLY = ("config.data.dir", "config.report.peers", "config.profile", "config.mesh")
+PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
 """Settings that change no result, such as where things are: they may differ when a run goes on."""
 
 
@@ -68,11 +66,11 @@ def make_stages(config: Mapping[str, Any]) -> list[Stage]:
         raise ConfigError(f"the config lacks {', '.join(missing)}.")
     if type(config["seed"]) is not int:
         raise ConfigError(f"config.seed = {config['seed']!r} must be int.")
-    if type(config.get("profile", False)) is not bool:
-        raise ConfigError(f"config.profile = {config['profile']!r} must be True or False.")
-    to_settings(MeshSettings, config.get("mesh", {}), where="config.mesh")
+    RunOptions.of(config)
     system = load_system(config)
-    check_keys(config, [*_OWN_KEYS, *_OPTIONAL_KEYS, config["system"], *config["run"]], where="config", owner="the run")
+    check_keys(
+        config, [*_OWN_KEYS, *RunOptions.names(), config["system"], *config["run"]], where="config", owner="the run"
+    )
     if config["system"] not in config:
         raise ConfigError(f"the config lacks its section config.{config['system']}.")
     to_settings(system.SETTINGS, config[config["system"]], where=f"config.{config['system']}")

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from empax.core.config import ConfigError, split_keys, to_settings
-from empax.core.run import RunContext, TaskSpec
-from empax.core.sharding import LOGICAL, MeshSettings, make_mesh
+from empax.core.run import RunContext, RunOptions, TaskSpec
+from empax.core.sharding import LOGICAL, make_mesh
 from empax.training.loop import LoopSettings, fit
 
 log = logging.getLogger("empax")
@@ -66,7 +66,7 @@ def load_system(name: str) -> Any:
 
 def run(settings: Settings, context: RunContext) -> None:
     assembly = settings.spec.build(settings.task, context)
-    mesh = to_settings(MeshSettings, context.config.get("mesh", {}), where="config.mesh")
+    options = RunOptions.of(context.config)
     result = fit(
         assembly.task,
         train=assembly.train,
@@ -78,9 +78,9 @@ def run(settings: Settings, context: RunContext) -> None:
         stage=context.stage,
         initial=assembly.initial,
         on_refresh=assembly.on_refresh,
-        mesh=make_mesh(mesh),
-        logical={**LOGICAL, **mesh.logical},
-        profile=context.directory / "profile" if context.config.get("profile") else None,
+        mesh=make_mesh(options.mesh),
+        logical={**LOGICAL, **options.mesh.logical},
+        profile=context.directory / "profile" if options.profile else None,
     )
     log.info(
         "%s: %d steps, %.1f examples/s, best %s = %s at step %d",

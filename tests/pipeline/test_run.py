@@ -112,7 +112,7 @@ def test_every_ablation_is_a_switch(config, path):
             r"mesh\.logical: 'embd' = 'fsdp' is not allowed; axes of parameters are embed",
         ),
         ("mesh.fdsp", 2, r"config\.mesh\.fdsp .* did you mean 'fsdp'"),
-        ("profile", 1, r"config\.profile = 1 must be True or False"),
+        ("profile", 1, r"config\.profile = 1 is of type int; it must be bool"),
         ("sed", 1, r"config\.sed is not a setting of the run; did you mean 'seed'\?"),
         ("system", "rge", r"config\.system = 'rge' is no module of empax/systems"),
         ("reg", ..., r"the config lacks its section config\.reg"),
