@@ -62,16 +62,21 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a JSON-lines file; a bad line is a DataError with its number."""
     with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {number}: not valid JSON ({error}).") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: a {type(row).__name__}, must be a JSON object.")
-            yield row
+        yield from parse_jsonl(file, name=str(path))
+
+
+def parse_jsonl(lines: Iterable[str], *, name: str) -> Iterator[dict[str, Any]]:
+    """The same of lines that have been read; `name` says where, in errors."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{name}, line {number}: not valid JSON ({error}).") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{name}, line {number}: a {type(row).__name__}, must be a JSON object.")
+        yield row
 
 
 def _plain(value: Any) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from typing import Any
 
 import numpy as np
 
-from empax.core.files import write_atomically, write_json
+from empax.core.config import ConfigError
+from empax.core.files import hash_file, hash_json, write_atomically, write_json
 from empax.core.run import RunContext
 from empax.data.exemplars import dialogue_groups
 from empax.data.store import load_instances
@@ -29,6 +31,8 @@ class Settings:
       candidates: M, rows looked up per context; training over-retrieves these and picks K of them.
       queries: how many instances of each split are searched (0 = all), chosen once at random by the run's seed, so that
         stages which search fewer see a part of what stages that search more see.
+      beam: options of Apache Beam, which then embeds the corpus: ("--runner=DirectRunner",) in this process,
+        ("--runner=FlinkRunner", ...) on a cluster that sees the work directory; none = without it.
     """
 
     kind: str = "index"
@@ -36,6 +40,7 @@ class Settings:
     store: IndexSettings = dataclasses.field(default_factory=IndexSettings)
     candidates: int = 6
     queries: dict[str, int] = dataclasses.field(default_factory=lambda: {"train": 0, "validation": 0})
+    beam: tuple[str, ...] = ()
 
 
 def run(settings: Settings, context: RunContext, system: Any) -> None:
@@ -43,7 +48,10 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
     corpus = load_instances(context, "train")
     groups = dialogue_groups(corpus)
     begin = time.perf_counter()
-    keys = encoder.embed_keys(corpus, progress=f"{context.stage}: keys")
+    if settings.beam:
+        keys = _embedded_by_beam(settings, context, system, encoder.hash)
+    else:
+        keys = encoder.embed_keys(corpus, progress=f"{context.stage}: keys")
     embedded = time.perf_counter()
     index = build_index(keys, settings.store, groups=groups, encoder_hash=encoder.hash)
     built = time.perf_counter()
@@ -67,6 +75,20 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
     }
     log.info("%s: recall@10 %.4f over %d rows", context.stage, about["recall_at_10"], len(corpus))
     write_json(context.directory / "index.json", about)
+
+
+def _embedded_by_beam(settings: Settings, context: RunContext, system: Any, encoder_hash: str) -> np.ndarray:
+    try:
+        from empax.retrieval.beam import embed_file  # not above: few have it
+    except ImportError as error:
+        raise ConfigError(
+            f"config.{context.stage}.beam needs Apache Beam, which cannot be imported here ({error}); "
+            "pip install 'empax[beam]', or leave it empty."
+        ) from error
+    path = context.files.instances("train")
+    folder = context.directory / "parts" / hash_json([encoder_hash, hash_file(path)])
+    make_encoder = functools.partial(system.corpus_encoder, context, settings.encoder)
+    return embed_file(path, make_encoder, folder, options=settings.beam)
 
 
 def _save(context: RunContext, split: str, positions: np.ndarray, ids: np.ndarray) -> None:
