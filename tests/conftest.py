@@ -2,11 +2,13 @@
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 # Tests compile much and compute little: without the costly passes of LLVM they take a third of the time.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
@@ -39,6 +41,22 @@ def real_data(real_data_if_any: Path | None) -> Path:
     if real_data_if_any is None:
         pytest.skip("no real data: set EMPAX_DATA_DIR to a folder laid out as README.md says")
     return real_data_if_any
+
+
+@pytest.fixture(scope="session")
+def load_module() -> Callable[[Path], ModuleType]:
+    """Imports a file that stands beside tests, so that what it defines can be used in other processes too."""
+
+    def load(path: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """The tiny task that the tests of this folder train."""
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -9,11 +8,5 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def tiny() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tiny", Path(__file__).parent / "tiny.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["tiny"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def tiny(load_module: Callable[[Path], ModuleType]) -> ModuleType:
+    return load_module(Path(__file__).parent / "tiny.py")
