@@ -21,16 +21,29 @@ def cache_dir() -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """What `--mode=plan` compiles for.
+
+    Attributes:
+      topology: a TPU slice, "v5e:16x16"; empty = nothing is compiled.
+    """
+
+    topology: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class RunOptions:
     """What a config may say of a run besides its stages: nothing that changes a result.
 
     Attributes:
       profile: each training stage traces a few updates and prints what took longest.
       mesh: how the devices are laid out.
+      plan: what a plan of the run is made for.
     """
 
     profile: bool = False
     mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
+    plan: PlanOptions = dataclasses.field(default_factory=PlanOptions)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

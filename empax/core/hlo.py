@@ -1,0 +1,333 @@
+"""What a compiled program does, read from its text: products, memory traffic and collectives, loops multiplied out.
+
+The compiler's own cost analysis counts the body of a loop once. Here every computation counts as often as it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+_BYTES = {
+    "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "bf16": 2,
+    "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "token": 0, "opaque": 0,
+}  # fmt: skip
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+_NO_TRAFFIC = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
+               "after-all", "iota", "partition-id", "copy-done", "custom-call-done", "async-done",
+               "async-update", "opt-barrier")  # fmt: skip
+
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+_NAME = re.compile(r"%([\w.\-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Communication of one kind.
+
+    Attributes:
+      kind: of COLLECTIVES.
+      count: how often it happens in one run of the program.
+      bytes: of its larger side on one device (what is gathered, what is reduced), over all times.
+      group: devices that talk to each other.
+      sent: bytes that a device sends in a ring algorithm, over all times.
+    """
+
+    kind: str
+    count: int
+    bytes: float
+    group: int
+    sent: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One run of a program on one device.
+
+    Attributes:
+      flops: of matrix products and convolutions.
+      hbm_bytes: read from and written to main memory by operations, what stays in fast memory left out.
+      collectives: by kind and size of group.
+    """
+
+    flops: float
+    hbm_bytes: float
+    collectives: tuple[Collective, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+    text: str  # what stands between the operation's parentheses
+    attributes: str
+    root: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Computation:
+    instructions: dict[str, _Instruction]
+
+    @property
+    def root(self) -> _Instruction:
+        return next(one for one in self.instructions.values() if one.root)
+
+    def users(self, name: str) -> Iterator[_Instruction]:
+        """Of a value, looking through bitcasts."""
+        for one in self.instructions.values():
+            if name in one.operands:
+                if one.opcode == "bitcast" and not one.root:
+                    yield from self.users(one.name)
+                else:
+                    yield one
+
+
+class Program:
+    """A compiled module, from `jax.stages.Compiled.as_text()`.
+
+    Raises:
+      ValueError: the text is no module, or a loop does not say how often it runs.
+    """
+
+    def __init__(self, text: str):
+        self.computations, self.entry = _parse(text)
+
+    def work(self) -> Work:
+        """See `Work`."""
+        return self._total
+
+    @functools.cached_property
+    def _total(self) -> Work:
+        flops = traffic = 0.0
+        found: dict[tuple[str, int], list[float]] = {}
+        seen: set[tuple[str, float]] = set()
+        for name, times, fused in self._runs(self.entry, 1.0, fused=False):
+            for one in self.computations[name].instructions.values():
+                flops += times * self._flops(name, one)
+                if not fused:
+                    traffic += times * self._traffic(name, one)
+                kind = one.opcode.removesuffix("-start")
+                if kind not in COLLECTIVES:
+                    continue
+                if kind == "all-reduce" and "reduce-scatter" in name:  # how TPUs write one: reduce, keep a slice
+                    kind = "reduce-scatter"
+                # One that runs beside other work is written down where it starts, goes on and ends.
+                channel = _attribute(one, "channel_id")
+                if channel and (channel, times) in seen:
+                    continue
+                seen.add((channel, times))
+                size, group = self._size(name, one), _group_size(one)
+                sums = found.setdefault((kind, group), [0.0, 0.0, 0.0])
+                for i, value in enumerate((times, times * size, times * size * _sent_share(kind, group))):
+                    sums[i] += value
+        collectives = (
+            Collective(kind, round(n), size, group, sent) for (kind, group), (n, size, sent) in found.items()
+        )
+        return Work(flops, traffic, tuple(sorted(collectives, key=lambda one: (-one.bytes, one.kind))))
+
+    def _runs(self, name: str, times: float, *, fused: bool) -> Iterator[tuple[str, float, bool]]:
+        """Every computation that runs below `name`, how often, and whether inside a fusion."""
+        yield name, times, fused
+        for one in self.computations[name].instructions.values():
+            if one.opcode == "while":
+                body, condition = _attribute(one, "body"), _attribute(one, "condition")
+                yield from self._runs(body, times * self._trips(name, one, condition), fused=fused)
+            elif one.opcode == "conditional":
+                branches = re.findall(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))",
+                                      one.attributes)  # fmt: skip
+                for branch in _NAME.findall(" ".join(" ".join(pair) for pair in branches)):
+                    yield from self._runs(branch, times, fused=fused)
+            elif callee := _attribute(one, "calls") or (_attribute(one, "to_apply") if one.opcode == "call" else ""):
+                yield from self._runs(callee, times, fused=fused or one.opcode == "fusion")
+
+    def _trips(self, name: str, loop: _Instruction, condition: str) -> int:
+        if known := re.search(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)', loop.attributes):
+            return int(known.group(1))
+        inner = self.computations[condition]
+        compare = inner.root
+        if compare.opcode == "fusion":
+            inner = self.computations[_attribute(compare, "calls")]
+            compare = inner.root
+        limits = [self._constant(inner, operand, name, loop) for operand in compare.operands]
+        bounds = [limit for limit in limits if limit is not None]
+        if compare.opcode != "compare" or not bounds:
+            raise ValueError(f"the loop {loop.name} does not say how often it runs: {compare.text}")
+        return bounds[-1] + ("direction=LE" in compare.attributes)
+
+    def _constant(self, inner: _Computation, operand: str, outer: str, loop: _Instruction) -> int | None:
+        """A number that a condition compares with, in it or handed in by the tuple that the loop starts from."""
+        one = inner.instructions[operand]
+        if one.opcode == "constant":
+            return int(one.text) if re.fullmatch(r"-?\d+", one.text) else None
+        if one.opcode in ("copy", "bitcast"):
+            return self._constant(inner, one.operands[0], outer, loop)
+        if one.opcode != "get-tuple-element":
+            return None
+        start = self.computations[outer].instructions[loop.operands[0]]
+        index = int(_attribute(one, "index"))
+        # The first element counts the turns; a limit stands behind it.
+        if start.opcode != "tuple" or index == 0:
+            return None
+        source = start.operands[index]
+        if self.computations[outer].instructions[source].opcode == "parameter":
+            return None
+        return self._constant(self.computations[outer], source, outer, loop)
+
+    def _flops(self, name: str, one: _Instruction) -> float:
+        if one.opcode == "dot":
+            left = _dims(self._type(name, one.operands[0]))
+            axes = _attribute(one, "lhs_contracting_dims", r"\{([\d,]*)\}")
+            contracted = math.prod(left[int(axis)] for axis in axes.split(",") if axis)
+            return 2.0 * math.prod(_dims(one.type)) * contracted
+        if one.opcode == "convolution":
+            kernel = _dims(self._type(name, one.operands[1]))
+            labels = _attribute(one, "dim_labels", r"([\w?]+_[\w?]+->[\w?]+)").split("_")[1].split("->")[0]
+            return 2.0 * math.prod(_dims(one.type)) * math.prod(kernel) / kernel[labels.index("o")]
+        return 0.0
+
+    def _traffic(self, name: str, one: _Instruction) -> float:
+        if one.opcode in _NO_TRAFFIC:
+            return 0.0
+        if one.opcode == "fusion":
+            return self._fusion_traffic(name, one)
+        if one.opcode == "dynamic-slice":
+            return 2 * _bytes(one.type, hbm=True)
+        if one.opcode == "dynamic-update-slice":
+            return 2 * _bytes(self._type(name, one.operands[1]), hbm=True)
+        if one.opcode == "copy-start":  # of three results the second is where it came from
+            first, second = _arrays(one.type)[:2]
+            return _array_bytes(first, hbm=True) + _array_bytes(second, hbm=True)
+        inward = sum(_bytes(self._type(name, operand), hbm=True) for operand in one.operands)
+        return inward + _bytes(one.type, hbm=True)
+
+    def _fusion_traffic(self, name: str, one: _Instruction) -> float:
+        """Operands and results; of what is only sliced the slices, of what is updated in place the updates."""
+        inner = self.computations[_attribute(one, "calls")]
+        total, updated = 0.0, set()
+        for part in inner.instructions.values():
+            if part.opcode != "dynamic-update-slice":
+                continue
+            target = _through_bitcasts(inner, part.operands[0])
+            if target.opcode == "parameter":
+                updated.add(target.name)
+                total += 2 * _bytes(inner.instructions[part.operands[1]].type)
+        in_place = sum(_bytes(inner.instructions[parameter].type) for parameter in updated)
+        for part in inner.instructions.values():
+            if part.opcode != "parameter" or part.name in updated:
+                continue
+            outside = self._type(name, one.operands[int(part.text)])
+            if not _bytes(outside, hbm=True):
+                continue
+            users = list(inner.users(part.name))
+            sliced = users and all(user.opcode == "dynamic-slice" for user in users)
+            total += sum(_bytes(user.type) for user in users) if sliced else _bytes(outside, hbm=True)
+        return total + max(_bytes(one.type, hbm=True) - in_place, 0.0)
+
+    def _size(self, name: str, one: _Instruction) -> float:
+        """Bytes of a collective's larger side."""
+        inward = sum(_bytes(self._type(name, operand)) for operand in one.operands)
+        outward = sum(_array_bytes(array) for array in _arrays(one.type))
+        if one.opcode.endswith("-start"):  # operands and results in one tuple
+            outward = max(outward - inward, inward)
+        return max(inward, outward)
+
+    def _type(self, name: str, operand: str) -> str:
+        return self.computations[name].instructions[operand].type
+
+
+def _parse(text: str) -> tuple[dict[str, _Computation], str]:
+    computations: dict[str, _Computation] = {}
+    entry = name = ""
+    found: dict[str, _Instruction] = {}
+    for line in text.splitlines():
+        if line.startswith(("%", "ENTRY")) and line.rstrip().endswith("{"):
+            name = _NAME.search(line).group(1)  # type: ignore[union-attr]
+            entry, found = (name if line.startswith("ENTRY") else entry), {}
+        elif line.startswith("}"):
+            computations[name] = _Computation(found)
+        elif " = " in line and line.startswith(" "):
+            one = _instruction(line)
+            found[one.name] = one
+    if not entry:
+        raise ValueError("this is no text of a compiled module: it has no ENTRY.")
+    return computations, entry
+
+
+def _instruction(line: str) -> _Instruction:
+    head, rest = re.sub(r"/\*.*?\*/", "", line).split(" = ", 1)
+    end = _balanced(rest, 0) if rest.startswith("(") else rest.index(" ")
+    kind, rest = rest[:end], rest[end:].lstrip()
+    start = rest.index("(")
+    end = _balanced(rest, start)
+    inside = rest[start + 1 : end - 1]
+    name = _NAME.search(head)
+    assert name is not None
+    operands = tuple(_NAME.findall(inside))
+    root = head.lstrip().startswith("ROOT")
+    return _Instruction(name.group(1), kind, rest[:start], operands, inside, rest[end:], root)
+
+
+def _balanced(text: str, start: int) -> int:
+    """Behind the parenthesis that closes the one at `start`."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i + 1
+    raise ValueError(f"a parenthesis is never closed: {text[:200]}")
+
+
+def _attribute(one: _Instruction, name: str, value: str = r"%?([\w.\-]+)") -> str:
+    found = re.search(rf"\b{name}={value}", one.attributes)
+    return found.group(1) if found else ""
+
+
+def _arrays(kind: str) -> list[tuple[str, str, str]]:
+    return _ARRAY.findall(kind)
+
+
+def _array_bytes(array: tuple[str, str, str], *, hbm: bool = False) -> float:
+    dtype, dims, layout = array
+    if hbm and re.search(r"S\([1-9]", layout):
+        return 0.0
+    return _BYTES.get(dtype, 4) * math.prod(int(size) for size in dims.split(",") if size)
+
+
+def _bytes(kind: str, *, hbm: bool = False) -> float:
+    """Of all arrays of a type; with `hbm`, of those that lie in main memory."""
+    return sum(_array_bytes(array, hbm=hbm) for array in _arrays(kind))
+
+
+def _dims(kind: str) -> list[int]:
+    return [int(size) for size in _arrays(kind)[0][1].split(",") if size]
+
+
+def _through_bitcasts(inner: _Computation, name: str) -> _Instruction:
+    one = inner.instructions[name]
+    return _through_bitcasts(inner, one.operands[0]) if one.opcode == "bitcast" else one
+
+
+def _group_size(one: _Instruction) -> int:
+    """How many devices take part: {{0,1},{2,3}}, [2,2]<=[4] or mesh['a'=2,'b'=4] {'b'}."""
+    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", one.attributes):
+        return len(found.group(1).split(","))
+    if found := re.search(r"replica_groups=\[\d+,(\d+)\]", one.attributes):
+        return int(found.group(1))
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", one.attributes):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", found.group(1)))
+        return math.prod(int(sizes[name]) for name in re.findall(r"'([^']+)'", found.group(2)))
+    return 2  # a permutation: one sends, one receives
+
+
+def _sent_share(kind: str, group: int) -> float:
+    """Bytes that a device sends in a ring, over the bytes of the larger side."""
+    if kind == "collective-permute":
+        return 1.0
+    return (2.0 if kind == "all-reduce" else 1.0) * (group - 1) / group

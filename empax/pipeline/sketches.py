@@ -1,0 +1,53 @@
+"""A training stage as shapes: what plans are made of. Nothing is allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from empax.core.files import WorkDir
+from empax.core.flops import count_flops
+from empax.core.run import RunContext, Sketch
+from empax.core.types import Params
+from empax.pipeline.run import Stage
+from empax.training.optimizer import trained_mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Sketched:
+    """A stage's task with batches of its longest bucket.
+
+    Attributes:
+      params: shapes of what the stage trains.
+      trained: False where the optimiser's groups freeze a parameter.
+    """
+
+    sketch: Sketch
+    params: Params
+    trained: Params
+
+
+def sketch_stage(config: Mapping[str, Any], stage: Stage) -> Sketched:
+    loop = stage.settings.loop
+    context = RunContext(WorkDir(Path("plan-of-a-run")), config, stage.name)
+    sketch = stage.settings.spec.sketch(stage.settings.task, context, loop.batch_size, loop.buckets[-1])
+    rng = jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(sketch.task.init, rng, sketch.batch)
+    return Sketched(sketch, params, trained_mask(loop.optimizer, params))
+
+
+def update_flops(found: Sketched) -> int:
+    """Of one update, without what an online task explores before it."""
+
+    def update(params: Any, frozen: Any, batch: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            kept = jax.tree.map(lambda p, t: p if t else jax.lax.stop_gradient(p), params, found.trained)
+            return found.sketch.task.loss(kept, frozen, batch, jax.random.key(0))[0].total
+
+        return jax.grad(loss)(params)
+
+    return count_flops(update, found.params, found.sketch.frozen, found.sketch.batch)

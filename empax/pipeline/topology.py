@@ -1,0 +1,234 @@
+"""`--mode=plan --config.plan.topology=v5e:16x16`: a recipe's training steps compiled for TPUs that are not there.
+
+What the compiler says (memory) is the compiler's; operations, traffic and collectives are counted in the partitioned
+program with its loops multiplied out (`core.hlo`); times are estimates from the chip's published peaks:
+
+  compute = FLOPs / peak, memory = bytes / HBM bandwidth, communication = bytes sent in rings / link bandwidth;
+  a step takes max(compute, memory) + communication without overlap, and the largest of the three with it.
+
+Utilisation (MFU) counts the FLOPs of the model alone: what is computed again to save memory is not work done.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from empax.core.config import ConfigError
+from empax.core.hlo import Program, Work
+from empax.core.run import RunOptions
+from empax.core.sharding import LOGICAL, batch_sharding, make_mesh, replicated, shard_params
+from empax.core.tree import count_params
+from empax.core.types import TrainState
+from empax.models.layers import logical_axes
+from empax.pipeline.run import Stage, make_stages
+from empax.pipeline.sketches import sketch_stage, update_flops
+from empax.training.optimizer import make_optimizer
+from empax.training.step import make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Published figures of a TPU.
+
+    Source: the pages of each version at cloud.google.com/tpu/docs.
+
+    Attributes:
+      flops: peak in bfloat16, per second.
+      hbm: bytes of memory.
+      hbm_bandwidth: bytes per second.
+      ici_bandwidth: bytes per second that all links together send.
+      axes: of the torus that the links make; a group along one axis has that share of them.
+    """
+
+    flops: float
+    hbm: float
+    hbm_bandwidth: float
+    ici_bandwidth: float
+    axes: int
+
+
+CHIPS = {
+    "v5e": Chip(197e12, 16 * 2**30, 819e9, 200e9, 2),
+    "v5p": Chip(459e12, 95 * 2**30, 2765e9, 600e9, 3),
+    "v6e": Chip(918e12, 32 * 2**30, 1640e9, 448e9, 2),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """One update on one chip of a topology.
+
+    Attributes:
+      chips: how many there are.
+      batch: rows of all chips together.
+      state_bytes: parameters, optimiser state and what lies frozen, on one chip.
+      temporary_bytes: what the step needs beside them at its peak, activations among it.
+      model_flops: of all chips together, without what is computed again.
+      work: of one chip, as compiled.
+      seconds, overlapped_seconds: of an update, communication after computation and at the same time.
+    """
+
+    chip: Chip
+    chips: int
+    batch: int
+    parameters: int
+    state_bytes: float
+    temporary_bytes: float
+    model_flops: float
+    work: Work
+    compute_seconds: float
+    memory_seconds: float
+    communication_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_seconds, self.memory_seconds) + self.communication_seconds
+
+    @property
+    def overlapped_seconds(self) -> float:
+        return max(self.compute_seconds, self.memory_seconds, self.communication_seconds)
+
+    def utilisation(self, seconds: float) -> float:
+        """Model FLOPs over what the chips could do in that time."""
+        return self.model_flops / (self.chips * self.chip.flops * seconds)
+
+    @property
+    def fits(self) -> bool:
+        return self.state_bytes + self.temporary_bytes <= self.chip.hbm
+
+
+def describe_topology(config: Mapping[str, Any], topology: str) -> str:
+    """A few lines for each training stage: memory, work, communication, estimated time."""
+    lines = [f"{topology}; times are estimates from published peaks"]
+    for stage in make_stages(config):
+        if stage.kind == "train":
+            lines += [f"{stage.name}:", *_lines(estimate(config, stage, topology))]
+    return "\n".join(lines)
+
+
+def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate:
+    """Compiles the stage's update for `topology` and counts.
+
+    Raises:
+      ConfigError: an unknown topology, a mesh that it does not have, or libtpu is not installed.
+    """
+    chip, devices = chip_of(topology), _devices(topology)
+    options = RunOptions.of(config)
+    mesh = make_mesh(options.mesh, devices)
+    logical = {**LOGICAL, **options.mesh.logical}
+    loop, found = stage.settings.loop, sketch_stage(config, stage)
+    sketch, params = found.sketch, found.params
+    optimizer = make_optimizer(loop.optimizer, params, loop.updates)
+    rng, count = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
+    template = TrainState(count, params, jax.eval_shape(optimizer.init, params), rng, {})
+    places = shard_params(template, mesh, axes=logical_axes, logical=logical)
+    frozen_places = shard_params(sketch.frozen, mesh, axes=logical_axes, logical=logical)
+    step = make_train_step(
+        sketch.task,
+        optimizer,
+        state=places,
+        batch=batch_sharding(mesh),
+        replicated=replicated(mesh),
+        accumulate=loop.accumulate,
+        trained=found.trained,
+    )
+    frozen = jax.tree.map(_placed, sketch.frozen, frozen_places)
+    compiled = step.lower(template, frozen, sketch.batch).compile()
+    memory, work = compiled.memory_analysis(), Program(compiled.as_text()).work()
+    held = _bytes_on_one(template, places) + _bytes_on_one(sketch.frozen, frozen_places)
+    return Estimate(
+        chip=chip,
+        chips=len(devices),
+        batch=loop.batch_size,
+        parameters=count_params(params),
+        state_bytes=held,
+        temporary_bytes=memory.temp_size_in_bytes,
+        model_flops=model_flops(config, stage),
+        work=work,
+        compute_seconds=work.flops / chip.flops,
+        memory_seconds=work.hbm_bytes / chip.hbm_bandwidth,
+        communication_seconds=sum(one.sent / _bandwidth(chip, one.group, topology) for one in work.collectives),
+    )
+
+
+def model_flops(config: Mapping[str, Any], stage: Stage) -> float:
+    """Of an update on the whole batch, as if nothing were computed again."""
+    plain = copy.deepcopy(dict(config))
+    for part in plain[plain["system"]].values():
+        if isinstance(part, dict) and "remat" in part:
+            part["remat"] = False
+    return update_flops(sketch_stage(plain, stage))
+
+
+def chip_of(topology: str) -> Chip:
+    """The chip of "v5e:16x16"."""
+    name, _, shape = topology.partition(":")
+    if name not in CHIPS or not shape or not all(size.isdecimal() for size in shape.split("x")):
+        raise ConfigError(
+            f"config.plan.topology = {topology!r} is unknown; it is {' or '.join(CHIPS)}, a colon and the sizes of the "
+            "slice, as in v5e:16x16 or v5p:4x4x4."
+        )
+    return CHIPS[name]
+
+
+def _devices(topology: str) -> list[Any]:
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no machine to ask
+    from jax.experimental import topologies
+
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"config.plan.topology = {topology!r} cannot be compiled for here ({str(error).splitlines()[0]}); "
+            "pip install 'empax[plan]' brings libtpu."
+        ) from error
+    return list(found.devices)
+
+
+def _bandwidth(chip: Chip, group: int, topology: str) -> float:
+    """Of a ring: along one axis of the torus the links of that axis, over more of them those of all."""
+    longest = max(int(size) for size in topology.partition(":")[2].split("x"))
+    return chip.ici_bandwidth / chip.axes if group <= longest else chip.ici_bandwidth
+
+
+def _placed(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+
+def _bytes_on_one(shapes: Any, places: Any) -> float:
+    def size(leaf: Any, place: Any) -> float:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return 8.0
+        return math.prod(place.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
+
+    return sum(jax.tree.leaves(jax.tree.map(size, shapes, places)))
+
+
+def _lines(found: Estimate) -> list[str]:
+    chip = found.chip
+    share = (found.state_bytes + found.temporary_bytes) / chip.hbm
+    lines = [
+        f"  {found.parameters / 1e6:,.1f} M parameters, {found.batch} rows a step on {found.chips} chips",
+        f"  memory of a chip: {found.state_bytes / 2**30:.2f} GiB state, {found.temporary_bytes / 2**30:.2f} GiB "
+        f"temporary, {share:.0%} of {chip.hbm / 2**30:.0f} GiB{'' if found.fits else ': does NOT fit'}",
+        f"  work of a chip: {found.model_flops / found.chips / 1e12:.3f} TFLOPs of the model, "
+        f"{found.work.flops / 1e12:.3f} compiled, {found.work.hbm_bytes / 1e9:.2f} GB of memory traffic",
+    ]
+    for one in found.work.collectives:
+        lines.append(f"  {one.count} x {one.kind} among {one.group}: {one.bytes / 1e6:,.1f} MB")
+    lines.append(
+        f"  estimated: compute {found.compute_seconds * 1e3:.1f} ms, memory {found.memory_seconds * 1e3:.1f} ms, "
+        f"communication {found.communication_seconds * 1e3:.1f} ms; a step {found.seconds * 1e3:.1f} ms "
+        f"(MFU {found.utilisation(found.seconds):.0%}), with overlap {found.overlapped_seconds * 1e3:.1f} ms "
+        f"(MFU {found.utilisation(found.overlapped_seconds):.0%})"
+    )
+    return lines

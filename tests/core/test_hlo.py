@@ -1,0 +1,165 @@
+"""Counting in compiled programs, on cases whose answer is known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from empax.core.hlo import Program
+
+DEVICES = 8
+
+
+def text_of(function, *shapes, **options):
+    arrays = [one if hasattr(one, "dtype") else jax.ShapeDtypeStruct(one, jnp.float32) for one in shapes]
+    return jax.jit(function, **options).lower(*arrays).compile().as_text()
+
+
+def work_of(function, *shapes, **options):
+    return Program(text_of(function, *shapes, **options)).work()
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return Mesh(np.array(jax.devices()[:DEVICES]), ("data",))
+
+
+def test_a_product_has_its_operations_and_bytes():
+    work = work_of(lambda a, b: a @ b, (8, 16), (16, 32))
+    assert work.flops == 2 * 8 * 16 * 32
+    assert work.hbm_bytes == 4 * (8 * 16 + 16 * 32 + 8 * 32)
+    assert work.collectives == ()
+
+
+def test_batches_of_products_and_several_contracted_axes():
+    work = work_of(lambda a, b: jnp.einsum("bhtn,bhsn->bhts", a, b), (2, 3, 5, 7), (2, 3, 11, 7))
+    assert work.flops == 2 * 2 * 3 * 5 * 11 * 7
+    assert work_of(lambda a, b: jnp.einsum("bthn,hnd->btd", a, b), (2, 5, 3, 7), (3, 7, 13)).flops == 2 * 10 * 21 * 13
+
+
+def stack(weights, states, *, unroll):
+    def layer(states, weight):
+        return jnp.tanh(states @ weight), None
+
+    return jax.lax.scan(layer, states, weights, unroll=unroll)[0].sum()
+
+
+@pytest.mark.parametrize("derive", [False, True])
+def test_a_scanned_stack_does_what_the_unrolled_one_does(derive):
+    layers, size, rows = 6, 24, 10
+    found = []
+    for unroll in (1, layers):
+
+        def function(weights, states, unroll=unroll):
+            return stack(weights, states, unroll=unroll)
+
+        found.append(
+            work_of(jax.grad(function, argnums=(0, 1)) if derive else function, (layers, size, size), (rows, size))
+        )
+    scanned, unrolled = found
+    assert scanned.flops == unrolled.flops == (3 if derive else 1) * 2 * layers * rows * size * size
+
+
+def test_loops_in_loops():
+    def function(weights, states):
+        def outer(states, _):
+            return jax.lax.fori_loop(0, 3, lambda _, s: s @ weights, states), None
+
+        return jax.lax.scan(outer, states, None, length=5)[0]
+
+    assert work_of(function, (12, 12), (4, 12)).flops == 15 * 2 * 4 * 12 * 12
+
+
+@pytest.mark.multidevice
+def test_what_is_gathered(mesh):
+    split, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    work = work_of(lambda a: a * 2, (64, 4), in_shardings=split, out_shardings=whole)
+    (one,) = work.collectives
+    assert (one.kind, one.count, one.bytes, one.group) == ("all-gather", 1, 64 * 4 * 4, DEVICES)
+    assert one.sent == one.bytes * (DEVICES - 1) / DEVICES
+
+
+@pytest.mark.multidevice
+def test_what_is_reduced_in_every_turn_of_a_loop(mesh):
+    split, whole = NamedSharding(mesh, PartitionSpec(None, "data")), NamedSharding(mesh, PartitionSpec())
+
+    def function(weights, states):
+        def layer(states, weight):
+            return jax.lax.with_sharding_constraint(states @ weight, whole), None
+
+        return jax.lax.scan(layer, states, weights)[0]
+
+    work = work_of(function, (5, 16, 16), (4, 16), in_shardings=(split, whole), out_shardings=whole)
+    reduced = [one for one in work.collectives if one.kind == "all-reduce"]
+    assert [(one.count, one.bytes, one.group) for one in reduced] == [(5, 5 * 4 * 16 * 4, DEVICES)]
+    assert reduced[0].sent == reduced[0].bytes * 2 * (DEVICES - 1) / DEVICES
+    assert work.flops == 5 * 2 * 4 * 16 * 16 / DEVICES
+
+
+TPU = """HloModule m, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%all-reduce-scatter.1 (x: bf16[8,4]) -> bf16[4,4] {
+  %x = bf16[8,4]{1,0:T(8,128)(2,1)} parameter(0)
+  %zero = s32[]{:T(128)} constant(0)
+  %all = bf16[8,4]{1,0:T(8,128)(2,1)} all-reduce(%x), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %part = bf16[4,4]{1,0:T(8,128)(2,1)} dynamic-slice(%all, %zero, %zero), dynamic_slice_sizes={4,4}
+}
+
+%body (t: (s32[], bf16[8,4], bf16[6,8,4])) -> (s32[], bf16[8,4], bf16[6,8,4]) {
+  %t = (s32[]{:T(128)}, bf16[8,4]{1,0:S(1)}, /*index=2*/bf16[6,8,4]{2,1,0}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%t), index=0
+  %h = bf16[8,4]{1,0:S(1)} get-tuple-element(%t), index=1
+  %saved = bf16[6,8,4]{2,1,0} get-tuple-element(%t), index=2
+  %w = bf16[4,4]{1,0} fusion(%h), kind=kCustom, calls=%all-reduce-scatter.1
+  %g1 = bf16[8,4]{1,0} all-gather(%w), channel_id=2, replica_groups=mesh['a'=2,'b'=2] {'b'}, dimensions={0}
+  %g2 = bf16[8,4]{1,0} all-gather(%w), channel_id=2, replica_groups=mesh['a'=2,'b'=2] {'b'}, dimensions={0}
+  %c = bf16[8,4]{1,0:S(1)} convolution(%g1, %w), dim_labels=bf_io->bf
+  %one = bf16[1,8,4]{2,1,0:S(1)} bitcast(%c)
+  %zero = s32[]{:T(128)} constant(0)
+  %next = bf16[6,8,4]{2,1,0} dynamic-update-slice(%saved, %one, %i, %zero, %zero)
+  ROOT %r = (s32[]{:T(128)}, bf16[8,4]{1,0:S(1)}, bf16[6,8,4]{2,1,0}) tuple(%i, %c, %next)
+}
+
+%condition (t: (s32[], bf16[8,4], bf16[6,8,4])) -> pred[] {
+  %t = (s32[]{:T(128)}, bf16[8,4]{1,0:S(1)}, bf16[6,8,4]{2,1,0}) parameter(0)
+  %limit = s32[]{:T(128)} constant(6)
+  %i = s32[]{:T(128)} get-tuple-element(%t), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %limit), direction=LT
+}
+
+ENTRY %main (p: bf16[8,4], q: bf16[6,8,4]) -> bf16[6,8,4] {
+  %p = bf16[8,4]{1,0:S(1)} parameter(0)
+  %q = bf16[6,8,4]{2,1,0} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %start = (s32[]{:T(128)}, bf16[8,4]{1,0:S(1)}, bf16[6,8,4]{2,1,0}) tuple(%zero, %p, %q)
+  %loop = (s32[]{:T(128)}, bf16[8,4]{1,0:S(1)}, bf16[6,8,4]{2,1,0}) while(%start), condition=%condition, body=%body
+  ROOT %out = bf16[6,8,4]{2,1,0} get-tuple-element(%loop), index=2
+}
+"""
+
+
+def test_a_tpus_way_of_writing():
+    """Trips from the condition, reduce-scatter as a fusion, one collective in several places, fast memory as S(1)."""
+    work = Program(TPU).work()
+    assert work.flops == 6 * 2 * 8 * 4 * 4
+    assert [(one.kind, one.count, one.bytes, one.group) for one in work.collectives] == [
+        ("all-gather", 6, 6 * 64, 2),
+        ("reduce-scatter", 6, 6 * 64, 2),
+    ]
+    # Per turn: %w is written (32) and read three times, each gather writes 64, of which the product reads one; what is
+    # updated in place is written, not the array around it (64, read and written).
+    assert work.hbm_bytes == 6 * (32 + 2 * (32 + 64) + (64 + 32) + 0)
+
+
+def test_what_cannot_be_read_says_so():
+    with pytest.raises(ValueError, match="has no ENTRY"):
+        Program("nothing")
+    with pytest.raises(ValueError, match="the loop loop does not say how often it runs"):
+        Program(TPU.replace("constant(6)", "parameter(1)")).work()
