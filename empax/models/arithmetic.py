@@ -88,7 +88,8 @@ def add_bias(values: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Ar
     time, because XLA has no fast sum of a type that must be rounded after each addend.
     """
     repeated = tuple(axis for axis, size in enumerate(bias.shape) if size != values.shape[axis])
-    return values + _widen(values.shape, values.dtype, repeated, bias)
+    wide: Array = _widen(values.shape, values.dtype, repeated, bias)  # pyright: ignore[reportAssignmentType]
+    return values + wide
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -128,11 +128,12 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
     loop, found = stage.settings.loop, sketch_stage(config, stage)
     sketch, params = found.sketch, found.params
     optimizer = make_optimizer(loop.optimizer, params, loop.updates)
-    rng, count = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
+    rng = jax.eval_shape(lambda: jax.random.key(0))
+    count: Any = jax.ShapeDtypeStruct((), jnp.int32)
     template = TrainState(count, params, jax.eval_shape(optimizer.init, params), rng, {})
     places = shard_params(template, mesh, axes=logical_axes, logical=logical)
     frozen_places = shard_params(sketch.frozen, mesh, axes=logical_axes, logical=logical)
-    step = make_train_step(
+    step: Any = make_train_step(
         sketch.task,
         optimizer,
         state=places,

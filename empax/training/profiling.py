@@ -45,7 +45,7 @@ class Profiler:
         self.directory, self.first, self.last = directory, first, first + updates - 1
         self.seen, self.tracing = 0, False
 
-    def watch(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(self, step: Any) -> Callable[..., Any]:
         """A jitted step that is traced when its turn has come; what is computed between two calls is traced too."""
 
         def watched(*args: Any) -> Any:

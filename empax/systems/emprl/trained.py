@@ -9,7 +9,7 @@ from empax.systems.dialogue.trained import Trained, find_stage, trained_generato
 from empax.systems.emprl.stages import first_params, policy_model
 from empax.training.checkpoint import load_params
 
-HELD = dict.fromkeys(("generator", "ppo", "grpo"), ("generator",))
+HELD: dict[str, tuple[str, ...]] = dict.fromkeys(("generator", "ppo", "grpo"), ("generator",))
 
 
 def load_trained(run: RunContext, *, stage: str = "", what: str = "", adapters: bool = False) -> Trained:
