@@ -17,7 +17,7 @@ from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
 from empax.pipeline import run
 from empax.retrieval.index import StaleIndexError, load_index
-from empax.systems.dialogue.parts import Parts, corpus_encoder_of
+from empax.systems.dialogue.stages import corpus_encoder
 from empax.training.checkpoint import load_params
 
 STAGES = ("prepare", "attributes", "annotate", "index", "generator", "emotions", "retriever", "reindex",
@@ -229,11 +229,7 @@ def test_an_index_of_another_encoder_is_refused(finished, config, tmp_path):
 
 
 def test_each_index_is_of_the_retriever_that_its_stage_names(finished):
-    run_context, parts = context(finished), Parts.of(context(finished))
-    hashes = {
-        encoder: corpus_encoder_of(parts, parts.retriever_params(run_context, encoder)).hash
-        for encoder in ("", "retriever")
-    }
+    hashes = {encoder: corpus_encoder(context(finished), encoder).hash for encoder in ("", "retriever")}
     assert load_index(finished / "index" / "store").encoder_hash == hashes[""]
     assert load_index(finished / "reindex" / "store").encoder_hash == hashes["retriever"]
     assert hashes[""] != hashes["retriever"]
