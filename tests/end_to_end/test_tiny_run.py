@@ -17,6 +17,7 @@ from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
 from empax.pipeline import run
 from empax.retrieval.index import StaleIndexError, load_index
+from empax.systems.dialogue.parts import Parts
 from empax.systems.dialogue.stages import corpus_encoder
 from empax.training.checkpoint import load_params
 
