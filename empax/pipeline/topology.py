@@ -74,7 +74,7 @@ class Estimate:
       temporary_bytes: what the step needs beside them at its peak, activations among it.
       model_flops: of all chips together, without what is computed again.
       work: of one chip, as compiled.
-      seconds, overlapped_seconds: of an update, communication after computation and at the same time.
+      compute_seconds, memory_seconds, communication_seconds: each alone, at the published peaks.
     """
 
     chip: Chip

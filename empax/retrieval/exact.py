@@ -111,6 +111,12 @@ class ExactIndex:
         )
 
 
+def largest_group(groups: Int[np.ndarray, " N"] | None) -> int:
+    """Rows of the largest group: as many candidates at most does a query's own group push out."""
+    members = np.zeros(0, np.int64) if groups is None else groups[groups > NO_GROUP]
+    return int(np.unique(members, return_counts=True)[1].max()) if len(members) else 0
+
+
 def check_search(
     queries: np.ndarray, k: int, query_groups: np.ndarray | None, *, dim: int, has_groups: bool
 ) -> Int[np.ndarray, " Q"]:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Retrieved
-from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search
+from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search, largest_group
 
 _QUERY_BLOCK = 256
 _SAMPLED_ROWS = 1024  # of the embeddings, that name a collection
@@ -77,8 +77,7 @@ class MilvusIndex:
         self.num_rows, self.dim = embeddings.shape
         self.has_groups = groups is not None
         self._embeddings, self._settings, self._groups, self._mesh = embeddings, settings, groups, mesh
-        members = np.zeros(0, np.int64) if groups is None else groups[groups > NO_GROUP]
-        self._largest_group = int(np.unique(members, return_counts=True)[1].max()) if len(members) else 0
+        self._largest_group = largest_group(groups)
         self.collection = f"{settings.collection}_{_digest(embeddings, groups, settings, encoder_hash)}"
         self._client = _connect(settings)
         try:

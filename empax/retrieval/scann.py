@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Retrieved
-from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search
+from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search, largest_group
 
 BRUTE_FORCE_BELOW = 1_000
 """Rows under which ScaNN looks at all of them: too few to train a tree on, and too few to need one."""
@@ -113,8 +113,7 @@ class ScannIndex:
         self.has_groups = groups is not None
         self._embeddings, self._settings, self._groups, self._mesh = embeddings, settings, groups, mesh
         # A query's own group can push out at most as many candidates as the largest group has rows.
-        members = np.zeros(0, np.int64) if groups is None else groups[groups > NO_GROUP]
-        self._largest_group = int(np.unique(members, return_counts=True)[1].max()) if len(members) else 0
+        self._largest_group = largest_group(groups)
         if self.num_rows < BRUTE_FORCE_BELOW or folder is None:
             self._searcher = _train(embeddings, settings)
         else:
