@@ -2,28 +2,27 @@
 
 The archive is a `.tar.gz` of `empatheticdialogues/{train,valid,test}.csv`. It comes from a folder that the user
 names or is downloaded once; TFDS turns it into `array_record` files, which every later run reads back.
-TensorFlow is neither needed nor imported.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.client
 import os
-import shutil
 import tarfile
-import tempfile
 import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow_datasets as tfds
 
 from empax.core.files import DataError, hash_file, write_atomically
 from empax.core.run import cache_dir
-from empax.core.types import EMOTIONS, Dialogue, Utterance
+from empax.core.types import EMOTIONS, Dialogue
+from empax.data.builder import DialogueBuilder, alternate, example_of, load
 
 ARCHIVE_NAME = "empatheticdialogues.tar.gz"
 ARCHIVE_URL = f"https://dl.fbaipublicfiles.com/parlai/empatheticdialogues/{ARCHIVE_NAME}"
@@ -135,7 +134,7 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
             id=name,
             emotion=ordered[0][2],
             situation=_text(ordered[0][3]),
-            utterances=_alternate([_text(row[5]) for row in ordered]),
+            utterances=alternate([_text(row[5]) for row in ordered]),
         )
 
 
@@ -183,42 +182,25 @@ def _text(field: str) -> str:
     return field.replace("_comma_", ",").strip()
 
 
-def _alternate(texts: list[str]) -> tuple[Utterance, ...]:
-    return tuple(Utterance("listener" if i % 2 else "speaker", text) for i, text in enumerate(texts))
-
-
-class EmpatheticDialogues(tfds.core.GeneratorBasedBuilder):
-    """TFDS builder of EmpatheticDialogues: one example a dialogue, in the archive's order.
+class EmpatheticDialogues(DialogueBuilder):
+    """TFDS builder of EmpatheticDialogues, in the archive's order.
 
     Args:
       archive: what `find_archive` gave; needed to prepare, not to read what is prepared.
-      kwargs: those of every TFDS builder; `file_format="array_record"` keeps TensorFlow out.
+      kwargs: those of every TFDS builder.
     """
 
     # TFDS has a catalogue entry "empathetic_dialogues"; ours must not shadow it.
     name = "empax_empathetic_dialogues"
-    VERSION = tfds.core.Version("1.0.0")
+    ABOUT: ClassVar[dict[str, Any]] = {
+        "description": "Conversations grounded in one of 32 emotions; odd utterances are the speaker's.",
+        "homepage": "https://github.com/facebookresearch/EmpatheticDialogues",
+        "license": "CC BY-NC 4.0",
+    }
 
     def __init__(self, *, archive: Path | None = None, **kwargs: Any):
         self._archive = archive
         super().__init__(**kwargs)
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="Conversations grounded in one of 32 emotions; odd utterances are the speaker's.",
-            homepage="https://github.com/facebookresearch/EmpatheticDialogues",
-            license="CC BY-NC 4.0",
-            features=tfds.features.FeaturesDict(
-                {
-                    "id": tfds.features.Text(),
-                    "emotion": tfds.features.Text(),
-                    "situation": tfds.features.Text(),
-                    "utterances": tfds.features.Sequence(tfds.features.Text()),
-                }
-            ),
-            disable_shuffling=True,
-        )
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
         del dl_manager  # find_archive downloads, so that the errors can say what to do
@@ -228,15 +210,7 @@ class EmpatheticDialogues(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, archive: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
         for position, dialogue in enumerate(read_dialogues(archive, split)):
-            yield (
-                position,
-                {
-                    "id": dialogue.id,
-                    "emotion": dialogue.emotion,
-                    "situation": dialogue.situation,
-                    "utterances": [utterance.text for utterance in dialogue.utterances],
-                },
-            )
+            yield position, example_of(dialogue)
 
 
 def load_dialogues(
@@ -256,42 +230,4 @@ def load_dialogues(
     archive = find_archive(data_dir)
     root = Path(prepared_dir) if prepared_dir else cache_dir()
     folder = root / "tfds" / f"empathetic_dialogues-{hash_file(archive)[:16]}"
-    # The version is part of the path: a changed reader prepares anew.
-    if not (folder / EmpatheticDialogues.name / str(EmpatheticDialogues.VERSION)).is_dir():
-        _prepare(archive, folder)
-    builder = EmpatheticDialogues(data_dir=str(folder), file_format="array_record")
-    dialogues = {}
-    for split in SPLITS:
-        source = builder.as_data_source(split=split)  # pyright: ignore[reportCallIssue]  # its decorator hides the arguments
-        # All in one read: one by one is several times slower.
-        dialogues[split] = [_to_dialogue(row) for row in source.__getitems__(range(len(source)))]
-    return dialogues
-
-
-def _to_dialogue(row: dict[str, Any]) -> Dialogue:
-    return Dialogue(
-        id=row["id"].decode(),
-        emotion=row["emotion"].decode(),
-        situation=row["situation"].decode(),
-        utterances=_alternate([text.decode() for text in row["utterances"]]),
-    )
-
-
-def _prepare(archive: Path, folder: Path) -> None:
-    """Writes the TFDS files beside `folder` and renames: several processes may do so at once."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    tfds.disable_progress_bar()
-    try:
-        builder = EmpatheticDialogues(archive=archive, data_dir=str(temporary), file_format="array_record")
-        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-        shutil.rmtree(temporary / "downloads", ignore_errors=True)
-        version = Path(builder.name) / str(builder.VERSION)
-        (folder / version).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.rename(temporary / version, folder / version)
-        except OSError:
-            if not (folder / version).is_dir():  # not a rival that was faster
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    return load(functools.partial(EmpatheticDialogues, archive=archive), folder, tuple(SPLITS))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Dialogue, Instance
-from empax.data import empathetic_dialogues, sample
+from empax.data import empathetic_dialogues, own, sample
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import TokenizerSettings, pretrained_tokenizer
@@ -25,14 +25,17 @@ class DataSettings:
     """`config.data`.
 
     Attributes:
-      name: the corpus.
+      name: the corpus; "jsonl" = files of your own (`data.own`).
       dir: folder with the corpora, as README.md lays it out; empty = EMPAX_DATA_DIR, then the official download.
+        With "jsonl", the folder of its files.
+      beam: of "jsonl": options of Apache Beam, which then prepares the corpus; none = this process does.
       moel_compat: pairs as the MoEL lineage cuts them.
       limit: at most this many instances of each split (0 = all); for trials.
     """
 
-    name: Literal["empathetic_dialogues", "sample"] = "empathetic_dialogues"
+    name: Literal["empathetic_dialogues", "sample", "jsonl"] = "empathetic_dialogues"
     dir: str = ""
+    beam: tuple[str, ...] = ()
     moel_compat: bool = False
     limit: int = 0
 
@@ -47,10 +50,12 @@ def data_settings(run: RunContext) -> DataSettings:
     return to_settings(DataSettings, run.section("data"), where="config.data")
 
 
-def load_dialogues(settings: DataSettings) -> tuple[dict[str, list[Dialogue]], str]:
-    """The dialogues by split, and a hash of the file that they were read from."""
+def load_dialogues(settings: DataSettings) -> tuple[Mapping[str, Sequence[Dialogue]], str]:
+    """The dialogues by split, and a hash of the files that they were read from."""
     if settings.name == "sample":
         return sample.load_dialogues(), hash_file(sample.PATH)
+    if settings.name == "jsonl":
+        return own.load_dialogues(settings.dir, beam=settings.beam), own.files_hash(settings.dir)
     folder = settings.dir or None
     return empathetic_dialogues.load_dialogues(folder), empathetic_dialogues.archive_hash(folder)
 

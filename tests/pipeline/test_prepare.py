@@ -1,5 +1,7 @@
 """From a corpus to instances and a tokenizer."""
 
+import json
+
 import pytest
 
 from empax.core.config import ConfigError, to_settings
@@ -71,6 +73,16 @@ def test_moel_compat_reaches_the_extraction(tmp_path):
     last = sample.load_dialogues()["test"][-1].id
     assert last not in {i.dialogue_id for i in load_instances(run, "test")}
     assert len({i.dialogue_id for i in load_instances(run, "test")}) == 31
+
+
+def test_a_corpus_of_ones_own(tmp_path):
+    for split in ("train", "validation", "test"):
+        row = {"id": split, "utterances": ["I won!", "You must be proud.", "I am.", "Tell me more."]}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
+    run = context(tmp_path / "run", name="jsonl", dir=str(tmp_path))
+    prepare.run(settings(tokenizer={"vocab_size": 300}), run)
+    assert [i.id for i in load_instances(run, "test")] == ["test#2", "test#4"]
+    assert read_json(tmp_path / "run" / "prepare" / "counts.json")["test"] == {"dialogues": 1, "instances": 2}
 
 
 def test_bad_places_and_sizes_are_named(tmp_path):

@@ -1,0 +1,149 @@
+"""A corpus of the user's own: JSON-lines files of dialogues, prepared here or, if it is large, by Apache Beam.
+
+One dialogue a line: `utterances`, a list of texts, the speaker's first; `id`; optionally `emotion` and `situation`. A
+split is all files whose names begin with its name: `train.jsonl`, or `train-00.jsonl`, `train-01.jsonl`, ...
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tensorflow_datasets as tfds
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError, hash_file, hash_json, read_jsonl
+from empax.core.run import cache_dir
+from empax.core.types import EMOTIONS, Dialogue
+from empax.data.builder import DialogueBuilder, alternate, example_of, load
+
+SPLITS = ("train", "validation", "test")
+
+_FIELDS = ("id", "emotion", "situation", "utterances")
+
+
+def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
+    """The files of each split, by name.
+
+    Raises:
+      DataError: a split has none.
+    """
+    root = Path(folder).expanduser()
+    found = {split: sorted(root.glob(f"{split}*.jsonl")) for split in SPLITS}
+    missing = [f"{split}*.jsonl" for split, paths in found.items() if not paths]
+    if missing or not folder:
+        raise DataError(
+            f'config.data.dir = {str(folder)!r} holds no {", ".join(missing) or "corpus"}; with data.name = "jsonl" '
+            f"it names a folder with {', '.join(f'{split}*.jsonl' for split in SPLITS)}."
+        )
+    return found
+
+
+def files_hash(folder: str | os.PathLike[str]) -> str:
+    """A hash of all files of a corpus and their names."""
+    return hash_json({path.name: hash_file(path) for paths in find_files(folder).values() for path in paths})
+
+
+def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
+    """The dialogues of one file, in order.
+
+    Raises:
+      DataError: a line that is no dialogue; says which, and what it must be.
+    """
+    for number, row in enumerate(read_jsonl(Path(path)), start=1):
+        problem = _problem(row)
+        if problem:
+            raise DataError(f"{path}, dialogue {number}: {problem}.")
+        texts = [text.strip() for text in row["utterances"]]
+        yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts))
+
+
+def _problem(row: dict[str, Any]) -> str:
+    if unknown := sorted(set(row) - set(_FIELDS)):
+        return f"unknown field {unknown[0]!r}; it has {', '.join(_FIELDS)}"
+    if not isinstance(row.get("id"), str) or not row["id"]:
+        return f"id = {row.get('id')!r} must be a text that no other dialogue has"
+    if row.get("emotion", "") not in ("", *EMOTIONS):
+        return f"emotion = {row['emotion']!r} must be empty or one of {', '.join(EMOTIONS)}"
+    if not isinstance(row.get("situation", ""), str):
+        return f"situation = {row['situation']!r} must be a text"
+    turns = row.get("utterances")
+    if not isinstance(turns, list) or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        return f"utterances = {turns!r} must be a list of texts, none of them blank"
+    return ""
+
+
+def _examples(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, dialogue in enumerate(read_file(path)):
+        yield f"{Path(path).name}:{number}", example_of(dialogue)
+
+
+class OwnDialogues(DialogueBuilder):
+    """TFDS builder of a folder of JSON-lines files, in an order that a hash of file and line gives.
+
+    Args:
+      folder: as `find_files` takes it; needed to prepare, not to read what is prepared.
+      beam: whether Apache Beam reads the files, each by one worker.
+      kwargs: those of every TFDS builder.
+    """
+
+    name = "empax_own_dialogues"
+    ABOUT: ClassVar[dict[str, Any]] = {"description": "Dialogues from a folder of JSON-lines files."}
+    IN_ORDER = False
+
+    def __init__(self, *, folder: str = "", beam: bool = False, **kwargs: Any):
+        self._folder, self._beam = folder, beam
+        super().__init__(**kwargs)
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+        del dl_manager
+        return {split: self._generate_examples(paths) for split, paths in find_files(self._folder).items()}
+
+    def _generate_examples(self, paths: Sequence[Path]) -> Any:
+        names = [str(path) for path in paths]
+        if self._beam:
+            import apache_beam as beam  # few have it
+
+            return beam.Create(names) | beam.Reshuffle() | beam.FlatMap(_examples)
+        return (example for name in names for example in _examples(name))
+
+
+def load_dialogues(
+    folder: str, *, beam: Sequence[str] = (), prepared_dir: str | os.PathLike[str] | None = None
+) -> dict[str, list[Dialogue]]:
+    """The dialogues by split; prepared once, under the hash of the files.
+
+    Args:
+      folder: as `find_files` takes it.
+      beam: options of Apache Beam, which then prepares: ("--runner=DirectRunner",) in this process,
+        ("--runner=FlinkRunner", ...) on a cluster that sees the folder and the cache; none = without it.
+      prepared_dir: a folder for prepared data; None = `core.run.cache_dir()`.
+
+    Raises:
+      DataError: see `find_files` and `read_file`; an id that comes twice.
+      ConfigError: Beam is wanted and not installed.
+    """
+    root = Path(prepared_dir) if prepared_dir else cache_dir()
+    prepared = root / "tfds" / f"own-{files_hash(folder)}"
+    make = functools.partial(OwnDialogues, folder=str(folder), beam=bool(beam))
+    found = load(make, prepared, SPLITS, _beam_config(beam) if beam else None)
+    for split, dialogues in found.items():
+        (name, times), *_ = Counter(dialogue.id for dialogue in dialogues).most_common(1)
+        if times > 1:
+            raise DataError(f"{folder}: {times} dialogues of the split {split} have the id {name!r}; an id comes once.")
+    return found
+
+
+def _beam_config(options: Sequence[str]) -> Any:
+    try:
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ImportError as error:
+        raise ConfigError(
+            f"config.data.beam needs Apache Beam, which cannot be imported here ({error}); "
+            "pip install 'empax[beam]', or leave it empty."
+        ) from error
+    return tfds.download.DownloadConfig(try_download_gcs=False, beam_options=PipelineOptions(list(options)))

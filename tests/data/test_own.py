@@ -1,0 +1,92 @@
+"""A corpus of the user's own: its files, what is wrong with them, and the same by Apache Beam."""
+
+import json
+
+import pytest
+
+from empax.core.files import DataError
+from empax.core.types import Utterance
+from empax.data.own import SPLITS, files_hash, find_files, load_dialogues, read_file
+
+
+def row(name, **fields):
+    return {"id": name, "utterances": [f"My {name} broke.", "Oh no — which?", "The big one."], **fields}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "corpus"
+    root.mkdir()
+    for part in range(3):
+        write(root / f"train-{part}.jsonl", [row(f"car-{part}-{i}", emotion="sad") for i in range(7)])
+    write(root / "validation.jsonl", [row("bike", situation="a bike")])
+    write(root / "test.jsonl", [row("cup")])
+    return root
+
+
+def test_dialogues_come_from_all_files_of_a_split(folder, tmp_path):
+    found = load_dialogues(str(folder), prepared_dir=tmp_path / "cache")
+    assert {split: len(dialogues) for split, dialogues in found.items()} == {"train": 21, "validation": 1, "test": 1}
+    (bike,) = found["validation"]
+    assert (bike.id, bike.emotion, bike.situation) == ("bike", "", "a bike")
+    assert bike.utterances[:2] == (Utterance("speaker", "My bike broke."), Utterance("listener", "Oh no — which?"))
+    assert sorted(d.id for d in found["train"]) == [f"car-{part}-{i}" for part in range(3) for i in range(7)]
+    assert {d.emotion for d in found["train"]} == {"sad"}
+
+
+def test_prepared_once_until_a_file_changes(folder, tmp_path):
+    first = load_dialogues(str(folder), prepared_dir=tmp_path / "cache")
+    assert load_dialogues(str(folder), prepared_dir=tmp_path / "cache") == first
+    assert len(list((tmp_path / "cache" / "tfds").iterdir())) == 1
+    before = files_hash(folder)
+    write(folder / "train-3.jsonl", [row("late")])
+    assert files_hash(folder) != before
+    assert len(load_dialogues(str(folder), prepared_dir=tmp_path / "cache")["train"]) == 22
+
+
+def test_beam_prepares_the_same_in_the_same_order(folder, tmp_path):
+    alone = load_dialogues(str(folder), prepared_dir=tmp_path / "alone")
+    by_beam = load_dialogues(str(folder), beam=("--runner=DirectRunner",), prepared_dir=tmp_path / "beam")
+    assert by_beam == alone
+
+
+def test_an_id_comes_once(folder, tmp_path):
+    write(folder / "train-9.jsonl", [row("car-1-1")])
+    with pytest.raises(DataError, match="2 dialogues of the split train have the id 'car-1-1'"):
+        load_dialogues(str(folder), prepared_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"id": ""}, "id = '' must be a text"),
+        ({"emotion": "blue"}, "emotion = 'blue' must be empty or one of afraid"),
+        ({"situation": 3}, "situation = 3 must be a text"),
+        ({"utterances": []}, ""),
+        ({"utterances": ["Hi.", " "]}, "none of them blank"),
+        ({"utterances": "Hi."}, "must be a list of texts"),
+        ({"utterance": []}, "unknown field 'utterance'; it has id, emotion"),
+    ],
+)
+def test_bad_dialogues_are_named(tmp_path, change, problem):
+    path = tmp_path / "train.jsonl"
+    write(path, [row("fine"), row("bad") | change])
+    if not problem:  # a dialogue without turns makes no instance, and does no harm
+        assert [d.utterances for d in read_file(path)][1] == ()
+        return
+    with pytest.raises(DataError, match=f"train.jsonl, dialogue 2: .*{problem}"):
+        list(read_file(path))
+
+
+def test_every_split_must_be_there(folder):
+    for split in SPLITS:
+        assert find_files(folder)[split]
+    (folder / "test.jsonl").unlink()
+    with pytest.raises(DataError, match=r"holds no test\*\.jsonl; with data\.name = \"jsonl\""):
+        find_files(folder)
+    with pytest.raises(DataError, match=r"config\.data\.dir = ''"):
+        find_files("")
