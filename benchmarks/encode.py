@@ -31,7 +31,7 @@ HELD_EQUAL = (
 )
 
 _MAX_TOKENS = 256
-_TOKENS_PER_BATCH = 8192
+_TOKENS_PER_BATCH = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

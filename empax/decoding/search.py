@@ -178,7 +178,7 @@ def greedy(step: StepFn, cache: Any, start: Start, settings: DecodeSettings) -> 
 
 
 def sample(step: StepFn, cache: Any, start: Start, settings: DecodeSettings, rng: jax.Array) -> Generated:
-    """`num_samples` independent responses of each example, the likeliest first."""
+    """`num_samples` independent responses of each example, the likeliest first; as drawn if they are to be reranked."""
 
     def choose(logits: Float[Array, "B K V"], index: Int[Array, ""]) -> Int[Array, "B K"]:
         return sample_tokens(
@@ -190,7 +190,7 @@ def sample(step: StepFn, cache: Any, start: Start, settings: DecodeSettings, rng
         )
 
     drawn = _decode(step, cache, start, settings, settings.num_samples, choose)
-    if settings.num_samples == 1:
+    if settings.num_samples == 1 or settings.rerank:
         return drawn
     log_probs, order = jax.lax.top_k(drawn.log_probs, settings.num_samples)
     return Generated(tokens=_gather(drawn.tokens, order), log_probs=log_probs)

@@ -29,7 +29,7 @@ def embed(
     token_ids: Sequence[Sequence[int]],
     *,
     pad_id: int,
-    tokens_per_batch: int = 8192,
+    tokens_per_batch: int | None = None,
     buckets: Sequence[int] = BUCKETS,
     mesh: Mesh | None = None,
     axis: str = "data",
@@ -50,7 +50,8 @@ def embed(
       token_ids: N texts with their special tokens, each of 1 to `max(buckets)` tokens. Cutting is the caller's work,
         since only the caller knows which end matters.
       pad_id: what to fill with; masked.
-      tokens_per_batch: padded tokens in one batch, the bound on memory.
+      tokens_per_batch: padded tokens in one batch, the bound on memory; None = 8,192, on a CPU 1,024, whose layers then
+        find what the last one wrote in the cache.
       buckets: allowed padded lengths.
       mesh: spreads the rows of a batch over its `axis`; None = the default device.
       axis: name of the mesh axis that holds the data.
@@ -62,6 +63,8 @@ def embed(
     Raises:
       ValueError: a text with no token or with more than `max(buckets)`, no bucket, or `tokens_per_batch` < 1.
     """
+    if tokens_per_batch is None:
+        tokens_per_batch = 1024 if jax.default_backend() == "cpu" else 8192
     if not buckets or tokens_per_batch < 1:
         raise ValueError(f"buckets = {tuple(buckets)}, tokens_per_batch = {tokens_per_batch}: both must be positive.")
     lengths = np.array([len(ids) for ids in token_ids], np.int64)

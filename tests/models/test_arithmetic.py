@@ -34,11 +34,12 @@ def test_hashed_bits_depend_on_the_index_alone_not_on_the_batch():
     np.testing.assert_array_equal(whole[:2], hashed_bits(jax.random.key(0), (2, 3, 5)))
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 1, 5), (1, 3, 40, 5), (2, 3, 40, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_bias_is_added_and_its_gradient_summed_in_float32(dtype):
+def test_a_bias_is_added_and_its_gradient_summed_in_float32(dtype, shape):
     rng = np.random.default_rng(0)
     values = jnp.asarray(rng.normal(size=(2, 3, 40, 5)), dtype)
-    bias = jnp.asarray(rng.normal(size=(1, 3, 1, 5)), jnp.float32)
+    bias = jnp.asarray(rng.normal(size=shape), jnp.float32)
     weights = jnp.asarray(rng.random(size=(2, 3, 40, 5)), dtype)  # all positive: half precision would lose the small
     found, gradients = jax.value_and_grad(
         lambda values, bias: (add_bias(values, bias) * weights).astype(jnp.float32).sum(), argnums=(0, 1)
@@ -47,5 +48,6 @@ def test_a_bias_is_added_and_its_gradient_summed_in_float32(dtype):
     np.testing.assert_allclose(found, wide.sum(), rtol=1e-5 if dtype == "float32" else 1e-2)
     assert [gradient.dtype for gradient in gradients] == [jnp.dtype(dtype), jnp.float32]
     np.testing.assert_array_equal(gradients[0], weights)
-    expected = np.asarray(weights, np.float64).sum(axis=(0, 2), keepdims=True)
+    repeated = tuple(axis for axis in range(4) if shape[axis] == 1)
+    expected = np.asarray(weights, np.float64).sum(axis=repeated, keepdims=True)
     np.testing.assert_allclose(gradients[1], expected, rtol=1e-6)
