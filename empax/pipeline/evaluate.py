@@ -13,7 +13,7 @@ import numpy as np
 from empax.core.config import to_settings
 from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import RunContext
-from empax.core.types import Instance, Prediction
+from empax.core.types import Instance
 from empax.data import dailydialog
 from empax.data.store import load_instances
 from empax.evaluation.scoring import INDEPENDENT
@@ -70,7 +70,7 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
     about: dict[str, Any] = {}
     if not settings.corpus:
         validation = load_instances(context, "validation")[: settings.head_examples]
-        accuracy = head_accuracies(responder.respond(validation, progress="emotion head", **options), responder.heads)
+        accuracy = head_accuracies(validation, responder.emotions(validation, batch_size=settings.batch_size))
         about["emotion_head"] = max(accuracy, key=lambda name: accuracy[name])
         about["emotion_head_validation_accuracy"] = accuracy
         log.info("emotion heads on validation: %s; taking the %s's", accuracy, about["emotion_head"])
@@ -111,8 +111,15 @@ def find_instances(settings: Settings, context: RunContext) -> tuple[list[Instan
     return answered, {**counts, "instances": len(instances), "answered": len(answered)}
 
 
-def head_accuracies(predictions: Sequence[Prediction], heads: Sequence[str]) -> dict[str, float]:
-    """Accuracy of each emotion head in percent, over rows whose emotion is known."""
-    known = [p for p in predictions if p.emotion]
-    hits = {head: [p.notes["emotion_by_head"][head] == p.emotion for p in known] for head in heads}
-    return {head: 100.0 * float(np.mean(found)) if found else 0.0 for head, found in hits.items()}
+def head_accuracies(instances: Sequence[Instance], found: Sequence[Mapping[str, str]]) -> dict[str, float]:
+    """Accuracy of each emotion head in percent, over instances whose emotion is known; 0 where none is.
+
+    Args:
+      instances: N of them, at least one.
+      found: what each head has found in each.
+    """
+    known = [(i.emotion, by_head) for i, by_head in zip(instances, found, strict=True) if i.emotion]
+    return {
+        head: 100.0 * float(np.mean([by_head[head] == emotion for emotion, by_head in known])) if known else 0.0
+        for head in found[0]
+    }

@@ -16,23 +16,28 @@ from empax.pipeline import annotate, evaluate
 class Parrot:
     """Repeats the context; one head knows the emotion on validation, the other on test."""
 
-    heads = ("generator", "retriever")
-
     def __init__(self):
         self.asked = []
 
+    def emotions(self, instances, *, batch_size):
+        self.asked.append(("emotions", len(instances), batch_size))
+        return [
+            {
+                "generator": "sad" if i.id.startswith("test") else "joyful",
+                "retriever": "sad" if i.id.startswith("validation") else "proud",
+            }
+            for i in instances
+        ]
+
     def respond(self, instances, *, batch_size, seed, progress):
-        self.asked.append((progress, len(instances), batch_size, seed))
+        found = self.emotions(instances, batch_size=batch_size)
+        self.asked[-1] = (progress, len(instances), batch_size, seed)
         return [
             Prediction(
                 context=i.context, response=f"so {i.context[-1]}", reference=i.response, id=i.id, emotion=i.emotion,
-                emotion_prediction="angry",
-                notes={"emotion_by_head": {
-                    "generator": "sad" if i.id.startswith("test") else "joyful",
-                    "retriever": "sad" if i.id.startswith("validation") else "proud",
-                }},
+                emotion_prediction="angry", notes={"emotion_by_head": by_head},
             )
-            for i in instances
+            for i, by_head in zip(instances, found, strict=True)
         ]  # fmt: skip
 
 
@@ -66,7 +71,7 @@ def evaluated(run, **values):
 def test_the_head_is_chosen_on_validation_and_used_on_test(run):
     parrot, named, rows = evaluated(run, index="reindex", buckets=[8])
     assert named == [{"stage": "joint", "index": "reindex", "buckets": (8,)}]
-    assert parrot.asked == [("emotion head", 7, 4, 5), ("test", 7, 4, 5)]
+    assert parrot.asked == [("emotions", 7, 4), ("test", 7, 4, 5)]
     assert [row["id"] for row in rows] == [f"test-{i}#2" for i in range(7)]
     assert {row["emotion_prediction"] for row in rows} == {"proud"}  # the retriever's, though the other is right here
     about = read_json(run.directory / "evaluate.json")
@@ -81,8 +86,9 @@ def test_limits_take_the_first(run):
 
 
 def test_without_any_known_emotion_no_head_is_better():
-    found = Parrot().respond([Instance("validation#2", ("x",), "y", "")], batch_size=1, seed=0, progress="")
-    assert evaluate.head_accuracies(found, Parrot.heads) == {"generator": 0.0, "retriever": 0.0}
+    unknown = [Instance("validation#2", ("x",), "y", "")]
+    found = Parrot().emotions(unknown, batch_size=1)
+    assert evaluate.head_accuracies(unknown, found) == {"generator": 0.0, "retriever": 0.0}
 
 
 def test_a_judge_levels_responses_and_references(run, monkeypatch):

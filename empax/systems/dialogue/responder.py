@@ -53,6 +53,7 @@ class Responder:
                 task.judge(params, batch),
             )
         )
+        self._judge = jax.jit(task.judge)
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -88,6 +89,16 @@ class Responder:
                     notes = {name: values[b] for name, values in judged.items()}
                     made[i] = self._prediction(instances[i], tokens[b], notes, exemplars)
                 bar.update(int((indices >= 0).sum()))
+        return [made[i] for i in range(len(instances))]
+
+    def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
+        """What each head reads from each instance, in order; nothing is decoded."""
+        examples, _, _ = self._examples(instances)
+        made: dict[int, dict[str, str]] = {}
+        for indices, batch in eval_batches(examples, batch_size=batch_size, buckets=self.buckets):
+            judged = jax.device_get(self._judge(self.params, batch))
+            for b in np.flatnonzero(indices >= 0):
+                made[int(indices[b])] = {head: EMOTIONS[int(judged[head][b])] for head in self.heads}
         return [made[i] for i in range(len(instances))]
 
     def _examples(self, instances: Sequence[Instance]) -> tuple[ContextExamples, np.ndarray | None, np.ndarray | None]:

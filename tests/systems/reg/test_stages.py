@@ -206,6 +206,7 @@ def test_a_generator_alone_answers_without_exemplars(finished):
     assert [p.id for p in found] == [i.id for i in instances]
     assert not any(p.exemplars for p in found)
     assert all(p.emotion_prediction == p.notes["emotion_by_head"]["generator"] for p in found)
+    assert alone.emotions(instances, batch_size=2) == [p.notes["emotion_by_head"] for p in found]
     again = alone.respond(instances[::-1], batch_size=2, seed=0)[::-1]
     assert [p.response for p in again] == [p.response for p in found]
     assert [p.notes["nll"] for p in again] == pytest.approx([p.notes["nll"] for p in found], rel=1e-3)
