@@ -1,6 +1,5 @@
 r"""Scores anybody's outputs.
 
-  python -m empax.evaluate --predictions=FILE.jsonl
   python -m empax.evaluate --predictions=FILE.jsonl --output=DIR --compare=OTHER.jsonl --empathy=WORKDIR
   python -m empax.evaluate --seeds RUN1/report.json RUN2/report.json RUN3/report.json --output=DIR
 
@@ -61,45 +60,18 @@ def _sum_up(paths: list[Path]) -> int:
 
 
 def _evaluate(source: Path) -> int:
-    from empax.evaluation.scoring import VARIANTS, ScoringSettings, compare, score
-    from empax.pipeline import report, tables
+    from empax.evaluation.scoring import VARIANTS, ScoringSettings
+    from empax.pipeline import scored
 
-    rows = _read(source)
-    others = _read(Path(_COMPARE.value)) if _COMPARE.value else None
-    if rows is None or (_COMPARE.value and others is None):
-        return 2
-    variants = VARIANTS if _VARIANTS.value or _OUTPUT.value else ()
-    settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=variants)
-    if _EMPATHY.value:
-        from empax.pipeline import judging
-
-        judges = judging.find_judges(Path(_EMPATHY.value))
-        rows = judging.judged(rows, judges)
-        others = judging.judged(others, judges) if others is not None else None
-    scores = score(rows, settings=settings)
-    print(tables.text_table({**scores.metrics, **(scores.variants if _VARIANTS.value else {})}))
-    print("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
-    compared = compare(rows, others, settings=settings) if others is not None else {}
-    if compared:
-        print("\n" + tables.comparison_table(compared))
+    names = VARIANTS if _VARIANTS.value or _OUTPUT.value else ()
+    settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=names)
+    other, judge = (Path(value) if value else None for value in (_COMPARE.value, _EMPATHY.value))
+    found = scored.score_file(source, settings, other=other, judge=judge, skip_bad_lines=_SKIP.value)
+    print(scored.text(found, variants=_VARIANTS.value))
     if _OUTPUT.value:
-        made = report.of_predictions(rows, scores, system=source.stem, source=source, comparison=compared)
-        report.write_report(made, Path(_OUTPUT.value))
+        scored.write(found, Path(_OUTPUT.value))
         print(f"\nwrote report.json, report.md and report.html to {_OUTPUT.value}")
     return 0
-
-
-def _read(path: Path):
-    """The rows, or None after naming every bad line."""
-    from empax.evaluation.rows import read_predictions
-
-    rows, bad = read_predictions(path)
-    for line in bad:
-        print(f"{path}, {line}", file=sys.stderr)
-    if bad and not _SKIP.value:
-        print(f"error: {len(bad)} bad lines in {path}; --skip_bad_lines scores the others.", file=sys.stderr)
-        return None
-    return rows
 
 
 if __name__ == "__main__":

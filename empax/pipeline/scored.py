@@ -1,0 +1,83 @@
+"""Anybody's predictions from a file: scored, compared with another system's, judged; and what is printed of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from empax.core.files import DataError
+from empax.core.types import Prediction
+from empax.evaluation.rows import read_predictions
+from empax.evaluation.scoring import Scores, ScoringSettings, compare, score
+from empax.pipeline import judging, report, tables
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A file's rows with their scores; `compared` is empty where there is no other file."""
+
+    source: Path
+    rows: Sequence[Prediction]
+    scores: Scores
+    compared: Mapping[str, Any]
+
+
+def score_file(
+    source: Path,
+    settings: ScoringSettings,
+    *,
+    other: Path | None = None,
+    judge: Path | None = None,
+    skip_bad_lines: bool = False,
+) -> Scored:
+    """Scores predictions.
+
+    Args:
+      source: JSON lines, see `evaluation.rows`.
+      settings: of the scores.
+      other: another system's predictions of the same rows; the paired tests are of `source` minus `other`.
+      judge: a work directory, or a stage in one, whose empathy identifiers are to judge both.
+      skip_bad_lines: score the others; bad lines are named on standard error either way.
+
+    Raises:
+      DataError: a bad line that is not to be skipped, or a file that cannot be read.
+    """
+    rows = _read(source, skip_bad_lines)
+    others = _read(other, skip_bad_lines) if other else None
+    if judge:
+        judges = judging.find_judges(judge)
+        rows = judging.judged(rows, judges)
+        others = judging.judged(others, judges) if others is not None else None
+    scores = score(rows, settings=settings)
+    compared = compare(rows, others, settings=settings) if others is not None else {}
+    return Scored(source, rows, scores, compared)
+
+
+def _read(path: Path, skip_bad_lines: bool) -> list[Prediction]:
+    rows, bad = read_predictions(path)
+    for line in bad:
+        print(f"{path}, {line}", file=sys.stderr)
+    if bad and not skip_bad_lines:
+        raise DataError(f"{len(bad)} bad lines in {path}; --skip_bad_lines scores the others.")
+    return rows
+
+
+def text(found: Scored, *, variants: bool) -> str:
+    """Metrics, how many rows they are over, and the comparison, as lines of text."""
+    scores = found.scores
+    lines = [tables.text_table({**scores.metrics, **(scores.variants if variants else {})})]
+    lines.append("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
+    if found.compared:
+        lines += ["", tables.comparison_table(found.compared)]
+    return "\n".join(lines)
+
+
+def write(found: Scored, folder: Path) -> None:
+    """Writes report.json, report.md and report.html into `folder`."""
+    made = report.of_predictions(
+        found.rows, found.scores, system=found.source.stem, source=found.source, comparison=found.compared
+    )
+    report.write_report(made, folder)
