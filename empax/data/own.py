@@ -30,10 +30,10 @@ def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
     """The files of each split, by name.
 
     Raises:
-      DataError: a split has none.
+      DataError: a split has none that is not empty.
     """
     root = Path(folder).expanduser()
-    found = {split: sorted(root.glob(f"{split}*.jsonl")) for split in SPLITS}
+    found = {split: sorted(p for p in root.glob(f"{split}*.jsonl") if p.stat().st_size) for split in SPLITS}
     missing = [f"{split}*.jsonl" for split, paths in found.items() if not paths]
     if missing or not folder:
         raise DataError(

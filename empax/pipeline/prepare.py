@@ -39,6 +39,10 @@ class DataSettings:
     moel_compat: bool = False
     limit: int = 0
 
+    def __post_init__(self) -> None:
+        if self.beam and self.name != "jsonl":
+            raise ConfigError(f'data.beam is for data.name = "jsonl"; {self.name!r} is prepared without it.')
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:

@@ -60,6 +60,13 @@ def test_an_id_comes_once(folder, tmp_path):
         load_dialogues(str(folder), prepared_dir=tmp_path / "cache")
 
 
+@pytest.mark.parametrize("beam", [(), ("--runner=DirectRunner",)])
+def test_a_bad_line_stops_preparing_and_is_named(folder, tmp_path, beam):
+    write(folder / "train-9.jsonl", [row("fine"), row("bad", emotion="blue")])
+    with pytest.raises(DataError, match=r"train-9\.jsonl, dialogue 2: emotion = 'blue'"):
+        load_dialogues(str(folder), beam=beam, prepared_dir=tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -87,6 +94,9 @@ def test_every_split_must_be_there(folder):
         assert find_files(folder)[split]
     (folder / "test.jsonl").unlink()
     with pytest.raises(DataError, match=r"holds no test\*\.jsonl; with data\.name = \"jsonl\""):
+        find_files(folder)
+    (folder / "test.jsonl").touch()
+    with pytest.raises(DataError, match=r"holds no test"):
         find_files(folder)
     with pytest.raises(DataError, match=r"config\.data\.dir = ''"):
         find_files("")
