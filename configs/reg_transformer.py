@@ -60,6 +60,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "temperature": 0.57,
                 "rerank": "consensus",
                 "rerank_length": 0.35,
+                "rerank_exemplars": 1.0,
                 "max_tokens": 30,
                 "no_repeat_ngram": 3,
             },
@@ -95,18 +96,20 @@ def get_config(arg: str = "") -> ConfigDict:
         "explore_tokens": 20,
     }
     config.emotions = common.train(
-        task="emotions", steps=1000, batch_size=32, learning_rate=1e-4, buckets=(32, 48, 64), eval_every_steps=250,
+        task="emotions", steps=1300, batch_size=32, learning_rate=1e-4, buckets=(32, 48, 64), eval_every_steps=325,
         best_metric="emotion_accuracy", best_mode="max",
         optimizer={
             "warmup_steps": 40, "schedule": "linear",
             "groups": [common.FIXED_EMBEDDING, {"pattern": "^emotion/", "learning_rate_scale": 5.0}],
         }, **rhythm,
     )  # fmt: skip
-    heads = [common.FIXED_EMBEDDING, {"pattern": "^emotion/", "learning_rate_scale": 20.0}]
     config.retriever = common.train(
         task="retriever", start_from="emotions", steps=64, candidates=6, batch_size=16, learning_rate=5e-5,
         buckets=(96, 128), eval_every_steps=32, distillation=distillation, best_metric=None,
-        optimizer={"warmup_steps": 30, "schedule": "linear", "groups": heads}, **rhythm,
+        optimizer={
+            "warmup_steps": 30, "schedule": "linear",
+            "groups": [common.FIXED_EMBEDDING, {"pattern": "^emotion", "frozen": True}],  # learnt from far more texts
+        }, **rhythm,
     )  # fmt: skip
     config.reindex = common.index(encoder="retriever", candidates=12, queries=queries)
     config.joint = common.train(
@@ -115,7 +118,10 @@ def get_config(arg: str = "") -> ConfigDict:
         retriever_weight=0.2,  # alpha of Eq. 7
         optimizer={
             "warmup_steps": 30, "schedule": "linear", "weight_decay": 0.01,
-            "groups": [common.FIXED_EMBEDDING, {"pattern": "^retriever/", "learning_rate_scale": 0.05}],
+            "groups": [
+                common.FIXED_EMBEDDING, {"pattern": "^retriever/emotion", "frozen": True},
+                {"pattern": "^retriever/", "learning_rate_scale": 0.05},
+            ],
         }, **rhythm,
     )  # fmt: skip
     config.evaluate = ConfigDict(
@@ -141,6 +147,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.run = ("prepare", "generator", "evaluate", "report")
         config.reg.update({"attributes": False, "emotion_share": 0.0})
         config.reg.retriever.dropout = 0.0
+        config.reg.decoding.rerank_exemplars = 0.0
         config.generator.update({"index": "", "steps": 2850})
         config.evaluate.update({"stage": "generator", "judge": ""})
     for name in ("attributes", "annotate", "index", "generator", "emotions", "retriever", "reindex", "joint"):

@@ -30,7 +30,8 @@ class ExemplarBatch(LabelledBatch):
 
     Exemplars come as keys for the retriever to read, or as embeddings that it made before: one of both is None.
     Freshly collated, K stands for M retrieved candidates and R random ones behind them; `explore` picks K of them.
-    `utilities` is None until `explore` has tried the candidates out.
+    `utilities` is None until `explore` has tried the candidates out. The exemplars' responses, as the generator's ids
+    without an end, are there for decoding alone.
     """
 
     source: Int[Array, "B K S"]
@@ -43,6 +44,8 @@ class ExemplarBatch(LabelledBatch):
     candidate_mask: Bool[Array, "B K"]
     key_emotion: Int[Array, "B K"]
     utilities: Float[Array, "B K"] | None = None
+    response: Int[Array, "B K T"] | None = None
+    response_mask: Bool[Array, "B K T"] | None = None
 
 
 def emotion_ids(instances: Sequence[Instance]) -> np.ndarray:
@@ -165,7 +168,8 @@ class ExemplarExamples(ContextExamples):
     """Instances beside all their candidate exemplars.
 
     Each collated row has the M retrieved candidates and `num_random` random ones, never of the row's own dialogue.
-    With `key_embeddings` (one per corpus row) the batch carries those, and no keys for the retriever to read.
+    With `key_embeddings` (one per corpus row) the batch carries those, and no keys for the retriever to read. With
+    `response_tokens` it carries as many of each exemplar's response.
     """
 
     corpus: Corpus
@@ -180,8 +184,10 @@ class ExemplarExamples(ContextExamples):
         *,
         num_random: int = 0,
         key_embeddings: np.ndarray | None = None,
+        response_tokens: int = 0,
     ):
         super().__init__(instances, form, corpus=corpus, candidates=candidates)
+        self.response_tokens = response_tokens
         self.num_random, self.key_embeddings, self.key_pad_id = num_random, key_embeddings, key_tokenizer.pad_id
         self.queries = encode_queries(key_tokenizer, instances, form.layout.max_query_tokens)
 
@@ -234,6 +240,14 @@ class ExemplarExamples(ContextExamples):
             "candidate_mask": chosen >= 0,
             "key_emotion": key_emotion.astype(np.int32),
         }
+        if self.response_tokens:
+            said = [self.corpus.instances[row].response if row >= 0 else "" for row in chosen.ravel()]
+            ids = [row[: self.response_tokens] for row in self.form.tokenizer.encode_batch(said)]
+            response, response_mask = features.pad(ids, self.response_tokens, self.pad_id)
+            arrays |= {
+                "response": response.reshape(*shape, -1),
+                "response_mask": response_mask.reshape(*shape, -1),
+            }
         return ExemplarBatch(**arrays)
 
 

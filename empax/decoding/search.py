@@ -51,6 +51,8 @@ class DecodeSettings:
         whoever decodes applies it); "" leaves the likeliest first.
       rerank_length: "consensus" ranks by agreement * length ** rerank_length; ours, because agreement alone prefers
         short replies.
+      rerank_exemplars: how much agreement with the responses of the retrieved exemplars, on average, counts beside
+        that with the other hypotheses; 0 = nothing. Ours.
     """
 
     method: Method = "greedy"
@@ -68,6 +70,7 @@ class DecodeSettings:
     end_at_limit: bool = False
     rerank: Literal["", "consensus"] = ""
     rerank_length: float = 0.0
+    rerank_exemplars: float = 0.0
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -95,6 +98,8 @@ class DecodeSettings:
             raise ValueError(f"top_p = {self.top_p} is not allowed; it must be above 0 and at most 1.")
         if self.rerank and num_hypotheses(self) < 2:
             raise ValueError(f"rerank = {self.rerank!r} is not allowed with one hypothesis; set num_samples.")
+        if self.rerank_exemplars and not self.rerank:
+            raise ValueError(f"rerank_exemplars = {self.rerank_exemplars} is not allowed without rerank = 'consensus'.")
 
 
 def num_hypotheses(settings: DecodeSettings) -> int:

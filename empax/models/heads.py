@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from empax.core.types import EMOTIONS
 from empax.models.layers import MASKED, Dropout, normal
 
 
@@ -48,3 +49,7 @@ class ClassificationHead(nn.Module):
         size = features.shape[-1]
         weights = self.param("out", normal(size**-0.5), (size, self.num_classes))
         return features @ weights + self.param("out_bias", nn.initializers.zeros, (self.num_classes,))[None]
+
+
+EMOTION_HEAD = ClassificationHead(num_classes=len(EMOTIONS))
+"""Linear, over any encoding, one class for each of the 32 emotions."""

@@ -235,8 +235,8 @@ def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
         )
     if about.what == "retriever" and share:
         return (
-            f"\nIn the run {share:g} of a score is the probability that both texts have the same emotion, by a head "
-            "that is not part of this folder.\n"
+            f"\nIn the run {share:g} of a score is the probability that a context has the exemplar's emotion, by an "
+            "encoder that is not part of this folder.\n"
         )
     return ""
 

@@ -6,17 +6,17 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Float
 
 from empax.core.files import hash_json, write_atomically
 from empax.core.protocols import Tokenizer
 from empax.core.run import cache_dir
 from empax.core.types import Instance, Params
-from empax.data.exemplars import encode_keys, encode_queries
-from empax.models.dual_encoder import DualEncoder, EmotionEncoder
+from empax.data.exemplars import emotion_ids, encode_keys, encode_queries
+from empax.models.dual_encoder import EmotionEncoder
 from empax.retrieval.encode import BUCKETS, Encoder, embed
 
 log = logging.getLogger("empax")
@@ -27,13 +27,9 @@ KEPT_FROM = 1000
 
 
 @functools.lru_cache(maxsize=8)
-def embedder(model: DualEncoder | EmotionEncoder) -> Encoder:
-    """One function per model, so that its compiled code is found again."""
-
-    def apply(params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Any:
-        return model.apply({"params": params}, ids, mask, method="embed")
-
-    return apply
+def embedders(model: EmotionEncoder) -> tuple[Encoder, Encoder]:
+    """Functions for queries and for exemplars: one pair per model, so that their compiled code is found again."""
+    return model.queries, model.embed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +41,7 @@ class CorpusEncoder:
       buckets: lengths in tokens to pad to; one alone compiles once, for whoever embeds single texts.
     """
 
-    model: DualEncoder | EmotionEncoder
+    model: EmotionEncoder
     params: Params
     tokenizer: Tokenizer
     max_query_tokens: int
@@ -55,16 +51,20 @@ class CorpusEncoder:
 
     def embed_queries(self, instances: Sequence[Instance], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
         """Embeds the contexts, without looking at any response."""
-        return self._embed(encode_queries(self.tokenizer, instances, self.max_query_tokens), progress)
+        return self._embed(
+            embedders(self.model)[0], encode_queries(self.tokenizer, instances, self.max_query_tokens), progress
+        )
 
     def embed_keys(self, instances: Sequence[Instance], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
         """Embeds contexts with their responses: the exemplars."""
-        return self._embed(encode_keys(self.tokenizer, instances, self.max_key_tokens), progress)
+        vectors = self._embed(
+            embedders(self.model)[1], encode_keys(self.tokenizer, instances, self.max_key_tokens), progress
+        )
+        return np.asarray(self.model.keys(jnp.asarray(vectors), jnp.asarray(emotion_ids(instances))))
 
-    def _embed(self, token_ids: list[list[int]], progress: str | None) -> Float[np.ndarray, "N D"]:
+    def _embed(self, apply: Encoder, token_ids: list[list[int]], progress: str | None) -> Float[np.ndarray, "N D"]:
         def make() -> Float[np.ndarray, "N D"]:
             options = {"pad_id": self.tokenizer.pad_id, "buckets": self.buckets, "progress": progress}
-            apply = embedder(self.model)  # pyright: ignore[reportArgumentType]  # Linen modules do hash
             return embed(apply, self.params, token_ids, **options)
 
         if len(token_ids) < KEPT_FROM:

@@ -276,6 +276,20 @@ def test_embeddings_stand_in_for_keys(tokenizer, instances, corpus):
     assert real(read.key[0, 1], read.key_mask[0, 1]) == corpus.keys[7]
 
 
+def test_responses_are_there_on_request_and_cut(tokenizer, instances, corpus):
+    assert (
+        exemplars(tokenizer, instances, corpus).collate(np.array([4]), LENGTH, np.random.default_rng(0)).response
+        is None
+    )
+    examples = exemplars(tokenizer, instances, corpus, response_tokens=3)
+    batch = examples.collate(np.array([4, -1]), LENGTH, np.random.default_rng(0))
+    assert batch.response.shape == (*batch.candidate_mask.shape, 3)
+    for column, row in ((0, 6), (1, 7)):
+        expected = tokenizer.encode(instances[row].response)[:3]
+        assert real(batch.response[0, column], batch.response_mask[0, column]) == expected
+    assert not batch.response_mask[1].any()
+
+
 # --------------------------------------------------------------------------------------------------- queries and groups
 
 

@@ -30,12 +30,26 @@ def overlap(one, two):
     return 2 * common / (len(one) + len(two)) if common else 0.0
 
 
-def test_the_order_is_that_of_a_loop():
+@pytest.mark.parametrize("weight", [0.0, 2.0])
+def test_the_order_is_that_of_a_loop(weight):
     given = hypotheses(0)
-    found = jax.jit(lambda g: by_consensus(g, token_f1, eos_id=EOS, pad_id=PAD))(given)
+    rng = np.random.default_rng(1)
+    others, sizes = rng.integers(2, 6, (3, 4, 7)), rng.integers(1, 8, (3, 4))
+    sizes[0, 2] = sizes[2] = 0  # an example with one witness less, and one with none
+    witnesses = (jnp.asarray(others), jnp.asarray(np.arange(7) < sizes[..., None]))
+
+    @jax.jit
+    def rank(given):
+        options = {"witnesses": witnesses, "witness_weight": weight}
+        return by_consensus(given, token_f1, eos_id=EOS, pad_id=PAD, **options)
+
+    found = rank(given)
     for b in range(3):
         words = [[int(t) for t in row if t not in (EOS, PAD)] for row in np.asarray(given.tokens[b])]
+        said = [row[:n].tolist() for row, n in zip(others[b], sizes[b], strict=True) if n]
         worth = [np.mean([overlap(one, two) for j, two in enumerate(words) if j != k]) for k, one in enumerate(words)]
+        if said:
+            worth = [w + weight * np.mean([overlap(one, z) for z in said]) for w, one in zip(worth, words, strict=True)]
         order = np.argsort(-np.round(worth, 6), kind="stable")
         np.testing.assert_array_equal(found.tokens[b], np.asarray(given.tokens[b])[order])
         np.testing.assert_array_equal(found.log_probs[b], np.asarray(given.log_probs[b])[order])
@@ -59,3 +73,5 @@ def test_a_length_power_prefers_what_says_more(power, first):
 def test_one_hypothesis_agrees_with_nobody():
     with pytest.raises(ValueError, match="not allowed with one hypothesis"):
         DecodeSettings(method="sample", rerank="consensus")
+    with pytest.raises(ValueError, match=r"rerank_exemplars = 1\.0 is not allowed without rerank"):
+        DecodeSettings(rerank_exemplars=1.0)

@@ -52,22 +52,35 @@ def test_a_filler_row_has_neither_nan_values_nor_nan_gradients(tower):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-def test_emotions_add_the_probability_that_both_are_the_same(tower):
+def test_emotions_add_the_probability_of_the_exemplars_emotion(tower):
     params, ids, mask = tower
     encoder, head = DualEncoder(BertEncoder(CONFIG), normalize=True), ClassificationHead(num_classes=4)
     rng = np.random.default_rng(0)
-    both = {"encoder": params, "emotion": {"out": rng.normal(size=(12, 4)), "out_bias": rng.normal(size=4)}}
+    reader = jax.tree.map(lambda x: x + 0.2 * rng.normal(size=x.shape), params)
+    own = {"encoder": params, "emotion_encoder": reader}
+    own["emotion"] = {"out": rng.normal(size=(12, 4)), "out_bias": rng.normal(size=4)}
     alone = np.asarray(embed(params, ids, mask, normalize=True))
-    logits = alone * 12**0.5 @ both["emotion"]["out"] + both["emotion"]["out_bias"]
+    read = np.asarray(embed(reader, ids, mask, normalize=True))
+    logits = read * 12**0.5 @ own["emotion"]["out"] + own["emotion"]["out_bias"]
     emotions = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 
-    def joined(share):
-        return np.asarray(EmotionEncoder(encoder, head, share).apply({"params": both}, ids, mask, method="embed"))
+    model = EmotionEncoder(encoder, head, 0.3)
+    queries, given = model.read(own, ids, mask)
+    np.testing.assert_allclose(given, logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.emotions(own, ids, mask), logits, rtol=1e-4, atol=1e-5)
+    keys = model.keys(model.embed(own, ids, mask), jnp.asarray([2, -1, 0]))
+    assert queries.shape == keys.shape == (3, model.size) == (3, 16)
+    expected = 0.7 * alone @ alone.T + 0.3 * np.stack([emotions[:, 2], np.zeros(3), emotions[:, 0]], axis=1)
+    np.testing.assert_allclose(queries @ keys.T, expected, rtol=1e-4)
 
-    found = joined(0.3)
-    assert found.shape == (3, EmotionEncoder(encoder, head, 0.3).size) == (3, 16)
-    np.testing.assert_allclose(found @ found.T, 0.7 * alone @ alone.T + 0.3 * emotions @ emotions.T, rtol=1e-4)
-    np.testing.assert_array_equal(joined(0.0), alone)
+    plain = EmotionEncoder(encoder, head)
+    vectors, logits = plain.read(own, ids, mask)
+    np.testing.assert_array_equal(vectors, alone)
+    np.testing.assert_array_equal(plain.keys(vectors, jnp.asarray([2, -1, 0])), alone)
+    expected = alone * 12**0.5 @ own["emotion"]["out"] + own["emotion"]["out_bias"]
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)  # the encoder's own vectors
+    shapes = jax.eval_shape(model.init, jax.random.key(0), ids, mask)
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, own)
 
 
 def test_masked_mean_in_half_precision_sums_in_float32():

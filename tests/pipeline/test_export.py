@@ -20,13 +20,14 @@ from empax.interop.export import Generation, export_generator, load_exported
 from empax.interop.huggingface import load_pretrained
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
+from empax.models.heads import EMOTION_HEAD
 from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.pipeline.export import ExportSettings, export_run
 from empax.pipeline.model_card import Exported, model_card
 from empax.pipeline.run import plain
-from empax.systems.dialogue.parts import HEAD, Parts
+from empax.systems.dialogue.parts import Parts
 from empax.training.checkpoint import Checkpointer, CheckpointError
 
 METRICS = {
@@ -49,7 +50,7 @@ def save(directory, params):
 
 
 def emotion(seed, width):
-    return initial(HEAD, seed, jnp.zeros((1, width)))
+    return initial(EMOTION_HEAD, seed, jnp.zeros((1, width)))
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +179,7 @@ def test_the_card_says_what_the_run_does_beyond_the_model():
     card = model_card(about, {**config, "reg": settings}, None)
     assert "draws 16 answers and gives that which the others agree with most" in card
     card = model_card(dataclasses.replace(about, what="retriever"), {**config, "reg": settings}, None)
-    assert "0.5 of a score is the probability that both texts have the same emotion" in card
+    assert "0.5 of a score is the probability that a context has the exemplar's emotion" in card
     for what in ("generator", "retriever"):
         plain_card = model_card(dataclasses.replace(about, what=what), {**config, "reg": {"decoding": {}}}, None)
         assert "In the run" not in plain_card

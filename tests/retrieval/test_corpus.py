@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from empax.core.types import Instance
+from empax.core.types import EMOTIONS, Instance
 from empax.data.tokenizers import train_bpe
 from empax.models.bert import BertConfig, BertEncoder
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import DualEncoder, EmotionEncoder
 from empax.retrieval import corpus
-from empax.retrieval.corpus import CorpusEncoder, embedder
+from empax.retrieval.corpus import CorpusEncoder, embedders
 
 INSTANCES = [Instance(f"d{i}#2", (f"I lost {i} dogs",), f"oh no {i}", "sad") for i in range(5)]
 
@@ -26,7 +26,8 @@ def encoder():
     shapes = jax.eval_shape(model.init, jax.random.key(0), np.ones((1, 4), np.int32), np.ones((1, 4), bool))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes["params"])
-    return CorpusEncoder(model, params, tokenizer, max_query_tokens=12, max_key_tokens=12, hash="one", buckets=(16,))
+    plain, params = EmotionEncoder(model), {"encoder": params}
+    return CorpusEncoder(plain, params, tokenizer, max_query_tokens=12, max_key_tokens=12, hash="one", buckets=(16,))
 
 
 def test_queries_see_no_response_and_keys_do(encoder):
@@ -40,8 +41,20 @@ def test_queries_see_no_response_and_keys_do(encoder):
     assert len(np.unique(queries.round(4), axis=0)) == 5
 
 
+def test_keys_carry_the_emotion_that_is_known(encoder):
+    known = dataclasses.replace(encoder, model=dataclasses.replace(encoder.model, share=0.5))
+    instances = [*INSTANCES, dataclasses.replace(INSTANCES[0], emotion="")]
+    keys = known.embed_keys(instances)
+    np.testing.assert_allclose(keys[:, :8], encoder.embed_keys(instances) * 0.5**0.5, rtol=1e-6)
+    expected = np.zeros((6, len(EMOTIONS)))
+    expected[:5, EMOTIONS.index("sad")] = 0.5**0.5
+    np.testing.assert_allclose(keys[:, 8:], expected, rtol=1e-6)
+
+
 def test_one_function_per_model_finds_its_compiled_code_again(encoder):
-    assert embedder(encoder.model) is embedder(dataclasses.replace(encoder, hash="two").model)
+    again = dataclasses.replace(encoder, hash="two", model=dataclasses.replace(encoder.model))
+    for first, second in zip(embedders(encoder.model), embedders(again.model), strict=True):
+        assert first is second
 
 
 def test_large_corpora_are_embedded_once_per_encoder_and_text(encoder, tmp_path, monkeypatch):

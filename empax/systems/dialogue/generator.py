@@ -36,18 +36,12 @@ def apply(
 
 
 def emotion_loss(
-    head: ClassificationHead,
-    params: Params,
-    encoding: Float[Array, "N D"],
-    emotion: Int[Array, " N"],
-    rng: jax.Array | None,
-    weights: Float[Array, " N"] | None = None,
+    logits: Float[Array, "N C"], emotion: Int[Array, " N"], weights: Float[Array, " N"] | None = None
 ) -> tuple[Mean, Metrics]:
     """Cross-entropy of the 32-way head where the emotion is known (-1 = unknown), and its accuracy.
 
     Source: the head on the context encoding of CEM; REG prints its accuracy without saying how it is made.
     """
-    logits = apply(head, params, encoding, rng=rng)
     known = emotion >= 0
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     nll = -jnp.take_along_axis(log_probs, jnp.maximum(emotion, 0)[:, None], axis=1)[:, 0]
@@ -79,9 +73,19 @@ class Decoder:
     pad_id: int
 
     def __call__(
-        self, model: Any, params: Params, source: Int[Array, "..."], mask: Bool[Array, "..."], rng: jax.Array
+        self,
+        model: Any,
+        params: Params,
+        source: Int[Array, "..."],
+        mask: Bool[Array, "..."],
+        rng: jax.Array,
+        *,
+        exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
     ) -> Generated:
-        """Decodes from `source` with `model`, a Reader ([B, S]) or a Fusion ([B, K, S])."""
+        """Decodes from `source` with `model`, a Reader ([B, S]) or a Fusion ([B, K, S]).
+
+        `exemplars` are responses with the mask of their tokens, for `rerank_exemplars`.
+        """
         variables = {"params": params}
         states = model.apply(variables, source, mask, method="encode", deterministic=True)
         cache = model.apply(
@@ -104,8 +108,15 @@ class Decoder:
         )
         if not self.settings.rerank:
             return found
-        length_power = self.settings.rerank_length
-        return by_consensus(found, utility, eos_id=self.eos_id, pad_id=self.pad_id, length_power=length_power)
+        return by_consensus(
+            found,
+            utility,
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+            length_power=self.settings.rerank_length,
+            witnesses=exemplars,
+            witness_weight=self.settings.rerank_exemplars,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +177,8 @@ def generation_losses(
     smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=task.label_smoothing)
     nll = cross_entropy(logits, batch.target, mask) if task.label_smoothing else smoothed
     pooled = masked_mean(pooled_states(states), states_mask)
-    emotion, metrics = emotion_loss(task.head, params["emotion"], pooled, batch.emotion, rngs[1], target_weights(batch))
+    judged = apply(task.head, params["emotion"], pooled, rng=rngs[1])
+    emotion, metrics = emotion_loss(judged, batch.emotion, target_weights(batch))
     return [(1.0, smoothed), (task.emotion_weight, emotion)], {"nll": nll, **metrics}
 
 

@@ -15,7 +15,7 @@ from empax.core.files import hash_json
 from empax.core.protocols import Task, Tokenizer
 from empax.core.run import RunContext
 from empax.core.tree import hash_tree
-from empax.core.types import EMOTIONS, Instance, Params
+from empax.core.types import Instance, Params
 from empax.data.chat import PLAIN, chat_template
 from empax.data.exemplars import (
     Corpus,
@@ -34,15 +34,13 @@ from empax.interop.pretrained import (
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import EmotionEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
-from empax.models.heads import ClassificationHead
+from empax.models.heads import EMOTION_HEAD
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.dialogue.generator import Decoder, Fusion, Generator, Reader
 from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 from empax.training.checkpoint import load_params
 from empax.training.lora import LoraTask, lora_task
-
-HEAD = ClassificationHead(num_classes=len(EMOTIONS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Parts:
     def generator_task(self, stage: GeneratorStage) -> Generator:
         return Generator(
             self.reader,
-            HEAD,
+            EMOTION_HEAD,
             self.decoder(self.settings.decoding),
             emotion_weight=stage.emotion_weight,
             label_smoothing=stage.label_smoothing,
@@ -106,19 +104,24 @@ class Parts:
         return jax.tree.map(np.asarray, task.merged(params, task.freeze(base, {})))
 
     def retriever_params(self, run: RunContext, stage: str) -> Params:
-        """The retriever of a training stage; empty: as pretrained, or random from the run's seed."""
+        """The retriever of a training stage, what that leaves alone as pretrained, or random from the run's seed.
+
+        An empty `stage` has trained nothing.
+        """
+        trained: Params = {}
         if stage:
-            params = load_params(run.files.stage(stage))
-            params = params["trained"] if "adapters" in params else params
-            return params.get("retriever", params)  # of a joint stage, its retriever
+            trained = load_params(run.files.stage(stage))
+            trained = trained["trained"] if "adapters" in trained else trained
+            trained = trained.get("retriever", trained)  # of a joint stage, its retriever
+            if "encoder" in trained:
+                return trained
         rng = jax.random.key(run.seed)
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
-        encoder = self.encoder.params
-        if encoder is None:
-            # Compiled as one: op by op it takes seconds.
-            encoder = jax.jit(self.encoder.model.init)(rng, ids, mask)["params"]
-        width = jnp.zeros((1, self.encoder.model.encoder.config.d_model))
-        return {"encoder": encoder, "emotion": HEAD.init(rng, width)["params"]}
+        # Compiled as one: op by op it takes seconds.
+        fresh = jax.jit(self.retriever.init)(rng, ids, mask)
+        if self.encoder.params is not None:
+            fresh |= {name: self.encoder.params for name in fresh if name.endswith("encoder")}
+        return fresh | trained
 
     def form(self, *, exemplars: bool = True) -> SourceForm:
         """How the generator is shown its sources; without `exemplars`, rows have no room for one."""
@@ -154,7 +157,7 @@ class Parts:
     @property
     def retriever(self) -> EmotionEncoder:
         """What embeds contexts and exemplars once it has learnt emotions."""
-        return EmotionEncoder(self.encoder.model, HEAD, self.settings.emotion_share)
+        return EmotionEncoder(self.encoder.model, EMOTION_HEAD, self.settings.emotion_share)
 
     def corpus(self, instances: Sequence[Instance]) -> Corpus:
         return Corpus.of(instances, self.form(), self.encoder.tokenizer)
@@ -174,14 +177,14 @@ class Parts:
 
 def corpus_encoder_of(parts: Parts, retriever: Params, *, trained: bool = True) -> CorpusEncoder:
     """The encoder with a retriever's parameters; one that is not `trained` knows no emotions yet."""
-    share = parts.settings.emotion_share if trained else 0.0
-    model, params = (parts.retriever, retriever) if share else (parts.encoder.model, retriever["encoder"])
-    made_by = [hash_tree(params), dataclasses.asdict(parts.settings.retriever), *([share] if share else [])]
+    model = parts.retriever if trained else dataclasses.replace(parts.retriever, share=0.0)
+    params = retriever if model.share else {"encoder": retriever["encoder"]}
+    share = [model.share] if model.share else []
     return CorpusEncoder(
         model=model,
         params=params,
         tokenizer=parts.encoder.tokenizer,
         max_query_tokens=parts.settings.layout.max_query_tokens,
         max_key_tokens=parts.settings.layout.max_key_tokens,
-        hash=hash_json(made_by),
+        hash=hash_json([hash_tree(params), dataclasses.asdict(parts.settings.retriever), *share]),
     )

@@ -108,7 +108,13 @@ class Responder:
         rows, scores = self.retrieval.search(instances, settings.passages)
         # The embeddings stand in for the keys, which nobody reads when nothing is trained.
         embeddings = self.retrieval.index.embeddings
-        examples = parts.exemplar_examples(instances, self.retrieval.corpus, rows, key_embeddings=embeddings)
+        examples = parts.exemplar_examples(
+            instances,
+            self.retrieval.corpus,
+            rows,
+            key_embeddings=embeddings,
+            response_tokens=settings.decoding.max_tokens if settings.decoding.rerank_exemplars else 0,
+        )
         return examples, rows, scores
 
     def _exemplars(self, rows: np.ndarray, scores: np.ndarray) -> tuple[Mapping[str, Any], ...]:

@@ -19,8 +19,8 @@ class DialogueSettings:
       lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
       attributes: emotion attributes in front of everything; False is the paper's w/o EA.
       passages: K, how many exemplars G2 reads.
-      emotion_share: how much of a retrieval score is the probability that both texts have the same emotion, once the
-        retriever has learnt emotions (`EmotionEncoder`); ours, 0 = nothing.
+      emotion_share: how much of a retrieval score is the probability that the context has the exemplar's emotion, once
+        emotions have been learnt (`EmotionEncoder`); ours, 0 = nothing.
     """
 
     generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)

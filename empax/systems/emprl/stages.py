@@ -15,10 +15,11 @@ from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Instance, Params
 from empax.data.exemplars import ContextExamples
 from empax.data.store import load_instances
+from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.index import load_index
 from empax.systems.attributes import IdentifierJudge, load_judge
 from empax.systems.dialogue.generator import Generator
-from empax.systems.dialogue.parts import HEAD, Parts
+from empax.systems.dialogue.parts import Parts
 from empax.systems.dialogue.responder import Responder, Retrieval
 from empax.systems.dialogue.settings import GeneratorStage
 from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_generator
@@ -33,7 +34,7 @@ def generator_of(parts: Parts, *, fused: bool) -> Generator:
     """The run's generator as a task; `fused`, reading several passages."""
     settings = parts.settings
     model = parts.fusion if fused else parts.reader
-    return Generator(model, HEAD, parts.decoder(settings.decoding), emotion_weight=0.0)
+    return Generator(model, EMOTION_HEAD, parts.decoder(settings.decoding), emotion_weight=0.0)
 
 
 def make_policy(parts: Parts, stage: PolicyStage, reward: Reward) -> Ppo | Grpo:
@@ -139,7 +140,9 @@ def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: 
     batch = PolicyBatch(inputs, shape(rows), context, shape(rows, 1, kind=bool), shape(rows, 3), shape(rows))
     policy = make_policy(parts, stage, Reward(()))
     params = jax.eval_shape(policy.init, jax.random.key(0), batch)
-    emotion = jax.eval_shape(HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model)))
+    emotion = jax.eval_shape(
+        EMOTION_HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model))
+    )
     frozen = {"reference": params["model"], "emotion": emotion["params"], "reward": {}}
     return Sketch(policy, batch, frozen=frozen)
 

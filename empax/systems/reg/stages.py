@@ -16,13 +16,13 @@ from empax.data.exemplars import (
     ExemplarBatch,
     ExemplarExamples,
     emotion_ids,
-    encode_keys,
     encode_queries,
 )
 from empax.data.store import load_instances
 from empax.decoding.search import DecodeSettings
+from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.index import build_index, load_index
-from empax.systems.dialogue.parts import HEAD, Parts, corpus_encoder_of
+from empax.systems.dialogue.parts import Parts, corpus_encoder_of
 from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_judge, sketched
 from empax.systems.reg.settings import DistillationSettings, EmotionStage, JointStage, RetrieverStage
 from empax.systems.reg.tasks import EmotionTask, Joint, Retriever
@@ -43,7 +43,7 @@ def joint_task(parts: Parts, stage: JointStage) -> Joint:
     return Joint(
         retriever_task(parts, stage.distillation),
         parts.fusion,
-        HEAD,
+        EMOTION_HEAD,
         parts.decoder(parts.settings.decoding),
         retriever_weight=stage.retriever_weight,
         emotion_weight=stage.emotion_weight,
@@ -80,7 +80,7 @@ def _examples(
 
 def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
     parts = Parts.of(run)
-    start = parts.retriever_params(run, "")
+    task, start = emotion_task(parts), parts.retriever_params(run, "")
     tokenizer, layout = parts.encoder.tokenizer, parts.settings.layout
 
     def examples(split: str, most: int) -> SequenceExamples:
@@ -88,15 +88,13 @@ def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
         instances = instances[: most or None]
         labels = [[int(emotion)] for emotion in emotion_ids(instances)]
         texts = encode_queries(tokenizer, instances, layout.max_query_tokens)
-        if split == "train":  # exemplars too: what is retrieved should lie where contexts of its emotion do
-            texts, labels = texts + encode_keys(tokenizer, instances, layout.max_key_tokens), labels * 2
         return SequenceExamples(texts, labels, pad_id=tokenizer.pad_id, max_target_tokens=1)
 
     return Assembly(
-        emotion_task(parts),
+        task,
         examples("train", stage.max_examples),
         examples("validation", stage.max_validation_examples),
-        initial=lambda params: {**params, "encoder": start["encoder"]},
+        initial=lambda _: task.trained(start),
     )
 
 
@@ -104,16 +102,12 @@ def build_retriever(stage: RetrieverStage, run: RunContext) -> Assembly:
     parts = Parts.of(run)
     train, validation = _examples(parts, run, stage)
     start = parts.retriever_params(run, stage.start_from)
-
-    def initial(params: Params) -> Params:
-        return start if stage.start_from else {**params, "encoder": start["encoder"]}
-
     return Assembly(
         retriever_task(parts, stage.distillation),
         train,
         validation,
         frozen={"generator": parts.stage_params(run, stage.generator)},
-        initial=initial,
+        initial=lambda _: start,
     )
 
 

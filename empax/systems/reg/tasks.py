@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.losses.distillation import emdr2, retriever_kl, target_distribution
-from empax.models.dual_encoder import EmotionEncoder, unit_variance
+from empax.models.dual_encoder import EmotionEncoder
 from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.prompted import pooled_states
 from empax.systems.dialogue.generator import (
@@ -38,7 +38,7 @@ from empax.systems.reg.settings import DistillationSettings
 
 @dataclasses.dataclass(frozen=True)
 class EmotionTask:
-    """The retriever's encoder and its 32-way head on contexts and exemplars; a batch's only target is the emotion.
+    """The retriever's reader of emotions with its 32-way head; a batch's only target is the emotion.
 
     Departure: the paper retrieves "via emotion similarity" and prints an emotion accuracy, but trains neither. Trying
     candidates out (stage 2) is so dear that it sees few dialogues; emotions are cheap to learn from all of them first.
@@ -47,23 +47,15 @@ class EmotionTask:
     encoder: EmotionEncoder
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
-        return init_retriever(self.encoder, rng, batch.source, batch.source_mask)
+        return self.trained(self.encoder.init(rng, batch.source, batch.source_mask))
+
+    def trained(self, params: Params) -> Params:
+        """A retriever's parameters without those that see no emotion."""
+        return {name: leaf for name, leaf in params.items() if name != "encoder" or not self.encoder.share}
 
     def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        first, second = (None,) * 2 if rng is None else jax.random.split(rng)
-        encoder = self.encoder.encoder
-        query = apply(encoder, params["encoder"], batch.source, batch.source_mask, method="embed", rng=first)
-        emotion = jnp.where(batch.valid, batch.target[:, 0], -1)
-        return emotion_loss(self.encoder.emotion, params["emotion"], unit_variance(query), emotion, second)
-
-
-def init_retriever(encoder: EmotionEncoder, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params:
-    """Fresh parameters, the emotion head's too where it has no share in the vectors."""
-    first, second = jax.random.split(rng)
-    return {
-        "encoder": encoder.encoder.init(first, ids, mask)["params"],
-        "emotion": encoder.emotion.init(second, jnp.zeros((1, encoder.semantic_size)))["params"],
-    }
+        logits = self.encoder.emotions(params, batch.source, batch.source_mask, rng=rng)
+        return emotion_loss(logits, jnp.where(batch.valid, batch.target[:, 0], -1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +72,7 @@ class Retriever:
     passages: int
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
-        return init_retriever(self.encoder, rng, batch.query, batch.query_mask)
+        return self.encoder.init(rng, batch.query, batch.query_mask)
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
         weights = batch.valid.astype(jnp.float32)
@@ -91,10 +83,10 @@ class Retriever:
         self, params: Params, batch: Any, rng: jax.Array | None, weights: Float[Array, " B"]
     ) -> tuple[list[tuple[float, Mean]], Metrics]:
         """L_R over the batch's candidates with factor 1, the emotion loss with its own, and what to log."""
-        first, second, third = (None,) * 3 if rng is None else jax.random.split(rng, 3)
-        query = self.embed(params, batch.query, batch.query_mask, first)
+        first, second = (None,) * 2 if rng is None else jax.random.split(rng)
+        query, logits = self.encoder.read(params, batch.query, batch.query_mask, rng=first)
         key = self.embed_keys(params, batch, second)
-        emotion, metrics = self.emotion_losses(params, batch, query, key, third, weights)
+        emotion, metrics = emotion_loss(logits, batch.emotion, weights)
         parts = [(self.settings.emotion_weight, emotion)]
         if batch.utilities is None:  # evaluation tries no candidate out: only the emotions are known
             return parts, metrics
@@ -110,26 +102,6 @@ class Retriever:
         metrics["utility_gain"] = Mean.of(best - mean, batch.valid)
         return [(1.0, loss), *parts], metrics
 
-    def emotion_losses(
-        self,
-        params: Params,
-        batch: Any,
-        query: Float[Array, "B D"],
-        key: Float[Array, "B K D"],
-        rng: jax.Array | None,
-        weights: Float[Array, " B"],
-    ) -> tuple[Mean, Metrics]:
-        """The head over the contexts' encodings and, where those are trained, the exemplars'."""
-        head, weight = self.encoder.emotion, params["emotion"]
-        own, metrics = emotion_loss(head, weight, self.semantic(query), batch.emotion, rng, weights)
-        if batch.key_embedding is not None:
-            return own, metrics
-        k = key.shape[1]
-        keys = self.semantic(key.reshape(-1, key.shape[-1]))
-        others, _ = emotion_loss(head, weight, keys, batch.key_emotion.ravel(), rng, jnp.repeat(weights, k) / k)
-        # k exemplars weigh k times what one context does, and all together what the context alone does elsewhere.
-        return Mean(total=(own.total + k * others.total) / (k + 1), weight=own.weight), metrics
-
     def distil(self, scores: Float[Array, "B K"], batch: Any, weights: Float[Array, " B"]) -> Mean:
         """L_R by the settings' signal."""
         settings, mask = self.settings, batch.candidate_mask
@@ -139,21 +111,12 @@ class Retriever:
         targets = target_distribution(batch.utilities, mask, temperature=settings.target_temperature)
         return retriever_kl(scores, targets, mask, batch.valid, form=settings.loss, **options)
 
-    def embed(
-        self, params: Params, ids: Int[Array, "N S"], mask: Bool[Array, "N S"], rng: jax.Array | None
-    ) -> Float[Array, "N D"]:
-        return apply(self.encoder, params, ids, mask, method="embed", rng=rng)
-
-    def semantic(self, vectors: Float[Array, "N D"]) -> Float[Array, "N E"]:
-        """What the emotion head reads of `embed`'s vectors."""
-        return unit_variance(vectors[:, : self.encoder.semantic_size])
-
     def embed_keys(self, params: Params, batch: Any, rng: jax.Array | None) -> Float[Array, "B K D"]:
         if batch.key_embedding is not None:
             return batch.key_embedding
         flat = (-1, batch.key.shape[-1])
-        embedded = self.embed(params, batch.key.reshape(flat), batch.key_mask.reshape(flat), rng)
-        return embedded.reshape(*batch.key.shape[:2], -1)
+        vectors = self.encoder.embed(params, batch.key.reshape(flat), batch.key_mask.reshape(flat), rng=rng)
+        return self.encoder.keys(vectors, batch.key_emotion.ravel()).reshape(*batch.key.shape[:2], -1)
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
         """Picks K candidates with the current encoder, swaps some for random ones, and tries each of them out."""
@@ -168,7 +131,7 @@ class Retriever:
         if retrieved == k:
             return jnp.broadcast_to(jnp.arange(k)[None], (rows, k))
         first = take_candidates(batch, jnp.broadcast_to(jnp.arange(retrieved)[None], (rows, retrieved)))
-        query = self.embed(params, batch.query, batch.query_mask, None)
+        query, _ = self.encoder.read(params, batch.query, batch.query_mask)
         scores = jnp.einsum("BD,BKD->BK", query, self.embed_keys(params, first, None))
         return jax.lax.top_k(jnp.where(first.candidate_mask, scores, -jnp.inf), k)[1]
 
@@ -256,7 +219,9 @@ class Joint:
         return combine(parts, weights, batch.valid), {**logged, **_renamed(metrics)}
 
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
-        return self.decoder(self.model, params["generator"]["model"], batch.source, batch.source_mask, rng)
+        model = params["generator"]["model"]
+        exemplars = None if batch.response is None else (batch.response, batch.response_mask)
+        return self.decoder(self.model, model, batch.source, batch.source_mask, rng, exemplars=exemplars)
 
     def judge(self, params: Params, batch: Any) -> dict[str, Array]:
         """For each row: `nll`, `num_tokens`, and the emotion by each head and by both (index into EMOTIONS)."""
@@ -264,12 +229,9 @@ class Joint:
         states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=None)
         mask = self.model.states_mask(batch.source_mask)
         nll, num_tokens = row_nll(self.model, generator["model"], batch, states, mask)
-        query = self.retriever.embed(retriever, batch.query, batch.query_mask, None)
         heads = {
             "generator": apply(self.head, generator["emotion"], masked_mean(pooled_states(states), mask), rng=None),
-            "retriever": apply(
-                self.retriever.encoder.emotion, retriever["emotion"], self.retriever.semantic(query), rng=None
-            ),
+            "retriever": self.retriever.encoder.emotions(retriever, batch.query, batch.query_mask),
         }
         heads["both"] = sum(jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in heads.values())
         return {"nll": nll, "num_tokens": num_tokens, **{name: x.argmax(axis=-1) for name, x in heads.items()}}

@@ -117,7 +117,7 @@ def g1_params():
 def embedded(retriever_params, batch):
     """Queries [B, D] and keys [B, K, D]."""
     task = retriever()
-    query = task.embed(retriever_params, batch.query, batch.query_mask, None)
+    query, _ = task.encoder.read(retriever_params, batch.query, batch.query_mask)
     return query, task.embed_keys(retriever_params, batch, None)
 
 
@@ -322,15 +322,12 @@ def test_the_loss_is_equation_4_and_the_emotion_loss():
     best = np.take_along_axis(utilities, scores.argmax(axis=1)[:, None], axis=1)[:, 0]
     assert float(metrics["utility"].value()) == pytest.approx(utilities.mean(), rel=1e-5)
     assert float(metrics["utility_gain"].value()) == pytest.approx((best - utilities.mean(axis=1)).mean(), abs=1e-5)
-    # The head reads contexts and exemplars, each with the weight of one text; the second context's emotion is unknown.
-    query, keys = (np.asarray(x, np.float64) for x in embedded(params()["retriever"], batch))
+    # The head reads contexts; the second one's emotion is unknown.
+    query = np.asarray(embedded(params()["retriever"], batch)[0], np.float64)
     head = params()["retriever"]["emotion"]
-    texts = np.concatenate([query, keys.reshape(-1, WIDTH)]) * WIDTH**0.5  # unit vectors, blown up
-    logits = texts @ np.asarray(head["out"], np.float64) + np.asarray(head["out_bias"], np.float64)
-    gold = np.concatenate([[4, 0, 9], columns_of(batch).ravel()])
-    nll = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(gold)), gold]
-    nll[1] = 0.0
-    emotion = nll.sum() / (K + 1) / ROWS
+    logits = query * WIDTH**0.5 @ np.asarray(head["out"], np.float64) + np.asarray(head["out_bias"], np.float64)
+    nll = np.log(np.exp(logits).sum(-1)) - logits[np.arange(ROWS), [4, 0, 9]]
+    emotion = (nll[0] + nll[2]) / ROWS
     assert float(loss.value()) == pytest.approx(ranked + 0.5 * emotion, rel=1e-4)
     assert float(metrics["emotion_loss"].value()) == pytest.approx((nll[0] + nll[2]) / 2, rel=1e-4)
 
@@ -401,7 +398,7 @@ def test_frozen_keys_give_the_gradient_of_the_query_side_alone():
     @jax.jit
     @jax.grad
     def expected(p):  # the same scores with the keys held still
-        scores = jnp.einsum("BD,BKD->BK", RANKER.embed(p, unknown.query, unknown.query_mask, None), keys)
+        scores = jnp.einsum("BD,BKD->BK", RANKER.encoder.read(p, unknown.query, unknown.query_mask)[0], keys)
         return RANKER.distil(scores, unknown, jnp.ones(ROWS)).value()
 
     by_hand = expected(own)
@@ -411,19 +408,35 @@ def test_frozen_keys_give_the_gradient_of_the_query_side_alone():
     assert size(difference) > 0.1 * size(query_side["encoder"])
 
 
-def test_the_retrievers_head_learns_from_exemplars_where_they_are_trained():
-    batch = explored().replace(emotion=jnp.full(ROWS, -1))
+def test_with_a_share_the_score_adds_the_probability_of_the_exemplars_emotion():
+    task = dataclasses.replace(RANKER, encoder=EmotionEncoder(ENCODER, HEAD, 0.3))
+    rng = np.random.default_rng(5)
     own = params()["retriever"]
-    _, keys = embedded(own, batch)
-    # No context's emotion is known; those of the exemplars are, but with frozen keys no exemplar is read.
-    assert size(ranking_gradient(own, with_frozen_keys(batch, keys))["emotion"]) == 0.0
-    assert size(ranking_gradient(own, batch)["emotion"]) > 0.1
+    own = {**own, "emotion_encoder": map_named(lambda _, x: x + 0.3 * rng.normal(size=x.shape), own["encoder"])}
+    batch = explored()
+    batch = batch.replace(key_emotion=batch.key_emotion.at[0, 1].set(-1))
+
+    @jax.jit
+    def parts(own, batch):
+        query, logits = task.encoder.read(own, batch.query, batch.query_mask)
+        scores = jnp.einsum("BD,BKD->BK", query, task.embed_keys(own, batch, None))
+        return scores, jax.nn.softmax(logits)
+
+    scores, emotions = parts(own, batch)
+    _, alone = parts({**own, "encoder": own["emotion_encoder"]}, batch)
+    np.testing.assert_array_equal(emotions, alone)  # read by the emotions' own encoder
+    known = np.take_along_axis(np.asarray(emotions), np.maximum(columns_of(batch), 0), axis=1)
+    known[0, 1] = 0.0
+    np.testing.assert_allclose(scores, 0.7 * scores_of(batch) + 0.3 * known, rtol=1e-4)
+    gradient = jax.jit(jax.grad(lambda own: task.loss(own, {}, batch, None)[0].value()))(own)
+    assert all(size(gradient[name]) > 0 for name in ("encoder", "emotion_encoder", "emotion"))
 
 
 # ------------------------------------------------------------------------------------------------------ the emotions
 
 
-def test_the_emotion_task_is_the_cross_entropy_of_the_head():
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_the_emotion_task_is_the_cross_entropy_of_the_head(share):
     batch, given = exemplar_batch(K), params()["retriever"]
     contexts = Batch(
         batch.query,
@@ -432,7 +445,10 @@ def test_the_emotion_task_is_the_cross_entropy_of_the_head():
         jnp.ones((3, 1), bool),
         jnp.asarray([1, 0, 1], bool),
     )
-    loss, metrics = EmotionTask(EmotionEncoder(ENCODER, HEAD)).loss(given, {}, contexts, None)
+    task = EmotionTask(EmotionEncoder(ENCODER, HEAD, share))
+    own = task.trained({**given, "emotion_encoder": given["encoder"]})
+    assert set(own) == ({"emotion_encoder", "emotion"} if share else set(given) | {"emotion_encoder"})
+    loss, metrics = task.loss(own, {}, contexts, None)
     query = np.asarray(embedded(given, batch)[0], np.float64)
     query *= query.shape[1] ** 0.5 / np.linalg.norm(query, axis=1, keepdims=True)
     logits = query @ np.asarray(given["emotion"]["out"], np.float64) + np.asarray(given["emotion"]["out_bias"])
@@ -443,19 +459,15 @@ def test_the_emotion_task_is_the_cross_entropy_of_the_head():
 
 def test_unknown_emotions_count_nowhere():
     rng = np.random.default_rng(0)
-    encoding = jnp.asarray(rng.normal(size=(4, 8)), jnp.float32)
-    head = {
-        name: jnp.asarray(rng.normal(size=size), jnp.float32) for name, size in (("out", (8, 32)), ("out_bias", 32))
-    }
-    logits = np.asarray(encoding @ head["out"], np.float64) + np.asarray(head["out_bias"], np.float64)
+    logits = rng.normal(size=(4, 32))
     nll = np.log(np.exp(logits).sum(-1)) - logits[np.arange(4), [3, 0, 31, 0]]
-    loss, metrics = emotion_loss(HEAD, head, encoding, jnp.asarray([3, -1, 31, -1]), None)
+    loss, metrics = emotion_loss(jnp.asarray(logits, jnp.float32), jnp.asarray([3, -1, 31, -1]))
     assert float(loss.value()) == pytest.approx(nll[[0, 2]].mean(), rel=1e-5)
     assert float(metrics["emotion_accuracy"].weight) == 2.0
-    sure = {**head, "out_bias": jnp.zeros(32).at[3].set(50.0)}
-    _, metrics = emotion_loss(HEAD, sure, encoding, jnp.asarray([3, -1, 31, -1]), None)
+    sure = jnp.zeros((4, 32)).at[:, 3].set(50.0)
+    _, metrics = emotion_loss(sure, jnp.asarray([3, -1, 31, -1]))
     assert float(metrics["emotion_accuracy"].value()) == 0.5
-    nobody, metrics = emotion_loss(HEAD, head, encoding, jnp.full(4, -1), None)
+    nobody, metrics = emotion_loss(sure, jnp.full(4, -1))
     assert float(nobody.total) == float(nobody.weight) == float(metrics["emotion_loss"].value()) == 0.0
 
 
