@@ -178,13 +178,13 @@ class Parts:
 def corpus_encoder_of(parts: Parts, retriever: Params, *, trained: bool = True) -> CorpusEncoder:
     """The encoder with a retriever's parameters; one that is not `trained` knows no emotions yet."""
     model = parts.retriever if trained else dataclasses.replace(parts.retriever, share=0.0)
-    params = retriever if model.share else {"encoder": retriever["encoder"]}
-    share = [model.share] if model.share else []
+    made_by = [dataclasses.asdict(parts.settings.retriever), *([model.share] if model.share else [])]
     return CorpusEncoder(
         model=model,
-        params=params,
+        params=retriever,
         tokenizer=parts.encoder.tokenizer,
         max_query_tokens=parts.settings.layout.max_query_tokens,
         max_key_tokens=parts.settings.layout.max_key_tokens,
-        hash=hash_json([hash_tree(params), dataclasses.asdict(parts.settings.retriever), *share]),
+        # Without a share, no parameter of the emotions reaches a vector.
+        hash=hash_json([hash_tree(retriever if model.share else retriever["encoder"]), *made_by]),
     )

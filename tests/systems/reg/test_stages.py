@@ -89,7 +89,6 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     assembly = build_retriever(RetrieverStage(candidates=3), run)
     began = assembly.initial(FRESH)
     assert same(began, Parts.of(run).retriever_params(run, ""))
-    assert same(began["emotion_encoder"], began["encoder"])
     assert same(assembly.frozen["generator"], load_params(finished / "generator"))
     batch = assembly.train.collate(np.arange(4), 80, np.random.default_rng(0))
     assert batch.source.shape == (4, 3 + 2, 80)  # M retrieved, K random
@@ -172,7 +171,7 @@ def test_the_pretrained_encoder_is_the_same_in_every_process(finished):
     other = corpus_encoder(context(finished, "index", reg__emotion_share=0.25), "joint")
     assert other.hash != joint.hash  # the same parameters, other vectors
     alone = corpus_encoder(context(finished, "index", reg__emotion_share=0.0), "joint")
-    assert same(alone.params, {"encoder": joint.params["encoder"]})
+    assert alone.hash not in (joint.hash, other.hash)
 
 
 def test_only_what_answers_can_be_evaluated(finished):
