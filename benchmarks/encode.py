@@ -18,7 +18,8 @@ from empax.data.features import encode_for_bert
 from empax.data.tokenizers import load_tokenizer
 from empax.interop.huggingface import resolve
 from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
-from empax.retrieval.corpus import embedder
+from empax.models.dual_encoder import EmotionEncoder
+from empax.retrieval.corpus import embedders
 from empax.retrieval.encode import BUCKETS, embed
 
 HELD_EQUAL = (
@@ -79,8 +80,9 @@ def tokens(loaded: LoadedEncoder, part: Sequence[str]) -> list[list[int]]:
 
 
 def our_embeddings(loaded: LoadedEncoder, rows: Sequence[Sequence[int]], tokens_per_batch: int) -> np.ndarray:
-    apply = embedder(loaded.model)  # pyright: ignore[reportArgumentType]  # Linen modules do hash
-    return embed(apply, loaded.params, rows, pad_id=loaded.tokenizer.pad_id, tokens_per_batch=tokens_per_batch)
+    _, apply = embedders(EmotionEncoder(loaded.model))
+    params, pad_id = {"encoder": loaded.params}, loaded.tokenizer.pad_id
+    return embed(apply, params, rows, pad_id=pad_id, tokens_per_batch=tokens_per_batch)
 
 
 def one_batch_of_each(rows: Sequence[Sequence[int]], tokens_per_batch: int) -> list[Sequence[int]]:
