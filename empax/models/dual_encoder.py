@@ -55,8 +55,8 @@ class EmotionEncoder:
     .. math:: s(q, k) = (1 - w) \, q^\top k + w \, p(e_k \mid q)
 
     A query is read twice: by the encoder, which is left to learn relevance, and by an encoder of its own for the
-    emotions, because one that learns to tell emotions apart forgets what texts are about. An exemplar's emotion e_k
-    is known; where it is not, the second term is 0. Ours; REG retrieves "via emotion similarity" and leaves it to the
+    emotions, so that learning one costs nothing of the other. An exemplar's emotion e_k is known; where it is not,
+    the second term is 0. Ours; REG retrieves "via emotion similarity" and leaves it to the
     vectors.
 
     Parameters: "encoder" as DualEncoder has them, "emotion_encoder" likewise where emotions have a share, and the
