@@ -61,6 +61,6 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     config.retriever.update({**train, "steps": 100, "batch_size": 8, "candidates": 4, "buckets": (144,)})
     config.joint.update({**train, "steps": 200, "batch_size": 8, "buckets": (144,), "eval_every_steps": 100,
                          "refresh_every_steps": 0, "max_validation_examples": 100})  # fmt: skip
-    slow = [{"pattern": "retriever/", "learning_rate_scale": 0.1}]
-    config.joint.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 20, "groups": slow, **plain})
+    groups = config.joint.optimizer.groups
+    config.joint.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 20, "groups": groups, **plain})
     return config

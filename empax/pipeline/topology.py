@@ -15,7 +15,9 @@ import copy
 import dataclasses
 import math
 import os
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -143,8 +145,8 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
         trained=found.trained,
     )
     frozen = jax.tree.map(_placed, sketch.frozen, frozen_places)
-    compiled = step.lower(template, frozen, sketch.batch).compile()
-    memory, work = compiled.memory_analysis(), Program(compiled.as_text()).work()
+    compiled, program = _compile(step.lower(template, frozen, sketch.batch))
+    memory, work = compiled.memory_analysis(), program.work()
     held = _bytes_on_one(template, places) + _bytes_on_one(sketch.frozen, frozen_places)
     return Estimate(
         chip=chip,
@@ -159,6 +161,17 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
         memory_seconds=work.hbm_bytes / chip.hbm_bandwidth,
         communication_seconds=sum(one.sent / _bandwidth(chip, one.group, topology) for one in work.collectives),
     )
+
+
+def _compile(lowered: Any) -> tuple[Any, Program]:
+    """The executable, and the partitioned program as the compiler writes it into a folder.
+
+    `as_text()` of an executable cannot read back some programs for v5p.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        (text,) = Path(folder).glob("*.after_optimizations.txt")
+        return compiled, Program(text.read_text())
 
 
 def model_flops(config: Mapping[str, Any], stage: Stage) -> float:
