@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs import reg_transformer
+from configs import common, reg_transformer
 
 MODELS = {"smollm2": "smollm2", "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
 PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
@@ -61,6 +61,10 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     config.retriever.update({**train, "steps": 100, "batch_size": 8, "candidates": 4, "buckets": (144,)})
     config.joint.update({**train, "steps": 200, "batch_size": 8, "buckets": (144,), "eval_every_steps": 100,
                          "refresh_every_steps": 0, "max_validation_examples": 100})  # fmt: skip
-    groups = config.joint.optimizer.groups
+    groups = [
+        common.FIXED_EMBEDDING,
+        {"pattern": "^trained/retriever/emotion", "frozen": True},
+        {"pattern": "^trained/retriever/", "learning_rate_scale": 0.01},
+    ]
     config.joint.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 20, "groups": groups, **plain})
     return config
