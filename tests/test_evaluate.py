@@ -62,6 +62,8 @@ def test_comparison_is_printed_and_kept(tmp_path, capsys):
     assert "p 0.0909 (randomisation 0.0909)" in line
     stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert stored["notes"]["comparison"]["rouge_l"]["difference"] > 0.5
+    assert (stored["run"]["predictions"], stored["run"]["compared_with"]) == ("a.jsonl", "b.jsonl")
+    assert stored["run"]["command"].startswith("python -m empax.evaluate ")
     unpaired = write(tmp_path / "c.jsonl", [GOOD])
     assert run(predictions=first, compare=unpaired) == 2
     assert "do not pair up by context and reference" in capsys.readouterr().err

@@ -393,10 +393,10 @@ def of_predictions(
     scores: Scores,
     *,
     system: str,
-    source: Path,
+    run: Mapping[str, Any],
     comparison: Mapping[str, Mapping[str, float]],
 ) -> Report:
-    """The report of a file of predictions that no run of ours made; `comparison` as `scoring.compare` gives it."""
+    """The report of a file of predictions; `run` says where they are from, `comparison` is as of `scoring.compare`."""
     return build_report(
         system=system,
         config={},
@@ -409,6 +409,6 @@ def of_predictions(
         paper=REG_PAPER,
         peers={},
         history=(),
-        run={"predictions": source.name, "predictions_sha256": hash_file(source)},
+        run=run,
         notes={"comparison": dict(comparison)},
     )

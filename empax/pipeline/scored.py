@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import DataError
+from empax.core.files import DataError, hash_file
 from empax.core.types import Prediction
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import Scores, ScoringSettings, compare, score
@@ -20,6 +20,7 @@ class Scored:
     """A file's rows with their scores; `compared` is empty where there is no other file."""
 
     source: Path
+    other: Path | None
     rows: Sequence[Prediction]
     scores: Scores
     compared: Mapping[str, Any]
@@ -53,7 +54,7 @@ def score_file(
         others = judging.judged(others, judges) if others is not None else None
     scores = score(rows, settings=settings)
     compared = compare(rows, others, settings=settings) if others is not None else {}
-    return Scored(source, rows, scores, compared)
+    return Scored(source, other, rows, scores, compared)
 
 
 def _read(path: Path, skip_bad_lines: bool) -> list[Prediction]:
@@ -77,7 +78,12 @@ def text(found: Scored, *, variants: bool) -> str:
 
 def write(found: Scored, folder: Path) -> None:
     """Writes report.json, report.md and report.html into `folder`."""
-    made = report.of_predictions(
-        found.rows, found.scores, system=found.source.stem, source=found.source, comparison=found.compared
-    )
+    run = {
+        "predictions": found.source.name,
+        "predictions_sha256": hash_file(found.source),
+        "command": " ".join(["python -m empax.evaluate", *sys.argv[1:]]),
+    }
+    if found.other is not None:
+        run |= {"compared_with": found.other.name, "compared_with_sha256": hash_file(found.other)}
+    made = report.of_predictions(found.rows, found.scores, system=found.source.stem, run=run, comparison=found.compared)
     report.write_report(made, folder)
