@@ -115,6 +115,7 @@ def test_a_layer_outside_of_a_stack_and_an_encoder():
     bert = BertEncoder(BertConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=12, num_layers=2, max_positions=9))
     base = filled(jax.eval_shape(bert.init, jax.random.key(0), IDS, MASK)["params"], 3)
     adapters = filled(init_adapters(jax.random.key(0), base, ALL), 4)
+    assert len(named_leaves(adapters)) == 2 * 6  # no bias among them, though those of heads have two axes
     one = jax.jit(lambda p: bert.apply({"params": p}, IDS, MASK))
     np.testing.assert_allclose(one(adapt(base, adapters, ALL)), one(merge(base, adapters, ALL)), rtol=1e-4, atol=1e-5)
 
@@ -124,11 +125,11 @@ def test_dropout_takes_inputs_of_adapters_and_nothing_without_a_key():
     settings = LoraSettings(pattern="query", rank=2, alpha=2.0, dropout=0.25)
     adapters = filled(init_adapters(jax.random.key(0), base, settings), 1)
     whole = merge(base, adapters, settings)["attention"]["query"]
-    dropped = adapt(base, adapters, settings, jax.random.key(1))["attention"]["query"].unbox()
+    dropped = adapt(base, adapters, settings, jax.random.key(1))["attention"]["query"].summed()
     gone = np.all(np.asarray(dropped) == 0, axis=(1, 2))
     assert 30 < gone.sum() < 70
     np.testing.assert_allclose(dropped[~gone], whole[~gone] / 0.75, rtol=1e-5)
-    other = adapt(base, adapters, settings, jax.random.key(2))["attention"]["query"].unbox()
+    other = adapt(base, adapters, settings, jax.random.key(2))["attention"]["query"].summed()
     assert not np.array_equal(np.all(np.asarray(other) == 0, axis=(1, 2)), gone)
 
 
