@@ -1,4 +1,4 @@
-r"""Low-rank adapters on any model here, and frozen weights in eight bits. No layer knows of either; products do.
+r"""Low-rank adapters on any model here, and frozen weights in eight bits. No layer knows of either.
 
 A weight W [*inputs, *outputs] (of one layer) becomes
 
@@ -7,9 +7,8 @@ A weight W [*inputs, *outputs] (of one layer) becomes
 with W frozen. Source: Hu et al. 2022, Sec. 4.1; there the product is written B A, on the transpose.
 
 Adapters are a tree of their own, and the only one that is trained. `adapt` puts them into a model's parameters as boxes
-that Flax opens where a layer reads its parameter, inside the scan over layers. Products with W and with A B are made
-apart (`arithmetic.contract`), so that neither the sum nor a gradient of W ever exists in training. One layer's floats
-of eight-bit weights exist at a time; in the backward pass that holds with `remat=True` alone, since otherwise what the
+that Flax opens where a layer reads its parameter, inside the scan over layers: one layer's sum, and one layer's floats
+of eight-bit weights, exist at a time. In the backward pass that holds with `remat=True` alone, since otherwise what the
 forward pass read is kept for it.
 """
 
@@ -29,7 +28,7 @@ from jaxtyping import Array, Float
 from empax.core.config import ConfigError
 from empax.core.tree import map_named, named_leaves
 from empax.core.types import Params
-from empax.models.arithmetic import LowRankSum, dropout
+from empax.models.arithmetic import dropout
 from empax.models.layers import logical_axes
 
 _NAMES_IN_ERRORS = 8
@@ -109,14 +108,11 @@ class LowRank(_Box):
     b: Any  # [r, *outputs], likewise
     factor: float = flax.struct.field(pytree_node=False)
 
-    def unbox(self) -> LowRankSum:
-        return LowRankSum(_open(self.base), self.a, self.b, self.factor)
-
-    def summed(self) -> Float[Array, "..."]:
-        base = _open(self.base)
+    def unbox(self) -> Float[Array, "..."]:
+        base = self.base.unbox() if isinstance(self.base, Int8) else self.base
         # Small, and summed in full precision: tensor cores would round it.
         product = jnp.tensordot(self.a, self.b, axes=1, precision=jax.lax.Precision.HIGHEST)
-        return base + (self.factor * product).astype(base.dtype)
+        return jax.lax.stop_gradient(base) + (self.factor * product).astype(base.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +173,7 @@ def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array
     """`base` with the adapters in it: what a model is applied to.
 
     Departure: dropout takes away inputs of an adapter for a whole step, one choice for each layer, where Hu et al.
-    choose anew for each token; so adapted weights stay one matrix each.
+    choose anew for each token; so the sum of the two weights stays one matrix.
 
     Args:
       base: parameters, plain or from `quantize`; no gradient flows to an adapted weight.
@@ -218,10 +214,8 @@ def merge(base: Params, adapters: Params, settings: LoraSettings) -> Params:
     named = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapted, is_leaf=_is_box)}
     merged: Params = {}
     for name, leaf in named.items():
-        if isinstance(leaf, LowRank):
-            stacked = leaf.a.ndim + leaf.b.ndim - 2 > _ndim(leaf.base)
-            leaf = jax.vmap(LowRank.summed)(leaf) if stacked else leaf.summed()
-        _put(merged, name, _open(leaf))
+        stacked = isinstance(leaf, LowRank) and leaf.a.ndim + leaf.b.ndim - 2 > _ndim(leaf.base)
+        _put(merged, name, (jax.vmap(_open)(leaf) if stacked else _open(leaf)))
     return merged
 
 

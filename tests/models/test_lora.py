@@ -125,11 +125,11 @@ def test_dropout_takes_inputs_of_adapters_and_nothing_without_a_key():
     settings = LoraSettings(pattern="query", rank=2, alpha=2.0, dropout=0.25)
     adapters = filled(init_adapters(jax.random.key(0), base, settings), 1)
     whole = merge(base, adapters, settings)["attention"]["query"]
-    dropped = adapt(base, adapters, settings, jax.random.key(1))["attention"]["query"].summed()
+    dropped = adapt(base, adapters, settings, jax.random.key(1))["attention"]["query"].unbox()
     gone = np.all(np.asarray(dropped) == 0, axis=(1, 2))
     assert 30 < gone.sum() < 70
     np.testing.assert_allclose(dropped[~gone], whole[~gone] / 0.75, rtol=1e-5)
-    other = adapt(base, adapters, settings, jax.random.key(2))["attention"]["query"].summed()
+    other = adapt(base, adapters, settings, jax.random.key(2))["attention"]["query"].unbox()
     assert not np.array_equal(np.all(np.asarray(other) == 0, axis=(1, 2)), gone)
 
 
