@@ -54,7 +54,8 @@ def test_every_bad_line_is_named_and_nothing_is_scored(tmp_path, capsys):
     assert "line 3: 'response' is of type int" in printed.err
 
 
-def test_comparison_is_printed_and_kept(tmp_path, capsys):
+def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--predictions=a.jsonl", "--compare=b.jsonl"])
     first = write(tmp_path / "a.jsonl", [GOOD | {"context": [str(i)]} for i in range(8)])
     other = write(tmp_path / "b.jsonl", [GOOD | {"context": [str(i)], "response": "Oh."} for i in reversed(range(8))])
     assert run(predictions=first, compare=other, output=str(tmp_path / "out")) == 0
@@ -63,7 +64,7 @@ def test_comparison_is_printed_and_kept(tmp_path, capsys):
     stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert stored["notes"]["comparison"]["rouge_l"]["difference"] > 0.5
     assert (stored["run"]["predictions"], stored["run"]["compared_with"]) == ("a.jsonl", "b.jsonl")
-    assert stored["run"]["command"].startswith("python -m empax.evaluate ")
+    assert stored["run"]["command"] == "python -m empax.evaluate --predictions=a.jsonl --compare=b.jsonl"
     unpaired = write(tmp_path / "c.jsonl", [GOOD])
     assert run(predictions=first, compare=unpaired) == 2
     assert "do not pair up by context and reference" in capsys.readouterr().err
