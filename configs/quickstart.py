@@ -50,19 +50,19 @@ def get_config() -> ConfigDict:
     config.annotate = {"kind": "annotate", "classifiers": ("attributes",)}
     config.index = common.index(encoder="", candidates=6, queries={"train": 0, "validation": 0})
     config.generator = common.train(
-        task="generator", steps=200, batch_size=32, learning_rate=1e-3, index="index", best_metric="nll", **rhythm,
+        task="generator", steps=160, batch_size=32, learning_rate=1e-3, index="index", best_metric="nll", **rhythm,
         optimizer={"warmup_steps": 50},
     )  # fmt: skip
     distillation = {"score_temperature": 0.1, "explore_tokens": 16, "emotion_weight": 0.5}
     config.retriever = common.train(
-        task="retriever", steps=30, batch_size=8, learning_rate=5e-5, distillation=distillation, candidates=3,
+        task="retriever", steps=24, batch_size=8, learning_rate=5e-5, distillation=distillation, candidates=3,
         best_metric=None, **rhythm,
         optimizer={"groups": [common.FIXED_EMBEDDING, {"pattern": "^emotion/", "learning_rate_scale": 20.0}]},
     )  # fmt: skip
     config.reindex = common.index(encoder="retriever", candidates=6, queries={"train": 0, "validation": 0})
     config.joint = common.train(
-        task="joint", steps=50, batch_size=8, learning_rate=3e-4, distillation=distillation, best_metric="nll",
-        refresh_every_steps=25, **rhythm,
+        task="joint", steps=30, batch_size=8, learning_rate=3e-4, distillation=distillation, best_metric="nll",
+        refresh_every_steps=15, **rhythm,
         optimizer={"groups": [common.FIXED_EMBEDDING, {"pattern": "^retriever/", "learning_rate_scale": 0.1}]},
     )  # fmt: skip
     config.evaluate = {"kind": "evaluate", "stage": "joint", "buckets": (96,), "batch_size": 16, "judge": "annotate"}

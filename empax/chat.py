@@ -9,6 +9,7 @@ from typing import Any
 
 from absl import app, flags
 
+from empax.core.memory import keep_freed_memory
 from empax.core.recipe import parse_flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a finished run.", required=True)
@@ -25,6 +26,7 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
 
 
 def main(_: list[str]) -> None:
+    keep_freed_memory()
     # Here and not above, so that --help answers at once.
     from empax.core.config import ConfigError
     from empax.core.files import DataError

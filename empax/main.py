@@ -9,6 +9,7 @@ from pathlib import Path
 from absl import app, flags
 
 from empax.core.config import ConfigError
+from empax.core.memory import keep_freed_memory
 from empax.core.recipe import load_recipe, override, parse_flags, split_overrides
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
@@ -17,6 +18,7 @@ _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would 
 
 
 def main(argv: list[str]) -> None:
+    keep_freed_memory()
     # Here and not above, so that --help and a mistyped word answer at once.
     from empax.core.files import DataError
     from empax.training.accumulation import TrainingError

@@ -1,0 +1,52 @@
+"""Freed memory is kept: no page is fetched twice."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+# A thread takes, touches and frees a block of 64 MB again and again; page faults of all but the first time.
+_PROGRAM = """
+import ctypes, resource, sys, threading
+from empax.core.memory import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+size = 64 << 20
+
+def touch():
+    block = libc.malloc(ctypes.c_size_t(size))
+    ctypes.memset(block, 1, size)
+    libc.free(block)
+
+def work():
+    touch()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        touch()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+def _faults(how: str, **variables: str) -> int:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, how], env={**plain, **variables}, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+def test_what_a_thread_frees_it_gets_again_without_page_faults():
+    pages = (64 << 20) // os.sysconf("SC_PAGESIZE")
+    assert _faults("keep") < pages / 8
+    assert _faults("leave") > pages
+    assert _faults("keep", MALLOC_MMAP_THRESHOLD_="1048576") > pages  # the user's choice is left alone
