@@ -73,7 +73,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
     policy = make_policy(parts, stage, reward)
-    frozen = {"reference": first["model"], "emotion": first["emotion"], "reward": reward.frozen()}
+    frozen = {"reference": parts.lowered(first["model"]), "emotion": first["emotion"], "reward": reward.frozen()}
     # Nobody is rated there: what is watched is the likelihood of the gold responses.
     validation = PolicyExamples(held_out, JudgedContexts.nobody(len(held_out)))
     on_refresh = Replies(parts, run, stage, held_out.instances[: stage.replies], first)
@@ -90,8 +90,8 @@ def policy_model(parts: Parts, params: Params, first: Params) -> Params:
     """The model in the parameters of a policy; adapters are merged into the weights that they were trained on."""
     if "adapters" not in params:
         return params["model"]
-    task = parts.with_lora(make_policy(parts, PpoStage(), Reward(())))
-    return task.merged(params, task.freeze({"model": first["model"]}, {}))["model"]
+    task = make_policy(parts, PpoStage(), Reward(()))
+    return parts.merged(task, params, {"model": first["model"]})["model"]
 
 
 class Replies:
