@@ -19,6 +19,7 @@ from empax.core.run import RunContext
 from empax.core.tree import count_params
 from empax.models.decoder_only import DecoderOnly
 from empax.pipeline.export import ExportSettings, export_run
+from empax.serving.session import Session
 from empax.systems.dialogue.parts import Parts
 from empax.systems.reg.settings import RetrieverStage
 from empax.systems.reg.stages import build_retriever
@@ -154,6 +155,14 @@ def adapters_alone_are_the_same_model(workdir, llama, ids, expected):
 def test_prompting_leaves_the_model_as_it_is(run_form):
     workdir, predictions = run_form("prompted")
     assert not any(row["exemplars"] for row in predictions)
+    # The emotion head is as it was drawn: what it says is not shown as if it meant something.
+    assert {row["emotion_prediction"] for row in predictions} == {""}
+    report = read_json(workdir / "report.json")
+    assert "emotion_accuracy" not in report["metrics"]
+    assert "emotion" not in report["confusion"]
+    assert set(report["history"]["generator"]).isdisjoint({"emotion_accuracy", "emotion_loss"})
+    assert {"bleu_1", "distinct_1", "perplexity"} <= set(report["metrics"])
+    assert Session.load(workdir).reply(["I lost my job."]).emotion_prediction == ""
     parts = Parts.of(run := RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "generator"))
     merged = parts.stage_params(run, "generator")["model"]
     same = [

@@ -82,6 +82,8 @@ class Parts:
             self.decoder(self.settings.decoding),
             emotion_weight=stage.emotion_weight,
             label_smoothing=stage.label_smoothing,
+            # One that begins with an earlier stage may have its head from there.
+            heads=("generator",) if stage.emotion_weight or stage.start_from else (),
         )
 
     def with_lora(self, task: Task) -> LoraTask:

@@ -93,6 +93,8 @@ class Responder:
 
     def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
         """What each head reads from each instance, in order; nothing is decoded."""
+        if not self.heads:
+            return [{} for _ in instances]
         examples, _, _ = self._examples(instances)
         made: dict[int, dict[str, str]] = {}
         for indices, batch in eval_batches(examples, batch_size=batch_size, buckets=self.buckets):
@@ -146,7 +148,7 @@ class Responder:
             reference=instance.response,
             id=instance.id,
             emotion=instance.emotion,
-            emotion_prediction=judged[self.heads[0]],
+            emotion_prediction=judged[self.heads[0]] if self.heads else "",
             attributes=dict(instance.notes.get("context_attributes", {})),
             exemplars=exemplars,
             notes={
