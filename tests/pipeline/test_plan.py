@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from configs import emprl_transformer
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
 from empax.pipeline.plan import describe
@@ -57,6 +58,17 @@ def test_later_stages_hold_their_judge_as_well():
     assert stages["retriever"][2] == pytest.approx(judge, abs=1)
     assert stages["joint"][2] == pytest.approx(judge + HALF / 1e6, abs=1)
     assert stages["joint"][0] == pytest.approx(TRAINED / 1e6 + stages["retriever"][0], abs=0.02)
+
+
+def test_a_policy_is_planned_with_adapters_on_its_reference():
+    config, model = plain(emprl_transformer.get_config()), plain(get_config("llama-3.1-8b"))["reg"]
+    config["emprl"] |= {"generator": model["generator"], "lora": model["lora"], "retriever": SMALL}
+    config["ppo"]["optimizer"]["groups"][0]["pattern"] = "^trained/value/"
+    dropped = [name for name in config["run"] if name != "ppo"]
+    config = {name: value for name, value in config.items() if name not in dropped} | {"run": ["ppo"]}
+    ((_, params, _, frozen),) = LINE.findall(describe(config))
+    assert float(params) == pytest.approx((32 * 16 * SUM_OF_SIDES + 4097) / 1e6, abs=0.01)
+    assert float(frozen) == pytest.approx((2 * HALF + 4 * (32 * 4096 + 32)) / 1e6, abs=1)
 
 
 def test_an_unknown_preset_names_those_that_there_are():

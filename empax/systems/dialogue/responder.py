@@ -45,7 +45,8 @@ class Responder:
         # No reference is cut: what is scored is the likelihood of all of its words.
         layout = dataclasses.replace(parts.settings.layout, max_target_tokens=MAX_REFERENCE_TOKENS)
         self.parts = dataclasses.replace(parts, settings=dataclasses.replace(parts.settings, layout=layout))
-        self.task, self.params = task, params
+        # Put there once, not with every batch.
+        self.task, self.params = task, jax.device_put(params)
         self.retrieval, self.buckets = retrieval, tuple(buckets)
         self._answer = jax.jit(
             lambda params, batch, rng: (
