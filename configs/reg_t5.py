@@ -58,4 +58,5 @@ def get_config(arg: str = "base") -> ConfigDict:
     slow = [{"pattern": "^retriever/", "learning_rate_scale": 0.2}]
     config.joint.optimizer = ConfigDict({"learning_rate": rate, "warmup_steps": 100, "groups": slow, **plain})
     config.evaluate.update({"buckets": (160, 250), "batch_size": 64})
+    config.report.paper_row = "T5 + REG"
     return config

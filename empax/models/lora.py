@@ -1,4 +1,4 @@
-r"""Low-rank adapters on any model here, and frozen weights in eight bits. No layer knows of either.
+r"""Low-rank adapters on any model here, and frozen weights in fewer bits. No layer knows of either.
 
 A weight W [*inputs, *outputs] (of one layer) becomes
 
@@ -17,12 +17,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, Literal
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from flax.core import meta
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from empax.core.config import ConfigError
@@ -47,6 +48,9 @@ class LoraSettings:
       dropout: share of a weight's inputs that its adapter does not see in a step, in [0, 1).
       int8: keep the frozen weights of matrix products in eight bits (QLoRA's idea, Dettmers et al. 2023, with plain
         symmetric integers).
+      frozen_dtype: of the other frozen weights. Empty = what the model computes in, to which it would round them
+        anyway. In half precision a sum then forgets changes below half a unit in a weight's last place; with
+        "float32", at twice the memory, they count on average, unless the weights came in half precision themselves.
     """
 
     pattern: str = r"attention/(query|value)$"
@@ -54,6 +58,7 @@ class LoraSettings:
     alpha: float = 16.0
     dropout: float = 0.0
     int8: bool = False
+    frozen_dtype: Literal["", "float32"] = ""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -101,7 +106,10 @@ class Int8(_Box):
 
 @flax.struct.dataclass
 class LowRank(_Box):
-    """A frozen weight, an array or an Int8, with its adapter. No gradient flows to the weight."""
+    """A frozen weight, an array or an Int8, with its adapter; their sum has the array's type.
+
+    No gradient flows to the weight.
+    """
 
     base: Any
     a: Any  # [*inputs, r], with a layers axis in front if the weight has one
@@ -112,7 +120,9 @@ class LowRank(_Box):
         base = self.base.unbox() if isinstance(self.base, Int8) else self.base
         # Small, and summed in full precision: tensor cores would round it.
         product = jnp.tensordot(self.a, self.b, axes=1, precision=jax.lax.Precision.HIGHEST)
-        return jax.lax.stop_gradient(base) + (self.factor * product).astype(base.dtype)
+        summed = jax.lax.stop_gradient(base).astype(product.dtype) + self.factor * product
+        # Rounded here and not in the layer: what the backward pass keeps, and reads again, is half as large.
+        return summed.astype(base.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +186,7 @@ def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array
     choose anew for each token; so the sum of the two weights stays one matrix.
 
     Args:
-      base: parameters, plain or from `quantize`; no gradient flows to an adapted weight.
+      base: parameters, plain or from `quantize` and `lower`; no gradient flows to an adapted weight.
       adapters: of `init_adapters`.
       settings: the same.
       rng: None = no dropout.
@@ -236,6 +246,33 @@ def quantize(base: Params) -> Params:
         return Int8(jnp.round(leaf / scale).astype(jnp.int8), scale)
 
     return map_named(put, base)
+
+
+def lower(params: Params, dtype: DTypeLike) -> Params:
+    """`params` that nothing trains, in `dtype` as far as a pretrained model that computes in it rounds them anyway.
+
+    Those are the weights of matrix products and the embeddings; not norms, biases and whatever is summed in float32
+    first, such as tokens and positions. So the model gives the same numbers, for half of the memory, and need not round
+    its weights anew in every layer of every step.
+
+    Args:
+      params: of a pretrained model, plain or from `quantize`, whose eight bits stay as they are.
+      dtype: of the arithmetic; float32 changes nothing.
+    """
+    dtype = jnp.dtype(dtype)
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_box)
+    if any(_name(path).endswith("position_embedding") for path, _ in leaves):
+        embeddings = r"(^|/)output_embedding$"
+    else:
+        embeddings = r"(^|/)(token|output)_embedding$"
+
+    def put(path: tuple[Any, ...], leaf: Any) -> Any:
+        name = _name(path)
+        if _is_box(leaf) or (_axes(name, leaf.shape) is None and not re.search(embeddings, name)):
+            return leaf
+        return leaf.astype(dtype)
+
+    return params if dtype == jnp.float32 else jax.tree_util.tree_map_with_path(put, params, is_leaf=_is_box)
 
 
 def _open(leaf: Any) -> Any:

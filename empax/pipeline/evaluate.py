@@ -68,21 +68,20 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
     responder = system.load_responder(context, stage=settings.stage, index=settings.index, buckets=settings.buckets)
     options = {"batch_size": settings.batch_size, "seed": context.seed}
     about: dict[str, Any] = {}
+    head = ""
     if not settings.corpus:
         validation = load_instances(context, "validation")[: settings.head_examples]
         accuracy = head_accuracies(validation, responder.emotions(validation, batch_size=settings.batch_size))
-        about["emotion_head"] = max(accuracy, key=lambda name: accuracy[name])
-        about["emotion_head_validation_accuracy"] = accuracy
-        log.info("emotion heads on validation: %s; taking the %s's", accuracy, about["emotion_head"])
+        head = max(accuracy, key=lambda name: accuracy[name], default="")
+        if head:
+            about |= {"emotion_head": head, "emotion_head_validation_accuracy": accuracy}
+            log.info("emotion heads on validation: %s; taking the %s's", accuracy, head)
     instances, counts = find_instances(settings, context)
     begin = time.perf_counter()
     predictions = responder.respond(instances, progress=settings.corpus or settings.split, **options)
     seconds = time.perf_counter() - begin
     predictions = [
-        dataclasses.replace(
-            p, emotion_prediction="" if settings.corpus else p.notes["emotion_by_head"][about["emotion_head"]]
-        )
-        for p in predictions
+        dataclasses.replace(p, emotion_prediction=p.notes["emotion_by_head"][head] if head else "") for p in predictions
     ]
     for names, prefix in ((settings.judge, ""), (settings.second_judge, INDEPENDENT)):
         if names:
@@ -116,7 +115,7 @@ def head_accuracies(instances: Sequence[Instance], found: Sequence[Mapping[str, 
 
     Args:
       instances: N of them, at least one.
-      found: what each head has found in each.
+      found: what each head has found in each; nothing where there is no head that has learnt emotions.
     """
     known = [(i.emotion, by_head) for i, by_head in zip(instances, found, strict=True) if i.emotion]
     return {

@@ -19,7 +19,7 @@ def describe(config: Mapping[str, Any]) -> str:
 
     Parameters are those that the stage trains: with adapters no more than they and the heads. Bytes are those of
     parameters, gradients and optimiser state on every device (they are replicated), of what is frozen beside them (the
-    weights under adapters, in eight bits if they are kept so; a judge), and of the step's batch; activations come on
+    weights under adapters, in as many bits as they are kept in; a judge), and of the step's batch; activations come on
     top. FLOPs are those of one update on batches of the longest bucket, without what an online task explores before it.
     """
     if topology := RunOptions.of(config).plan.topology:

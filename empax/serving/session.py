@@ -21,7 +21,7 @@ class Session:
 
     Attributes:
       judges: classifiers of the attributes; none where the recipe has no `annotate`.
-      head: the emotion head that evaluation chose.
+      head: the emotion head that evaluation chose; empty where none has learnt emotions.
     """
 
     responder: Responder
@@ -61,7 +61,7 @@ class Session:
                 for judge in annotate.load_judges(labels, context)
             )
             threshold = labels.sentiment_threshold
-        head = read_json(files.stage(context.stage) / "evaluate.json")["emotion_head"]
+        head = read_json(files.stage(context.stage) / "evaluate.json").get("emotion_head", "")
         return cls(responder, judges, threshold, head, config["seed"])
 
     def reply(self, context: Sequence[str]) -> Prediction:
@@ -79,4 +79,5 @@ class Session:
             notes["context_attributes"] = levels[0]
         instance = Instance(id="chat#1", context=turns, response="", emotion="", notes=notes)
         prediction = self.responder.respond([instance], batch_size=1, seed=self.seed)[0]
-        return dataclasses.replace(prediction, emotion_prediction=prediction.notes["emotion_by_head"][self.head])
+        emotion = prediction.notes["emotion_by_head"][self.head] if self.head else ""
+        return dataclasses.replace(prediction, emotion_prediction=emotion)

@@ -12,7 +12,7 @@ import jax
 from empax.core.protocols import GenerativeTask, OnlineTask, ReinforcedTask, Task
 from empax.core.tree import named_leaves
 from empax.core.types import AnyBatch, Generated, Mean, Metrics, Params
-from empax.models.lora import LoraSettings, adapt, init_adapters, merge, quantize
+from empax.models.lora import LoraSettings, adapt, init_adapters, lower, merge, quantize
 
 _DROPOUT_STREAM = 2**31 - 2  # the task splits its key and never folds in a number that large
 
@@ -28,11 +28,13 @@ class LoraTask:
       task: what is trained.
       settings: which weights are adapted.
       trained: regular expression of parameters that are trained as they are (a new head); empty = none.
+      dtype: what the adapted model computes in.
     """
 
     task: Task
     settings: LoraSettings
     trained: str = ""
+    dtype: str = "float32"
 
     def init(self, rng: jax.Array, batch: AnyBatch) -> Params:
         """Adapters that change nothing yet, and fresh parameters where `trained` says so."""
@@ -47,12 +49,15 @@ class LoraTask:
     def freeze(self, params: Params, frozen: Params) -> Params:
         """The `frozen` of this task: of the task's own parameters what is not trained, and its own `frozen`.
 
+        Weights have as few bits there as the settings allow.
+
         Args:
           params: of `task`, pretrained; those that `trained` names are left out.
           frozen: what `task` itself wants.
         """
         base = self._split(params)[1]
-        return {"base": quantize(base) if self.settings.int8 else base, "frozen": frozen}
+        base = quantize(base) if self.settings.int8 else base
+        return {"base": lower(base, self.settings.frozen_dtype or self.dtype), "frozen": frozen}
 
     def merged(self, params: Params, frozen: Params) -> Params:
         """Parameters of `task` alone, without adapters: to decode with, to export."""
@@ -114,11 +119,11 @@ class ReinforcedLoraTask(LoraTask):
         self.task.check_progress(metrics, step=step)
 
 
-def lora_task(task: Task, settings: LoraSettings, trained: str = "") -> LoraTask:
+def lora_task(task: Task, settings: LoraSettings, trained: str = "", dtype: str = "float32") -> LoraTask:
     """`task` with LoRA; it explores, or answers and learns from that, if `task` does."""
     if isinstance(task, ReinforcedTask):
-        return ReinforcedLoraTask(task, settings, trained)
-    return (OnlineLoraTask if isinstance(task, OnlineTask) else LoraTask)(task, settings, trained)
+        return ReinforcedLoraTask(task, settings, trained, dtype)
+    return (OnlineLoraTask if isinstance(task, OnlineTask) else LoraTask)(task, settings, trained, dtype)
 
 
 def _select(tree: Any, kept: dict[str, bool], wanted: bool, prefix: str = "") -> Params:

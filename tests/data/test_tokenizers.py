@@ -175,17 +175,24 @@ def test_missing_folder_and_missing_network_are_told_apart(tmp_path, monkeypatch
         load_tokenizer("t5-small")
 
 
-def test_unknown_padding_token_is_named(bpe, tmp_path):
+def test_without_a_known_padding_token_the_end_pads_and_an_unknown_end_is_named(bpe, tmp_path):
     bpe.save(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     assert load_tokenizer(tmp_path).start_id == bpe.pad_id  # T5's way, where nothing is declared
     text = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
-    (tmp_path / "tokenizer.json").write_text(text.replace("<pad>", "<fill>"), encoding="utf-8")
-    with pytest.raises(ConfigError, match="no known pad token"):
-        load_tokenizer(tmp_path)
-    config = {"pad_token": {"content": "<fill>", "lstrip": False}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    text = text.replace("<pad>", "<fill>")
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    assert load_tokenizer(tmp_path).pad_id == bpe.eos_id  # GPT-2's folders name no token to pad with
+    reserved = text.replace("<fill>", "<|finetune_right_pad_id|>")  # nor do Llama 3.1's, which have one
+    (tmp_path / "tokenizer.json").write_text(reserved, encoding="utf-8")
     assert load_tokenizer(tmp_path).pad_id == 0
+    (tmp_path / "tokenizer.json").write_text(text.replace("</s>", "<end>"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"no known end-of-sequence token \(</s>, .* as eos_token in its"):
+        load_tokenizer(tmp_path)
+    config = {"pad_token": {"content": "<fill>", "lstrip": False}, "eos_token": "<end>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = load_tokenizer(tmp_path)
+    assert (found.pad_id, found.eos_id) == (0, bpe.eos_id)
 
 
 def test_a_tokenizer_with_added_tokens_extends_the_one_that_it_was(tmp_path):

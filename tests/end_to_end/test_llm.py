@@ -19,7 +19,10 @@ from empax.core.run import RunContext
 from empax.core.tree import count_params
 from empax.models.decoder_only import DecoderOnly
 from empax.pipeline.export import ExportSettings, export_run
+from empax.serving.session import Session
 from empax.systems.dialogue.parts import Parts
+from empax.systems.reg.settings import RetrieverStage
+from empax.systems.reg.stages import build_retriever
 from empax.training.checkpoint import load_params
 
 TEMPLATE = (
@@ -100,6 +103,9 @@ def test_all_stages_train_adapters_alone_and_the_answers_come_from_them(run_form
         }
         assert changed == {"query", "key", "value", "out"}
         np.testing.assert_array_equal(merged["token_embedding"], parts.generator.params["token_embedding"])
+    judge = build_retriever(RetrieverStage(), dataclasses.replace(run, stage="retriever")).frozen["generator"]["model"]
+    assert judge["layers"]["attention"]["query"].dtype == judge["token_embedding"].dtype == jnp.bfloat16
+    assert judge["final_norm"]["scale"].dtype == jnp.float32
     metrics = read_json(workdir / "report.json")["metrics"]
     assert {"bleu_2", "perplexity", "exemplar_emotion_match", "emotion_accuracy"} <= set(metrics)
 
@@ -149,6 +155,14 @@ def adapters_alone_are_the_same_model(workdir, llama, ids, expected):
 def test_prompting_leaves_the_model_as_it_is(run_form):
     workdir, predictions = run_form("prompted")
     assert not any(row["exemplars"] for row in predictions)
+    # The emotion head is as it was drawn: what it says is not shown as if it meant something.
+    assert {row["emotion_prediction"] for row in predictions} == {""}
+    report = read_json(workdir / "report.json")
+    assert "emotion_accuracy" not in report["metrics"]
+    assert "emotion" not in report["confusion"]
+    assert set(report["history"]["generator"]).isdisjoint({"emotion_accuracy", "emotion_loss"})
+    assert {"bleu_1", "distinct_1", "perplexity"} <= set(report["metrics"])
+    assert Session.load(workdir).reply(["I lost my job."]).emotion_prediction == ""
     parts = Parts.of(run := RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "generator"))
     merged = parts.stage_params(run, "generator")["model"]
     same = [

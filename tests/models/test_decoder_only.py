@@ -133,18 +133,11 @@ def test_padding_of_either_side_changes_nothing(name):
     np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.oracle
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize(
-    "settings", [DecodeSettings("greedy", NEW), DecodeSettings("beam", NEW)], ids=["greedy", "beam"]
-)
-def test_generated_tokens_are_hugging_faces(name, settings):
-    theirs, model, params = models(name, scale=2.0)  # so large that responses differ and end
-    num = num_hypotheses(settings)
-
+def decode_ours(model, params, settings, tokens, mask, prefix=None):
     @jax.jit
-    def decode(params, tokens, mask):
+    def decode(params, tokens, mask, prefix):
         apply = functools.partial(model.apply, {"params": params})
+        num = num_hypotheses(settings)
         cache = apply(tokens, mask, num_hypotheses=num, max_length=NEW, method="start_cache")
         assert cache.cross_key.shape == (2, len(tokens), model.config.num_kv_heads, model.config.head_dim, 8)
         return generate(
@@ -155,12 +148,16 @@ def test_generated_tokens_are_hugging_faces(name, settings):
             eos_id=EOS,
             pad_id=PAD,
             settings=settings,
+            prefix=prefix,
         )
 
-    tokens, mask = prompts(16, 8, left=True)
-    found = decode(params, tokens, mask)
+    return decode(params, tokens, mask, prefix)
+
+
+def decode_theirs(model, num, new, tokens, mask):
+    """[N, num, new] tokens, whether each row ended, and scores: log-probabilities over lengths; `num` = 1 is greedy."""
     config = transformers.GenerationConfig(
-        max_new_tokens=NEW,
+        max_new_tokens=new,
         num_beams=num,
         num_return_sequences=num,
         do_sample=False,
@@ -169,27 +166,67 @@ def test_generated_tokens_are_hugging_faces(name, settings):
         return_dict_in_generate=True,
         output_scores=True,
     )
-    out = theirs.generate(
+    out = model.generate(
         torch.tensor(np.asarray(tokens)).long(),
         attention_mask=torch.tensor(np.asarray(mask)).long(),
         generation_config=config,
     )
-    new = out.sequences[:, 8:].reshape(16, num, -1).numpy()
-    expected = np.full((16, num, NEW), PAD)
-    expected[:, :, : new.shape[-1]] = new
-    expected[np.cumsum(expected == EOS, axis=-1) - (expected == EOS) > 0] = PAD  # theirs fills with the end token
+    made = out.sequences[:, tokens.shape[1] :].reshape(len(tokens), num, -1).numpy()
+    found = np.full((len(tokens), num, new), PAD)
+    found[:, :, : made.shape[-1]] = made
+    found[np.cumsum(found == EOS, axis=-1) - (found == EOS) > 0] = PAD  # theirs fills with the end token
+    scores = out.sequences_scores.reshape(len(tokens), num).numpy() if num > 1 else None
+    return found, (found == EOS).any(-1), scores
+
+
+SEARCHES = pytest.mark.parametrize(
+    "settings", [DecodeSettings("greedy", NEW), DecodeSettings("beam", NEW)], ids=["greedy", "beam"]
+)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", MAKERS)
+@SEARCHES
+def test_generated_tokens_are_hugging_faces(name, settings):
+    theirs, model, params = models(name, scale=2.0)  # so large that responses differ and end
+    num = num_hypotheses(settings)
+    tokens, mask = prompts(16, 8, left=True)
+    found = decode_ours(model, params, settings, tokens, mask)
+    expected, ends, scores = decode_theirs(theirs, num, NEW, tokens, mask)
     np.testing.assert_array_equal(found.tokens, expected)
-    ends = (expected == EOS).any(-1)
     assert ends.any()
     assert not ends.all()
     assert len(np.unique(expected[:, 0], axis=0)) > 8
-    if num > 1:
+    if scores is not None:
         lengths = np.where(ends, (expected == EOS).argmax(-1) + 1, NEW)
-        np.testing.assert_allclose(
-            found.log_probs / lengths, out.sequences_scores.reshape(16, num).numpy(), rtol=1e-4, atol=1e-5
-        )
-    right = decode(params, *prompts(16, 8, left=False))
+        np.testing.assert_allclose(found.log_probs / lengths, scores, rtol=1e-4, atol=1e-5)
+    right = decode_ours(model, params, settings, *prompts(16, 8, left=False))
     np.testing.assert_array_equal(right.tokens, expected)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", MAKERS)
+@SEARCHES
+def test_behind_a_forced_prefix_comes_what_hugging_face_says_behind_the_longer_prompt(name, settings):
+    theirs, model, params = models(name, scale=2.0)
+    num = num_hypotheses(settings)
+    tokens, mask = prompts(16, 8, left=True)
+    given = np.resize([0, 1, 3], 16)
+    prefix = np.random.default_rng(1).integers(2, VOCAB, (16, 3)).astype(np.int32)
+    prefix = np.where(np.arange(3)[None] < given[:, None], prefix, -1)
+    found = decode_ours(model, params, settings, tokens, mask, jnp.asarray(prefix))
+    for length in (0, 1, 3):
+        rows = np.flatnonzero(given == length)
+        own = prefix[rows, :length]
+        longer = np.concatenate([np.asarray(tokens)[rows], own], axis=1)
+        real = np.concatenate([np.asarray(mask)[rows], own >= 0], axis=1)
+        expected, ends, scores = decode_theirs(theirs, num, NEW - length, longer, real)
+        made = np.asarray(found.tokens)[rows]
+        np.testing.assert_array_equal(made[:, :, length:], expected)
+        np.testing.assert_array_equal(made[:, :, :length], np.repeat(own[:, None], num, axis=1))
+        if scores is not None:
+            lengths = np.where(ends, (expected == EOS).argmax(-1) + 1, NEW - length)
+            np.testing.assert_allclose(np.asarray(found.log_probs)[rows] / lengths, scores, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.oracle

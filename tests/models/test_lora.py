@@ -10,9 +10,11 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import count_bytes, map_named, named_leaves
+from empax.models.bart import bart_config
 from empax.models.bert import BertConfig, BertEncoder
+from empax.models.decoder_only import DecoderOnly, gpt2_config, llama_config
 from empax.models.layers import FeedForward, logical_axes
-from empax.models.lora import Int8, LoraSettings, adapt, init_adapters, merge, quantize
+from empax.models.lora import Int8, LoraSettings, LowRank, adapt, init_adapters, lower, merge, quantize
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 
@@ -207,6 +209,103 @@ def test_eight_bits_take_a_quarter_and_a_step_never_holds_all_floats():
     assert arguments < 0.3 * count_bytes(base)
     assert temporary < 0.25 * count_bytes(base)
     assert outside > count_bytes(base)  # what making all floats ahead of the layers would cost
+
+
+LLAMA = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1}
+LLAMA |= {"head_dim": 6, "intermediate_size": 16, "num_hidden_layers": 2, "max_position_embeddings": 9}
+LLAMA |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+GPT2 = {"vocab_size": 13, "n_positions": 9, "n_embd": 12, "n_head": 3, "n_layer": 2}
+BART = {"vocab_size": 13, "d_model": 12, "max_position_embeddings": 9, "scale_embedding": True}
+BART |= {f"{stack}_{name}": 3 for stack in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+BART |= {f"{stack}_ffn_dim": 16 for stack in ("encoder", "decoder")}
+T5 = {"vocab_size": 13, "d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 16, "num_layers": 2}
+T5_1_1 = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+ARCHITECTURES = {
+    "t5": lambda **run: EncoderDecoder(t5_config(T5, **run)),
+    "t5 1.1": lambda **run: EncoderDecoder(t5_config(T5_1_1, **run)),
+    "bart": lambda **run: EncoderDecoder(bart_config(BART, **run)),
+    "llama": lambda **run: DecoderOnly(llama_config(LLAMA, **run)),
+    "gpt2": lambda **run: DecoderOnly(gpt2_config(GPT2, **run)),
+}
+
+
+def made(name, dtype):
+    """A model that computes in `dtype`, float32 parameters, and what gives its logits."""
+    model = ARCHITECTURES[name](dropout=0.0, dtype=dtype)
+    inputs = (IDS, MASK, TARGET) if isinstance(model, EncoderDecoder) else (IDS, MASK)
+    params = filled(jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"], 0)
+    return params, jax.jit(lambda params: model.apply({"params": params}, *inputs))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_lowered_weights_are_those_that_the_model_rounds_anyway(name):
+    params, logits = made(name, "bfloat16")
+    small = lower(params, "bfloat16")
+    kept = {part for part, leaf in named_leaves(small).items() if leaf.dtype == jnp.float32}
+    positions = name in ("bart", "gpt2")  # added to the embeddings of tokens in float32
+    assert ("token_embedding" in kept) == positions
+    for part, leaf in named_leaves(small).items():
+        before = named_leaves(params)[part]
+        assert leaf.dtype == (jnp.float32 if part in kept else jnp.bfloat16)
+        np.testing.assert_array_equal(leaf, before.astype(leaf.dtype))
+        matrix = part.rsplit("/", 1)[-1] in ("query", "key", "value", "out", "wi", "wo", "gate", "output_embedding")
+        assert matrix or part in kept or part == "token_embedding"
+        assert not (matrix and part in kept), part
+    assert count_bytes(small) < 0.65 * count_bytes(params)
+    np.testing.assert_allclose(logits(small), logits(params), rtol=0, atol=1e-6)
+    assert not np.array_equal(logits(params), made(name, "float32")[1](params))  # that is how much rounding does
+
+
+def test_float32_and_eight_bits_are_left_alone():
+    params, _ = made("t5", "float32")
+    assert lower(params, jnp.float32) is params
+    boxes = lower(quantize(params), "bfloat16")
+    query = boxes["encoder"]["layers"]["attention"]["query"]
+    assert isinstance(query, Int8)
+    assert (query.values.dtype, query.scale.dtype) == (jnp.int8, jnp.float32)
+    assert boxes["token_embedding"].dtype == jnp.bfloat16
+    assert boxes["encoder"]["relative_bias"].dtype == jnp.float32
+    shapes = jax.eval_shape(lambda params: lower(params, "bfloat16"), params)
+    assert shapes["decoder"]["layers"]["feed_forward"]["wi"].dtype == jnp.bfloat16
+
+
+def test_a_half_precision_sum_is_rounded_once_and_its_adapters_are_not():
+    base = filled({"wi": jnp.zeros((40, 30))}, 0)["wi"].astype(jnp.bfloat16)
+    pair = filled({"a": jnp.zeros((40, 3)), "b": jnp.zeros((3, 30))}, 1)
+    pair["b"] *= 1e-2
+    found, pull = jax.vjp(lambda a, b: LowRank(base, a, b, 2.0).unbox(), pair["a"], pair["b"])
+    wide = {name: np.asarray(leaf, np.float64) for name, leaf in {"base": base, **pair}.items()}
+    exact = wide["base"] + 2.0 * wide["a"] @ wide["b"]
+    assert found.dtype == jnp.bfloat16
+    # Half a unit in the last of 8 bits; a change that were rounded before it is added could be off by more.
+    assert np.all(np.abs(np.asarray(found, np.float64) - exact) <= np.abs(exact) * 2.0**-8 * 1.001)
+    assert np.mean(np.asarray(found) != np.asarray(base)) > 0.5
+    ones = jnp.ones_like(found)
+    for grad, wanted in zip(
+        pull(ones), (2.0 * wide["b"].sum(axis=1)[None], 2.0 * wide["a"].sum(axis=0)[:, None]), strict=True
+    ):
+        assert grad.dtype == jnp.float32
+        np.testing.assert_allclose(grad, np.broadcast_to(wanted, grad.shape), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_adapters_learn_on_lowered_weights_what_they_learn_on_those_in_float32(name):
+    params, logits = made(name, "bfloat16")
+    settings = dataclasses.replace(ALL, pattern="attention|feed_forward")
+    adapters = jax.tree.map(lambda leaf: 0.1 * leaf, filled(init_adapters(jax.random.key(0), params, settings), 1))
+
+    def learnt(base):
+        loss = jax.jit(jax.value_and_grad(lambda a: jnp.mean(logits(adapt(base, a, settings)) ** 2)))
+        return loss(adapters)
+
+    (value, grads), (wanted, wanted_grads) = learnt(lower(params, "bfloat16")), learnt(params)
+    # Between the two lies one more rounding of each weight.
+    np.testing.assert_allclose(value, wanted, rtol=0.02)
+    for part, grad in named_leaves(grads).items():
+        expected = named_leaves(wanted_grads)[part]
+        assert grad.dtype == jnp.float32
+        distance = np.linalg.norm(grad - expected) / np.linalg.norm(expected)
+        assert distance < 0.1, (part, distance)
 
 
 @pytest.mark.parametrize("pattern", ["nothing", "norm/scale$", "token_embedding"])

@@ -59,8 +59,15 @@ def run(tmp_path):
     return context
 
 
-def evaluated(run, **values):
-    parrot, named = Parrot(), []
+class Unfeeling(Parrot):
+    """Has learnt nothing of emotions."""
+
+    def emotions(self, instances, *, batch_size):
+        return [{} for found in super().emotions(instances, batch_size=batch_size)]
+
+
+def evaluated(run, parrot=None, **values):
+    parrot, named = parrot or Parrot(), []
     system = SimpleNamespace(load_responder=lambda context, **options: named.append(options) or parrot)
     settings = to_settings(evaluate.Settings, {"stage": "joint", "batch_size": 4, **values}, where="config.evaluate")
     evaluate.run(settings, run, system)
@@ -77,6 +84,12 @@ def test_the_head_is_chosen_on_validation_and_used_on_test(run):
     about = read_json(run.directory / "evaluate.json")
     assert about["emotion_head"] == "retriever"
     assert about["emotion_head_validation_accuracy"] == {"generator": 0.0, "retriever": 100.0}  # of known emotions
+
+
+def test_without_a_head_that_has_learnt_emotions_none_is_predicted(run):
+    _, _, rows = evaluated(run, Unfeeling())
+    assert {row["emotion_prediction"] for row in rows} == {""}
+    assert not [name for name in read_json(run.directory / "evaluate.json") if "head" in name]
 
 
 def test_limits_take_the_first(run):

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from configs import emprl_transformer
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
 from empax.pipeline.plan import describe
@@ -18,14 +19,16 @@ LINE = re.compile(
 SUM_OF_SIDES = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3
 TRAINED = 32 * 16 * SUM_OF_SIDES + 32 * 4096 + 32
 WEIGHTS = 8_030_261_248
-MATRICES = WEIGHTS - 2 * 128256 * 4096 - 65 * 4096
+EMBEDDINGS, NORMS = 2 * 128256 * 4096, 65 * 4096
+MATRICES = WEIGHTS - EMBEDDINGS - NORMS
+HALF = 2 * (WEIGHTS - NORMS) + 4 * NORMS  # what lies frozen is kept in bfloat16 but for the norms
 OUTPUTS = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
 
 
-def planned(*, int8=False, run=("generator",), preset="llama-3.1-8b"):
+def planned(*, run=("generator",), preset="llama-3.1-8b", **lora):
     """Trained, its bytes and the frozen ones in MB, by stage."""
     config = plain(get_config("llama-3.1-8b"))
-    config["reg"]["lora"]["int8"] = int8
+    config["reg"]["lora"].update(lora)
     config["reg"]["generator"]["preset"] = preset
     config["reg"]["retriever"] = SMALL
     dropped = [name for name in config["run"] if name not in run]
@@ -39,21 +42,33 @@ def test_adapters_alone_are_trained_and_what_they_sit_on_counts_once():
     params, size, frozen = planned()["generator"]
     assert params == pytest.approx(TRAINED / 1e6, abs=0.01)
     assert size == pytest.approx((2 + 2) * 4 * TRAINED / 1e6, abs=1)  # value, gradient, two moments
-    assert frozen == pytest.approx(4 * WEIGHTS / 1e6, abs=1)
+    assert frozen == pytest.approx(HALF / 1e6, abs=1)
+    assert planned(frozen_dtype="float32")["generator"][2] == pytest.approx(4 * WEIGHTS / 1e6, abs=1)
 
 
 def test_eight_bits_count_as_eight_bits():
     params, _, frozen = planned(int8=True)["generator"]
     assert params == pytest.approx(TRAINED / 1e6, abs=0.01)
-    assert frozen == pytest.approx((4 * (WEIGHTS - MATRICES) + MATRICES + 4 * OUTPUTS) / 1e6, abs=1)
+    assert frozen == pytest.approx((2 * EMBEDDINGS + 4 * NORMS + MATRICES + 4 * OUTPUTS) / 1e6, abs=1)
 
 
 def test_later_stages_hold_their_judge_as_well():
     stages = planned(run=("retriever", "joint"))
-    judge = 4 * (WEIGHTS + 32 * 4096 + 32) / 1e6
+    judge = (HALF + 4 * (32 * 4096 + 32)) / 1e6
     assert stages["retriever"][2] == pytest.approx(judge, abs=1)
-    assert stages["joint"][2] == pytest.approx(judge + 4 * WEIGHTS / 1e6, abs=1)
+    assert stages["joint"][2] == pytest.approx(judge + HALF / 1e6, abs=1)
     assert stages["joint"][0] == pytest.approx(TRAINED / 1e6 + stages["retriever"][0], abs=0.02)
+
+
+def test_a_policy_is_planned_with_adapters_on_its_reference():
+    config, model = plain(emprl_transformer.get_config()), plain(get_config("llama-3.1-8b"))["reg"]
+    config["emprl"] |= {"generator": model["generator"], "lora": model["lora"], "retriever": SMALL}
+    config["ppo"]["optimizer"]["groups"][0]["pattern"] = "^trained/value/"
+    dropped = [name for name in config["run"] if name != "ppo"]
+    config = {name: value for name, value in config.items() if name not in dropped} | {"run": ["ppo"]}
+    ((_, params, _, frozen),) = LINE.findall(describe(config))
+    assert float(params) == pytest.approx((32 * 16 * SUM_OF_SIDES + 4097) / 1e6, abs=0.01)
+    assert float(frozen) == pytest.approx((2 * HALF + 4 * (32 * 4096 + 32)) / 1e6, abs=1)
 
 
 def test_an_unknown_preset_names_those_that_there_are():

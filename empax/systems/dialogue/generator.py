@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -125,6 +125,9 @@ class Generator:
 
     Departure: some of G1's examples show an exemplar beside the context, so that it knows what one is when it later
     judges them (Eq. 3 feeds it exemplars that Eq. 2 never showed it). `exemplar_probability=0` is the paper's text.
+
+    Attributes:
+      heads: emotion heads worth asking; empty where the one that there is has never been trained.
     """
 
     model: Reader | Fusion
@@ -132,7 +135,7 @@ class Generator:
     decoder: Decoder
     emotion_weight: float
     label_smoothing: float = 0.0
-    heads: ClassVar[tuple[str, ...]] = ("generator",)
+    heads: tuple[str, ...] = ("generator",)
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         first, second = jax.random.split(rng)
@@ -145,6 +148,8 @@ class Generator:
         states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=first)
         mask = self.model.states_mask(batch.source_mask)
         parts, metrics = generation_losses(self, self.model, params, batch, states, mask, (second, third))
+        if not self.heads:
+            metrics = {"nll": metrics["nll"]}
         return combine(parts, target_weights(batch), batch.valid), metrics
 
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:

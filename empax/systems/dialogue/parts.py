@@ -35,6 +35,7 @@ from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import EmotionEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import EMOTION_HEAD
+from empax.models.lora import lower
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.dialogue.generator import Decoder, Fusion, Generator, Reader
@@ -81,6 +82,8 @@ class Parts:
             self.decoder(self.settings.decoding),
             emotion_weight=stage.emotion_weight,
             label_smoothing=stage.label_smoothing,
+            # One that begins with an earlier stage may have its head from there.
+            heads=("generator",) if stage.emotion_weight or stage.start_from else (),
         )
 
     def with_lora(self, task: Task) -> LoraTask:
@@ -88,7 +91,21 @@ class Parts:
         settings = self.settings.lora
         if settings is None or not self.settings.generator.pretrained:
             raise ConfigError("lora adapts a pretrained generator; set generator.pretrained beside it, or drop it.")
-        return lora_task(task, settings, trained=r"^(generator/)?emotion/|^retriever/|^value/")
+        trained, dtype = r"^(generator/)?emotion/|^retriever/|^value/", self.generator.model.config.dtype
+        return lora_task(task, settings, trained=trained, dtype=dtype)
+
+    def merged(self, task: Task, params: Params, base: Params) -> Params:
+        """Parameters of `task`: those of `with_lora(task)`, summed into the weights `base`.
+
+        Those are taken as they were loaded, not as training kept them (but for eight bits): what is exported, or
+        evaluated in another type, should not have been rounded before.
+        """
+        adapted = dataclasses.replace(self.with_lora(task), dtype="float32")
+        return adapted.merged(params, adapted.freeze(base, {}))
+
+    def lowered(self, params: Params) -> Params:
+        """Parameters of a generator that nothing trains, as small as its arithmetic allows (`models.lora.lower`)."""
+        return lower(params, self.generator.model.config.dtype) if self.settings.generator.pretrained else params
 
     def stage_params(self, run: RunContext, stage: str) -> Params:
         """All parameters of a finished stage: adapters are merged into the weights that they sit on."""
@@ -100,8 +117,7 @@ class Parts:
         base: Params = {"model": model}
         if "generator" in params["adapters"]:
             base = {"generator": base}
-        task = self.with_lora(self.generator_task(GeneratorStage()))
-        return jax.tree.map(np.asarray, task.merged(params, task.freeze(base, {})))
+        return jax.tree.map(np.asarray, self.merged(self.generator_task(GeneratorStage()), params, base))
 
     def retriever_params(self, run: RunContext, stage: str) -> Params:
         """The retriever of a training stage, what that leaves alone as pretrained, or random from the run's seed.

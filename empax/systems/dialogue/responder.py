@@ -45,7 +45,8 @@ class Responder:
         # No reference is cut: what is scored is the likelihood of all of its words.
         layout = dataclasses.replace(parts.settings.layout, max_target_tokens=MAX_REFERENCE_TOKENS)
         self.parts = dataclasses.replace(parts, settings=dataclasses.replace(parts.settings, layout=layout))
-        self.task, self.params = task, params
+        # Put there once, not with every batch.
+        self.task, self.params = task, jax.device_put(params)
         self.retrieval, self.buckets = retrieval, tuple(buckets)
         self._answer = jax.jit(
             lambda params, batch, rng: (
@@ -93,6 +94,8 @@ class Responder:
 
     def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
         """What each head reads from each instance, in order; nothing is decoded."""
+        if not self.heads:
+            return [{} for _ in instances]
         examples, _, _ = self._examples(instances)
         made: dict[int, dict[str, str]] = {}
         for indices, batch in eval_batches(examples, batch_size=batch_size, buckets=self.buckets):
@@ -146,7 +149,7 @@ class Responder:
             reference=instance.response,
             id=instance.id,
             emotion=instance.emotion,
-            emotion_prediction=judged[self.heads[0]],
+            emotion_prediction=judged[self.heads[0]] if self.heads else "",
             attributes=dict(instance.notes.get("context_attributes", {})),
             exemplars=exemplars,
             notes={

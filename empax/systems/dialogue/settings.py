@@ -44,7 +44,7 @@ class GeneratorStage:
     Attributes:
       index: the index stage whose candidates G1 is shown; empty = none.
       exemplar_probability: how often an example with candidates shows one of them.
-      emotion_weight: of the 32-way head over the pooled encoding; ours.
+      emotion_weight: of the 32-way head over the pooled encoding; ours. 0 = the head learns nothing, and is not asked.
       start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
     """
 

@@ -89,7 +89,8 @@ def sketched(parts: Parts, task: Task, batch: Any, frozen: Params) -> Sketch:
 def sketch_judge(parts: Parts, rows: int, length: int) -> Params:
     """The generator that a stage after its own holds beside what it trains."""
     task = parts.generator_task(GeneratorStage())
-    return {"generator": _initial_shapes(task, sketch_labelled(parts, rows, length))}
+    shapes = _initial_shapes(task, sketch_labelled(parts, rows, length))
+    return {"generator": jax.eval_shape(parts.lowered, shapes)}
 
 
 def sketch_labelled(parts: Parts, rows: int, length: int) -> LabelledBatch:

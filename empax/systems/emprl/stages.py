@@ -22,7 +22,7 @@ from empax.systems.dialogue.generator import Generator
 from empax.systems.dialogue.parts import Parts
 from empax.systems.dialogue.responder import Responder, Retrieval
 from empax.systems.dialogue.settings import GeneratorStage
-from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_generator
+from empax.systems.dialogue.stages import GENERATOR, corpus_encoder, searched, shape, sketch_generator, sketched
 from empax.systems.emprl.rewards import Reward, make_reward
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples
 from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
@@ -73,7 +73,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
     policy = make_policy(parts, stage, reward)
-    frozen = {"reference": first["model"], "emotion": first["emotion"], "reward": reward.frozen()}
+    frozen = {"reference": parts.lowered(first["model"]), "emotion": first["emotion"], "reward": reward.frozen()}
     # Nobody is rated there: what is watched is the likelihood of the gold responses.
     validation = PolicyExamples(held_out, JudgedContexts.nobody(len(held_out)))
     on_refresh = Replies(parts, run, stage, held_out.instances[: stage.replies], first)
@@ -90,8 +90,8 @@ def policy_model(parts: Parts, params: Params, first: Params) -> Params:
     """The model in the parameters of a policy; adapters are merged into the weights that they were trained on."""
     if "adapters" not in params:
         return params["model"]
-    task = parts.with_lora(make_policy(parts, PpoStage(), Reward(())))
-    return task.merged(params, task.freeze({"model": first["model"]}, {}))["model"]
+    task = make_policy(parts, PpoStage(), Reward(()))
+    return parts.merged(task, params, {"model": first["model"]})["model"]
 
 
 class Replies:
@@ -143,8 +143,8 @@ def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: 
     emotion = jax.eval_shape(
         EMOTION_HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model))
     )
-    frozen = {"reference": params["model"], "emotion": emotion["params"], "reward": {}}
-    return Sketch(policy, batch, frozen=frozen)
+    reference = jax.eval_shape(parts.lowered, params["model"])
+    return sketched(parts, policy, batch, {"reference": reference, "emotion": emotion["params"], "reward": {}})
 
 
 TASKS = {
@@ -171,7 +171,8 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
     section = run.section(stage)
     kind = section["task"].rpartition(".")[2]
     if kind == "generator":
-        return Responder(parts, generator_of(parts, fused=False), parts.stage_params(run, stage), None, buckets)
+        params = parts.lowered(parts.stage_params(run, stage))
+        return Responder(parts, generator_of(parts, fused=False), params, None, buckets)
     if kind not in ("ppo", "grpo"):
         raise ConfigError(
             f"config.{run.stage}.stage = {stage!r} trains {kind!r}; it must train 'generator', 'ppo' or 'grpo'."
@@ -182,7 +183,7 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
     # The emotion head is the fine-tuned one: rewards do not teach it.
     first = first_params(parts, run, settings.start_from)
     model = policy_model(parts, load_params(run.files.stage(stage)), first)
-    params = {"model": model, "emotion": first["emotion"]}
+    params = {"model": parts.lowered(model), "emotion": first["emotion"]}
     retrieval = _retrieval(parts, run, settings) if settings.index else None
     return Responder(parts, generator_of(parts, fused=bool(settings.index)), params, retrieval, buckets)
 

@@ -36,7 +36,7 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
     if kind == "generator":
         fields = {k: v for k, v in section.items() if k in GeneratorStage.__dataclass_fields__}
         task = parts.generator_task(to_settings(GeneratorStage, fields, where=f"config.{stage}"))
-        return Responder(parts, task, params, None, buckets)
+        return Responder(parts, task, parts.lowered(params), None, buckets)
     if kind != "joint":
         raise ConfigError(
             f"config.{run.stage}.stage = {stage!r} trains {kind!r}; it must train 'joint' or 'generator'."
@@ -48,6 +48,7 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
         load_index(run.files.index(index), encoder_hash=_maker_of_index(run, parts, settings, stage, params)),
         parts.corpus(load_instances(run, "train")),
     )
+    params = {**params, "generator": parts.lowered(params["generator"])}
     return Responder(parts, joint_task(parts, settings), params, retrieval, buckets)
 
 

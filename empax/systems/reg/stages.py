@@ -106,7 +106,7 @@ def build_retriever(stage: RetrieverStage, run: RunContext) -> Assembly:
         retriever_task(parts, stage.distillation),
         train,
         validation,
-        frozen={"generator": parts.stage_params(run, stage.generator)},
+        frozen={"generator": parts.lowered(parts.stage_params(run, stage.generator))},
         initial=lambda _: start,
     )
 
@@ -116,8 +116,10 @@ def build_joint(stage: JointStage, run: RunContext) -> Assembly:
     train, validation = _examples(parts, run, stage)
     judge = parts.stage_params(run, stage.generator)
     retriever = parts.retriever_params(run, stage.retriever)
-    task, frozen = joint_task(parts, stage), {"generator": judge}
-    refresh = Refresh(parts, run, stage, train)
+    task, frozen = joint_task(parts, stage), {"generator": parts.lowered(judge)}
+    # It outlives this, and must not hold the weights as they were loaded beside those that training keeps.
+    lasting = dataclasses.replace(parts, generator=dataclasses.replace(parts.generator, params=None))
+    refresh = Refresh(lasting, run, stage, train)
 
     def initial(params: Params) -> Params:
         generator = judge if stage.warm_up else params["generator"]

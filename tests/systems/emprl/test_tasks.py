@@ -15,6 +15,8 @@ import pytest
 
 from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.tree import hash_tree
+from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from empax.models.prompted import PromptedDecoder
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import load_params
 
@@ -80,6 +82,37 @@ def test_before_the_first_update_ratio_is_1_and_the_reference_is_the_policy(toy,
     assert float(metrics["kl"].value()) == pytest.approx(0.0, abs=1e-4)
     assert int(memory.rollouts) == 1
     assert float(memory.statistics.count) == 3.0  # the filler row is no score
+
+
+def test_a_decoder_only_model_is_a_policy_too(toy, batch):
+    """What its rollout says of its tokens is what the plain model does of prompt and answer read in one go."""
+    sizes = {"d_model": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "d_ff": 48, "num_layers": 1}
+    inner = DecoderOnly(DecoderOnlyConfig(vocab_size=toy.VOCABULARY, max_positions=32, **sizes))
+    task = toy.policy()
+    prompted = PromptedDecoder(inner, prefix=(5, 6), start_id=toy.START)
+    task = dataclasses.replace(task, generator=dataclasses.replace(task.generator, model=prompted))
+    params = jax.jit(task.init)(jax.random.key(5), batch)
+    params["model"] = jax.tree.map(lambda leaf: leaf * 4 if leaf.ndim > 1 else leaf, params["model"])
+    frozen = {**toy.frozen(), "reference": params["model"]}
+    rollout = task.rate(frozen, jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1)))
+    for row in range(3):
+        mask, source = np.asarray(rollout.mask[row]), np.asarray(batch.inputs.source[row])
+        prompt = [5, 6, *source[np.asarray(batch.inputs.source_mask[row])], toy.START]
+        answer = np.asarray(rollout.tokens[row])[mask]
+        whole = jnp.asarray([[*prompt, *answer[:-1]]], jnp.int32)
+        logits = inner.apply({"params": params["model"]}, whole, jnp.ones(whole.shape, bool))[0, len(prompt) - 1 :]
+        expected = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(answer)), answer]
+        np.testing.assert_allclose(np.asarray(rollout.log_probs[row])[mask], expected, rtol=1e-4, atol=1e-4)
+    credited, _, metrics = jax.jit(task.credit)(frozen, rollout, task.init_memory())
+    assert float(metrics["kl"].value()) == pytest.approx(0.0, abs=1e-4)
+
+    def objective(params):
+        loss, found = task.loss(params, frozen, credited, None)
+        return loss.total, found
+
+    grads, found = jax.jit(jax.grad(objective, has_aux=True))(params)
+    assert float(found["ratio_error"].value()) < 1e-4
+    assert np.abs(grads["model"]["layers"]["attention"]["query"]).max() > 0
 
 
 def test_scores_reach_the_advantages_of_real_tokens_alone(toy, rolled):

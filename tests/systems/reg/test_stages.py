@@ -211,6 +211,23 @@ def test_a_generator_alone_answers_without_exemplars(finished):
     assert [p.notes["nll"] for p in again] == pytest.approx([p.notes["nll"] for p in found], rel=1e-3)
 
 
+def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
+    run = context(finished, "evaluate", reg__attributes=False, generator__emotion_weight=0.0)
+    alone = load_responder(run, stage="generator", index="", buckets=(80,))
+    assert alone.heads == ()
+    instances = load_instances(run, "test")[:2]
+    assert alone.emotions(instances, batch_size=2) == [{}, {}]
+    for found in alone.respond(instances, batch_size=2, seed=0):
+        assert (found.emotion_prediction, found.notes["emotion_by_head"]) == ("", {})
+    rows = build_generator(GeneratorStage(), run).train.collate(np.arange(2), 80, np.random.default_rng(0))
+    batch = jax.tree.map(jnp.asarray, rows)
+    params, logged = load_params(finished / "generator"), {}
+    for weight in (0.0, 0.1):
+        task = Parts.of(run).generator_task(GeneratorStage(emotion_weight=weight))
+        logged[weight] = set(jax.eval_shape(lambda p, task=task: task.loss(p, {}, batch, None)[1], params))
+    assert logged == {0.0: {"nll"}, 0.1: {"nll", "emotion_loss", "emotion_accuracy"}}
+
+
 def test_sketches_have_the_shapes_of_what_is_trained(finished):
     """A plan counts the same parameters as a run, without reading any data."""
     for name, settings in (("generator", GeneratorStage), ("retriever", RetrieverStage), ("joint", JointStage)):
