@@ -60,9 +60,30 @@ def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
     assert evaluate.main_stage(config) == "evaluate"
 
 
+@pytest.mark.parametrize("variant", emprl_transformer.VARIANTS)
+def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
+    whole, small = (run.plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", "+tiny"))
+    assert small["data"]["name"] == "sample"
+    kept = [name for name in whole["run"] if name != "witnesses"]
+    assert [stage.name for stage in run.make_stages(small)] == kept
+    for name in kept:
+        assert [small[name].get(key) for key in ("task", "stage", "index")] == [
+            whole[name].get(key) for key in ("task", "stage", "index")
+        ]
+    both = emprl_transformer.get_config(f"{variant}+dailydialog+tiny")
+    assert run.plain(both) == run.plain(emprl_transformer.get_config(f"{variant}+tiny+dailydialog"))
+
+
+def test_witnesses_have_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed():
+    stages = {stage.name: stage.settings for stage in run.make_stages(run.plain(emprl_transformer.get_config()))}
+    for seed in range(3):
+        given = [stages[name].task.split_seed for name in ("identifiers", "witnesses")]
+        assert len({seed if own is None else own for own in given}) == 2
+
+
 def test_an_unknown_form_of_emprl_is_named():
     for variant in ("sfd+dailydialog", "dailydialog+sft"):
-        with pytest.raises(ValueError, match=r"is unknown; it takes sft, .*, alone or with \+dailydialog behind"):
+        with pytest.raises(ValueError, match=r"is unknown; it takes sft, .*, alone or with \+tiny or \+dailydialog"):
             emprl_transformer.get_config(variant)
 
 
