@@ -22,9 +22,8 @@ FORMS = ("", "sft", "no_kl", "no_reward", "grpo", "trajectory")
 
 
 def get_config(arg: str = "smollm2") -> ConfigDict:
-    chosen, plus, behind = arg.partition("+")
-    name, _, form = chosen.partition(",")
-    if form not in FORMS or (plus and behind != "tiny"):
+    name, _, form = arg.removesuffix("+tiny").partition(",")
+    if form not in FORMS:
         raise ValueError(
             f"emprl_llm.py:{arg} is unknown; it takes tiny or a model of reg_llm.py, behind a comma "
             f"{', '.join(filter(None, FORMS))}, and behind that +tiny."
@@ -43,7 +42,7 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
             config.ppo.batch_size //= 2
             config.ppo.update({"epochs": 2, "log_every_steps": 5, "eval_every_steps": 50, "checkpoint_every_steps": 25,
                                "refresh_every_steps": 50})  # fmt: skip
-    return shrink(config) if plus else config
+    return shrink(config) if arg.endswith("+tiny") else config
 
 
 def shrink(config: ConfigDict) -> ConfigDict:

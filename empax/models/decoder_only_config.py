@@ -91,7 +91,7 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "smollm2-135m": _llama_3(49152, (576, 9, 3, 1536, 30), 8192, 100_000.0, True),
     "tiny": _llama_3(64, (32, 4, 2, 64, 2), 512, 10_000.0, True),
 }
-"""Source: Grattafiori et al. 2024, Table 3 (8B); Ben Allal et al. 2025 (SmolLM2); the released configurations; "tiny": ours."""
+"""Source: Grattafiori et al. 2024, Table 3 (8B); Ben Allal et al. 2025 (SmolLM2); the released configurations; ours."""
 
 _GPT2: dict[str, dict[str, Any]] = {
     name: {"vocab_size": 50257, "n_positions": 1024, "n_embd": size, "n_head": heads, "n_layer": layers}

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from configs import emprl_llm, emprl_transformer
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
 from empax.pipeline.plan import describe
@@ -61,3 +62,30 @@ def test_an_unknown_preset_names_those_that_there_are():
         ConfigError, match=r"'llama-9' is not a Llama preset; it is one of llama-3\.1-8b, llama-3\.2-1b"
     ):
         planned(preset="llama-9")
+
+
+def described(config, stage="ppo"):
+    """The line of one stage of a recipe."""
+    config = plain(config)
+    config[config["system"]]["retriever"] = SMALL
+    config = {name: value for name, value in config.items() if name not in config["run"] or name == stage}
+    (line,) = (row for row in describe(config | {"run": [stage]}).splitlines() if row.startswith(stage))
+    return line
+
+
+def test_a_policy_on_adapters_holds_its_reference_beside_what_they_sit_on():
+    config = emprl_llm.get_config("llama-3.1-8b")
+    params, size, frozen = map(float, LINE.findall(described(config))[0][1:])
+    head = 32 * 4096 + 32
+    assert params == pytest.approx((TRAINED - head + 4096 + 1) / 1e6, abs=0.01)  # and the value head
+    assert size == pytest.approx((2 + 2) * 4 * (TRAINED - head + 4096 + 1) / 1e6, abs=1)
+    assert frozen == pytest.approx(4 * (2 * WEIGHTS + head) / 1e6, abs=1)
+
+
+def test_an_update_of_a_policy_costs_what_it_reads_and_answers():
+    def cost(form):
+        return float(re.search(r"([\d.]+) GFLOPs", described(emprl_transformer.get_config(f"{form}+tiny")))[1])
+
+    alone, whole, read = cost(""), cost("trajectory"), cost("retrieval")
+    assert whole == pytest.approx(3 * alone, rel=0.2)  # three turns of each dialogue
+    assert read > 1.5 * alone  # two exemplars for each context

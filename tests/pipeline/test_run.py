@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from configs import empathy_identifiers, emprl_transformer, quickstart, reg_transformer
+from configs import empathy_identifiers, emprl_llm, emprl_transformer, quickstart, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json
 from empax.core.types import MECHANISMS
@@ -79,6 +79,22 @@ def test_witnesses_have_seen_other_posts_than_the_identifiers_that_reward_whatev
     for seed in range(3):
         given = [stages[name].task.split_seed for name in ("identifiers", "witnesses")]
         assert len({seed if own is None else own for own in given}) == 2
+
+
+@pytest.mark.parametrize("form", emprl_llm.FORMS)
+def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
+    for arg in ("llama-3.1-8b", "llama-3.1-8b+tiny", "smollm2", "tiny"):
+        name, _, behind = arg.partition("+")
+        arg = f"{name},{form}" + (f"+{behind}" if behind else "")
+        config = run.plain(emprl_llm.get_config(arg))
+        stages = {stage.name: stage.settings for stage in run.make_stages(config)}
+        assert ("ppo" in stages) == (form != "sft")
+        assert stages["evaluate"].stage == ("generator" if form == "sft" else "ppo")
+        assert ("lora" in config["emprl"]) == (name != "tiny")
+        if "ppo" in stages:  # every context finds room
+            assert stages["ppo"].loop.buckets[-1] >= config["emprl"]["layout"]["max_context_tokens"]
+    with pytest.raises(ValueError, match=r"emprl_llm\.py:tiny,dpo is unknown; .* sft, no_kl, .*\+tiny"):
+        emprl_llm.get_config("tiny,dpo")
 
 
 def test_an_unknown_form_of_emprl_is_named():
