@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
+from empax.core.files import hash_json, write_atomically
 from empax.core.protocols import Tokenizer
 from empax.core.types import MECHANISMS, Instance, Params
 from empax.data import features
@@ -109,17 +111,29 @@ class EmpathyReward:
         # Kept: a function made anew for every batch would be compiled anew for every batch.
         return make_probabilities(self.judges)[0]
 
-    def judged(self, instances: Sequence[Instance]) -> JudgedContexts:
-        """Contexts as the identifiers read them, and the levels of the gold responses."""
+    def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
+        """Contexts as the identifiers read them, and the levels of the gold responses.
+
+        Args:
+          instances: N of them.
+          cache: folder where the levels are kept, so that a run that goes on need not ask again.
+        """
         first = self.judges[0]
         contexts, responses = [i.context for i in instances], [i.response for i in instances]
         ids, _ = encode_exchanges(
             first.tokenizer, contexts, responses, max_context_tokens=self._context, max_response_tokens=self._response
         )
+        path = cache / f"{hash_json([[judge.hash for judge in self.judges], contexts, responses])}.npy"
+        if not path.exists():
+            levels = self._levels(contexts, responses)
+            write_atomically(path, lambda temporary: np.save(temporary, levels))
+        return JudgedContexts(ids, np.load(path), first.tokenizer.pad_id, self._context)
+
+    def _levels(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Int[np.ndarray, "N M"]:
+        """The likeliest of each response, in the order of MECHANISMS."""
         log_probs = np.concatenate([judge(contexts, responses) for judge in self.judges], axis=1)
         covered = [name for judge in self.judges for name in judge.task.mechanisms]
-        levels = log_probs.argmax(axis=2).astype(np.int32)[:, [covered.index(name) for name in MECHANISMS]]
-        return JudgedContexts(ids, levels, first.tokenizer.pad_id, self._context)
+        return log_probs.argmax(axis=2).astype(np.int32)[:, [covered.index(name) for name in MECHANISMS]]
 
     @property
     def _context(self) -> int:
@@ -221,10 +235,10 @@ class Reward:
         rated = [weight * part.rate(params[str(i)], rollout) for i, (weight, part) in enumerate(self.parts)]
         return sum(rated[1:], start=rated[0]).astype(jnp.float32)
 
-    def judged(self, instances: Sequence[Instance]) -> JudgedContexts:
+    def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
         for _, part in self.parts:
             if isinstance(part, EmpathyReward):
-                return part.judged(instances)
+                return part.judged(instances, cache)
         return JudgedContexts.nobody(len(instances))
 
 

@@ -69,7 +69,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     train = _examples(parts, run, stage, "train", stage.max_examples)
     reward = make_reward(stage.rewards, tokenizer=parts.tokenizer, instances=train.instances, judges=judges)
     held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
-    examples: Any = PolicyExamples(train, reward.judged(train.instances))
+    examples: Any = PolicyExamples(train, reward.judged(train.instances, run.directory / "levels"))
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
     policy = make_policy(parts, stage, reward)
@@ -145,7 +145,7 @@ def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: 
     inputs = sketch_labelled(parts, rows, length)
     if stage.index:
         passages = (rows, parts.settings.passages, length)
-        inputs = inputs.replace(source=shape(*passages), source_mask=shape(*passages, kind=bool))
+        inputs = dataclasses.replace(inputs, source=shape(*passages), source_mask=shape(*passages, kind=bool))
     context = shape(rows, 1)
     batch = PolicyBatch(inputs, shape(rows), context, shape(rows, 1, kind=bool), shape(rows, 3), shape(rows))
     policy = make_policy(parts, stage, Reward(()))
@@ -163,7 +163,9 @@ def _sketch_rollout(batch: PolicyBatch, rows: int, tokens: int, *, has_values: b
     ids, mask, each = shape(rows, tokens), shape(rows, tokens, kind=bool), shape(rows, tokens, kind=jnp.float32)
     row = shape(rows, kind=jnp.float32)
     rollout = Rollout(batch, ids, mask, each, each, scores=row, advantages=row, kl_coefficient=row)
-    return rollout.replace(values=each, advantages=each, returns=each, policy_weight=row) if has_values else rollout  # type: ignore[attr-defined]
+    if not has_values:
+        return rollout
+    return dataclasses.replace(rollout, values=each, advantages=each, returns=each, policy_weight=row)
 
 
 TASKS = {

@@ -156,9 +156,9 @@ def judge():
     return IdentifierJudge(task, params, tokenizer, stage, "hash")
 
 
-def answered(reward, tokenizer):
+def answered(reward, tokenizer, folder):
     """A rollout that says SAID in the ids of `tokenizer`, with a filler row behind."""
-    judged = reward.judged(EXCHANGES)
+    judged = reward.judged(EXCHANGES, folder)
     rows = [*([*tokenizer.encode(text), tokenizer.eos_id] for text in SAID), []]
     tokens, mask = features.pad(rows, 10, tokenizer.pad_id)
     context, context_mask = features.pad([*judged.contexts, []], judged.max_tokens, judged.pad_id)
@@ -171,14 +171,14 @@ def answered(reward, tokenizer):
 
 
 @pytest.mark.parametrize("cased", [False, True], ids=["ids", "texts"])
-def test_identifiers_read_ids_where_tokenizers_agree_and_texts_elsewhere(judge, cased, monkeypatch):
+def test_identifiers_read_ids_where_tokenizers_agree_and_texts_elsewhere(judge, cased, monkeypatch, tmp_path):
     """Either way they say what they say of the texts; and they are compiled once, not for every batch."""
     made = []
     monkeypatch.setattr(rewards, "make_probabilities", lambda judges: made.append(1) or make_probabilities(judges))
     tokenizer = train_bpe(LETTERS, vocab_size=300, lowercase=not cased)  # in either case another object
     reward = Reward(((1.0, EmpathyReward((judge,), tokenizer)),))
     assert reward.on_host == cased
-    rollout = answered(reward.parts[0][1], tokenizer)
+    rollout = answered(reward.parts[0][1], tokenizer, tmp_path)
     rate = reward.rate if cased else jax.jit(reward.rate)
     found = [rate(reward.frozen(), rollout) for _ in range(2)][-1]
     contexts = [instance.context for instance in EXCHANGES]
@@ -187,6 +187,18 @@ def test_identifiers_read_ids_where_tokenizers_agree_and_texts_elsewhere(judge, 
     np.testing.assert_allclose(found, [*np.exp(log_probs), 0.0], rtol=1e-3)
     assert np.ptp(log_probs) > 0.1
     assert len(made) == 1
+
+
+def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkeypatch):
+    reward = EmpathyReward((judge,), judge.tokenizer)
+    first = reward.judged(EXCHANGES, tmp_path)
+    assert first.levels.shape == (2, 3)
+    monkeypatch.setattr(IdentifierJudge, "__call__", None)
+    np.testing.assert_array_equal(reward.judged(EXCHANGES, tmp_path).levels, first.levels)
+    other = EmpathyReward((dataclasses.replace(judge, hash="another"),), judge.tokenizer)
+    for asked, instances in ((other, EXCHANGES), (reward, EXCHANGES[:1])):
+        with pytest.raises(TypeError, match="not callable"):
+            asked.judged(instances, tmp_path)
 
 
 def test_without_parts_the_kl_is_left(toy):
