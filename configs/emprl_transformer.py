@@ -55,6 +55,7 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
     # reward nobody.
     config.identifiers = empathy_identifiers.identifiers(split_seed=0)
     config.witnesses = empathy_identifiers.identifiers(split_seed=1, seed=1)
+    config.assess = ConfigDict({"kind": "assess", "judges": ("identifiers", "witnesses")})
     config.ppo = common.train(
         task="grpo" if form == "grpo" else "ppo", steps=300, batch_size=32, buckets=(32, 64, 88), epochs=4,
         start_from="joint" if form == "retrieval" else "generator",
@@ -76,7 +77,7 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
         config.ppo.update({"whole_dialogues": True, "batch_size": 12, "rewards": ({"shift_penalty": 0.5},)})
     if form == "retrieval":
         config.ppo.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
-    config.run = (*before, "identifiers", "witnesses", "ppo", "evaluate", "report")
+    config.run = (*before, "identifiers", "witnesses", "assess", "ppo", "evaluate", "report")
     config.evaluate = ConfigDict(
         {"kind": "evaluate", "stage": "ppo", "index": "", "buckets": (64, 88), "batch_size": 64, "judge": "identifiers",
          "second_judge": "witnesses"}
@@ -85,7 +86,7 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
         config.evaluate.buckets = (128,)
     config.report = ConfigDict({"kind": "report", "paper_row": "EmpRL", "peers": ""})
     if form == "sft":
-        config.run = (*before, "identifiers", "witnesses", "evaluate", "report")
+        config.run = (*before, "identifiers", "witnesses", "assess", "evaluate", "report")
         config.evaluate.stage = "generator"
         del config.ppo
     return config
@@ -113,6 +114,7 @@ def shrink(config: ConfigDict) -> ConfigDict:
     config.run = stages
     del config.identifiers, config.witnesses
     config.evaluate.second_judge = ""
+    config.assess.judges = ("identifiers",)
     config.identifiers = empathy_identifiers.tiny()
     config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 12})
     if "ppo" not in config:

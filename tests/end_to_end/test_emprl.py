@@ -59,6 +59,7 @@ def test_the_report_has_empathy_and_replies_over_training(workdir):
     assert report["system"] == "emprl"
     assert {"empathy_f1", *(f"{name}_f1" for name in MECHANISMS), "distinct_2", "perplexity"} <= set(report["metrics"])
     assert report["paper"]["empathy_f1"] == 69.43
+    assert set(report["notes"]["classifiers"]) == set(MECHANISMS)  # how good the identifiers are
     assert "replies" not in report  # they quote the corpus
     kept = sorted(path.stem for path in (workdir / "ppo" / "replies").glob("*.json"))
     assert kept == ["000000", "000002"]  # before anything is learnt, and at the only refresh

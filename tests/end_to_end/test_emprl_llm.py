@@ -14,7 +14,7 @@ from empax.systems.dialogue.parts import Parts
 from empax.systems.emprl.stages import first_params, policy_model
 from empax.training.checkpoint import load_params
 
-STAGES = ("prepare", "generator", "identifiers", "ppo", "evaluate", "report")
+STAGES = ("prepare", "generator", "identifiers", "assess", "ppo", "evaluate", "report")
 RECIPE = "configs/emprl_llm.py"
 
 pytestmark = pytest.mark.slow

@@ -116,7 +116,7 @@ class EmpathyReward:
 
         Args:
           instances: N of them.
-          cache: folder where the levels are kept, so that a run that goes on need not ask again.
+          cache: folder where the levels are kept, so that neither a run that goes on nor the next one need ask again.
         """
         first = self.judges[0]
         contexts, responses = [i.context for i in instances], [i.response for i in instances]

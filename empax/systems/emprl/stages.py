@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import write_json
-from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
+from empax.core.run import Assembly, RunContext, Sketch, TaskSpec, cache_dir
 from empax.core.types import Instance, Params
 from empax.data.exemplars import ContextExamples
 from empax.data.store import load_instances
@@ -69,7 +69,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     train = _examples(parts, run, stage, "train", stage.max_examples)
     reward = make_reward(stage.rewards, tokenizer=parts.tokenizer, instances=train.instances, judges=judges)
     held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
-    examples: Any = PolicyExamples(train, reward.judged(train.instances, run.directory / "levels"))
+    examples: Any = PolicyExamples(train, reward.judged(train.instances, cache_dir() / "levels"))
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
     policy = make_policy(parts, stage, reward)
