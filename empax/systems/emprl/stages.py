@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from empax.systems.attributes import IdentifierJudge, load_judge
 from empax.systems.dialogue.generator import Generator
 from empax.systems.dialogue.parts import Parts
 from empax.systems.dialogue.responder import Responder, Retrieval
-from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_labelled, sketched
+from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_labelled
 from empax.systems.emprl.rewards import Reward, make_reward
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
 from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
 from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
 from empax.training.checkpoint import load_params
+from empax.training.lora import LoraTask
 
 
 def generator_of(parts: Parts, *, fused: bool) -> Generator:
@@ -80,10 +82,14 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     if parts.settings.lora is None:
         initial: Any = lambda params: {**params, "model": first["model"]}  # noqa: E731
         return Assembly(policy, examples, validation, frozen=frozen, initial=initial, on_refresh=on_refresh)
-    # New adapters on the fine-tuned weights, which are the reference.
     task = parts.with_lora(policy)
-    frozen = task.freeze({"model": first["model"]}, frozen)
-    return Assembly(task, examples, validation, frozen=frozen, on_refresh=on_refresh)
+    return Assembly(task, examples, validation, frozen=freeze(task, first["model"], frozen), on_refresh=on_refresh)
+
+
+def freeze(task: LoraTask, model: Params, frozen: Params) -> Params:
+    """`task.freeze` of a policy with new adapters on `model`, which is the reference: in eight bits too where that is."""
+    held = task.freeze({"model": model}, frozen)
+    return {**held, "frozen": {**held["frozen"], "reference": held["base"]["model"]}}
 
 
 def policy_model(parts: Parts, params: Params, first: Params) -> Params:
@@ -155,7 +161,10 @@ def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: 
         EMOTION_HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model))
     )
     frozen = {"reference": params["model"], "emotion": emotion["params"], "reward": {}}
-    return sketched(parts, policy, rollout, frozen)
+    if parts.settings.lora is None:
+        return Sketch(policy, rollout, frozen)
+    task = parts.with_lora(policy)
+    return Sketch(task, rollout, jax.eval_shape(functools.partial(freeze, task), params["model"], frozen))
 
 
 def _sketch_rollout(batch: PolicyBatch, rows: int, tokens: int, *, has_values: bool) -> Rollout:
