@@ -87,7 +87,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
 
 
 def freeze(task: LoraTask, model: Params, frozen: Params) -> Params:
-    """`task.freeze` of a policy with new adapters on `model`, which is the reference: in eight bits too where that is."""
+    """What lies still under a policy's new adapters: `model`, which is also the reference, in as many bits."""
     held = task.freeze({"model": model}, frozen)
     return {**held, "frozen": {**held["frozen"], "reference": held["base"]["model"]}}
 
