@@ -68,8 +68,9 @@ def described(config, stage="ppo"):
     """The line of one stage of a recipe."""
     config = plain(config)
     config[config["system"]]["retriever"] = SMALL
-    config = {name: value for name, value in config.items() if name not in config["run"] or name == stage}
-    (line,) = (row for row in describe(config | {"run": [stage]}).splitlines() if row.startswith(stage))
+    kept = ["prepare", stage]  # where the tokenizer's size comes from
+    config = {name: value for name, value in config.items() if name not in config["run"] or name in kept}
+    (line,) = (row for row in describe(config | {"run": kept}).splitlines() if row.startswith(stage))
     return line
 
 

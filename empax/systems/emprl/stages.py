@@ -124,7 +124,8 @@ class Replies:
         self._keep(step, self._responder, policy_model(self._parts, params, self._first))
 
     def _keep(self, step: int, responder: Responder, model: Params) -> None:
-        responder.params = {"model": model, "emotion": self._first["emotion"]}
+        # From the host always: arrays that lie elsewhere would be another program to compile.
+        responder.params = jax.device_get({"model": model, "emotion": self._first["emotion"]})
         # The same draws at every step: what differs is the policy.
         made = responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
         write_json(self._path(step), [{"context": list(p.context), "response": p.response} for p in made])
