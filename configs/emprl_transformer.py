@@ -9,7 +9,8 @@ r"""EmpRL on EmpatheticDialogues with a Transformer from scratch, sized for two 
   python -m empax.main --config=configs/emprl_transformer.py:retrieval    # PPO on REG's generator, exemplars and all
   python -m empax.main --config=configs/emprl_transformer.py:tiny         # a trial on the built-in sample
   python -m empax.main --config=configs/emprl_transformer.py:dailydialog  # the paper's, and small talk: Table VII
-  python -m empax.main --config=configs/emprl_transformer.py:sft+dailydialog  # as any other form may be
+  python -m empax.main --config=configs/emprl_transformer.py:retrieval+tiny   # as any other form may be
+  python -m empax.main --config=configs/emprl_transformer.py:sft+dailydialog
 
 Other rewards: --config.ppo.rewards='({"kind": "text", "function": "my_module:my_reward"},)', alone or as further parts.
 """
@@ -21,18 +22,26 @@ from ml_collections import ConfigDict
 from configs import common, empathy_identifiers, reg_transformer
 
 VARIANTS = ("", "sft", "no_kl", "no_reward", "grpo", "trajectory", "retrieval", "tiny")
+BEHIND = ("tiny", "dailydialog")
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    *form, last = arg.split("+")
-    if last == "dailydialog":
-        return add_dailydialog(get_config("+".join(form)))
-    if arg not in VARIANTS:
+    form, *behind = arg.split("+")
+    if form in BEHIND:
+        form, behind = "", [form, *behind]
+    if form not in VARIANTS or not set(behind) <= set(BEHIND):
         raise ValueError(
             f"emprl_transformer.py:{arg} is unknown; it takes {', '.join(filter(None, VARIANTS))}, alone or with "
-            "+dailydialog behind."
+            f"{' or '.join(f'+{name}' for name in BEHIND)} behind."
         )
-    house = reg_transformer.get_config("" if arg == "retrieval" else "no_retrieval")
+    config = reinforced(reg_transformer.get_config("" if form == "retrieval" else "no_retrieval"), form)
+    if "tiny" in behind:
+        config = shrink(config)
+    return add_dailydialog(config) if "dailydialog" in behind else config
+
+
+def reinforced(house: ConfigDict, form: str) -> ConfigDict:
+    """A recipe of REG's with identifiers and rewards in place of its end; `form` is one of VARIANTS but the last."""
     config = common.base(system="emprl", data="empathetic_dialogues")
     config.emprl = house.reg
     # The paper's: k = 20, T = 0.9 (its code), at most 30 tokens, the start token among them.
@@ -42,43 +51,45 @@ def get_config(arg: str = "") -> ConfigDict:
         config[name] = house[name]
         if name in ("emotions", "retriever", "joint"):
             config[name].task = f"reg.{config[name].task}"
-    config.identifiers = empathy_identifiers.identifiers()
-    # The same identifiers reward and judge; these have seen other posts and reward nobody.
+    # The same identifiers reward and judge; the witnesses have seen other posts, whatever the seed of the run, and
+    # reward nobody.
+    config.identifiers = empathy_identifiers.identifiers(split_seed=0)
     config.witnesses = empathy_identifiers.identifiers(split_seed=1, seed=1)
+    config.assess = ConfigDict({"kind": "assess", "judges": ("identifiers", "witnesses")})
     config.ppo = common.train(
-        task="grpo" if arg == "grpo" else "ppo", steps=300, batch_size=32, buckets=(32, 64, 88), epochs=4,
-        start_from="joint" if arg == "retrieval" else "generator",
+        task="grpo" if form == "grpo" else "ppo", steps=300, batch_size=32, buckets=(32, 64, 88), epochs=4,
+        start_from="joint" if form == "retrieval" else "generator",
         learning_rate=2e-5, optimizer={"schedule": "linear"}, best_metric=None,
         kl={"coefficient": 0.2, "controller": "adaptive", "target": 6.0},
         log_every_steps=10, eval_every_steps=100, checkpoint_every_steps=50, refresh_every_steps=100,
     )  # fmt: skip
-    if arg != "grpo":
-        heads = [{"pattern": "^value/", "learning_rate_scale": 20.0}]  # it starts from nothing
+    if form == "grpo":
+        config.ppo.update({"batch_size": 16, "kl": ConfigDict({"coefficient": 0.04, "controller": "fixed"})})
+    else:
+        heads = [{"pattern": "^(trained/)?value/", "learning_rate_scale": 20.0}]  # it starts from nothing
         config.ppo.optimizer.groups = heads
         config.ppo.value_warmup_steps = 10
-    if arg == "grpo":
-        config.ppo.update({"batch_size": 16, "kl": ConfigDict({"coefficient": 0.04, "controller": "fixed"})})
-    if arg == "no_kl":
+    if form == "no_kl":
         config.ppo.kl = ConfigDict({"coefficient": 0.0, "controller": "fixed"})
-    if arg == "no_reward":
+    if form == "no_reward":
         config.ppo.rewards = ()
-    if arg == "trajectory":
+    if form == "trajectory":
         config.ppo.update({"whole_dialogues": True, "batch_size": 12, "rewards": ({"shift_penalty": 0.5},)})
-    if arg == "retrieval":
+    if form == "retrieval":
         config.ppo.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
-    config.run = (*before, "identifiers", "witnesses", "ppo", "evaluate", "report")
+    config.run = (*before, "identifiers", "witnesses", "assess", "ppo", "evaluate", "report")
     config.evaluate = ConfigDict(
         {"kind": "evaluate", "stage": "ppo", "index": "", "buckets": (64, 88), "batch_size": 64, "judge": "identifiers",
          "second_judge": "witnesses"}
     )  # fmt: skip
-    if arg == "retrieval":
+    if form == "retrieval":
         config.evaluate.buckets = (128,)
     config.report = ConfigDict({"kind": "report", "paper_row": "EmpRL", "peers": ""})
-    if arg == "sft":
-        config.run = (*before, "identifiers", "witnesses", "evaluate", "report")
+    if form == "sft":
+        config.run = (*before, "identifiers", "witnesses", "assess", "evaluate", "report")
         config.evaluate.stage = "generator"
         del config.ppo
-    return shrink(config) if arg == "tiny" else config
+    return config
 
 
 def add_dailydialog(config: ConfigDict) -> ConfigDict:
@@ -103,8 +114,15 @@ def shrink(config: ConfigDict) -> ConfigDict:
     config.run = stages
     del config.identifiers, config.witnesses
     config.evaluate.second_judge = ""
+    config.assess.judges = ("identifiers",)
     config.identifiers = empathy_identifiers.tiny()
     config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 12})
+    if "ppo" not in config:
+        return config
     config.ppo.rollout = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 8})
-    config.ppo.update({"epochs": 2, "minibatches": 2, "value_warmup_steps": 1})
+    config.ppo.update({"epochs": 2, "minibatches": 2})
+    if config.ppo.task == "grpo":
+        config.ppo.rollout.num_samples = 2
+    else:
+        config.ppo.value_warmup_steps = 1
     return config

@@ -117,6 +117,6 @@ class AdaptiveKL:
         return cls(coefficient=jnp.asarray(coefficient, jnp.float32), target=target, horizon=horizon)
 
     def update(self, kl: Mean) -> AdaptiveKL:
-        """After a rollout; `kl` is `sequence_kl` of the k1 estimates (its weight is n; 0 changes nothing)."""
+        """After a rollout; `kl` is `sequence_kl` of its tokens' estimates (its weight is n; 0 changes nothing)."""
         error = jnp.clip(kl.value() / self.target - 1.0, -0.2, 0.2)
         return dataclasses.replace(self, coefficient=self.coefficient * (1.0 + error * kl.weight / self.horizon))

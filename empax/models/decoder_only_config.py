@@ -89,8 +89,9 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _llama_3(128256, (4096, 32, 8, 14336, 32), 131072, 500_000.0, False, 8.0),
     "llama-3.2-1b": _llama_3(128256, (2048, 32, 8, 8192, 16), 131072, 500_000.0, True, 32.0),
     "smollm2-135m": _llama_3(49152, (576, 9, 3, 1536, 30), 8192, 100_000.0, True),
+    "tiny": _llama_3(64, (32, 4, 2, 64, 2), 512, 10_000.0, True),
 }
-"""Source: Grattafiori et al. 2024, Table 3 (8B); Ben Allal et al. 2025 (SmolLM2); the released configurations."""
+"""Source: Grattafiori et al. 2024, Table 3 (8B); Ben Allal et al. 2025 (SmolLM2); the released configurations; ours."""
 
 _GPT2: dict[str, dict[str, Any]] = {
     name: {"vocab_size": 50257, "n_positions": 1024, "n_embd": size, "n_head": heads, "n_layer": layers}
@@ -104,8 +105,8 @@ def llama_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Dec
     """Settings of a Llama from a preset or from the fields of a Hugging Face `config.json`.
 
     Args:
-      name_or_fields: a preset ("llama-3.1-8b", "llama-3.2-1b", "smollm2-135m") or the JSON object, with rotary settings
-        as Transformers 4 or 5 writes them.
+      name_or_fields: a preset ("llama-3.1-8b", "llama-3.2-1b", "smollm2-135m", "tiny") or the JSON object, with rotary
+        settings as Transformers 4 or 5 writes them.
       changes: fields of DecoderOnlyConfig that shall differ, for example `dropout`.
 
     Raises:

@@ -108,7 +108,7 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
             "paper_ablations": ablations,
             **{
                 path.stem: read_json(path)
-                for path in (*files.root.glob("*/classifiers.json"), *files.root.glob("*/evaluate.json"))
+                for path in sorted((*files.root.glob("*/classifiers.json"), *files.root.glob("*/evaluate.json")))
                 if path.stem != "evaluate" or path.parent.name not in others
             },
         },

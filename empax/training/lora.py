@@ -92,7 +92,7 @@ class OnlineLoraTask(LoraTask):
 
 @dataclasses.dataclass(frozen=True)
 class ReinforcedLoraTask(LoraTask):
-    """`LoraTask` of a ReinforcedTask."""
+    """`LoraTask` of a ReinforcedTask; its adapters know no dropout."""
 
     task: ReinforcedTask
 
@@ -103,8 +103,14 @@ class ReinforcedLoraTask(LoraTask):
     def init_memory(self) -> Any:
         return self.task.init_memory()
 
+    def loss(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        # Without dropout, whatever `settings` say: `rollout` has none, and the ratio of the two would be noise.
+        return self.task.loss(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
+
     def rollout(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
-        return self.task.rollout(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
+        # The sums of weights and adapters once, not again for every token; but eight bits stay eight bits.
+        own = self._adapted(params, frozen, None) if self.settings.int8 else self.merged(params, frozen)
+        return self.task.rollout(own, frozen["frozen"], batch, rng)
 
     def rate(self, frozen: Params, batch: AnyBatch) -> AnyBatch:
         return self.task.rate(frozen["frozen"], batch)

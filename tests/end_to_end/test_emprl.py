@@ -1,5 +1,7 @@
 """EmpRL's recipe in small: fine-tuning, identifiers, PPO, evaluation, report; then the tasks that differ."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -11,24 +13,6 @@ from empax.core.types import MECHANISMS
 from empax.interop.export import load_exported
 from empax.pipeline.export import ExportSettings, export_run
 from empax.training.checkpoint import load_params
-
-RECIPE = """
-from configs import emprl_transformer
-
-def get_config():
-    config = emprl_transformer.get_config("tiny")
-    config.run = tuple(name for name in config.run if name not in ("evaluate", "report"))
-    config.ppo.update({changes!r})
-    del config.evaluate, config.report
-    config.ppo.task = {task!r}
-    if {task!r} == "grpo":
-        del config.ppo.value_warmup_steps
-        config.ppo.rollout.num_samples = 2
-        config.ppo.optimizer.groups = ()
-    return config
-"""
-
-FEW = {"steps": 2, "log_every_steps": 1, "eval_every_steps": 2, "checkpoint_every_steps": 1, "refresh_every_steps": 0}
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +59,39 @@ def test_the_report_has_empathy_and_replies_over_training(workdir):
     assert report["system"] == "emprl"
     assert {"empathy_f1", *(f"{name}_f1" for name in MECHANISMS), "distinct_2", "perplexity"} <= set(report["metrics"])
     assert report["paper"]["empathy_f1"] == 69.43
+    assert set(report["notes"]["classifiers"]) == set(MECHANISMS)  # how good the identifiers are
     assert "replies" not in report  # they quote the corpus
     kept = sorted(path.stem for path in (workdir / "ppo" / "replies").glob("*.json"))
-    assert kept == ["000002"]
-    reply = read_json(workdir / "ppo" / "replies" / "000002.json")[0]
-    assert set(reply) == {"context", "response"}
+    assert kept == ["000000", "000002"]  # before anything is learnt, and at the only refresh
+    for step in kept:
+        reply = read_json(workdir / "ppo" / "replies" / f"{step}.json")[0]
+        assert set(reply) == {"context", "response"}
     assert "Training, heard" in (workdir / "report.html").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "changes"),
-    [
-        ("grpo", FEW),
-        ("ppo", {**FEW, "whole_dialogues": True, "rewards": ({"shift_penalty": 0.5},)}),
-    ],
-    ids=["grpo", "trajectory"],
-)
-def test_the_other_forms(recipe, workdir, tmp_path, task, changes):
-    config = tmp_path / "form.py"
-    config.write_text(RECIPE.format(changes=changes, task=task))
-    result = recipe(tmp_path / "run", config=str(config))
+@pytest.mark.parametrize("form", ["grpo", "trajectory"])
+def test_the_other_forms(recipe, workdir, tmp_path, form):
+    result = recipe(tmp_path / "run", config=f"configs/emprl_transformer.py:{form}+tiny")
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "run" / "ppo" / "DONE").exists()
+    assert (tmp_path / "run" / "report" / "DONE").exists()
+    assert set(load_params(tmp_path / "run" / "ppo")) == ({"model"} if form == "grpo" else {"model", "value"})
+
+
+@pytest.mark.slow
+def test_a_policy_that_reads_exemplars_begins_with_regs_generator(recipe, finished, tmp_path):
+    """REG's stages up to its retriever are those of the finished run; the rest is EmpRL's to do."""
+    workdir = tmp_path / "run"
+    for stage in ("prepare", "attributes", "annotate", "index", "generator", "emotions", "retriever"):
+        shutil.copytree(finished / stage, workdir / stage)
+    result = recipe(workdir, config="configs/emprl_transformer.py:retrieval+tiny")
+    assert result.returncode == 0, result.stderr[-3000:]
+    joint, policy = load_params(workdir / "joint")["generator"]["model"], load_params(workdir / "ppo")
+    assert set(policy) == {"model", "value"}
+    moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(joint), jax.tree.leaves(policy["model"]), strict=True)]
+    assert 0.0 < max(moved) < 0.1
+    predictions = list(read_jsonl(workdir / "predictions.jsonl"))
+    assert all(len(row["exemplars"]) == 2 and row["attributes"] for row in predictions)
+    metrics = read_json(workdir / "report.json")["metrics"]
+    assert {"empathy_f1", "exemplar_emotion_match", "distinct_2"} <= set(metrics)
+    assert {path.stem for path in (workdir / "ppo" / "replies").glob("*.json")} == {"000000", "000002"}

@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tokenizers as rust
 import torch
 import transformers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
@@ -25,10 +23,6 @@ from empax.systems.reg.settings import RetrieverStage
 from empax.systems.reg.stages import build_retriever
 from empax.training.checkpoint import load_params
 
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
-)
 RECIPE = """
 from configs import common, reg_llm
 
@@ -43,32 +37,6 @@ def get_config():
         config.joint.batch_size = config.retriever.batch_size = 8
     return config
 """
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    """A tiny random Llama with a tokenizer and a chat template, as Hugging Face models come."""
-    folder = tmp_path_factory.mktemp("llama")
-    backend = rust.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    special = ["<|pad|>", "<|start|>", "<|end|>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = "somebody said i am so sad happy that you my dog a good answer what happened to the short warm sentences"
-    trainer = trainers.BpeTrainer(vocab_size=380, special_tokens=special, initial_alphabet=alphabet)
-    backend.train_from_iterator([words + " " + words.title()] * 3, trainer=trainer)
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=special[0], bos_token=special[1], eos_token=special[2]
-    )
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from configs import emprl_transformer
+from configs import emprl_llm, emprl_transformer
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
 from empax.pipeline.plan import describe
@@ -60,19 +60,39 @@ def test_later_stages_hold_their_judge_as_well():
     assert stages["joint"][0] == pytest.approx(TRAINED / 1e6 + stages["retriever"][0], abs=0.02)
 
 
-def test_a_policy_is_planned_with_adapters_on_its_reference():
-    config, model = plain(emprl_transformer.get_config()), plain(get_config("llama-3.1-8b"))["reg"]
-    config["emprl"] |= {"generator": model["generator"], "lora": model["lora"], "retriever": SMALL}
-    config["ppo"]["optimizer"]["groups"][0]["pattern"] = "^trained/value/"
-    dropped = [name for name in config["run"] if name != "ppo"]
-    config = {name: value for name, value in config.items() if name not in dropped} | {"run": ["ppo"]}
-    ((_, params, _, frozen),) = LINE.findall(describe(config))
-    assert float(params) == pytest.approx((32 * 16 * SUM_OF_SIDES + 4097) / 1e6, abs=0.01)
-    assert float(frozen) == pytest.approx((2 * HALF + 4 * (32 * 4096 + 32)) / 1e6, abs=1)
-
-
 def test_an_unknown_preset_names_those_that_there_are():
     with pytest.raises(
         ConfigError, match=r"'llama-9' is not a Llama preset; it is one of llama-3\.1-8b, llama-3\.2-1b"
     ):
         planned(preset="llama-9")
+
+
+def described(config, stage="ppo"):
+    """The line of one stage of a recipe."""
+    config = plain(config)
+    config[config["system"]]["retriever"] = SMALL
+    kept = ["prepare", stage]  # where the tokenizer's size comes from
+    config = {name: value for name, value in config.items() if name not in config["run"] or name in kept}
+    (line,) = (row for row in describe(config | {"run": kept}).splitlines() if row.startswith(stage))
+    return line
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["bfloat16", "int8"])
+def test_a_policy_on_adapters_holds_its_reference_beside_what_they_sit_on(int8):
+    config = emprl_llm.get_config("llama-3.1-8b")
+    config.emprl.lora.int8 = int8
+    weights = 2 * EMBEDDINGS + 4 * NORMS + MATRICES + 4 * OUTPUTS if int8 else HALF
+    params, size, frozen = map(float, LINE.findall(described(config))[0][1:])
+    head = 32 * 4096 + 32
+    assert params == pytest.approx((TRAINED - head + 4096 + 1) / 1e6, abs=0.01)  # and the value head
+    assert size == pytest.approx((2 + 2) * 4 * (TRAINED - head + 4096 + 1) / 1e6, abs=1)
+    assert frozen == pytest.approx((2 * weights + 4 * head) / 1e6, abs=1)
+
+
+def test_an_update_of_a_policy_costs_what_it_reads_and_answers():
+    def cost(form):
+        return float(re.search(r"([\d.]+) GFLOPs", described(emprl_transformer.get_config(f"{form}+tiny")))[1])
+
+    alone, whole, read = cost(""), cost("trajectory"), cost("retrieval")
+    assert whole == pytest.approx(3 * alone, rel=0.2)  # three turns of each dialogue
+    assert read > 1.5 * alone  # two exemplars for each context

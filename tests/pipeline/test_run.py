@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from configs import empathy_identifiers, emprl_transformer, quickstart, reg_transformer
+from configs import empathy_identifiers, emprl_llm, emprl_transformer, quickstart, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json
 from empax.core.types import MECHANISMS
@@ -60,9 +60,46 @@ def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
     assert evaluate.main_stage(config) == "evaluate"
 
 
+@pytest.mark.parametrize("variant", emprl_transformer.VARIANTS)
+def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
+    whole, small = (run.plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", "+tiny"))
+    assert small["data"]["name"] == "sample"
+    kept = [name for name in whole["run"] if name != "witnesses"]
+    assert [stage.name for stage in run.make_stages(small)] == kept
+    for name in kept:
+        assert [small[name].get(key) for key in ("task", "stage", "index")] == [
+            whole[name].get(key) for key in ("task", "stage", "index")
+        ]
+    both = emprl_transformer.get_config(f"{variant}+dailydialog+tiny")
+    assert run.plain(both) == run.plain(emprl_transformer.get_config(f"{variant}+tiny+dailydialog"))
+
+
+def test_witnesses_have_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed():
+    stages = {stage.name: stage.settings for stage in run.make_stages(run.plain(emprl_transformer.get_config()))}
+    for seed in range(3):
+        given = [stages[name].task.split_seed for name in ("identifiers", "witnesses")]
+        assert len({seed if own is None else own for own in given}) == 2
+
+
+@pytest.mark.parametrize("form", emprl_llm.FORMS)
+def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
+    for arg in ("llama-3.1-8b", "llama-3.1-8b+tiny", "smollm2", "tiny"):
+        name, _, behind = arg.partition("+")
+        arg = f"{name},{form}" + (f"+{behind}" if behind else "")
+        config = run.plain(emprl_llm.get_config(arg))
+        stages = {stage.name: stage.settings for stage in run.make_stages(config)}
+        assert ("ppo" in stages) == (form != "sft")
+        assert stages["evaluate"].stage == ("generator" if form == "sft" else "ppo")
+        assert ("lora" in config["emprl"]) == (name != "tiny")
+        if "ppo" in stages:  # every context finds room
+            assert stages["ppo"].loop.buckets[-1] >= config["emprl"]["layout"]["max_context_tokens"]
+    with pytest.raises(ValueError, match=r"emprl_llm\.py:tiny,dpo is unknown; .* sft, no_kl, .*\+tiny"):
+        emprl_llm.get_config("tiny,dpo")
+
+
 def test_an_unknown_form_of_emprl_is_named():
     for variant in ("sfd+dailydialog", "dailydialog+sft"):
-        with pytest.raises(ValueError, match=r"is unknown; it takes sft, .*, alone or with \+dailydialog behind"):
+        with pytest.raises(ValueError, match=r"is unknown; it takes sft, .*, alone or with \+tiny or \+dailydialog"):
             emprl_transformer.get_config(variant)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.protocols import OnlineTask, Task
+from empax.core.protocols import OnlineTask, ReinforcedTask, Task
 from empax.core.sharding import MeshSettings, batch_sharding, make_mesh, replicated, shard_params
 from empax.core.tree import named_leaves
 from empax.core.types import Batch, Generated, Mean, TrainState
@@ -54,6 +54,28 @@ class Toy:
 class OnlineToy(Toy):
     def explore(self, params, frozen, batch, rng):
         return dataclasses.replace(batch, target=self.generate(params, frozen, batch, rng).tokens[:, 0])
+
+
+class ReinforcedToy(Toy):
+    rates_on_host = False
+
+    def init_memory(self):
+        return {}
+
+    def rollout(self, params, frozen, batch, rng):
+        return dataclasses.replace(batch, target=self.generate(params, frozen, batch, rng).tokens[:, 0])
+
+    def rate(self, frozen, batch):
+        return batch
+
+    def credit(self, frozen, batch, memory):
+        return batch, memory, {}
+
+    def check_start(self, metrics, *, step):
+        pass
+
+    def check_progress(self, metrics, *, step):
+        pass
 
 
 def batch():
@@ -163,6 +185,22 @@ def test_generating_and_exploring_are_the_tasks_own(base):
     np.testing.assert_array_equal(jax.jit(plain.generate)(*arguments).tokens, expected)
     np.testing.assert_array_equal(jax.jit(online.explore)(*arguments).target, expected[:, 0])
     assert not np.array_equal(expected, own(base, {}, *arguments[2:]).tokens)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+def test_a_reinforced_task_answers_and_learns_with_the_same_adapters(base, int8):
+    """Whatever dropout they had before: else the ratio of what is learnt to what was drawn would be noise."""
+    task = lora_task(ReinforcedToy(), dataclasses.replace(SETTINGS, dropout=0.5, int8=int8))
+    assert isinstance(task, ReinforcedTask)
+    params = jax.tree.map(lambda leaf: leaf + 0.3, task.init(jax.random.key(1), batch()))
+    frozen = task.freeze(base, {"weight": jnp.float32(0.0)})
+    loss = jax.jit(lambda rng: task.loss(params, frozen, batch(), rng)[0].value())
+    plain = jax.jit(lambda: task.loss(params, frozen, batch(), None)[0].value())()
+    for seed in range(2):
+        np.testing.assert_allclose(loss(jax.random.key(seed)), plain, rtol=1e-6)
+    merged = jax.jit(task.merged)(params, frozen)
+    expected = jax.jit(Toy().generate)(merged, {}, batch(), jax.random.key(0)).tokens[:, 0]
+    np.testing.assert_array_equal(jax.jit(task.rollout)(params, frozen, batch(), jax.random.key(0)).target, expected)
 
 
 @pytest.mark.multidevice

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,11 +15,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
+from empax.core.files import hash_json, write_atomically
 from empax.core.protocols import Tokenizer
 from empax.core.types import MECHANISMS, Instance, Params
 from empax.data import features
+from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
-from empax.systems.attributes.identifier import IdentifierJudge, encode_exchanges, make_probabilities
+from empax.systems.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings
 
@@ -84,8 +88,8 @@ def trajectory_reward(
 class EmpathyReward:
     """`empathy_reward` of trained identifiers.
 
-    Their own ids where generator and identifiers share a tokenizer, and then compiled with the rollout; else the
-    responses go through text on the host, and only the identifiers are compiled.
+    The generator's own ids where its tokenizer and that of all identifiers agree, and then compiled with the rollout;
+    else the responses go through text on the host, and only the identifiers are compiled.
 
     Attributes:
       judges: together one for each mechanism.
@@ -97,21 +101,39 @@ class EmpathyReward:
     tokenizer: Tokenizer
     shift_penalty: float = 0.0
 
-    @property
+    @functools.cached_property
     def on_host(self) -> bool:
-        return self.judges[0].tokenizer is not self.tokenizer
+        # Not "is": every stage loads the run's tokenizer anew.
+        return not all(tokenizers_agree(judge.tokenizer, self.tokenizer) for judge in self.judges)
 
-    def judged(self, instances: Sequence[Instance]) -> JudgedContexts:
-        """Contexts as the identifiers read them, and the levels of the gold responses."""
+    @functools.cached_property
+    def _probabilities(self) -> Probabilities:
+        # Kept: a function made anew for every batch would be compiled anew for every batch.
+        return make_probabilities(self.judges)[0]
+
+    def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
+        """Contexts as the identifiers read them, and the levels of the gold responses.
+
+        Args:
+          instances: N of them.
+          cache: folder where the levels are kept, so that neither a run that goes on nor the next one need ask again.
+        """
         first = self.judges[0]
         contexts, responses = [i.context for i in instances], [i.response for i in instances]
         ids, _ = encode_exchanges(
             first.tokenizer, contexts, responses, max_context_tokens=self._context, max_response_tokens=self._response
         )
+        path = cache / f"{hash_json([[judge.hash for judge in self.judges], contexts, responses])}.npy"
+        if not path.exists():
+            levels = self._levels(contexts, responses)
+            write_atomically(path, lambda temporary: np.save(temporary, levels))
+        return JudgedContexts(ids, np.load(path), first.tokenizer.pad_id, self._context)
+
+    def _levels(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Int[np.ndarray, "N M"]:
+        """The likeliest of each response, in the order of MECHANISMS."""
         log_probs = np.concatenate([judge(contexts, responses) for judge in self.judges], axis=1)
         covered = [name for judge in self.judges for name in judge.task.mechanisms]
-        levels = log_probs.argmax(axis=2).astype(np.int32)[:, [covered.index(name) for name in MECHANISMS]]
-        return JudgedContexts(ids, levels, first.tokenizer.pad_id, self._context)
+        return log_probs.argmax(axis=2).astype(np.int32)[:, [covered.index(name) for name in MECHANISMS]]
 
     @property
     def _context(self) -> int:
@@ -122,18 +144,17 @@ class EmpathyReward:
         return self.judges[0].stage.response_buckets[-1]
 
     def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
-        batch = rollout.batch
-        probabilities = make_probabilities(self.judges)[0]
+        batch, reader = rollout.batch, self.judges[0].tokenizer
         if self.on_host:
             texts = [self.tokenizer.decode([int(t) for t in row]) for row in np.asarray(rollout.tokens)]
-            reader, width = self.judges[0].tokenizer, rollout.tokens.shape[1] + 16
+            width = rollout.tokens.shape[1] + 16
             _, ids = encode_exchanges(reader, [()] * len(texts), texts, max_context_tokens=4, max_response_tokens=width)
             response, mask = features.pad(ids, width, reader.pad_id)
         else:
             ended = rollout.mask & (rollout.tokens != self.tokenizer.eos_id)
-            response, mask = frame(rollout.tokens, ended, cls_id=self.tokenizer.cls_id, sep_id=self.tokenizer.sep_id)
+            response, mask = frame(rollout.tokens, ended, cls_id=reader.cls_id, sep_id=reader.sep_id)
         own = tuple(params[str(i)] for i in range(len(self.judges)))
-        found = probabilities(own, batch.context, batch.context_mask, response, mask)
+        found = self._probabilities(own, batch.context, batch.context_mask, response, mask)
         return self.of(found, batch.levels, batch.turn, batch.valid)
 
     def of(
@@ -214,10 +235,10 @@ class Reward:
         rated = [weight * part.rate(params[str(i)], rollout) for i, (weight, part) in enumerate(self.parts)]
         return sum(rated[1:], start=rated[0]).astype(jnp.float32)
 
-    def judged(self, instances: Sequence[Instance]) -> JudgedContexts:
+    def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
         for _, part in self.parts:
             if isinstance(part, EmpathyReward):
-                return part.judged(instances)
+                return part.judged(instances, cache)
         return JudgedContexts.nobody(len(instances))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import write_json
-from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
+from empax.core.run import Assembly, RunContext, Sketch, TaskSpec, cache_dir
 from empax.core.types import Instance, Params
 from empax.data.exemplars import ContextExamples
 from empax.data.store import load_instances
@@ -21,13 +23,13 @@ from empax.systems.attributes import IdentifierJudge, load_judge
 from empax.systems.dialogue.generator import Generator
 from empax.systems.dialogue.parts import Parts
 from empax.systems.dialogue.responder import Responder, Retrieval
-from empax.systems.dialogue.settings import GeneratorStage
-from empax.systems.dialogue.stages import GENERATOR, corpus_encoder, searched, shape, sketch_generator, sketched
+from empax.systems.dialogue.stages import GENERATOR, corpus_encoder, searched, shape, sketch_labelled
 from empax.systems.emprl.rewards import Reward, make_reward
-from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples
+from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
 from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
 from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
 from empax.training.checkpoint import load_params
+from empax.training.lora import LoraTask
 
 
 def generator_of(parts: Parts, *, fused: bool) -> Generator:
@@ -69,7 +71,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     train = _examples(parts, run, stage, "train", stage.max_examples)
     reward = make_reward(stage.rewards, tokenizer=parts.tokenizer, instances=train.instances, judges=judges)
     held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
-    examples: Any = PolicyExamples(train, reward.judged(train.instances))
+    examples: Any = PolicyExamples(train, reward.judged(train.instances, cache_dir() / "levels"))
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
     policy = make_policy(parts, stage, reward)
@@ -80,10 +82,14 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     if parts.settings.lora is None:
         initial: Any = lambda params: {**params, "model": first["model"]}  # noqa: E731
         return Assembly(policy, examples, validation, frozen=frozen, initial=initial, on_refresh=on_refresh)
-    # New adapters on the fine-tuned weights, which are the reference.
     task = parts.with_lora(policy)
-    frozen = task.freeze({"model": first["model"]}, frozen)
-    return Assembly(task, examples, validation, frozen=frozen, on_refresh=on_refresh)
+    return Assembly(task, examples, validation, frozen=freeze(task, first["model"], frozen), on_refresh=on_refresh)
+
+
+def freeze(task: LoraTask, model: Params, frozen: Params) -> Params:
+    """What lies still under a policy's new adapters: `model`, which is also the reference, in as many bits."""
+    held = task.freeze({"model": model}, frozen)
+    return {**held, "frozen": {**held["frozen"], "reference": held["base"]["model"]}}
 
 
 def policy_model(parts: Parts, params: Params, first: Params) -> Params:
@@ -95,7 +101,10 @@ def policy_model(parts: Parts, params: Params, first: Params) -> Params:
 
 
 class Replies:
-    """Keeps what the policy answers to a few validation contexts, as training goes on: `replies/STEP.json`."""
+    """Keeps what the policy answers to a few validation contexts, as training goes on: `replies/STEP.json`.
+
+    The first call also asks the model that training began with, as step 0.
+    """
 
     def __init__(self, parts: Parts, run: RunContext, stage: PolicyStage, instances: Sequence[Instance], first: Params):
         self._parts, self._run, self._stage, self._first = parts, run, stage, first
@@ -110,12 +119,19 @@ class Replies:
             generator = generator_of(self._parts, fused=bool(self._stage.index))
             longest = (self._parts.settings.layout.max_source_tokens,)
             self._responder = Responder(self._parts, generator, {}, retrieval, longest)
-        model = policy_model(self._parts, params, self._first)
-        self._responder.params = {"model": model, "emotion": self._first["emotion"]}
+        if not self._path(0).exists():
+            self._keep(0, self._responder, self._first["model"])
+        self._keep(step, self._responder, policy_model(self._parts, params, self._first))
+
+    def _keep(self, step: int, responder: Responder, model: Params) -> None:
+        # From the host always: arrays that lie elsewhere would be another program to compile.
+        responder.params = jax.device_get({"model": model, "emotion": self._first["emotion"]})
         # The same draws at every step: what differs is the policy.
-        made = self._responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
-        rows = [{"context": list(p.context), "response": p.response} for p in made]
-        write_json(self._run.directory / "replies" / f"{step:06d}.json", rows)
+        made = responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
+        write_json(self._path(step), [{"context": list(p.context), "response": p.response} for p in made])
+
+    def _path(self, step: int) -> Path:
+        return self._run.directory / "replies" / f"{step:06d}.json"
 
 
 def _examples(parts: Parts, run: RunContext, stage: PolicyStage, split: str, limit: int) -> ContextExamples:
@@ -130,21 +146,36 @@ def _examples(parts: Parts, run: RunContext, stage: PolicyStage, split: str, lim
 
 
 def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: int) -> Sketch:
-    """Of the update, on rollouts; what the rollout itself takes is not in it."""
+    """Of an update on all answers to a batch; what the rollout itself takes is not in it, nor who judges."""
     parts = Parts.of(run, planned=True)
+    rows = batch_size * (stage.max_turns if stage.whole_dialogues else 1) * stage.rollout.num_samples
+    inputs = sketch_labelled(parts, rows, length)
     if stage.index:
-        raise ConfigError("a plan of a policy that reads exemplars cannot be made yet; leave the stage out of run.")
-    rows = batch_size * (stage.max_turns if stage.whole_dialogues else 1)
-    inputs = sketch_generator(GeneratorStage(), run, rows, length).batch
+        passages = (rows, parts.settings.passages, length)
+        inputs = dataclasses.replace(inputs, source=shape(*passages), source_mask=shape(*passages, kind=bool))
     context = shape(rows, 1)
     batch = PolicyBatch(inputs, shape(rows), context, shape(rows, 1, kind=bool), shape(rows, 3), shape(rows))
     policy = make_policy(parts, stage, Reward(()))
-    params = jax.eval_shape(policy.init, jax.random.key(0), batch)
+    rollout = _sketch_rollout(batch, rows, stage.rollout.max_tokens, has_values=policy.has_values)
+    params = jax.eval_shape(policy.init, jax.random.key(0), rollout)
     emotion = jax.eval_shape(
         EMOTION_HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model))
     )
-    reference = jax.eval_shape(parts.lowered, params["model"])
-    return sketched(parts, policy, batch, {"reference": reference, "emotion": emotion["params"], "reward": {}})
+    frozen = {"reference": jax.eval_shape(parts.lowered, params["model"]), "emotion": emotion["params"], "reward": {}}
+    if parts.settings.lora is None:
+        return Sketch(policy, rollout, frozen)
+    task = parts.with_lora(policy)
+    return Sketch(task, rollout, jax.eval_shape(functools.partial(freeze, task), params["model"], frozen))
+
+
+def _sketch_rollout(batch: PolicyBatch, rows: int, tokens: int, *, has_values: bool) -> Rollout:
+    """Credited answers of `tokens` tokens each."""
+    ids, mask, each = shape(rows, tokens), shape(rows, tokens, kind=bool), shape(rows, tokens, kind=jnp.float32)
+    row = shape(rows, kind=jnp.float32)
+    rollout = Rollout(batch, ids, mask, each, each, scores=row, advantages=row, kl_coefficient=row)
+    if not has_values:
+        return rollout
+    return dataclasses.replace(rollout, values=each, advantages=each, returns=each, policy_weight=row)
 
 
 TASKS = {

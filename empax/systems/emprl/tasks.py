@@ -148,17 +148,26 @@ class Policy:
         statistics = memory.statistics.update(scores, valid)
         return (statistics.normalise(scores) if settings.normalize_scores else scores), statistics
 
+    def token_kl(self, rollout: Any) -> Float[Array, "B T"]:
+        """To the reference, in nats, by the estimator of the settings."""
+        return kl_penalty(
+            rollout.log_probs,
+            rollout.reference_log_probs,
+            self.counted(rollout),
+            estimator=self.settings.kl.estimator,
+        )
+
     def remembered(self, rollout: Any, memory: Memory, statistics: ScoreStatistics) -> tuple[Rollout, Memory, Metrics]:
         """The rollout with its coefficient, the memory after it, and what to log of it."""
         counted, valid = self.counted(rollout), rollout.mask.any(axis=1)
-        kl = sequence_kl(kl_penalty(rollout.log_probs, rollout.reference_log_probs, counted), counted)
+        kl = sequence_kl(self.token_kl(rollout), counted)
         coefficient = memory.kl.coefficient
         rows = jnp.full(rollout.tokens.shape[:1], 1.0)
         after = Memory(memory.kl.update(kl), statistics, memory.rollouts + 1)
         ended = jnp.any(rollout.mask & (rollout.tokens == self.generator.decoder.eos_id), axis=1)
         metrics = {
             "reward": Mean.of(rollout.scores, valid),
-            "kl": kl,  # to the reference, k1, nats per response: what the penalty is made of and steers by
+            "kl": kl,  # to the reference, nats per response: what the penalty is made of and steers by
             "kl_coefficient": _once(coefficient),
             "response_tokens": ppo.mean_length(rollout.mask),
             "distinct_responses": ppo.distinct_share(rollout.tokens, rollout.mask),
@@ -234,8 +243,7 @@ class Ppo(Policy):
         del frozen
         settings, mask = self.settings, self.counted(batch)
         scores, statistics = self.scored(batch, memory)
-        kl = kl_penalty(batch.log_probs, batch.reference_log_probs, mask, estimator=settings.kl.estimator)
-        rewards = token_rewards(scores, kl, mask, beta=memory.kl.coefficient)
+        rewards = token_rewards(scores, self.token_kl(batch), mask, beta=memory.kl.coefficient)
         if settings.whiten_rewards:
             rewards = whiten(rewards, mask, shift_mean=False)
         advantages, returns = generalized_advantages(
@@ -322,6 +330,8 @@ class Grpo(Policy):
 
 
 def _inputs(batch: Any) -> Any:
+    """What the generator reads, of a batch in whatever state."""
+    batch = batch.batch if isinstance(batch, Rollout) else batch
     return batch.inputs if isinstance(batch, PolicyBatch) else batch
 
 

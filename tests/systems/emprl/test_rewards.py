@@ -3,13 +3,21 @@
 import dataclasses
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.types import Instance
+from empax.core.types import Batch, Instance
+from empax.data import features
+from empax.data.tokenizers import train_bpe
+from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.systems.attributes.identifier import IdentifierJudge, IdentifierStage, _task, make_probabilities
+from empax.systems.attributes.pairs import unweighted
+from empax.systems.emprl import rewards
 from empax.systems.emprl.rewards import (
+    EmpathyReward,
     Reward,
     TextReward,
     empathy_reward,
@@ -17,7 +25,14 @@ from empax.systems.emprl.rewards import (
     make_reward,
     trajectory_reward,
 )
-from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyExamples, repeat_rows
+from empax.systems.emprl.rollouts import (
+    DialogueExamples,
+    JudgedContexts,
+    PolicyBatch,
+    PolicyExamples,
+    Rollout,
+    repeat_rows,
+)
 from empax.systems.emprl.settings import GrpoStage, KlSettings, PolicyStage, PpoStage, RewardSettings
 
 
@@ -121,6 +136,69 @@ def test_parts_are_summed_with_their_weights(toy):
     batch = toy.Contexts(8).collate(np.array([3, -1]), toy.SOURCE, np.random.default_rng(0))
     rollout = types.SimpleNamespace(batch=batch, tokens=jnp.asarray([[5, 6, 1], [7, 1, 0]]))
     np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * 2 + 2.0 * 2, 0.5 * 2])
+
+
+LETTERS = ["a b c d e f g h i j k l m n o p"]
+EXCHANGES = [Instance("x#1", ("a b", "c", "d e"), "f g h", ""), Instance("y#1", ("k",), "l m n o", "")]
+SAID = ["a b c", "f g h"]
+
+
+@pytest.fixture(scope="module")
+def judge():
+    encoder = EncoderSettings(d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=32, dropout=0.0)
+    stage = IdentifierStage(encoder=encoder, max_context_tokens=12, response_buckets=(8, 16))
+    tokenizer = train_bpe(LETTERS, vocab_size=300)
+    task = _task(stage, load_encoder(encoder, tokenizer), unweighted(stage))
+    ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
+    shapes = jax.eval_shape(task.init, jax.random.key(0), Batch(ids, mask, ids, mask, mask[:, 0]))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
+    return IdentifierJudge(task, params, tokenizer, stage, "hash")
+
+
+def answered(reward, tokenizer, folder):
+    """A rollout that says SAID in the ids of `tokenizer`, with a filler row behind."""
+    judged = reward.judged(EXCHANGES, folder)
+    rows = [*([*tokenizer.encode(text), tokenizer.eos_id] for text in SAID), []]
+    tokens, mask = features.pad(rows, 10, tokenizer.pad_id)
+    context, context_mask = features.pad([*judged.contexts, []], judged.max_tokens, judged.pad_id)
+    valid = jnp.asarray([True, True, False])
+    levels = jnp.asarray([*judged.levels, judged.levels[0]])
+    inputs = Batch(*(jnp.asarray(leaf) for leaf in (tokens, mask, tokens, mask)), valid)
+    rows = jnp.asarray([0, 1, -1])
+    batch = PolicyBatch(inputs, rows, jnp.asarray(context), jnp.asarray(context_mask), levels, jnp.zeros(3, jnp.int32))
+    return Rollout(batch, inputs.source, inputs.source_mask, jnp.zeros((3, 10)), jnp.zeros((3, 10)))
+
+
+@pytest.mark.parametrize("cased", [False, True], ids=["ids", "texts"])
+def test_identifiers_read_ids_where_tokenizers_agree_and_texts_elsewhere(judge, cased, monkeypatch, tmp_path):
+    """Either way they say what they say of the texts; and they are compiled once, not for every batch."""
+    made = []
+    monkeypatch.setattr(rewards, "make_probabilities", lambda judges: made.append(1) or make_probabilities(judges))
+    tokenizer = train_bpe(LETTERS, vocab_size=300, lowercase=not cased)  # in either case another object
+    reward = Reward(((1.0, EmpathyReward((judge,), tokenizer)),))
+    assert reward.on_host == cased
+    rollout = answered(reward.parts[0][1], tokenizer, tmp_path)
+    rate = reward.rate if cased else jax.jit(reward.rate)
+    found = [rate(reward.frozen(), rollout) for _ in range(2)][-1]
+    contexts = [instance.context for instance in EXCHANGES]
+    gold = judge(contexts, [instance.response for instance in EXCHANGES]).argmax(axis=2)
+    log_probs = np.take_along_axis(judge(contexts, SAID), gold[..., None], axis=2).sum(axis=(1, 2))
+    np.testing.assert_allclose(found, [*np.exp(log_probs), 0.0], rtol=5e-3)
+    assert np.ptp(log_probs) > 0.1
+    assert len(made) == 1
+
+
+def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkeypatch):
+    reward = EmpathyReward((judge,), judge.tokenizer)
+    first = reward.judged(EXCHANGES, tmp_path)
+    assert first.levels.shape == (2, 3)
+    monkeypatch.setattr(IdentifierJudge, "__call__", None)
+    np.testing.assert_array_equal(reward.judged(EXCHANGES, tmp_path).levels, first.levels)
+    other = EmpathyReward((dataclasses.replace(judge, hash="another"),), judge.tokenizer)
+    for asked, instances in ((other, EXCHANGES), (reward, EXCHANGES[:1])):
+        with pytest.raises(TypeError, match="not callable"):
+            asked.judged(instances, tmp_path)
 
 
 def test_without_parts_the_kl_is_left(toy):

@@ -17,6 +17,7 @@ from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.tree import hash_tree
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import PromptedDecoder
+from empax.systems.emprl.settings import KlSettings
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import load_params
 
@@ -127,6 +128,23 @@ def test_scores_reach_the_advantages_of_real_tokens_alone(toy, rolled):
     assert float(metrics["reward"].value()) == pytest.approx(0.5)
     loss, _ = task.loss(params, frozen, credited, None)
     assert np.isfinite(float(loss.total))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_kl_that_is_logged_and_steered_by_is_the_kl_that_is_paid(toy, rolled, estimator):
+    _, _, frozen, rollout = rolled
+    kl = KlSettings(coefficient=0.5, estimator=estimator, controller="adaptive", target=1e-3, horizon=100.0)
+    task = toy.policy(kl=kl, normalize_scores=False, whiten_rewards=False, whiten_advantages=False, gamma=1.0, lam=1.0)
+    rollout = rollout.replace(scores=jnp.zeros(4), values=jnp.zeros_like(rollout.log_probs))
+    credited, memory, metrics = task.credit(frozen, rollout, task.init_memory())
+    ratio = np.asarray(rollout.log_probs - rollout.reference_log_probs, np.float64)
+    token = ratio if estimator == "k1" else np.expm1(-ratio) + ratio
+    each = np.where(rollout.mask, token, 0.0).sum(axis=1)[:3]  # the last row is a filler
+    assert float(metrics["kl"].value()) == pytest.approx(each.mean(), rel=1e-4)
+    # Without values and discounts, the first token's return is all that the response pays.
+    np.testing.assert_allclose(credited.returns[:3, 0], -0.5 * each, rtol=1e-4, atol=1e-6)
+    sign = 1.0 if each.mean() > 1e-3 else -1.0
+    assert float(memory.kl.coefficient) == pytest.approx(0.5 * (1.0 + sign * 0.2 * 3 / 100), rel=1e-5)
 
 
 def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):

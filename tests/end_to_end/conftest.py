@@ -1,0 +1,42 @@
+"""A tiny random Llama in a folder, for the recipes of decoder-only models."""
+
+from pathlib import Path
+
+import pytest
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with a tokenizer and a chat template, as Hugging Face models come."""
+    # Not above: slow to import, and most tests here want neither.
+    import tokenizers as rust
+    import torch
+    import transformers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    folder = tmp_path_factory.mktemp("llama")
+    backend = rust.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<|pad|>", "<|start|>", "<|end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = "somebody said i am so sad happy that you my dog a good answer what happened to the short warm sentences"
+    trainer = trainers.BpeTrainer(vocab_size=380, special_tokens=special, initial_alphabet=alphabet)
+    backend.train_from_iterator([words + " " + words.title()] * 3, trainer=trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=special[0], bos_token=special[1], eos_token=special[2]
+    )
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

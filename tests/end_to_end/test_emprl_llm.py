@@ -1,0 +1,81 @@
+"""EmpRL on a decoder-only model in small: with adapters on a model in a folder, then a random one by itself."""
+
+import jax
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.run import RunContext
+from empax.core.tree import hash_tree, named_leaves
+from empax.interop.export import load_exported
+from empax.pipeline.export import ExportSettings, export_run
+from empax.systems.dialogue.parts import Parts
+from empax.systems.emprl.stages import first_params, policy_model
+from empax.training.checkpoint import load_params
+
+STAGES = ("prepare", "generator", "identifiers", "assess", "ppo", "evaluate", "report")
+RECIPE = "configs/emprl_llm.py"
+
+pytestmark = pytest.mark.slow
+
+
+def completed(workdir):
+    assert tuple(read_json(workdir / "config.json")["run"]) == STAGES
+    assert all((workdir / stage / "DONE").is_file() for stage in STAGES)
+    report = read_json(workdir / "report.json")
+    assert {"empathy_f1", "distinct_2", "perplexity"} <= set(report["metrics"])
+    rows = [row for row in read_jsonl(workdir / "metrics.jsonl") if row["stage"] == "ppo"]
+    assert all(0.0 < row["reward"] <= 1.0 for row in rows if row["split"] == "train")
+    return RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "ppo")
+
+
+@pytest.fixture(scope="module")
+def adapted(recipe, llama, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapted") / "run"
+    result = recipe(folder, "--check", config=f"{RECIPE}:{llama}+tiny")
+    assert result.returncode == 0, result.stderr[-3000:]
+    return folder
+
+
+def test_a_policy_is_adapters_on_the_fine_tuned_model(adapted):
+    run = completed(adapted)
+    parts = Parts.of(run)
+    tuned, policy = first_params(parts, run, "generator"), load_params(adapted / "ppo")
+    assert set(policy) == {"adapters", "trained"}  # a checkpoint does not hold the model
+    assert set(policy["trained"]) == {"value"}
+    pretrained, before = parts.generator.params, tuned["model"]
+    after = jax.tree.map(np.asarray, policy_model(parts, policy, tuned))
+    for one, other in ((pretrained, before), (before, after)):
+        moved = {name: np.abs(leaf - named_leaves(other)[name]).max() for name, leaf in named_leaves(one).items()}
+        assert {name for name, size in moved.items() if size} == {
+            name for name in moved if name.startswith(("layers/attention/", "layers/feed_forward/"))
+        }
+        assert max(moved.values()) < 0.1  # a few updates
+    rows = list(read_jsonl(adapted / "predictions.jsonl"))
+    assert len(rows) == 16
+    assert not any(row["exemplars"] for row in rows)
+
+
+def test_adapted_policies_are_exported_whole(adapted, tmp_path):
+    run = RunContext(WorkDir(adapted), read_json(adapted / "config.json"), "ppo")
+    parts = Parts.of(run, with_params=False)
+    expected = policy_model(parts, load_params(adapted / "ppo"), first_params(parts, run, "generator"))
+    assert "of stage ppo" in export_run(adapted, tmp_path / "out", ExportSettings(format="empax"))
+    assert hash_tree(load_exported(tmp_path / "out").params) == hash_tree(jax.tree.map(np.asarray, expected))
+    with pytest.raises(ConfigError, match="stage 'ppo' has no adapters that sit on pretrained weights"):
+        export_run(adapted, tmp_path / "adapters", ExportSettings(lora="adapters"))
+
+
+def test_groups_need_no_value_head_and_the_reference_has_eight_bits_where_the_policy_has(recipe, llama, tmp_path):
+    result = recipe(tmp_path / "run", "--config.emprl.lora.int8=True", config=f"{RECIPE}:{llama},grpo+tiny")
+    assert result.returncode == 0, result.stderr[-3000:]
+    completed(tmp_path / "run")
+
+
+def test_a_random_model_needs_nothing(recipe, tmp_path):
+    result = recipe(tmp_path / "run", config=f"{RECIPE}:tiny")
+    assert result.returncode == 0, result.stderr[-3000:]
+    run = completed(tmp_path / "run")
+    assert Parts.of(run).generator.params is None
+    assert set(load_params(tmp_path / "run" / "ppo")) == {"model", "value"}
