@@ -222,7 +222,9 @@ def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Par
         _verified(path)
     except _DAMAGE as error:
         raise CheckpointError(f"{path} is damaged ({error}); delete it and run the stage again.") from error
-    with ocp.Checkpointer(_handler()) as orbax:
+    # Alone: one process may read what the others do not, and Orbax would have it wait for them.
+    alone = ocp.options.MultiprocessingOptions(active_processes={jax.process_index()})
+    with ocp.Checkpointer(_handler(), multiprocessing_options=alone) as orbax:
         tree = orbax.metadata(path).item_metadata["params"].tree
         args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         restored = orbax.restore(path, args=ocp.args.Composite(params=ocp.args.PyTreeRestore(restore_args=args)))

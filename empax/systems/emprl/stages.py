@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from empax.core import distributed
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import write_json
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
@@ -105,6 +106,10 @@ class Replies:
     def __call__(self, step: int, params: Params | None) -> None:
         if params is None or not self._instances:
             return
+        path = self._run.directory / "replies" / f"{step:06d}.json"
+        distributed.make_once(path, lambda: write_json(path, self._made(params)))
+
+    def _made(self, params: Params) -> list[dict[str, Any]]:
         if self._responder is None:  # one, so that it compiles once
             retrieval = _retrieval(self._parts, self._run, self._stage) if self._stage.index else None
             generator = generator_of(self._parts, fused=bool(self._stage.index))
@@ -114,8 +119,7 @@ class Replies:
         self._responder.params = {"model": model, "emotion": self._first["emotion"]}
         # The same draws at every step: what differs is the policy.
         made = self._responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
-        rows = [{"context": list(p.context), "response": p.response} for p in made]
-        write_json(self._run.directory / "replies" / f"{step:06d}.json", rows)
+        return [{"context": list(p.context), "response": p.response} for p in made]
 
 
 def _examples(parts: Parts, run: RunContext, stage: PolicyStage, split: str, limit: int) -> ContextExamples:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import DataError, write_atomically
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
@@ -150,13 +153,15 @@ class Refresh:
 
     def __call__(self, step: int, params: Params | None) -> None:
         path = self.run.directory / "refresh" / f"{step:08d}.npy"
-        if not path.exists():
-            if params is None:
-                raise DataError(f"{path} is gone, which step {step} made; delete {self.run.directory} to start over.")
-            trained = params["trained"] if "adapters" in params else params
-            ids = self._search(trained["retriever"])
-            write_atomically(path, lambda temporary: np.save(temporary, ids))
+        if params is None and not path.exists():
+            raise DataError(f"{path} is gone, which step {step} made; delete {self.run.directory} to start over.")
+        distributed.make_once(path, lambda: self._make(path, params))
         self.train.set_candidates(np.load(path))
+
+    def _make(self, path: Path, params: Any) -> None:
+        trained = params["trained"] if "adapters" in params else params
+        ids = self._search(trained["retriever"])
+        write_atomically(path, lambda temporary: np.save(temporary, ids))
 
     def _search(self, params: Params) -> np.ndarray:
         encoder = corpus_encoder_of(self.parts, params)
