@@ -11,18 +11,20 @@ Utilisation (MFU) counts the FLOPs of the model alone: what is computed again to
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from empax.core.config import ConfigError
 from empax.core.hlo import Program, Work
@@ -32,7 +34,7 @@ from empax.core.tree import count_params
 from empax.core.types import TrainState
 from empax.models.layers import logical_axes
 from empax.pipeline.run import Stage, make_stages
-from empax.pipeline.sketches import sketch_stage, update_flops
+from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
 from empax.training.optimizer import make_optimizer
 from empax.training.step import make_train_step
 
@@ -113,7 +115,14 @@ def describe_topology(config: Mapping[str, Any], topology: str) -> str:
     lines = [f"{topology}; times are estimates from published peaks"]
     for stage in make_stages(config):
         if stage.kind == "train":
-            lines += [f"{stage.name}:", *_lines(estimate(config, stage, topology))]
+            found = estimate(config, stage, topology)
+            lines += [f"{stage.name}:", *_lines(found)]
+            if trials := trial_flops(sketch_stage(config, stage)):
+                share = trials / found.model_flops
+                lines.append(
+                    f"  not in these numbers: the answers tried out before a step, at most {share:.1f} times the "
+                    "FLOPs of the model in it"
+                )
     return "\n".join(lines)
 
 
@@ -168,10 +177,23 @@ def _compile(lowered: Any) -> tuple[Any, Program]:
 
     `as_text()` of an executable cannot read back some programs for v5p.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _without_cache():
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        (text,) = Path(folder).glob("*.after_optimizations.txt")
+        (text,) = Path(folder).glob("*after_optimizations.txt")
         return compiled, Program(text.read_text())
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """No program is taken from JAX's persistent cache: one that nobody compiles is not written anywhere either."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX looks at the setting once
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 def model_flops(config: Mapping[str, Any], stage: Stage) -> float:

@@ -134,7 +134,7 @@ def _examples(parts: Parts, run: RunContext, stage: PolicyStage, split: str, lim
 
 
 def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: int) -> Sketch:
-    """Of the update, on rollouts; what the rollout itself takes is not in it."""
+    """Of the update; the rollout before it is made from the same batch."""
     parts = Parts.of(run, planned=True)
     if stage.index:
         raise ConfigError("a plan of a policy that reads exemplars cannot be made yet; leave the stage out of run.")
@@ -148,7 +148,7 @@ def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: 
         EMOTION_HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model))
     )
     frozen = {"reference": params["model"], "emotion": emotion["params"], "reward": {}}
-    return Sketch(policy, batch, frozen=frozen)
+    return Sketch(policy, batch, frozen=frozen, answer_tokens=stage.rollout.max_tokens)
 
 
 TASKS = {
