@@ -24,7 +24,7 @@ log = logging.getLogger("empax")
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _POLL_SECONDS = 0.2
-_LEAVING_SECONDS = 60  # that a process which has failed waits for the others, before its exit code ends them too
+_LEAVING_SECONDS = 30  # that a process which has failed waits for the others, before its exit code ends them too
 
 
 def initialize() -> None:
