@@ -39,7 +39,7 @@ def initialize() -> None:
     values = {name: os.environ.get(name, "") for name in _NAMES}
     if not any(values.values()):
         if os.environ.get("EMPAX_DISTRIBUTED", "") == "1":
-            jax.distributed.initialize(shutdown_timeout_seconds=_LEAVING_SECONDS)
+            _join()
         return
     missing = [name for name, value in values.items() if not value]
     if missing:
@@ -51,9 +51,13 @@ def initialize() -> None:
             "first."
         )
     if int(numbers[0]) > 1:
-        jax.distributed.initialize(
-            address, int(numbers[0]), int(numbers[1]), shutdown_timeout_seconds=_LEAVING_SECONDS
-        )
+        _join(coordinator_address=address, num_processes=int(numbers[0]), process_id=int(numbers[1]))
+
+
+def _join(**who: Any) -> None:
+    # SIGTERM ends a process, or has the training loop save and leave; JAX's service would note it and go on.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(**who, shutdown_timeout_seconds=_LEAVING_SECONDS)
 
 
 def is_writer() -> bool:

@@ -1,5 +1,10 @@
 """Whole recipes by two processes over loopback: what one process with as many devices leaves behind, made once."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +13,8 @@ from empax.core.files import read_json, read_jsonl
 
 pytestmark = pytest.mark.slow
 
-DRIVER = str(Path(__file__).parent / "drive.py")
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = str(ROOT / "tests" / "end_to_end" / "drive.py")
 DEVICES = 2
 TIMING = ("seconds", "examples_per_second")
 
@@ -70,11 +76,38 @@ def test_two_processes_leave_what_one_does(recipe, run, tmp_path):
     assert "begins" not in said[1]
 
 
-def test_what_stops_the_first_process_alone_stops_them_all(run, tmp_path):
+@pytest.fixture
+def launched(tmp_path):
+    """Starts `launch/local.sh 2 FLAGS...` in a session of its own, of which nothing is left in the end."""
+    started = []
+
+    def start(*flags):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{found.getsockname()[1]}"
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        known = {"PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "EMPAX_CACHE_DIR": str(tmp_path)}
+        known |= {"JAX_NUM_CPU_DEVICES": "1", "JAX_COORDINATOR_ADDRESS": address}
+        command = ["bash", "launch/local.sh", "2", *flags]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        started.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **known}, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def test_what_stops_the_first_process_alone_stops_them_all(launched, tmp_path):
     """The corpus is looked for by the first one; the other waits for what it makes of it."""
     missing = tmp_path / "nowhere"
-    flags = ("--config=configs/reg_transformer.py:tiny", "--config.data.name=jsonl", f"--config.data.dir={missing}")
-    codes, said = run(2, tmp_path / "run", *flags)
-    assert all(codes)
-    assert str(missing) in said[0]
+    flags = ("--config=configs/reg_transformer.py:tiny", f"--workdir={tmp_path / 'run'}")
+    process = launched(*flags, "--config.data.name=jsonl", f"--config.data.dir={missing}")
+    said, _ = process.communicate(timeout=300)  # ends once nobody is left who could say something
+    assert process.returncode != 0
+    assert "error: " in said
+    assert str(missing) in said
     assert not (tmp_path / "run" / "prepare" / "DONE").exists()
