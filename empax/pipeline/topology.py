@@ -74,7 +74,8 @@ class Estimate:
     Attributes:
       chips: how many there are.
       batch: rows of all chips together.
-      state_bytes: parameters, optimiser state and what lies frozen, on one chip.
+      parameter_bytes, optimizer_bytes, frozen_bytes: of what is trained, of its optimiser, and of what lies beside it
+        untrained (a judge, the weights under adapters), on one chip.
       temporary_bytes: what the step needs beside them at its peak, activations among it.
       model_flops: of all chips together, without what is computed again.
       work: of one chip, as compiled.
@@ -85,7 +86,9 @@ class Estimate:
     chips: int
     batch: int
     parameters: int
-    state_bytes: float
+    parameter_bytes: float
+    optimizer_bytes: float
+    frozen_bytes: float
     temporary_bytes: float
     model_flops: float
     work: Work
@@ -104,6 +107,11 @@ class Estimate:
     def utilisation(self, seconds: float) -> float:
         """Model FLOPs over what the chips could do in that time."""
         return self.model_flops / (self.chips * self.chip.flops * seconds)
+
+    @property
+    def state_bytes(self) -> float:
+        """All that stays from step to step."""
+        return self.parameter_bytes + self.optimizer_bytes + self.frozen_bytes
 
     @property
     def fits(self) -> bool:
@@ -156,13 +164,14 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
     frozen = jax.tree.map(_placed, sketch.frozen, frozen_places)
     compiled, program = _compile(step.lower(template, frozen, sketch.batch))
     memory, work = compiled.memory_analysis(), program.work()
-    held = _bytes_on_one(template, places) + _bytes_on_one(sketch.frozen, frozen_places)
     return Estimate(
         chip=chip,
         chips=len(devices),
         batch=loop.batch_size,
         parameters=count_params(params),
-        state_bytes=held,
+        parameter_bytes=_bytes_on_one(template.params, places.params),
+        optimizer_bytes=_bytes_on_one(template.opt_state, places.opt_state),
+        frozen_bytes=_bytes_on_one(sketch.frozen, frozen_places),
         temporary_bytes=memory.temp_size_in_bytes,
         model_flops=model_flops(config, stage),
         work=work,
@@ -242,8 +251,6 @@ def _placed(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
 
 def _bytes_on_one(shapes: Any, places: Any) -> float:
     def size(leaf: Any, place: Any) -> float:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return 8.0
         return math.prod(place.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
 
     return sum(jax.tree.leaves(jax.tree.map(size, shapes, places)))
@@ -254,8 +261,9 @@ def _lines(found: Estimate) -> list[str]:
     share = (found.state_bytes + found.temporary_bytes) / chip.hbm
     lines = [
         f"  {found.parameters / 1e6:,.1f} M parameters, {found.batch} rows a step on {found.chips} chips",
-        f"  memory of a chip: {found.state_bytes / 2**30:.2f} GiB state, {found.temporary_bytes / 2**30:.2f} GiB "
-        f"temporary, {share:.0%} of {chip.hbm / 2**30:.0f} GiB{'' if found.fits else ': does NOT fit'}",
+        f"  memory of a chip, GiB: {found.parameter_bytes / 2**30:.2f} parameters, {found.optimizer_bytes / 2**30:.2f} "
+        f"optimiser, {found.frozen_bytes / 2**30:.2f} frozen, {found.temporary_bytes / 2**30:.2f} temporary with "
+        f"activations; {share:.0%} of {chip.hbm / 2**30:.0f}{'' if found.fits else ': does NOT fit'}",
         f"  work of a chip: {found.model_flops / found.chips / 1e12:.3f} TFLOPs of the model, "
         f"{found.work.flops / 1e12:.3f} compiled, {found.work.hbm_bytes / 1e9:.2f} GB of memory traffic",
     ]

@@ -25,12 +25,14 @@ def config():
 def test_times_are_those_of_the_roofline():
     chip = CHIPS["v5e"]
     found = Estimate(
-        chip=chip, chips=4, batch=8, parameters=10, state_bytes=10 * 2**30, temporary_bytes=7 * 2**30,
+        chip=chip, chips=4, batch=8, parameters=10,
+        parameter_bytes=3 * 2**30, optimizer_bytes=6 * 2**30, frozen_bytes=2**30, temporary_bytes=7 * 2**30,
         model_flops=4 * 197e9, work=Work(394e9, 819e6, ()),
         compute_seconds=2e-3, memory_seconds=1e-3, communication_seconds=3e-3,
     )  # fmt: skip
     assert (found.seconds, found.overlapped_seconds) == (5e-3, 3e-3)
     assert found.utilisation(found.seconds) == pytest.approx(0.2)
+    assert found.state_bytes == 10 * 2**30
     assert not found.fits
     assert dataclasses.replace(found, temporary_bytes=6 * 2**30).fits
 
