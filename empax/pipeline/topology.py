@@ -195,7 +195,7 @@ def _compile(lowered: Any) -> tuple[Any, Program]:
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
     """No program is taken from JAX's persistent cache: one that nobody compiles is not written anywhere either."""
-    before = jax.config.jax_enable_compilation_cache
+    before = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # JAX looks at the setting once
     try:
