@@ -29,6 +29,7 @@ log = logging.getLogger("empax")
 _COMPLETE = "COMPLETE"
 _FOLDERS = {"last": "checkpoints", "best": "best"}
 _DAMAGE = (OSError, ValueError, KeyError)  # from reading a file that is missing, cut short or changed
+_MEETING_SECONDS = 3600
 _SAVE_ERRORS = (OSError, ValueError)  # tensorstore has no class of its own for a disk that refuses
 
 
@@ -201,6 +202,15 @@ class Checkpointer:
             rng=jax.random.wrap_key_data(found["rng"], impl=_key_impl(template.rng)),
             memory=_like(template.memory, found.get("memory", {})),
         )
+
+
+def meet(name: str) -> None:
+    """Returns once every process has come here; each meeting has a name of its own.
+
+    No collective: those of CPUs give up on a process that is half a minute late.
+    """
+    everyone = set(range(jax.process_count()))
+    ocp.multihost.sync_global_processes(f"empax/{name}", timeout=_MEETING_SECONDS, processes=everyone)
 
 
 def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Params:

@@ -29,7 +29,7 @@ from empax.core.types import AnyBatch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, some_of, train_batches
 from empax.models.layers import logical_axes
 from empax.training.accumulation import NonFiniteError, RunAhead, Window, add_metrics, averages
-from empax.training.checkpoint import Checkpointer, load_params
+from empax.training.checkpoint import Checkpointer, load_params, meet
 from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.optimizer import learning_rate, make_optimizer, trained_mask
@@ -115,6 +115,7 @@ def fit(
     with contextlib.ExitStack() as stack:
         run = _Run(task, train, validation, settings, frozen, stage, on_refresh, mesh, logical)
         run.checkpointer = stack.enter_context(contextlib.closing(Checkpointer(directory)))
+        meet(stage)  # what comes before may take one process longer than another
         run.start(initial)
         board = metrics_path.parent / "tensorboard" / stage
         if distributed.is_writer():
