@@ -30,7 +30,8 @@ def run(processes, tmp_path):
         cache.mkdir()
         (cache / "xla").symlink_to(compiled)
         words = (DRIVER, *flags, f"--workdir={workdir}")
-        codes = processes(count, *words, devices=DEVICES // count, logs=logs, EMPAX_CACHE_DIR=str(cache))
+        known = {"EMPAX_CACHE_DIR": str(cache), "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+        codes = processes(count, *words, devices=DEVICES // count, logs=logs, **known)
         return codes, [path.read_text() for path in sorted(logs.iterdir())]
 
     return run
@@ -50,11 +51,26 @@ def check_same(found, expected):
             assert value == (pytest.approx(wanted, rel=1e-5, abs=1e-6) if isinstance(wanted, float) else wanted), name
 
 
-@pytest.mark.parametrize("recipe", ["reg_transformer", "emprl_transformer"])
-def test_two_processes_leave_what_one_does(recipe, run, tmp_path):
+# One part of this reward is compiled, the other asks a function that must be asked once: its answers change.
+REWARD = """
+import itertools
+
+count = itertools.count()
+
+def score(contexts, responses, references):
+    return [len(response.split()) / 10 + next(count) / 100 for response in responses]
+"""
+REWARDS = '({"kind": "empathy"}, {"kind": "text", "function": "a_reward:score", "weight": 0.5})'
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags"), [("reg_transformer", ()), ("emprl_transformer", (f"--config.ppo.rewards={REWARDS}",))]
+)
+def test_two_processes_leave_what_one_does(recipe, flags, run, tmp_path):
+    (tmp_path / "a_reward.py").write_text(REWARD)
     workdirs = {count: tmp_path / f"of-{count}" for count in (1, 2)}
     for count, workdir in workdirs.items():
-        codes, said = run(count, workdir, f"--config=configs/{recipe}.py:tiny")
+        codes, said = run(count, workdir, f"--config=configs/{recipe}.py:tiny", *flags)
         assert codes == [0] * count, "\n".join(said)
     one, two = workdirs.values()
     check_same(history(two), history(one))
