@@ -32,7 +32,7 @@ HELD_EQUAL = (
     "least 0.95; what it is on the measured queries is reported",
     "exact against exact: theirs is IndexFlatIP",
     "single queries: 64, one call each; batches: 256 in one call",
-    "building is timed once; its memory is what the index keeps beside the rows themselves, by its own file",
+    "building is timed once; its bytes are reckoned, not measured: codes or links, without the rows themselves",
 )
 
 K, TARGET = 10, 0.95

@@ -21,7 +21,8 @@ HELD_EQUAL = (
     "a fresh Python process for every measurement, in turns, on the CPU",
     "the built-in sample, a byte-pair vocabulary of 3,000 trained in the process, an encoder-decoder of the same sizes "
     "with random weights, 32 examples, one update of AdamW",
-    "ours: `python -m empax.main` with a recipe of a generator alone, preparation and a first checkpoint included",
+    "ours: `python -m empax.main` with a recipe of a generator alone, preparation included, until its first row of "
+    "metrics is written",
     "theirs: T5ForConditionalGeneration in eager PyTorch, nothing compiled, the corpus as plain JSON lines",
 )
 

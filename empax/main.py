@@ -43,6 +43,8 @@ def main(argv: list[str]) -> None:
             return
         distributed.initialize()
         run.enable_compilation_cache()
+        if not distributed.is_writer():
+            run.quiet_logging()  # what it says, the first process says too
         run.run(plain, workdir)
     except (ConfigError, DataError, CheckpointError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)

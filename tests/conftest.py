@@ -4,8 +4,10 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -83,6 +85,37 @@ def command(shared_tmp: Path) -> Command:
         return subprocess.run(
             [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, **options
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def processes() -> Callable[..., list[int]]:
+    """Runs the same Python in several processes that find each other over loopback; gives their exit codes.
+
+    When one fails, the others are ended, as launchers do it. What process I says is in LOGS/I.log.
+    """
+
+    def run(count: int, *words: str, devices: int, logs: Path, **more: str) -> list[int]:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{found.getsockname()[1]}"
+        logs.mkdir(exist_ok=True)
+        running = []
+        for number in range(count):
+            who = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": count, "JAX_PROCESS_ID": number}
+            own = {"JAX_NUM_CPU_DEVICES": devices, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ROOT}
+            environment = {**os.environ, **{name: str(value) for name, value in {**who, **own, **more}.items()}}
+            with (logs / f"{number}.log").open("w") as log:
+                command = [sys.executable, *words]
+                running.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
+        deadline = time.monotonic() + 900
+        while any(process.poll() is None for process in running):
+            if any(process.poll() for process in running) or time.monotonic() > deadline:
+                for process in running:
+                    process.kill()
+            time.sleep(0.1)
+        return [process.returncode for process in running]
 
     return run
 

@@ -1,7 +1,8 @@
 """Several processes that train one model: how they find each other, who writes, how the others wait.
 
 All processes run the same command and see the same work directory. Training is one computation of them all; any other
-stage is done by the first process, and the others wait for its `DONE`.
+stage is done by the first process, and the others wait for its `DONE`. They wait by looking at files, not in a
+collective: those give up after seconds.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ log = logging.getLogger("empax")
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _POLL_SECONDS = 0.2
+_LEAVING_SECONDS = 30  # that a process which has failed waits for the others, before its exit code ends them too
 
 
 def initialize() -> None:
@@ -36,7 +39,7 @@ def initialize() -> None:
     values = {name: os.environ.get(name, "") for name in _NAMES}
     if not any(values.values()):
         if os.environ.get("EMPAX_DISTRIBUTED", "") == "1":
-            jax.distributed.initialize()
+            _join()
         return
     missing = [name for name, value in values.items() if not value]
     if missing:
@@ -48,7 +51,13 @@ def initialize() -> None:
             "first."
         )
     if int(numbers[0]) > 1:
-        jax.distributed.initialize(address, int(numbers[0]), int(numbers[1]))
+        _join(coordinator_address=address, num_processes=int(numbers[0]), process_id=int(numbers[1]))
+
+
+def _join(**who: Any) -> None:
+    # SIGTERM ends a process, or has the training loop save and leave; JAX's service would note it and go on.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(**who, shutdown_timeout_seconds=_LEAVING_SECONDS)
 
 
 def is_writer() -> bool:
@@ -60,6 +69,23 @@ def wait_for(path: Path) -> None:
     """Returns once another process has written `path`. If that one dies, the launcher ends this one."""
     while not path.exists():
         time.sleep(_POLL_SECONDS)
+
+
+def make_once(path: Path, make: Callable[[], object]) -> None:
+    """Has the first process call `make`, which writes `path`, unless it is there; returns once it is.
+
+    `path` must be named after everything that its contents depend on.
+    """
+    if is_writer() and not path.exists():
+        make()
+    wait_for(path)
+
+
+def from_writer(value: np.ndarray) -> np.ndarray:
+    """What the first process has as `value`; every process must ask, with an array of that shape and type."""
+    if jax.process_count() == 1:
+        return value
+    return np.asarray(multihost_utils.broadcast_one_to_all(value))
 
 
 def agreed(flag: bool) -> bool:

@@ -10,28 +10,31 @@ import jax
 from jax.extend import core as jex
 
 
-def count_flops(function: Callable[..., Any], *args: Any) -> int:
+def count_flops(function: Callable[..., Any], *args: Any, while_turns: int = 1) -> int:
     """Multiply-adds of all matrix products, times two; loops count as often as they run.
 
     Args:
       function: jax-traceable.
       args: arrays or `jax.ShapeDtypeStruct`s.
+      while_turns: how often a `while` runs, whose length no program says.
 
     Returns:
-      Operations of matrix products alone, which is what a model's FLOPs mean; a `while` of unknown length counts once.
+      Operations of matrix products alone, which is what a model's FLOPs mean.
     """
-    return _count(jax.make_jaxpr(function)(*args).jaxpr)
+    return _count(jax.make_jaxpr(function)(*args).jaxpr, while_turns)
 
 
-def _count(jaxpr: Any) -> int:
+def _count(jaxpr: Any, while_turns: int) -> int:
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             total += _dot(equation)
             continue
-        inner = [_count(part) for part in _bodies(equation)]
+        inner = [_count(part, while_turns) for part in _bodies(equation)]
         if equation.primitive.name == "scan":
             total += equation.params["length"] * sum(inner)
+        elif equation.primitive.name == "while":
+            total += while_turns * sum(inner)
         elif equation.primitive.name == "cond":
             total += max(inner, default=0)
         else:

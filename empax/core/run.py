@@ -104,11 +104,19 @@ class Assembly:
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """A task with the shapes of a batch: what a plan is made of. No array of it holds anything."""
+    """A task with the shapes of a batch: what a plan is made of. No array of it holds anything.
+
+    Attributes:
+      batch: as the loss sees it.
+      given: as the task sees it before an update, to try something out; None = `batch`.
+      answer_tokens: how long an answer may get that is made before an update.
+    """
 
     task: Task
     batch: Any
     frozen: Params = dataclasses.field(default_factory=dict)
+    given: Any = None
+    answer_tokens: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,6 +80,12 @@ def make_mesh(settings: MeshSettings = MeshSettings(), devices: Sequence[jax.Dev
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def local_mesh() -> Mesh | None:
+    """All devices of this process along `data`, for work that no other process has a part in; None where it has one."""
+    devices = jax.local_devices()
+    return make_mesh(devices=devices) if len(devices) > 1 else None
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """A whole copy on every device."""
     return NamedSharding(mesh, PartitionSpec())

@@ -13,6 +13,7 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.core.files import hash_file, hash_json, write_atomically, write_json
 from empax.core.run import RunContext
+from empax.core.sharding import local_mesh
 from empax.data.exemplars import dialogue_groups
 from empax.data.store import load_instances
 from empax.retrieval.index import IndexSettings, build_index, measure_recall
@@ -44,16 +45,16 @@ class Settings:
 
 
 def run(settings: Settings, context: RunContext, system: Any) -> None:
-    encoder = system.corpus_encoder(context, settings.encoder)
+    encoder, mesh = system.corpus_encoder(context, settings.encoder), local_mesh()
     corpus = load_instances(context, "train")
     groups = dialogue_groups(corpus)
     begin = time.perf_counter()
     if settings.beam:
         keys = _embedded_by_beam(settings, context, system, encoder.hash)
     else:
-        keys = encoder.embed_keys(corpus, progress=f"{context.stage}: keys")
+        keys = encoder.embed_keys(corpus, progress=f"{context.stage}: keys", mesh=mesh)
     embedded = time.perf_counter()
-    index = build_index(keys, settings.store, groups=groups, encoder_hash=encoder.hash)
+    index = build_index(keys, settings.store, groups=groups, encoder_hash=encoder.hash, mesh=mesh)
     built = time.perf_counter()
     index.save(context.files.index(context.stage))
     sample = keys[:RECALL_QUERIES]
@@ -62,7 +63,7 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
         order = np.random.default_rng(context.seed).permutation(len(instances))
         positions = order[:limit] if limit else order
         chosen = [instances[p] for p in positions]
-        queries = encoder.embed_queries(chosen, progress=f"{context.stage}: {split}")
+        queries = encoder.embed_queries(chosen, progress=f"{context.stage}: {split}", mesh=mesh)
         found = index.search(queries, settings.candidates, query_groups=dialogue_groups(chosen))
         _save(context, split, positions, np.asarray(found.ids))
         sample = queries[:RECALL_QUERIES]

@@ -10,7 +10,7 @@ import jax
 from empax.core.run import RunOptions
 from empax.core.tree import count_bytes, count_params
 from empax.pipeline.run import Stage, make_stages
-from empax.pipeline.sketches import sketch_stage, update_flops
+from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
 from empax.training.optimizer import make_optimizer
 
 
@@ -20,7 +20,8 @@ def describe(config: Mapping[str, Any]) -> str:
     Parameters are those that the stage trains: with adapters no more than they and the heads. Bytes are those of
     parameters, gradients and optimiser state on every device (they are replicated), of what is frozen beside them (the
     weights under adapters, in as many bits as they are kept in; a judge), and of the step's batch; activations come on
-    top. FLOPs are those of one update on batches of the longest bucket, without what an online task explores before it.
+    top. FLOPs are those of one update on batches of the longest bucket; what a task tries out before an update stands
+    beside them.
     """
     if topology := RunOptions.of(config).plan.topology:
         from empax.pipeline.topology import describe_topology  # not above: few have libtpu
@@ -40,9 +41,11 @@ def _describe_training(config: Mapping[str, Any], stage: Stage) -> str:
     params, sketch = found.params, found.sketch
     optimizer = jax.eval_shape(make_optimizer(loop.optimizer, params, loop.steps).init, params)
     bytes_fixed = 2 * count_bytes(params) + count_bytes(optimizer)
+    trials = trial_flops(found)
+    before = f" and at most {trials / 1e9:.1f} of answers tried out before it" if trials else ""
     frozen = f"{count_bytes(sketch.frozen) / 1e6:.0f} MB frozen, " if sketch.frozen else ""
     return (
         f"{loop.steps} steps of {loop.batch_size}, {count_params(params) / 1e6:.2f} M parameters, "
         f"{bytes_fixed / 1e6:.0f} MB for parameters, gradients and optimiser, {frozen}"
-        f"{count_bytes(sketch.batch) / 1e6:.2f} MB a batch, {update_flops(found) / 1e9:.1f} GFLOPs an update"
+        f"{count_bytes(sketch.batch) / 1e6:.2f} MB a batch, {update_flops(found) / 1e9:.1f} GFLOPs an update{before}"
     )

@@ -11,6 +11,7 @@ import jax
 
 from empax.core.files import WorkDir
 from empax.core.flops import count_flops
+from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.run import RunContext, Sketch
 from empax.core.types import Params
 from empax.pipeline.run import Stage
@@ -40,8 +41,24 @@ def sketch_stage(config: Mapping[str, Any], stage: Stage) -> Sketched:
     return Sketched(sketch, params, trained_mask(loop.optimizer, params))
 
 
+def trial_flops(found: Sketched) -> int:
+    """Of what a task tries out before an update, if every answer becomes as long as it may; 0 where it tries nothing.
+
+    What rates the answers is not counted.
+    """
+    sketch, rng = found.sketch, jax.eval_shape(lambda: jax.random.key(0))
+    if isinstance(sketch.task, ReinforcedTask):
+        work = sketch.task.rollout
+    elif isinstance(sketch.task, OnlineTask):
+        work = sketch.task.explore
+    else:
+        return 0
+    given = sketch.batch if sketch.given is None else sketch.given
+    return count_flops(work, found.params, sketch.frozen, given, rng, while_turns=sketch.answer_tokens)
+
+
 def update_flops(found: Sketched) -> int:
-    """Of one update, without what an online task explores before it."""
+    """Of one update, without what is tried out before it (`trial_flops`)."""
 
     def update(params: Any, frozen: Any, batch: Any) -> Any:
         def loss(params: Any) -> jax.Array:

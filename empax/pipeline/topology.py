@@ -11,18 +11,20 @@ Utilisation (MFU) counts the FLOPs of the model alone: what is computed again to
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from empax.core.config import ConfigError
 from empax.core.hlo import Program, Work
@@ -32,7 +34,7 @@ from empax.core.tree import count_params
 from empax.core.types import TrainState
 from empax.models.layers import logical_axes
 from empax.pipeline.run import Stage, make_stages
-from empax.pipeline.sketches import sketch_stage, update_flops
+from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
 from empax.training.optimizer import make_optimizer
 from empax.training.step import make_train_step
 
@@ -72,7 +74,8 @@ class Estimate:
     Attributes:
       chips: how many there are.
       batch: rows of all chips together.
-      state_bytes: parameters, optimiser state and what lies frozen, on one chip.
+      parameter_bytes, optimizer_bytes, frozen_bytes: of what is trained, of its optimiser, and of what lies beside it
+        untrained (a judge, the weights under adapters), on one chip.
       temporary_bytes: what the step needs beside them at its peak, activations among it.
       model_flops: of all chips together, without what is computed again.
       work: of one chip, as compiled.
@@ -83,7 +86,9 @@ class Estimate:
     chips: int
     batch: int
     parameters: int
-    state_bytes: float
+    parameter_bytes: float
+    optimizer_bytes: float
+    frozen_bytes: float
     temporary_bytes: float
     model_flops: float
     work: Work
@@ -104,6 +109,11 @@ class Estimate:
         return self.model_flops / (self.chips * self.chip.flops * seconds)
 
     @property
+    def state_bytes(self) -> float:
+        """All that stays from step to step."""
+        return self.parameter_bytes + self.optimizer_bytes + self.frozen_bytes
+
+    @property
     def fits(self) -> bool:
         return self.state_bytes + self.temporary_bytes <= self.chip.hbm
 
@@ -113,7 +123,14 @@ def describe_topology(config: Mapping[str, Any], topology: str) -> str:
     lines = [f"{topology}; times are estimates from published peaks"]
     for stage in make_stages(config):
         if stage.kind == "train":
-            lines += [f"{stage.name}:", *_lines(estimate(config, stage, topology))]
+            found = estimate(config, stage, topology)
+            lines += [f"{stage.name}:", *_lines(found)]
+            if trials := trial_flops(sketch_stage(config, stage)):
+                share = trials / found.model_flops
+                lines.append(
+                    f"  not in these numbers: the answers tried out before a step, at most {share:.1f} times the "
+                    "FLOPs of the model in it"
+                )
     return "\n".join(lines)
 
 
@@ -147,13 +164,14 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
     frozen = jax.tree.map(_placed, sketch.frozen, frozen_places)
     compiled, program = _compile(step.lower(template, frozen, sketch.batch))
     memory, work = compiled.memory_analysis(), program.work()
-    held = _bytes_on_one(template, places) + _bytes_on_one(sketch.frozen, frozen_places)
     return Estimate(
         chip=chip,
         chips=len(devices),
         batch=loop.batch_size,
         parameters=count_params(params),
-        state_bytes=held,
+        parameter_bytes=_bytes_on_one(template.params, places.params),
+        optimizer_bytes=_bytes_on_one(template.opt_state, places.opt_state),
+        frozen_bytes=_bytes_on_one(sketch.frozen, frozen_places),
         temporary_bytes=memory.temp_size_in_bytes,
         model_flops=model_flops(config, stage),
         work=work,
@@ -168,10 +186,23 @@ def _compile(lowered: Any) -> tuple[Any, Program]:
 
     `as_text()` of an executable cannot read back some programs for v5p.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _without_cache():
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        (text,) = Path(folder).glob("*.after_optimizations.txt")
+        (text,) = Path(folder).glob("*after_optimizations.txt")
         return compiled, Program(text.read_text())
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """No program is taken from JAX's persistent cache: one that nobody compiles is not written anywhere either."""
+    before = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX looks at the setting once
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 def model_flops(config: Mapping[str, Any], stage: Stage) -> float:
@@ -220,8 +251,6 @@ def _placed(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
 
 def _bytes_on_one(shapes: Any, places: Any) -> float:
     def size(leaf: Any, place: Any) -> float:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return 8.0
         return math.prod(place.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
 
     return sum(jax.tree.leaves(jax.tree.map(size, shapes, places)))
@@ -232,8 +261,9 @@ def _lines(found: Estimate) -> list[str]:
     share = (found.state_bytes + found.temporary_bytes) / chip.hbm
     lines = [
         f"  {found.parameters / 1e6:,.1f} M parameters, {found.batch} rows a step on {found.chips} chips",
-        f"  memory of a chip: {found.state_bytes / 2**30:.2f} GiB state, {found.temporary_bytes / 2**30:.2f} GiB "
-        f"temporary, {share:.0%} of {chip.hbm / 2**30:.0f} GiB{'' if found.fits else ': does NOT fit'}",
+        f"  memory of a chip, GiB: {found.parameter_bytes / 2**30:.2f} parameters, {found.optimizer_bytes / 2**30:.2f} "
+        f"optimiser, {found.frozen_bytes / 2**30:.2f} frozen, {found.temporary_bytes / 2**30:.2f} temporary with "
+        f"activations; {share:.0%} of {chip.hbm / 2**30:.0f}{'' if found.fits else ': does NOT fit'}",
         f"  work of a chip: {found.model_flops / found.chips / 1e12:.3f} TFLOPs of the model, "
         f"{found.work.flops / 1e12:.3f} compiled, {found.work.hbm_bytes / 1e9:.2f} GB of memory traffic",
     ]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Float
 
 from empax.core.files import hash_json, write_atomically
@@ -49,22 +50,26 @@ class CorpusEncoder:
     hash: str
     buckets: tuple[int, ...] = BUCKETS
 
-    def embed_queries(self, instances: Sequence[Instance], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
-        """Embeds the contexts, without looking at any response."""
-        return self._embed(
-            embedders(self.model)[0], encode_queries(self.tokenizer, instances, self.max_query_tokens), progress
-        )
+    def embed_queries(
+        self, instances: Sequence[Instance], *, progress: str | None = None, mesh: Mesh | None = None
+    ) -> Float[np.ndarray, "N D"]:
+        """Embeds the contexts, without looking at any response; over the devices of `mesh`, None = on one."""
+        ids = encode_queries(self.tokenizer, instances, self.max_query_tokens)
+        return self._embed(embedders(self.model)[0], ids, progress, mesh)
 
-    def embed_keys(self, instances: Sequence[Instance], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
+    def embed_keys(
+        self, instances: Sequence[Instance], *, progress: str | None = None, mesh: Mesh | None = None
+    ) -> Float[np.ndarray, "N D"]:
         """Embeds contexts with their responses: the exemplars."""
-        vectors = self._embed(
-            embedders(self.model)[1], encode_keys(self.tokenizer, instances, self.max_key_tokens), progress
-        )
+        ids = encode_keys(self.tokenizer, instances, self.max_key_tokens)
+        vectors = self._embed(embedders(self.model)[1], ids, progress, mesh)
         return np.asarray(self.model.keys(jnp.asarray(vectors), jnp.asarray(emotion_ids(instances))))
 
-    def _embed(self, apply: Encoder, token_ids: list[list[int]], progress: str | None) -> Float[np.ndarray, "N D"]:
+    def _embed(
+        self, apply: Encoder, token_ids: list[list[int]], progress: str | None, mesh: Mesh | None
+    ) -> Float[np.ndarray, "N D"]:
         def make() -> Float[np.ndarray, "N D"]:
-            options = {"pad_id": self.tokenizer.pad_id, "buckets": self.buckets, "progress": progress}
+            options = {"pad_id": self.tokenizer.pad_id, "buckets": self.buckets, "progress": progress, "mesh": mesh}
             return embed(apply, self.params, token_ids, **options)
 
         if len(token_ids) < KEPT_FROM:

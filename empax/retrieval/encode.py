@@ -72,6 +72,7 @@ def embed(
     _check_lengths(lengths, int(ordered[-1]))
     shards = 1 if mesh is None else mesh.shape[axis]
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(axis))
+    params = params if sharding is None else jax.device_put(params, NamedSharding(sharding.mesh, PartitionSpec()))
     run = jax.jit(apply)
     example = jax.ShapeDtypeStruct((shards, int(ordered[0])), np.int32)
     dim = jax.eval_shape(apply, params, example, jax.ShapeDtypeStruct(example.shape, np.bool_)).shape[-1]

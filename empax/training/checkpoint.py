@@ -29,6 +29,7 @@ log = logging.getLogger("empax")
 _COMPLETE = "COMPLETE"
 _FOLDERS = {"last": "checkpoints", "best": "best"}
 _DAMAGE = (OSError, ValueError, KeyError)  # from reading a file that is missing, cut short or changed
+_MEETING_SECONDS = 3600
 _SAVE_ERRORS = (OSError, ValueError)  # tensorstore has no class of its own for a disk that refuses
 
 
@@ -203,6 +204,15 @@ class Checkpointer:
         )
 
 
+def meet(name: str) -> None:
+    """Returns once every process has come here; each meeting has a name of its own.
+
+    No collective: those of CPUs give up on a process that is half a minute late.
+    """
+    everyone = set(range(jax.process_count()))
+    ocp.multihost.sync_global_processes(f"empax/{name}", timeout=_MEETING_SECONDS, processes=everyone)
+
+
 def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Params:
     """The parameters of a stage as numpy arrays; no model is needed to read them.
 
@@ -222,7 +232,9 @@ def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Par
         _verified(path)
     except _DAMAGE as error:
         raise CheckpointError(f"{path} is damaged ({error}); delete it and run the stage again.") from error
-    with ocp.Checkpointer(_handler()) as orbax:
+    # Alone: one process may read what the others do not, and Orbax would have it wait for them.
+    alone = ocp.options.MultiprocessingOptions(active_processes={jax.process_index()})
+    with ocp.Checkpointer(_handler(), multiprocessing_options=alone) as orbax:
         tree = orbax.metadata(path).item_metadata["params"].tree
         args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         restored = orbax.restore(path, args=ocp.args.Composite(params=ocp.args.PyTreeRestore(restore_args=args)))

@@ -29,7 +29,7 @@ from empax.core.types import AnyBatch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, some_of, train_batches
 from empax.models.layers import logical_axes
 from empax.training.accumulation import NonFiniteError, RunAhead, Window, add_metrics, averages
-from empax.training.checkpoint import Checkpointer, load_params
+from empax.training.checkpoint import Checkpointer, load_params, meet
 from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.optimizer import learning_rate, make_optimizer, trained_mask
@@ -97,7 +97,7 @@ def fit(
         one before: "load what you kept". It can be called twice for one n with the same parameters.
       mesh: None = all devices along `data`.
       logical: over which axis of the mesh parameters are split, by the names of their axes.
-      profile: where to write a trace of a few updates; None = no trace.
+      profile: where to write a trace of a few updates (of several processes, each in its own folder); None = no trace.
 
     Raises:
       ConfigError: settings that do not fit the devices, the parameter names or the metrics.
@@ -115,6 +115,7 @@ def fit(
     with contextlib.ExitStack() as stack:
         run = _Run(task, train, validation, settings, frozen, stage, on_refresh, mesh, logical)
         run.checkpointer = stack.enter_context(contextlib.closing(Checkpointer(directory)))
+        meet(stage)  # what comes before may take one process longer than another
         run.start(initial)
         board = metrics_path.parent / "tensorboard" / stage
         if distributed.is_writer():
@@ -123,6 +124,8 @@ def fit(
         run.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=run.step)))
         run.signals = stack.enter_context(InterruptSignals())
         if profile is not None:
+            if jax.process_count() > 1:
+                profile = profile / f"process_{jax.process_index()}"  # else those of one machine write the same files
             profiler = stack.enter_context(contextlib.closing(Profiler(profile)))
             run.train_step = profiler.watch(run.train_step)
         run.train_to_end()
@@ -225,8 +228,10 @@ class _Run:
             trained=trained_mask(settings.optimizer, shapes),
         )
         self.eval_step = make_eval_step(self.task, replicated=replicated(mesh))
-        self.explore = make_explore_step(self.task) if isinstance(self.task, OnlineTask) else None
-        self.begin = make_iteration_start(reinforced) if reinforced else None
+        places = {"batch": batch_sharding(mesh)}
+        self.explore = make_explore_step(self.task, **places) if isinstance(self.task, OnlineTask) else None
+        places["replicated"] = replicated(mesh)
+        self.begin = make_iteration_start(reinforced, **places) if reinforced else None
         self.unchecked = reinforced  # until its first answers of this process have been looked at
         self.schedule = learning_rate(settings.optimizer, settings.updates)
 
@@ -270,11 +275,10 @@ class _Run:
         examples = int(np.sum(batch.valid))
         batch = distributed.place(batch, batch_sharding(self.mesh))
         if self.explore is not None:
-            batch = jax.device_put(self.explore(self.state, self.frozen, batch), batch_sharding(self.mesh))
+            batch = self.explore(self.state, self.frozen, batch)
         logged: Metrics = {}
         if self.begin is not None:
             self.state, batch, logged = self.begin(self.state, self.frozen, batch)
-            batch = jax.device_put(batch, batch_sharding(self.mesh))
             self._check_start(batch)
         self.state, metrics = self.train_step(self.state, self.frozen, batch)
         metrics = distributed.local({**logged, **metrics})

@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from empax.core import distributed
 from empax.core.files import write_atomically
 from empax.training.tensorboard import EventFile
 
@@ -80,7 +81,10 @@ def _is_kept(line: str, stage: str, resume_step: int) -> bool:
 
 
 class ProgressBar:
-    """A bar on stderr with steps done, time left and examples per second; silent where stderr is no terminal."""
+    """A bar on stderr with steps done, time left and examples per second; silent where stderr is no terminal.
+
+    Of several processes the first one has it.
+    """
 
     def __init__(self, stage: str, *, steps: int, initial: int) -> None:
         self._bar = tqdm(
@@ -89,7 +93,7 @@ class ProgressBar:
             desc=stage,
             unit="step",
             file=sys.stderr,
-            disable=None,  # None = only where stderr is a terminal
+            disable=None if distributed.is_writer() else True,  # None = only where stderr is a terminal
             dynamic_ncols=True,
         )
 

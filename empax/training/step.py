@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -130,28 +131,33 @@ def make_eval_step(task: Task, *, replicated: Any = None) -> EvalStep:
     return jax.jit(step, out_shardings=replicated)
 
 
-def make_explore_step(task: OnlineTask) -> ExploreStep:
-    """Compiles `task.explore`: (state, frozen, batch) -> the batch to learn from; the state is only read."""
+def make_explore_step(task: OnlineTask, *, batch: Any = None) -> ExploreStep:
+    """Compiles `task.explore`: (state, frozen, batch) -> the batch to learn from; the state is only read.
+
+    `batch` is the sharding of the result, as `make_train_step` wants it; None leaves that to the compiler.
+    """
 
     def step(state: TrainState, frozen: Params, batch: AnyBatch) -> AnyBatch:
         rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _EXPLORE_STREAM)
         return task.explore(state.params, frozen, batch, rng)
 
-    return jax.jit(step)
+    return jax.jit(step, out_shardings=batch)
 
 
-def make_iteration_start(task: ReinforcedTask) -> IterationStart:
+def make_iteration_start(task: ReinforcedTask, *, batch: Any = None, replicated: Any = None) -> IterationStart:
     """What comes before the updates of an iteration: (state, frozen, batch) -> (state, rated batch, what to log).
 
-    One compiled call; three calls where `task.rates_on_host`.
+    One compiled call; three calls where `task.rates_on_host`. `batch` and `replicated` are shardings of the rated
+    batch, and of the memory and what is logged; None leaves them to the compiler.
     """
+    credited = (batch, replicated, replicated)
 
     def rollout(state: TrainState, frozen: Params, batch: AnyBatch) -> AnyBatch:
         rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _EXPLORE_STREAM)
         return task.rollout(state.params, frozen, batch, rng)
 
     if task.rates_on_host:
-        answer, credit = jax.jit(rollout), jax.jit(task.credit)
+        answer, credit = jax.jit(rollout, out_shardings=batch), jax.jit(task.credit, out_shardings=credited)
 
         def start(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, AnyBatch, Metrics]:
             rated = task.rate(frozen, answer(state, frozen, batch))
@@ -160,7 +166,7 @@ def make_iteration_start(task: ReinforcedTask) -> IterationStart:
 
         return start
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=credited)
     def whole(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[AnyBatch, Any, Metrics]:
         return task.credit(frozen, task.rate(frozen, rollout(state, frozen, batch)), state.memory)
 

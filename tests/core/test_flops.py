@@ -22,3 +22,14 @@ def test_products_are_counted_and_loops_multiplied_out():
     # Backward: one product for the states and one for the weights of every layer.
     gradient = jax.grad(lambda w, x: jax.jit(looped)(x, w).sum())
     assert count_flops(gradient, weights, states) == 15 * once
+
+
+def test_a_loop_that_does_not_say_its_length_runs_as_often_as_one_is_told():
+    weights, states = (jax.ShapeDtypeStruct((8, 8), jnp.float32) for _ in range(2))
+
+    def until_small(states, weights):
+        return jax.lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x @ weights, states) @ weights
+
+    once = 2 * 8**3
+    assert count_flops(until_small, states, weights) == 2 * once
+    assert count_flops(until_small, states, weights, while_turns=5) == 6 * once

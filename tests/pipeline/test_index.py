@@ -26,7 +26,7 @@ class Angles:
         angles = np.array([float(i.context[-1].split()[-1]) for i in instances])
         return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
-    embed_queries = embed_keys = lambda self, instances, *, progress=None: self._embed(instances, progress)
+    embed_queries = embed_keys = lambda self, instances, *, progress=None, mesh=None: self._embed(instances, progress)
 
 
 def make_instances(split):

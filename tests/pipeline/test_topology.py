@@ -1,16 +1,20 @@
 """Estimates for TPU slices: the arithmetic, and what is refused. Compiling for one needs libtpu (extra `plan`)."""
 
 import dataclasses
+import re
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
-from configs import reg_transformer
+from configs import emprl_transformer, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.hlo import Work
 from empax.pipeline import run
 from empax.pipeline.plan import describe
-from empax.pipeline.sketches import sketch_stage, update_flops
-from empax.pipeline.topology import CHIPS, Estimate, chip_of, model_flops
+from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
+from empax.pipeline.topology import CHIPS, Estimate, _compile, chip_of, model_flops
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +25,14 @@ def config():
 def test_times_are_those_of_the_roofline():
     chip = CHIPS["v5e"]
     found = Estimate(
-        chip=chip, chips=4, batch=8, parameters=10, state_bytes=10 * 2**30, temporary_bytes=7 * 2**30,
+        chip=chip, chips=4, batch=8, parameters=10,
+        parameter_bytes=3 * 2**30, optimizer_bytes=6 * 2**30, frozen_bytes=2**30, temporary_bytes=7 * 2**30,
         model_flops=4 * 197e9, work=Work(394e9, 819e6, ()),
         compute_seconds=2e-3, memory_seconds=1e-3, communication_seconds=3e-3,
     )  # fmt: skip
     assert (found.seconds, found.overlapped_seconds) == (5e-3, 3e-3)
     assert found.utilisation(found.seconds) == pytest.approx(0.2)
+    assert found.state_bytes == 10 * 2**30
     assert not found.fits
     assert dataclasses.replace(found, temporary_bytes=6 * 2**30).fits
 
@@ -38,6 +44,59 @@ def test_the_models_flops_are_those_without_recomputation(config):
     stage = next(stage for stage in run.make_stages(again) if stage.name == "generator")
     assert update_flops(sketch_stage(again, stage)) > plain
     assert model_flops(again, stage) == plain
+
+
+def trials(config, name, **changes):
+    config = {**config, name: {**config[name], **changes}}
+    stage = next(stage for stage in run.make_stages(config) if stage.name == name)
+    return trial_flops(sketch_stage(config, stage))
+
+
+def test_what_is_tried_out_before_an_update_is_counted(config):
+    """By the likelihood, all that is tried is one pass over each candidate."""
+    likelihood = {"candidates": 2, "passage_encoder": "frozen", "distillation": {"signal": "likelihood"}}
+    twice = {**config, "reg": {**config["reg"], "passages": 4}}
+    once = trials(config, "retriever", **likelihood)
+    assert trials(twice, "retriever", **{**likelihood, "candidates": 4}) == 2 * once > 0
+    # A longer answer takes more steps, and each step looks at more of them.
+    short, long = (trials(config, "joint", distillation={"explore_tokens": tokens}) for tokens in (8, 16))
+    assert short < long < 4 * short
+    assert trials(config, "generator") == 0
+    lines = {line.split()[0]: line for line in describe(config).splitlines()}
+    assert re.search(r"GFLOPs an update and at most \d+\.\d of answers tried out before it$", lines["joint"])
+    assert lines["generator"].endswith("GFLOPs an update")
+
+
+def test_a_rollout_is_counted_as_well():
+    config = run.plain(emprl_transformer.get_config("tiny"))
+    decoding = config["ppo"]["rollout"]
+    short, long = (trials(config, "ppo", rollout={**decoding, "max_tokens": tokens}) for tokens in (8, 16))
+    assert 0 < short < long
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """A compilation cache of this test's own, that keeps everything."""
+    own = {"jax_compilation_cache_dir": str(tmp_path / "xla"), "jax_persistent_cache_min_compile_time_secs": 0.0}
+    before = {name: getattr(jax.config, name) for name in own}
+    for values in (own, before):
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if values is own:
+            yield tmp_path / "xla"
+
+
+def test_a_program_that_the_cache_knows_is_compiled_all_the_same(cache, tmp_path):
+    """What comes from JAX's cache leaves no dump to read."""
+    lowered = jax.jit(lambda x: x @ x).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    lowered.compile(compiler_options={"xla_dump_to": str(tmp_path / "dump"), "xla_dump_hlo_as_text": True})
+    kept = sorted(cache.iterdir())
+    assert kept
+    for _ in range(2):
+        assert _compile(lowered)[1].work().flops == 2 * 8**3
+    assert sorted(cache.iterdir()) == kept
+    assert jax.config.jax_enable_compilation_cache
 
 
 @pytest.mark.parametrize("topology", ["v4:2x2", "v5e", "v5e:", "v5e:2xtwo"])

@@ -1,10 +1,5 @@
 """Training by several processes that talk over loopback: the numbers of one, one writer, and what a kill leaves."""
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,33 +16,23 @@ DEVICES = 4
 NOT_COMPARED = ("stage", "split", "seconds", "examples_per_second")
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def launch(workdir, processes, *arguments):
-    """Runs tiny.py in several processes of DEVICES in all; when one dies, ends the others, as launchers do."""
-    script = Path(__file__).parent / "tiny.py"
-    address, running = f"127.0.0.1:{free_port()}", []
-    for number in range(processes):
-        who = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": processes, "JAX_PROCESS_ID": number}
-        who |= {"JAX_NUM_CPU_DEVICES": DEVICES // processes, "JAX_PLATFORMS": "cpu"}
-        environment = {**os.environ, **{name: str(value) for name, value in who.items()}}
-        command = [sys.executable, str(script), str(workdir), *map(str, arguments)]
-        with (workdir.parent / f"{workdir.name}-{number}.log").open("w") as log:
-            running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    while any(process.poll() is None for process in running):
-        if any(process.poll() for process in running):
-            for process in running:
-                process.kill()
-        time.sleep(0.1)
-    return [process.returncode for process in running]
+def logs_of(workdir):
+    return workdir.with_name(f"{workdir.name}-logs")
 
 
 def said(workdir):
-    return "\n".join(path.read_text() for path in sorted(workdir.parent.glob(f"{workdir.name}-*.log")))
+    return "\n".join(path.read_text() for path in sorted(logs_of(workdir).iterdir()))
+
+
+@pytest.fixture
+def launch(processes):
+    """Runs tiny.py in several processes of DEVICES in all."""
+
+    def run(workdir, count, *arguments):
+        words = map(str, (Path(__file__).parent / "tiny.py", workdir, *arguments))
+        return processes(count, *words, devices=DEVICES // count, logs=logs_of(workdir))
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +56,16 @@ def check_same(workdir, alone):
         np.testing.assert_allclose(leaf, theirs[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_processes_train_as_one_does(processes, alone, tmp_path):
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_train_as_one_does(count, alone, launch, tmp_path):
     workdir = tmp_path / "run"
-    assert launch(workdir, processes) == [0] * processes, said(workdir)
+    assert launch(workdir, count) == [0] * count, said(workdir)
     check_same(workdir, alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_process_costs_nothing_but_time(killed, alone, tmp_path):
+def test_a_killed_process_costs_nothing_but_time(killed, alone, launch, tmp_path):
     workdir = tmp_path / "run"
     codes = launch(workdir, 2, 8, killed)
     assert codes[killed] == -9

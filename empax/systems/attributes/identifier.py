@@ -280,6 +280,13 @@ def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities
         raise ConfigError(
             f"the identifiers cover {', '.join(covered)}; they must cover each of {', '.join(MECHANISMS)}."
         )
+    return _probabilities(tasks), tuple(judge.params for judge in judges)
+
+
+@functools.lru_cache(maxsize=8)
+def _probabilities(tasks: tuple[Identifier, ...]) -> Probabilities:
+    """One compiled function for the same tasks: a reward on the host asks for it with every batch."""
+    covered = [mechanism for task in tasks for mechanism in task.mechanisms]
     order = np.array([covered.index(mechanism) for mechanism in MECHANISMS])
 
     def probabilities(
@@ -293,4 +300,4 @@ def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities
         logits = [task.logits(own, *texts) for task, own in zip(tasks, params, strict=True)]
         return jax.nn.softmax(jnp.concatenate(logits, axis=1)[:, order])
 
-    return jax.jit(probabilities), tuple(judge.params for judge in judges)
+    return jax.jit(probabilities)

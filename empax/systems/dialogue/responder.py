@@ -79,10 +79,11 @@ class Responder:
         made: dict[int, Prediction] = {}
         rng = jax.random.key(seed)
         shown = None if progress else True  # None: on a terminal only
+        params = jax.device_put(self.params)  # once, not with every batch
         with tqdm.tqdm(total=len(instances), desc=progress, disable=shown, unit="ex") as bar:
             batches = eval_batches(examples, batch_size=batch_size, buckets=self.buckets)
             for number, (indices, batch) in enumerate(batches):
-                tokens, judged = jax.device_get(self._answer(self.params, batch, jax.random.fold_in(rng, number)))
+                tokens, judged = jax.device_get(self._answer(params, batch, jax.random.fold_in(rng, number)))
                 for b, i in enumerate(int(i) for i in indices):
                     if i < 0:
                         continue
@@ -98,8 +99,9 @@ class Responder:
             return [{} for _ in instances]
         examples, _, _ = self._examples(instances)
         made: dict[int, dict[str, str]] = {}
+        params = jax.device_put(self.params)
         for indices, batch in eval_batches(examples, batch_size=batch_size, buckets=self.buckets):
-            judged = jax.device_get(self._judge(self.params, batch))
+            judged = jax.device_get(self._judge(params, batch))
             for b in np.flatnonzero(indices >= 0):
                 made[int(indices[b])] = {head: EMOTIONS[int(judged[head][b])] for head in self.heads}
         return [made[i] for i in range(len(instances))]

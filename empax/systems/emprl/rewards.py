@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import hash_json, write_atomically
 from empax.core.protocols import Tokenizer
@@ -146,8 +147,9 @@ class EmpathyReward:
     def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
         batch, reader = rollout.batch, self.judges[0].tokenizer
         if self.on_host:
-            texts = [self.tokenizer.decode([int(t) for t in row]) for row in np.asarray(rollout.tokens)]
-            width = rollout.tokens.shape[1] + 16
+            tokens = np.asarray(distributed.whole(rollout.tokens))
+            texts = [self.tokenizer.decode([int(t) for t in row]) for row in tokens]
+            width = tokens.shape[1] + 16
             _, ids = encode_exchanges(reader, [()] * len(texts), texts, max_context_tokens=4, max_response_tokens=width)
             response, mask = features.pad(ids, width, reader.pad_id)
         else:
@@ -199,21 +201,24 @@ class TextReward:
           ConfigError: the function did not return one finite number for each response.
         """
         del params
-        rows = np.asarray(rollout.batch.row)
-        real = np.flatnonzero(rows >= 0)
-        asked = [self.instances[int(i)] for i in rows[real]]
-        tokens = np.asarray(rollout.tokens)
-        responses = [self.tokenizer.decode([int(t) for t in tokens[b]]) for b in real]
+        rows, tokens = (np.asarray(part) for part in distributed.whole((rollout.batch.row, rollout.tokens)))
+        whole = np.zeros(len(rows), np.float32)
+        if distributed.is_writer():  # nobody promises that the function says the same twice, or that it is cheap
+            real = np.flatnonzero(rows >= 0)
+            whole[real] = self._asked(rows[real], tokens[real])
+        return jnp.asarray(distributed.from_writer(whole))
+
+    def _asked(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        asked = [self.instances[int(i)] for i in rows]
+        responses = [self.tokenizer.decode([int(t) for t in row]) for row in tokens]
         found = self.function([i.context for i in asked], responses, [i.response for i in asked])
         scores = np.asarray(found, np.float32)
-        if scores.shape != (len(real),) or not np.isfinite(scores).all():
+        if scores.shape != (len(rows),) or not np.isfinite(scores).all():
             raise ConfigError(
                 f"the reward {self.name} returned {scores.shape} numbers, {int((~np.isfinite(scores)).sum())} of them "
-                f"not finite, for {len(real)} responses; it must return one finite number for each."
+                f"not finite, for {len(rows)} responses; it must return one finite number for each."
             )
-        whole = np.zeros(len(rows), np.float32)
-        whole[real] = scores
-        return jnp.asarray(whole)
+        return scores
 
 
 @dataclasses.dataclass(frozen=True)

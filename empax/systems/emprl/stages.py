@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from empax.core import distributed
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import write_json
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec, cache_dir
@@ -114,20 +115,21 @@ class Replies:
     def __call__(self, step: int, params: Params | None) -> None:
         if params is None or not self._instances:
             return
+        distributed.make_once(self._path(0), lambda: self._keep(0, self._first["model"]))
+        distributed.make_once(
+            self._path(step), lambda: self._keep(step, policy_model(self._parts, params, self._first))
+        )
+
+    def _keep(self, step: int, model: Params) -> None:
         if self._responder is None:  # one, so that it compiles once
             retrieval = _retrieval(self._parts, self._run, self._stage) if self._stage.index else None
             generator = generator_of(self._parts, fused=bool(self._stage.index))
             longest = (self._parts.settings.layout.max_source_tokens,)
             self._responder = Responder(self._parts, generator, {}, retrieval, longest)
-        if not self._path(0).exists():
-            self._keep(0, self._responder, self._first["model"])
-        self._keep(step, self._responder, policy_model(self._parts, params, self._first))
-
-    def _keep(self, step: int, responder: Responder, model: Params) -> None:
         # From the host always: arrays that lie elsewhere would be another program to compile.
-        responder.params = jax.device_get({"model": model, "emotion": self._first["emotion"]})
+        self._responder.params = jax.device_get({"model": model, "emotion": self._first["emotion"]})
         # The same draws at every step: what differs is the policy.
-        made = responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
+        made = self._responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
         write_json(self._path(step), [{"context": list(p.context), "response": p.response} for p in made])
 
     def _path(self, step: int) -> Path:
@@ -146,26 +148,31 @@ def _examples(parts: Parts, run: RunContext, stage: PolicyStage, split: str, lim
 
 
 def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: int) -> Sketch:
-    """Of an update on all answers to a batch; what the rollout itself takes is not in it, nor who judges."""
+    """Of an update on all answers to a batch, and the rollout that makes them; who judges is not in it."""
     parts = Parts.of(run, planned=True)
-    rows = batch_size * (stage.max_turns if stage.whole_dialogues else 1) * stage.rollout.num_samples
-    inputs = sketch_labelled(parts, rows, length)
-    if stage.index:
-        passages = (rows, parts.settings.passages, length)
-        inputs = dataclasses.replace(inputs, source=shape(*passages), source_mask=shape(*passages, kind=bool))
-    context = shape(rows, 1)
-    batch = PolicyBatch(inputs, shape(rows), context, shape(rows, 1, kind=bool), shape(rows, 3), shape(rows))
+    asked = batch_size * (stage.max_turns if stage.whole_dialogues else 1)
+    rows, tokens = asked * stage.rollout.num_samples, stage.rollout.max_tokens
     policy = make_policy(parts, stage, Reward(()))
-    rollout = _sketch_rollout(batch, rows, stage.rollout.max_tokens, has_values=policy.has_values)
+    answers = _sketch_contexts(parts, stage, rows, length)
+    rollout = _sketch_rollout(answers, rows, tokens, has_values=policy.has_values)
     params = jax.eval_shape(policy.init, jax.random.key(0), rollout)
     emotion = jax.eval_shape(
         EMOTION_HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model))
     )
     frozen = {"reference": jax.eval_shape(parts.lowered, params["model"]), "emotion": emotion["params"], "reward": {}}
-    if parts.settings.lora is None:
-        return Sketch(policy, rollout, frozen)
-    task = parts.with_lora(policy)
-    return Sketch(task, rollout, jax.eval_shape(functools.partial(freeze, task), params["model"], frozen))
+    task: Any = policy
+    if parts.settings.lora is not None:
+        task = parts.with_lora(policy)
+        frozen = jax.eval_shape(functools.partial(freeze, task), params["model"], frozen)
+    return Sketch(task, rollout, frozen, given=_sketch_contexts(parts, stage, asked, length), answer_tokens=tokens)
+
+
+def _sketch_contexts(parts: Parts, stage: PolicyStage, rows: int, length: int) -> PolicyBatch:
+    inputs = sketch_labelled(parts, rows, length)
+    if stage.index:
+        passages = (rows, parts.settings.passages, length)
+        inputs = dataclasses.replace(inputs, source=shape(*passages), source_mask=shape(*passages, kind=bool))
+    return PolicyBatch(inputs, shape(rows), shape(rows, 1), shape(rows, 1, kind=bool), shape(rows, 3), shape(rows))
 
 
 def _sketch_rollout(batch: PolicyBatch, rows: int, tokens: int, *, has_values: bool) -> Rollout:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import DataError, write_atomically
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
+from empax.core.sharding import local_mesh
 from empax.core.types import Batch, Params
 from empax.data.batches import SequenceExamples
 from empax.data.exemplars import (
@@ -152,29 +156,46 @@ class Refresh:
 
     def __call__(self, step: int, params: Params | None) -> None:
         path = self.run.directory / "refresh" / f"{step:08d}.npy"
-        if not path.exists():
-            if params is None:
-                raise DataError(f"{path} is gone, which step {step} made; delete {self.run.directory} to start over.")
-            trained = params["trained"] if "adapters" in params else params
-            ids = self._search(trained["retriever"])
-            write_atomically(path, lambda temporary: np.save(temporary, ids))
+        if params is None and not path.exists():
+            raise DataError(f"{path} is gone, which step {step} made; delete {self.run.directory} to start over.")
+        distributed.make_once(path, lambda: self._make(path, params))
         self.train.set_candidates(np.load(path))
 
+    def _make(self, path: Path, params: Any) -> None:
+        trained = params["trained"] if "adapters" in params else params
+        ids = self._search(trained["retriever"])
+        write_atomically(path, lambda temporary: np.save(temporary, ids))
+
     def _search(self, params: Params) -> np.ndarray:
-        encoder = corpus_encoder_of(self.parts, params)
-        index = load_index(self.run.files.index(self.stage.index))
+        encoder, mesh = corpus_encoder_of(self.parts, params), local_mesh()
+        index = load_index(self.run.files.index(self.stage.index), mesh=mesh)
         corpus = self.train.corpus
         if self.stage.passage_encoder == "trained":
-            keys = encoder.embed_keys(corpus.instances, progress="refresh")
-            index = build_index(keys, index.settings, groups=corpus.groups, encoder_hash=encoder.hash)
-        queries = encoder.embed_queries(self.train.instances, progress="refresh")
+            keys = encoder.embed_keys(corpus.instances, progress="refresh", mesh=mesh)
+            index = build_index(keys, index.settings, groups=corpus.groups, encoder_hash=encoder.hash, mesh=mesh)
+        queries = encoder.embed_queries(self.train.instances, progress="refresh", mesh=mesh)
         width = self.train.candidates.shape[1]
         return np.asarray(index.search(queries, width, query_groups=self.train.groups).ids)
 
 
-def _sketch_batch(parts: Parts, stage: RetrieverStage | JointStage, rows: int, length: int) -> ExemplarBatch:
-    """A batch as the loss sees it: explored, K candidates left."""
-    layout, k = parts.settings.layout, parts.settings.passages
+def _sketch_given(
+    parts: Parts, run: RunContext, stage: RetrieverStage | JointStage, rows: int, length: int
+) -> dict[str, Any]:
+    """Of a `Sketch`: a batch before anything is tried out, M candidates and K random ones, and the longest answer."""
+    k = parts.settings.passages
+    try:
+        retrieved = stage.candidates or run.config[stage.index]["candidates"]
+    except KeyError:  # the plan leaves the index out
+        retrieved = k
+    batch = _sketch_batch(parts, stage, rows, length, retrieved + k).replace(utilities=None)
+    return {"given": batch, "answer_tokens": stage.distillation.explore_tokens}
+
+
+def _sketch_batch(
+    parts: Parts, stage: RetrieverStage | JointStage, rows: int, length: int, candidates: int = 0
+) -> ExemplarBatch:
+    """A batch as the loss sees it: explored, K candidates left; or with `candidates` of them."""
+    layout, k = parts.settings.layout, candidates or parts.settings.passages
     frozen = stage.passage_encoder == "frozen"
     width = parts.retriever.size
     return ExemplarBatch(
@@ -206,13 +227,15 @@ def sketch_emotions(stage: EmotionStage, run: RunContext, batch_size: int, lengt
 def sketch_retriever(stage: RetrieverStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
     batch = _sketch_batch(parts, stage, batch_size, length)
-    return Sketch(retriever_task(parts, stage.distillation), batch, sketch_judge(parts, batch_size, length))
+    given = _sketch_given(parts, run, stage, batch_size, length)
+    return Sketch(retriever_task(parts, stage.distillation), batch, sketch_judge(parts, batch_size, length), **given)
 
 
 def sketch_joint(stage: JointStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.of(run, planned=True)
     batch = _sketch_batch(parts, stage, batch_size, length)
-    return sketched(parts, joint_task(parts, stage), batch, sketch_judge(parts, batch_size, length))
+    made = sketched(parts, joint_task(parts, stage), batch, sketch_judge(parts, batch_size, length))
+    return dataclasses.replace(made, **_sketch_given(parts, run, stage, batch_size, length))
 
 
 TASKS = {
