@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from empax.evaluation.empathy import confusion_matrix
 from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import VARIANTS, Scores, ScoringSettings, score
-from empax.pipeline import evaluations, render
+from empax.pipeline import evaluations, findings, render
 
 Report = dict[str, Any]
 
@@ -89,12 +88,12 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
     report = build_report(
         system=str(config["system"]),
         config=config,
-        data=count_instances(files),
+        data=findings.count_instances(files),
         predictions=predictions,
         metrics=scores.metrics,
         variants=scores.variants,
         counts=scores.counts,
-        speed=find_speed(history, find_seconds(files)),
+        speed=findings.find_speed(history, findings.find_seconds(files)),
         paper=paper,
         paper_row=settings.paper_row,
         peers=score_peers(Path(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
@@ -103,7 +102,7 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
         history=history,
         run=read_json(files.run) if files.run.exists() else {},
         notes={
-            "indexes": find_indexes(files),
+            "indexes": findings.find_indexes(files),
             "paper_table": table,
             "paper_ablations": ablations,
             **{
@@ -113,7 +112,7 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
             },
         },
         examples=settings.examples,
-        replies=find_replies(files),
+        replies=findings.find_replies(files),
         evaluations=others,
     )
     write_report(report, files.root)
@@ -157,7 +156,7 @@ def build_report(
       counts: `Scores.counts`.
       paper_row: the row of `paper` that is this system; its values become report["paper"].
       examples: how many predictions to show.
-      replies: `find_replies`.
+      replies: `findings.find_replies`.
       evaluations: `evaluations.score_evaluations`.
 
     Raises:
@@ -207,21 +206,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def find_replies(files: WorkDir) -> list[dict[str, Any]]:
-    """Replies to the same contexts over training: `STAGE/replies/STEP.json` of every stage that keeps them.
-
-    Returns:
-      `stage`, `context` (turns) and `replies` ((step, reply), in order) for each context.
-    """
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for path in sorted(files.root.glob("*/replies/*.json")):
-        stage = path.parent.parent.name
-        for number, row in enumerate(read_json(path)):
-            entry = found.setdefault((stage, number), {"stage": stage, "context": row["context"], "replies": []})
-            entry["replies"].append((int(path.stem), row["response"]))
-    return list(found.values())
 
 
 def score_peers(
@@ -339,53 +323,6 @@ def confusions(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
         matrix = confusion_matrix(labels, guesses, names).tolist()
         found[title] = {"labels": names, "matrix": matrix, "rows": row_title, "columns": column_title}
     return found
-
-
-def count_instances(files: WorkDir) -> dict[str, Any]:
-    """What the stage `prepare` counted in every split, and the hash of what it read."""
-    path = files.stage("prepare") / "counts.json"
-    return read_json(path) if path.exists() else {}
-
-
-def find_speed(
-    history: Sequence[Mapping[str, Any]], stage_seconds: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Of every training stage the median logged rate, as "STAGE/examples_per_second"; of every stage its seconds.
-
-    Args:
-      history: the logged steps. Their seconds go on where a stopped training was resumed, those of a stage do not.
-      stage_seconds: see `find_seconds`.
-
-    Returns:
-      Also "stages/seconds", the sum, if `stage_seconds` are given.
-    """
-    rates: dict[str, list[float]] = {}
-    seconds = {f"{stage}/seconds": value for stage, value in (stage_seconds or {}).items()}
-    for row in history:
-        if row.get("split", "train") != "train":
-            continue
-        for name, value in row.items():
-            if name.endswith("_per_second"):
-                rates.setdefault(f"{row['stage']}/{name}", []).append(value)
-            elif name == "seconds":  # cumulative
-                key = f"{row['stage']}/seconds"
-                seconds[key] = max(value, seconds.get(key, 0.0))
-    if stage_seconds:
-        seconds["stages/seconds"] = sum(seconds.values())
-    return {**{name: statistics.median(values) for name, values in rates.items()}, **seconds}
-
-
-def find_seconds(files: WorkDir) -> dict[str, float]:
-    """How long each finished stage took when it last ran."""
-    # A training loop's own note leaves out what came before its first step.
-    paths = (*sorted(files.root.glob("*/DONE")), *sorted(files.root.glob("*/seconds.json")))
-    found = {path.parent.name: read_json(path) for path in paths}
-    return {stage: note["seconds"] for stage, note in found.items() if "seconds" in note}
-
-
-def find_indexes(files: WorkDir) -> dict[str, Any]:
-    """What each indexing stage wrote about its index: rows, method, recall against exact search."""
-    return {path.parent.name: read_json(path) for path in sorted(files.root.glob("*/index.json"))}
 
 
 def of_predictions(

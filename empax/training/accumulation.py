@@ -1,10 +1,11 @@
-"""Metrics summed on the device between two looks at them, so that the host need not wait for every step."""
+"""What a run counts: metrics, on the device, so that the host need not wait for every step; and its own progress."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import flax.struct
 import jax
@@ -89,3 +90,32 @@ class RunAhead:
         self._arrays.append(array)
         if len(self._arrays) > _RUN_AHEAD_STEPS:
             jax.block_until_ready(self._arrays.popleft())
+
+
+@dataclasses.dataclass
+class Counters:
+    """What a run knows besides its `TrainState`; saved with it as JSON."""
+
+    best_value: float | None = None
+    best_step: int = 0
+    evaluations_without_improvement: int = 0
+    seconds: float = 0.0
+    examples: int = 0
+    logged_seconds: float = 0.0  # `seconds` and `examples` at the last row of metrics.jsonl
+    logged_examples: int = 0
+    window: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # total and weight since that row
+
+    def rate_since_row(self) -> float:
+        """Examples per second since the last row; the next one begins here."""
+        examples, seconds = self.examples - self.logged_examples, self.seconds - self.logged_seconds
+        self.logged_examples, self.logged_seconds = self.examples, self.seconds
+        return examples / max(seconds, 1e-9)
+
+    def improves(self, value: float, step: int, mode: Literal["min", "max"]) -> bool:
+        """Whether `value` is the best so far; counts the disappointment if it is not."""
+        best = self.best_value
+        if best is not None and not (value < best if mode == "min" else value > best):
+            self.evaluations_without_improvement += 1
+            return False
+        self.best_value, self.best_step, self.evaluations_without_improvement = value, step, 0
+        return True

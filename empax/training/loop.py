@@ -1,6 +1,6 @@
 """The training loop: steps, logs, evaluations, checkpoints; killed at any step, it goes on to the same bits.
 
-The state of a run is the `TrainState` and the few host-side counters of `_Counters`; both are in every checkpoint.
+The state of a run is the `TrainState` and the few host-side numbers of `Counters`; both are in every checkpoint.
 Batches are a function of (seed, step), so nothing else has to be remembered.
 """
 
@@ -28,7 +28,7 @@ from empax.core.tree import count_params
 from empax.core.types import AnyBatch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, some_of, train_batches
 from empax.models.layers import logical_axes
-from empax.training.accumulation import NonFiniteError, RunAhead, Window, add_metrics, averages
+from empax.training.accumulation import Counters, NonFiniteError, RunAhead, Window, add_metrics, averages
 from empax.training.checkpoint import Checkpointer, load_params, meet
 from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
@@ -136,20 +136,6 @@ def fit(
     return FitResult(params=load_params(directory), **result)
 
 
-@dataclasses.dataclass
-class _Counters:
-    """What a run knows besides its `TrainState`; saved with it as JSON."""
-
-    best_value: float | None = None
-    best_step: int = 0
-    evaluations_without_improvement: int = 0
-    seconds: float = 0.0
-    examples: int = 0
-    logged_seconds: float = 0.0  # `seconds` and `examples` at the last row of metrics.jsonl
-    logged_examples: int = 0
-    window: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # total and weight since that row
-
-
 class _Run:
     """One call of `fit`: the parts, the state, and what happens between two steps."""
 
@@ -179,7 +165,7 @@ class _Run:
         self.frozen = distributed.place(frozen, shard_params(frozen, mesh, axes=logical_axes, logical=logical))
         self.on_refresh = on_refresh
         self.step = 0  # updates made; the device's own count may lag behind
-        self.counters = _Counters()
+        self.counters = Counters()
         self.window = Window.starting_from({})
         self.ahead = RunAhead()
         self.since = time.monotonic()
@@ -206,7 +192,7 @@ class _Run:
         restored = self.checkpointer.restore_latest(template)
         if restored is not None:
             self.step, self.state, extra = restored
-            self.counters = _Counters(**extra)
+            self.counters = Counters(**extra)
             self.window = Window.restored(self.counters.window)
         else:
             self.state = jax.jit(make, out_shardings=shardings)(init_rng, rng, batch)
@@ -237,7 +223,7 @@ class _Run:
 
     def train_to_end(self) -> None:
         self.since = time.monotonic()
-        for start, stop in _segments(self.step, self.settings.steps, self.settings.refresh_every_steps):
+        for start, stop in self.settings.segments(self.step):
             if self._is_over():
                 break
             self._refresh(start)
@@ -355,15 +341,13 @@ class _Run:
     def _log(self) -> None:
         window, counters = self._sync(), self.counters
         values = averages(window)
-        rate = (counters.examples - counters.logged_examples) / max(counters.seconds - counters.logged_seconds, 1e-9)
         values["learning_rate"] = float(self.schedule(self.step * self.settings.updates_per_batch - 1))
         if isinstance(self.task, ReinforcedTask):
             self.task.check_progress(values, step=self.step)
-        timing = {"examples_per_second": rate, "seconds": counters.seconds}
+        rate = counters.rate_since_row()
         if self.log is not None:
-            self.log.write(self.step, "train", {**values, **timing})
+            self.log.write(self.step, "train", {**values, "examples_per_second": rate, "seconds": counters.seconds})
         self.bar.show(loss=values["loss"], examples_per_second=rate)
-        counters.logged_seconds, counters.logged_examples = counters.seconds, counters.examples
         self.window = Window.starting_from({})
         self.checkpointer.check()
 
@@ -383,39 +367,29 @@ class _Run:
         if isinstance(self.task, SummarizingTask):
             values = self.task.summarize(values)
         rate = len(validation) / max(time.monotonic() - self.since, 1e-9)
-        timing = {"examples_per_second": rate, "seconds": counters.seconds}
         if self.log is not None:
-            self.log.write(self.step, "validation", {**values, **timing})
+            self.log.write(
+                self.step, "validation", {**values, "examples_per_second": rate, "seconds": counters.seconds}
+            )
         self._compare(values)
         self.since = time.monotonic()
 
     def _compare(self, values: dict[str, float]) -> None:
-        """Keeps the parameters if they are the best so far, else counts the disappointment."""
-        settings, counters = self.settings, self.counters
+        """Keeps the parameters if they are the best so far."""
+        settings = self.settings
         if settings.best_metric is None:
             return
         if settings.best_metric not in values:
             names = ", ".join(sorted(values))
             raise ConfigError(f"best_metric = {settings.best_metric!r} is no metric of {self.stage}; it has {names}.")
-        value, best = values[settings.best_metric], counters.best_value
-        if best is None or (value < best if settings.best_mode == "min" else value > best):
-            counters.best_value, counters.best_step, counters.evaluations_without_improvement = value, self.step, 0
+        value = values[settings.best_metric]
+        if self.counters.improves(value, self.step, settings.best_mode):
             self.checkpointer.save_best(self.step, self.state.params, value)
-        else:
-            counters.evaluations_without_improvement += 1
 
     def _save(self) -> None:
         self.counters.window = self._sync()
         self.checkpointer.save(self.step, self.state, dataclasses.asdict(self.counters))
         self.since = time.monotonic()
-
-
-def _segments(start: int, stop: int, every: int) -> Iterator[tuple[int, int]]:
-    """Cuts [start, stop) at the multiples of `every` (0 = nowhere)."""
-    while start < stop:
-        end = min(stop, (start // every + 1) * every) if every else stop
-        yield start, end
-        start = end
 
 
 def _checked(params: Params, shapes: Params, stage: str) -> Params:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
 from empax.core.config import ConfigError
@@ -76,6 +77,14 @@ class LoopSettings:
     @property
     def updates_per_batch(self) -> int:
         return self.epochs * self.minibatches
+
+    def segments(self, start: int) -> Iterator[tuple[int, int]]:
+        """Cuts [start, steps) where `on_refresh` is called."""
+        every = self.refresh_every_steps
+        while start < self.steps:
+            stop = min(self.steps, (start // every + 1) * every) if every else self.steps
+            yield start, stop
+            start = stop
 
 
 def check_batch_sizes(settings: LoopSettings, shards: int) -> None:

@@ -13,7 +13,7 @@ from empax.core.files import DataError, WorkDir, read_json, write_json, write_js
 from empax.core.types import EMOTIONS, Prediction
 from empax.evaluation.published import REG_ABLATIONS, REG_PAPER
 from empax.evaluation.scoring import ScoringSettings, score
-from empax.pipeline import charts, report
+from empax.pipeline import charts, findings, report
 
 FAST = ScoringSettings(bootstrap_samples=10)
 
@@ -62,7 +62,7 @@ def made(**changes):
         "metrics": scores.metrics,
         "variants": scores.variants,
         "counts": scores.counts,
-        "speed": report.find_speed(history()),
+        "speed": findings.find_speed(history()),
         "paper": REG_PAPER,
         "paper_row": "T5 + REG",
         "peers": {"moel": {"bleu_2": {"value": 8.16, "low": 7.9, "high": 8.5}}},
@@ -106,9 +106,9 @@ def test_speed_has_the_seconds_of_every_finished_stage(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(note), encoding="utf-8")
-    seconds = report.find_seconds(WorkDir(tmp_path))
+    seconds = findings.find_seconds(WorkDir(tmp_path))
     assert seconds == {"prepare": 3.0, "generator": 1040.0}
-    speed = report.find_speed(history(), seconds)
+    speed = findings.find_speed(history(), seconds)
     assert {name: value for name, value in speed.items() if name.endswith("/seconds")} == {
         "prepare/seconds": 3.0,
         "generator/seconds": 1040.0,

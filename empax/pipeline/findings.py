@@ -1,0 +1,71 @@
+"""What the stages of a run left in its work directory, as its report wants it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from empax.core.files import WorkDir, read_json
+
+
+def find_replies(files: WorkDir) -> list[dict[str, Any]]:
+    """Replies to the same contexts over training: `STAGE/replies/STEP.json` of every stage that keeps them.
+
+    Returns:
+      `stage`, `context` (turns) and `replies` ((step, reply), in order) for each context.
+    """
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for path in sorted(files.root.glob("*/replies/*.json")):
+        stage = path.parent.parent.name
+        for number, row in enumerate(read_json(path)):
+            entry = found.setdefault((stage, number), {"stage": stage, "context": row["context"], "replies": []})
+            entry["replies"].append((int(path.stem), row["response"]))
+    return list(found.values())
+
+
+def count_instances(files: WorkDir) -> dict[str, Any]:
+    """What the stage `prepare` counted in every split, and the hash of what it read."""
+    path = files.stage("prepare") / "counts.json"
+    return read_json(path) if path.exists() else {}
+
+
+def find_speed(
+    history: Sequence[Mapping[str, Any]], stage_seconds: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Of every training stage the median logged rate, as "STAGE/examples_per_second"; of every stage its seconds.
+
+    Args:
+      history: the logged steps. Their seconds go on where a stopped training was resumed, those of a stage do not.
+      stage_seconds: see `find_seconds`.
+
+    Returns:
+      Also "stages/seconds", the sum, if `stage_seconds` are given.
+    """
+    rates: dict[str, list[float]] = {}
+    seconds = {f"{stage}/seconds": value for stage, value in (stage_seconds or {}).items()}
+    for row in history:
+        if row.get("split", "train") != "train":
+            continue
+        for name, value in row.items():
+            if name.endswith("_per_second"):
+                rates.setdefault(f"{row['stage']}/{name}", []).append(value)
+            elif name == "seconds":  # cumulative
+                key = f"{row['stage']}/seconds"
+                seconds[key] = max(value, seconds.get(key, 0.0))
+    if stage_seconds:
+        seconds["stages/seconds"] = sum(seconds.values())
+    return {**{name: statistics.median(values) for name, values in rates.items()}, **seconds}
+
+
+def find_seconds(files: WorkDir) -> dict[str, float]:
+    """How long each finished stage took when it last ran."""
+    # A training loop's own note leaves out what came before its first step.
+    paths = (*sorted(files.root.glob("*/DONE")), *sorted(files.root.glob("*/seconds.json")))
+    found = {path.parent.name: read_json(path) for path in paths}
+    return {stage: note["seconds"] for stage, note in found.items() if "seconds" in note}
+
+
+def find_indexes(files: WorkDir) -> dict[str, Any]:
+    """What each indexing stage wrote about its index: rows, method, recall against exact search."""
+    return {path.parent.name: read_json(path) for path in sorted(files.root.glob("*/index.json"))}
