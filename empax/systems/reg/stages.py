@@ -187,7 +187,7 @@ def _sketch_given(
         retrieved = stage.candidates or run.config[stage.index]["candidates"]
     except KeyError:  # the plan leaves the index out
         retrieved = k
-    batch = _sketch_batch(parts, stage, rows, length, retrieved + k).replace(utilities=None)
+    batch = dataclasses.replace(_sketch_batch(parts, stage, rows, length, retrieved + k), utilities=None)
     return {"given": batch, "answer_tokens": stage.distillation.explore_tokens}
 
 
