@@ -14,7 +14,7 @@ from empax.core.sharding import AXES
 from empax.pipeline import run, train
 from empax.training import loop
 
-pytestmark = pytest.mark.multidevice
+pytestmark = [pytest.mark.multidevice, pytest.mark.slow]  # eight devices on two cores, stage by stage
 
 REG = ("attributes", "generator", "emotions", "retriever", "joint")
 STAGES = (*REG, "identifiers", "ppo")
@@ -27,7 +27,8 @@ def config_of(stage, mesh):
     """The tiny recipe with every step in the log, in float32: bfloat16 rounds sums by their order."""
     config = run.plain((reg_transformer if stage in REG else emprl_transformer).get_config("tiny"))
     config["mesh"] = dict(zip(AXES, mesh, strict=True))
-    config[config["system"]]["generator"]["dtype"] = "float32"
+    for model in (config[config["system"]]["generator"], config[stage].get("encoder", {})):
+        model["dtype"] = "float32"
     config[stage].update(
         steps=STEPS, batch_size=16, log_every_steps=1, eval_every_steps=STEPS, max_eval_examples=16,
         checkpoint_every_steps=STEPS,
@@ -85,12 +86,7 @@ def workdirs(finished, tmp_path_factory):
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(
     ("first", "second"),
-    [
-        ((2, 2, 2), ONE),
-        pytest.param((8, 1, 1), (2, 4, 1), marks=pytest.mark.slow),
-        pytest.param((2, 4, 1), (2, 2, 2), marks=pytest.mark.slow),
-        pytest.param(ONE, (8, 1, 1), marks=pytest.mark.slow),
-    ],
+    [((2, 2, 2), ONE), ((8, 1, 1), (2, 4, 1)), ((2, 4, 1), (2, 2, 2)), (ONE, (8, 1, 1))],
     ids=lambda mesh: "x".join(map(str, mesh)),
 )
 def test_a_stage_that_moves_from_mesh_to_mesh_has_the_curve_of_one_device(
