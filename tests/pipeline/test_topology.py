@@ -52,6 +52,7 @@ def trials(config, name, **changes):
     return trial_flops(sketch_stage(config, stage))
 
 
+@pytest.mark.slow  # half a minute of tracing
 def test_what_is_tried_out_before_an_update_is_counted(config):
     """By the likelihood, all that is tried is one pass over each candidate."""
     likelihood = {"candidates": 2, "passage_encoder": "frozen", "distillation": {"signal": "likelihood"}}
