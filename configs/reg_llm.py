@@ -42,6 +42,7 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
         {"pattern": r"attention/(query|key|value|out)$|feed_forward/", "rank": 16, "alpha": 32.0, "dropout": 0.05}
     )
     config.reg.passages = 3 if small else 6
+    # Beside context and passage a source holds up to 16 tokens of attributes.
     config.reg.layout.update({"max_context_tokens": 96, "max_passage_tokens": 48, "max_target_tokens": 40})
     config.prepare.tokenizer = ConfigDict({"pretrained": model, "tags": False})
     rhythm = {"log_every_steps": 20, "checkpoint_every_steps": 100}
@@ -49,10 +50,10 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     # Two CPU cores take 7 to 10 seconds for an update of 16. Fine-tuned alone: as many examples as REG's G1 and G2.
     g1, distilled, joint = ((200, 0, 0) if form else (150, 40, 100)) if small else (1200, 300, 600)
     rows = 8 if small else 32
-    config.generator.update({**rhythm, "steps": g1, "batch_size": 2 * rows, "buckets": (48, 96) if form else (96, 144),
+    config.generator.update({**rhythm, "steps": g1, "batch_size": 2 * rows, "buckets": (48, 96) if form else (112, 160),
                              "eval_every_steps": 50, "max_validation_examples": 100})  # fmt: skip
     config.generator.optimizer = ConfigDict({"learning_rate": 5e-4, "warmup_steps": 20, **plain})
-    config.evaluate.update({"buckets": (48, 96) if form else (144,), "batch_size": 16, "limit": 1000 if small else 0,
+    config.evaluate.update({"buckets": (48, 96) if form else (160,), "batch_size": 16, "limit": 1000 if small else 0,
                             "head_examples": 100 if small else 500})  # fmt: skip
     config.report.paper_row = "Llama-3.1-8B + SFT" if form == "sft" else "Llama-3.1-8B + REG"
     if form == "prompted":  # one step that changes nothing: adapters begin at zero, and no head learns emotions
@@ -61,8 +62,8 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     if form:
         return config
     config.retriever.candidates = config.reg.passages + small  # one to spare
-    config.retriever.update({**rhythm, "steps": distilled, "batch_size": rows, "buckets": (144,)})
-    config.joint.update({**rhythm, "steps": joint, "batch_size": rows, "buckets": (144,), "eval_every_steps": 50,
+    config.retriever.update({**rhythm, "steps": distilled, "batch_size": rows, "buckets": (160,)})
+    config.joint.update({**rhythm, "steps": joint, "batch_size": rows, "buckets": (160,), "eval_every_steps": 50,
                          "refresh_every_steps": 0, "max_validation_examples": 100})  # fmt: skip
     groups = [
         common.FIXED_EMBEDDING,
