@@ -61,7 +61,7 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
         config.generator.optimizer = ConfigDict({"learning_rate": 0.0})
     if form:
         return config
-    config.retriever.candidates = config.reg.passages + small  # one to spare
+    config.retriever.candidates = 4 if small else 6  # no fewer than passages
     config.retriever.update({**rhythm, "steps": distilled, "batch_size": rows, "buckets": (160,)})
     config.joint.update({**rhythm, "steps": joint, "batch_size": rows, "buckets": (160,), "eval_every_steps": 50,
                          "refresh_every_steps": 0, "max_validation_examples": 100})  # fmt: skip

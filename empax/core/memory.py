@@ -15,7 +15,7 @@ def keep_freed_memory() -> None:
     """Tells glibc to keep what is freed for the next step, in one arena, in place of giving it back to the system.
 
     XLA takes and frees its buffers in every step, on threads of its own; given back, each page is fetched and cleared
-    again by the kernel, a quarter of a training step on CPUs. Settings count for threads that have not
+    again by the kernel. Settings count for threads that have not
     allocated yet, so call this before JAX is used. Does nothing where there is no glibc, or where the user has chosen
     by a variable MALLOC_..._ or GLIBC_TUNABLES.
     """
