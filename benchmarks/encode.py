@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from benchmarks import texts
 from benchmarks.paired import DisagreementError, Row, arguments, cores, in_turns, report, seconds
+from empax.core.memory import keep_freed_memory
 from empax.data.features import encode_for_bert
 from empax.data.tokenizers import load_tokenizer
 from empax.interop.huggingface import resolve
@@ -24,6 +25,7 @@ from empax.retrieval.encode import BUCKETS, embed
 
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
+    "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
     "the same weights in float32, mean pooling, unit length; cosines of both must be at least 0.9999",
     "from texts to vectors in memory, tokens included; texts of more than 256 tokens are cut there",
     "the same texts, context and response in one; both sides sort them by length",
@@ -101,4 +103,5 @@ def check(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

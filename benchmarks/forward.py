@@ -18,9 +18,11 @@ import torch
 from benchmarks.paired import Row, arguments, report, seconds, timed
 from benchmarks.shapes import SHAPES, fields_of, kind_of
 from benchmarks.sides import TOLERANCE, Sides, check_agreement, random_model
+from empax.core.memory import keep_freed_memory
 
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
+    "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
     "the same random weights: transformers makes them in memory, our tables carry them over",
     "the same token ids, the same mask (rows padded on the right, a quarter of the tokens is padding), no dropout",
     "the same type of weights and arithmetic, --dtype; logits of all positions",
@@ -112,4 +114,5 @@ def their_call(sides: Sides, inputs: Inputs, model_type: str, dtype: str) -> Cal
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

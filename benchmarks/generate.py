@@ -20,6 +20,7 @@ from benchmarks import texts
 from benchmarks.paired import DisagreementError, Row, arguments, report, timed
 from benchmarks.shapes import fields_of
 from benchmarks.sides import Sides, random_model
+from empax.core.memory import keep_freed_memory
 from empax.data.sources import LayoutSettings, TaggedForm
 from empax.data.tokenizers import train_bpe
 from empax.decoding.search import DecodeSettings, generate, num_hypotheses
@@ -27,6 +28,7 @@ from empax.models.fusion_in_decoder import FusionInDecoder
 
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
+    "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
     "the same random weights in float32, the same passages, at most 30 tokens, the same search and its settings",
     "at least 99% of all answers must be the same tokens on both sides; how many are is reported",
     "from arrays of ids to arrays of ids; tokens are made before, and every shape is compiled before",
@@ -209,4 +211,5 @@ def agreement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

@@ -24,6 +24,7 @@ from benchmarks.forward import Inputs, random_inputs
 from benchmarks.paired import Row, arguments, report, seconds, timed
 from benchmarks.shapes import fields_of
 from benchmarks.sides import TOLERANCE, Sides, check_agreement, random_model
+from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Params, TrainState
 from empax.decoding.search import DecodeSettings
 from empax.losses.advantages import response_mask
@@ -38,6 +39,7 @@ from empax.training.step import make_iteration_start, make_train_step
 
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
+    "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
     "the same random initial weights of policy, reference and value head, float32 throughout, no dropout",
     "the same sources (rows padded on the right, a quarter of the tokens is padding); sampling with k = 20, T = 0.9, "
     "at least 4 tokens before the end; both stop once all rows have ended (response_tokens: how long they were)",
@@ -266,4 +268,5 @@ def ended(tokens: np.ndarray, eos_id: int, pad_id: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

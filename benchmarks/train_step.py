@@ -21,6 +21,7 @@ from benchmarks import texts
 from benchmarks.paired import Row, arguments, report, timed
 from benchmarks.shapes import fields_of
 from benchmarks.sides import Sides, check_agreement, random_model
+from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Instance, Mean, Metrics, Params, TrainState
 from empax.data import features
 from empax.data.batches import BatchPlan
@@ -33,6 +34,7 @@ from empax.training.step import make_eval_step, make_train_step
 
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
+    "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
     "the same random initial weights, float32; arithmetic in --dtype (theirs: autocast); dropout 0.1, training mode",
     "the same examples in the same batches: context and exemplar in each passage, exemplars drawn from the corpus",
     "the whole update: mean loss over the target's tokens, gradients, clipped at norm 1, AdamW at 1e-4 (theirs fused)",
@@ -202,4 +204,5 @@ def check(task: FusionTask, sides: Sides, bucketed: Batch, padded: Batch, dtype:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

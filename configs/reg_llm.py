@@ -34,7 +34,7 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     model = MODELS.get(name, name)
     small = name == "smollm2"
     config = reg_transformer.get_config("no_retrieval" if form else "")
-    run = {"dtype": "bfloat16", "dropout": 0.0, **({"unroll": 6} if small else {"remat": True})}
+    run = {"dtype": "bfloat16", "dropout": 0.0, **({"unroll": 6} if small else {"remat": "full"})}
     config.reg.generator = ConfigDict({"architecture": "pretrained", "pretrained": model, **run})
     if name in PRESETS:
         config.reg.generator.update(PRESETS[name])

@@ -29,7 +29,7 @@ def get_config(arg: str = "base") -> ConfigDict:
     if arg not in MODELS and not Path(arg).is_dir():
         raise ValueError(f"reg_t5.py:{arg} is unknown; it takes {', '.join(MODELS)}, or a folder with a T5.")
     config = reg_transformer.get_config()
-    accelerator = {"dtype": "bfloat16", "remat": True}
+    accelerator = {"dtype": "bfloat16", "remat": "full"}
     config.reg.generator = ConfigDict({"architecture": "t5", "pretrained": model, "dropout": 0.1, **accelerator})
     retriever = {"pretrained": "facebook/contriever", "normalize": False, "dropout": 0.0, **accelerator}
     config.reg.retriever = ConfigDict(retriever)

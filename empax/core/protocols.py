@@ -39,7 +39,8 @@ class OnlineTask(Task, Protocol):
 class ReinforcedTask(Task, Protocol):
     """What learns from rated answers of its own, several updates from each batch of them.
 
-    One iteration: `rollout`, `rate`, `credit`, then `loss` on mini-batches of what `credit` gave.
+    One iteration: `rollout`, `rate`, `credit`, then `loss` on mini-batches of what `credit` gave. `rollout` finds the
+    parameters that training began with, as far as they were trained before, in `frozen["reference"]`.
     """
 
     rates_on_host: bool

@@ -19,6 +19,7 @@ from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretraine
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
+from empax.models.stack import Remat
 from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 
@@ -48,7 +49,7 @@ class EncoderSettings:
     dropout: float = 0.1
     pooling: Literal["auto", "mean", "cls"] = "auto"
     normalize: bool = False
-    remat: bool = False
+    remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"
 
@@ -163,7 +164,7 @@ class GeneratorSettings:
     num_encoder_layers: int = 4
     num_decoder_layers: int = 4
     dropout: float = 0.1
-    remat: bool = False
+    remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"
 

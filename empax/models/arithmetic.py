@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, UInt32
 
@@ -38,6 +39,10 @@ def dropout(values: Float[Array, "..."], rate: float, rng: jax.Array) -> Float[A
     return jnp.where(keep, values * (1.0 / (1.0 - rate)), jnp.zeros((), values.dtype))
 
 
+WEIGHT_PRODUCT = "weight product"
+"""What `jax.checkpoint` policies know the results of `contract` with a matrix by."""
+
+
 def contract(
     spec: str, left: Float[Array, "..."], right: Float[Array, "..."], *, result: DTypeLike | None = None
 ) -> Float[Array, "..."]:
@@ -49,8 +54,11 @@ def contract(
     comes out in float32): left to itself, the backward pass would multiply in float32, at half the speed or less.
     """
     if left.dtype == jnp.float32:
-        return jnp.einsum(spec, left, right.astype(jnp.float32))
-    return _half_contract(spec, result or left.dtype, left, right)
+        product = jnp.einsum(spec, left, right.astype(jnp.float32))
+    else:
+        product = _half_contract(spec, result or left.dtype, left, right)
+    first, second, output = spec.replace("->", ",").split(",")
+    return product if set(first) & set(second) & set(output) else checkpoint_name(product, WEIGHT_PRODUCT)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

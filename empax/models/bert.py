@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.models.layers import Dropout, Norm, normal
-from empax.models.stack import Stack, TransformerConfig
+from empax.models.stack import Remat, Stack, TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class BertConfig:
     activation: str = "gelu"
     layer_norm_eps: float = 1e-12
     dropout: float = 0.1
-    remat: bool = False
+    remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"
     padding_position: int | None = None

@@ -18,7 +18,7 @@ from empax.models.arithmetic import contract
 from empax.models.decoder_only_config import DecoderOnlyConfig, gpt2_config, llama_config
 from empax.models.layers import Attention, Dropout, FeedForward, Norm, normal
 from empax.models.rotary import Rotary, rotary, rotation_rates
-from empax.models.stack import DecodeCache, cache_dtype, extend_cache, scan_layers
+from empax.models.stack import DecodeCache, cache_dtype, extend_cache, rematerialized, scan_layers
 
 __all__ = ["DecoderOnly", "DecoderOnlyConfig", "PromptCache", "gpt2_config", "last_tokens", "llama_config"]
 
@@ -185,10 +185,8 @@ class DecoderOnly(nn.Module):
             states, keys_values = layer(states, *shared, deterministic=deterministic)
             return states, keys_values if keep else None
 
-        if self.config.remat:
-            body = nn.remat(body, prevent_cse=False)
         states = self._embed(tokens, positions, deterministic)
-        return self._scan(body, states, None, causal, self._angles(positions))
+        return self._scan(rematerialized(body, self.config.remat), states, None, causal, self._angles(positions))
 
     def hidden(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
@@ -224,8 +222,7 @@ class DecoderOnly(nn.Module):
         def body(layer: DecoderLayer, states: jax.Array, prompt: Any, *shared: Any) -> tuple[jax.Array, None]:
             return layer.read_on(states, prompt, *shared, deterministic=deterministic), None
 
-        if self.config.remat:
-            body = nn.remat(body, prevent_cse=False)
+        body = rematerialized(body, self.config.remat)
         states = self._embed(tokens, positions, deterministic)
         both = jnp.concatenate([before, causal], axis=2)
         return self.final_norm(self._scan(body, states, (key, value), both, self._angles(positions))[0])

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from empax.core.config import ConfigError
 from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS
 from empax.models.rotary import RopeScaling
+from empax.models.stack import Remat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class DecoderOnlyConfig:
     tie_embeddings: bool = False
     layer_norm_eps: float = 1e-5
     dropout: float = 0.0
-    remat: bool = False
+    remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"
 

@@ -8,7 +8,7 @@ with W frozen. Source: Hu et al. 2022, Sec. 4.1; there the product is written B 
 
 Adapters are a tree of their own, and the only one that is trained. `adapt` puts them into a model's parameters as boxes
 that Flax opens where a layer reads its parameter, inside the scan over layers: one layer's sum, and one layer's floats
-of eight-bit weights, exist at a time. In the backward pass that holds with `remat=True` alone, since otherwise what the
+of eight-bit weights, exist at a time. In the backward pass that holds with `remat` alone, since otherwise what the
 forward pass read is kept for it.
 """
 

@@ -6,7 +6,7 @@ Layers are scanned: their parameters are stacked, [L, ...], and compile time doe
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import flax.struct
@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
+from empax.models.arithmetic import WEIGHT_PRODUCT
 from empax.models.layers import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
@@ -26,6 +27,9 @@ from empax.models.layers import (
     normal,
     relative_bucket,
 )
+
+Remat: TypeAlias = Literal["none", "minimal", "full"]
+"""What the backward pass computes again, see `rematerialized`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,7 @@ class TransformerConfig:
       init_scale: factor on every initial weight but embeddings.
       embedding_stddev: of initial embeddings; None = d_model ** -0.5.
       start_id: what the decoder reads first.
-      remat: recompute layers in the backward pass: less memory, a third more time.
+      remat: what of the layers the backward pass computes again: see `models.stack.rematerialized`.
       unroll: layers per iteration of the scan. More compile slower; on a CPU they run up to 1.6 times faster, since the
         backward pass of a loop copies what it saved.
       dtype: of the arithmetic; parameters, softmax, norms and logits stay float32.
@@ -82,7 +86,7 @@ class TransformerConfig:
     init_scale: float = 1.0
     embedding_stddev: float | None = None
     start_id: int = 0
-    remat: bool = False
+    remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"
 
@@ -165,6 +169,19 @@ def scan_layers(
         unroll=min(unroll, length),
     )
     return scanned(layers, carry, per_layer, *shared)
+
+
+def rematerialized(function: Any, remat: Remat) -> Any:
+    """The body of `scan_layers` with less kept for the backward pass, and more computed again there.
+
+    "none" keeps everything, "full" what enters a layer alone (a third more time), "minimal" also every product with a
+    weight matrix, so that attention's weights and what is done element by element are computed again and no more. The
+    names are t5x's.
+    """
+    if remat == "none":
+        return function
+    policy = jax.checkpoint_policies.save_only_these_names(WEIGHT_PRODUCT) if remat == "minimal" else None
+    return nn.remat(function, prevent_cse=False, policy=policy)
 
 
 class Layer(nn.Module):
@@ -337,11 +354,9 @@ class Stack(nn.Module):
         def body(layer: Layer, states: jax.Array, _: None, *shared: Any) -> tuple[jax.Array, None]:
             return layer(states, *shared, deterministic=deterministic), None
 
-        if self.config.remat:
-            body = nn.remat(body, prevent_cse=False)
         positions = jnp.arange(states.shape[1])
         bias = self._bias(positions, positions)
-        states, _ = self._scan(body, states, None, mask, bias, source, source_mask)
+        states, _ = self._scan(rematerialized(body, self.config.remat), states, None, mask, bias, source, source_mask)
         return self._finish(states, deterministic)
 
     def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "L B H N S"], Float[Array, "L B H S N"]]:

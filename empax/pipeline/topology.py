@@ -210,7 +210,7 @@ def model_flops(config: Mapping[str, Any], stage: Stage) -> float:
     plain = copy.deepcopy(dict(config))
     for part in plain[plain["system"]].values():
         if isinstance(part, dict) and "remat" in part:
-            part["remat"] = False
+            part["remat"] = "none"
     return update_flops(sketch_stage(plain, stage))
 
 

@@ -92,7 +92,7 @@ class OnlineLoraTask(LoraTask):
 
 @dataclasses.dataclass(frozen=True)
 class ReinforcedLoraTask(LoraTask):
-    """`LoraTask` of a ReinforcedTask; its adapters know no dropout."""
+    """`LoraTask` of a ReinforcedTask; its adapters know no dropout, and what they sit on is the reference."""
 
     task: ReinforcedTask
 
@@ -110,7 +110,7 @@ class ReinforcedLoraTask(LoraTask):
     def rollout(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
         # The sums of weights and adapters once, not again for every token; but eight bits stay eight bits.
         own = self._adapted(params, frozen, None) if self.settings.int8 else self.merged(params, frozen)
-        return self.task.rollout(own, frozen["frozen"], batch, rng)
+        return self.task.rollout(own, {**frozen["frozen"], "reference": frozen["base"]}, batch, rng)
 
     def rate(self, frozen: Params, batch: AnyBatch) -> AnyBatch:
         return self.task.rate(frozen["frozen"], batch)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,9 @@ def test_every_file_is_in_the_table():
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_parse(path):
     assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    result = subprocess.run([shellcheck, "--shell=bash", str(path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 def test_local_processes_know_who_they_are(start):

@@ -52,7 +52,7 @@ def objective(model, params):
     return jnp.sum(jnp.sin(model.apply({"params": params}, IDS, MASK, TARGET)))
 
 
-@pytest.mark.parametrize("changes", [{}, {"remat": True, "unroll": 2}], ids=["scan", "remat"])
+@pytest.mark.parametrize("changes", [{}, {"remat": "full", "unroll": 2}], ids=["scan", "remat"])
 def test_values_and_gradients_are_those_of_the_sum_written_out(changes):
     model, base = model_and_params(**changes)
     adapters = filled(init_adapters(jax.random.key(0), base, ALL), 1)
@@ -189,7 +189,7 @@ def test_a_model_with_eight_bit_weights_computes_with_what_they_stand_for():
 def test_eight_bits_take_a_quarter_and_a_step_never_holds_all_floats():
     """Deep and wide enough for the weights to outweigh everything else."""
     fields = {"vocab_size": 8, "d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 256, "num_layers": 12}
-    model = EncoderDecoder(t5_config(fields, dropout=0.0, remat=True))
+    model = EncoderDecoder(t5_config(fields, dropout=0.0, remat="full"))
     base = jax.eval_shape(model.init, jax.random.key(0), IDS, MASK, TARGET)["params"]
     settings = LoraSettings(rank=2)
     boxes = jax.eval_shape(quantize, base)

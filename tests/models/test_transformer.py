@@ -136,9 +136,10 @@ def test_source_without_any_token_gives_numbers(small):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-def test_remat_changes_neither_value_nor_gradient(small):
+@pytest.mark.parametrize("remat", ["minimal", "full"])
+def test_remat_changes_neither_value_nor_gradient(small, remat):
     model, params = small
-    again = EncoderDecoder(dataclasses.replace(model.config, remat=True))
+    again = EncoderDecoder(dataclasses.replace(model.config, remat=remat))
     source, mask, target = example()
 
     def loss(model):

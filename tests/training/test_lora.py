@@ -63,7 +63,8 @@ class ReinforcedToy(Toy):
         return {}
 
     def rollout(self, params, frozen, batch, rng):
-        return dataclasses.replace(batch, target=self.generate(params, frozen, batch, rng).tokens[:, 0])
+        own, first = (self.generate(p, frozen, batch, rng).tokens[:, 0] for p in (params, frozen["reference"]))
+        return dataclasses.replace(batch, target=own, source=first)
 
     def rate(self, frozen, batch):
         return batch
@@ -199,8 +200,10 @@ def test_a_reinforced_task_answers_and_learns_with_the_same_adapters(base, int8)
     for seed in range(2):
         np.testing.assert_allclose(loss(jax.random.key(seed)), plain, rtol=1e-6)
     merged = jax.jit(task.merged)(params, frozen)
-    expected = jax.jit(Toy().generate)(merged, {}, batch(), jax.random.key(0)).tokens[:, 0]
-    np.testing.assert_array_equal(jax.jit(task.rollout)(params, frozen, batch(), jax.random.key(0)).target, expected)
+    rolled = jax.jit(task.rollout)(params, frozen, batch(), jax.random.key(0))
+    for model, found in ((merged, rolled.target), (frozen["base"], rolled.source)):
+        expected = jax.jit(Toy().generate)(model, {}, batch(), jax.random.key(0)).tokens[:, 0]
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.multidevice

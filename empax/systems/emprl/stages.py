@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, Polic
 from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
 from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
 from empax.training.checkpoint import load_params
-from empax.training.lora import LoraTask
 
 
 def generator_of(parts: Parts, *, fused: bool) -> Generator:
@@ -76,21 +74,17 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
     policy = make_policy(parts, stage, reward)
-    frozen = {"reference": parts.lowered(first["model"]), "emotion": first["emotion"], "reward": reward.frozen()}
+    frozen = {"emotion": first["emotion"], "reward": reward.frozen()}
     # Nobody is rated there: what is watched is the likelihood of the gold responses.
     validation = PolicyExamples(held_out, JudgedContexts.nobody(len(held_out)))
     on_refresh = Replies(parts, run, stage, held_out.instances[: stage.replies], first)
     if parts.settings.lora is None:
         initial: Any = lambda params: {**params, "model": first["model"]}  # noqa: E731
+        frozen["reference"] = {"model": parts.lowered(first["model"])}
         return Assembly(policy, examples, validation, frozen=frozen, initial=initial, on_refresh=on_refresh)
     task = parts.with_lora(policy)
-    return Assembly(task, examples, validation, frozen=freeze(task, first["model"], frozen), on_refresh=on_refresh)
-
-
-def freeze(task: LoraTask, model: Params, frozen: Params) -> Params:
-    """What lies still under a policy's new adapters: `model`, which is also the reference, in as many bits."""
-    held = task.freeze({"model": model}, frozen)
-    return {**held, "frozen": {**held["frozen"], "reference": held["base"]["model"]}}
+    frozen = task.freeze({"model": first["model"]}, frozen)
+    return Assembly(task, examples, validation, frozen=frozen, on_refresh=on_refresh)
 
 
 def policy_model(parts: Parts, params: Params, first: Params) -> Params:
@@ -159,11 +153,13 @@ def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: 
     emotion = jax.eval_shape(
         EMOTION_HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model))
     )
-    frozen = {"reference": jax.eval_shape(parts.lowered, params["model"]), "emotion": emotion["params"], "reward": {}}
+    frozen = {"emotion": emotion["params"], "reward": {}}
     task: Any = policy
-    if parts.settings.lora is not None:
+    if parts.settings.lora is None:
+        frozen["reference"] = jax.eval_shape(parts.lowered, {"model": params["model"]})
+    else:
         task = parts.with_lora(policy)
-        frozen = jax.eval_shape(functools.partial(freeze, task), params["model"], frozen)
+        frozen = jax.eval_shape(task.freeze, {"model": params["model"]}, frozen)
     return Sketch(task, rollout, frozen, given=_sketch_contexts(parts, stage, asked, length), answer_tokens=tokens)
 
 

@@ -59,7 +59,7 @@ class Memory:
 class Policy:
     """What PPO and GRPO share: a `ReinforcedTask` but for its credit and its loss.
 
-    Parameters are {"model"}, with PPO also {"value"}. `frozen` has "reference", the model that training began with,
+    Parameters are {"model"}, with PPO also {"value"}. `frozen` has "reference", {"model"} that training began with,
     "emotion", its emotion head, and "reward", the parameters of `reward`.
 
     Attributes:
@@ -103,7 +103,7 @@ class Policy:
         tokens = drawn.reshape(-1, drawn.shape[2])
         mask = response_mask(tokens, batch.valid, eos_id=generator.decoder.eos_id)
         log_probs, values, _ = self.read(params, batch.inputs, tokens)
-        reference, _, _ = self.read({"model": frozen["reference"]}, batch.inputs, tokens)
+        reference, _, _ = self.read(frozen["reference"], batch.inputs, tokens)
         return Rollout(batch, tokens, mask, log_probs, reference, values=values)
 
     def read(

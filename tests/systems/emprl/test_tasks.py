@@ -53,7 +53,10 @@ def test_a_rollouts_log_probabilities_are_the_policys_own_in_a_plain_forward_pas
     """Neither tempered nor truncated: recomputed from the logits of the whole model, token by token."""
     _, params, frozen, rollout = rolled
     inputs = rollout.batch.inputs
-    for own, found in ((params["model"], rollout.log_probs), (frozen["reference"], rollout.reference_log_probs)):
+    for own, found in (
+        (params["model"], rollout.log_probs),
+        (frozen["reference"]["model"], rollout.reference_log_probs),
+    ):
         logits = toy.MODEL.apply({"params": own}, inputs.source, inputs.source_mask, rollout.tokens)
         logits = np.asarray(logits, np.float64)
         log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -73,7 +76,7 @@ def test_the_mask_ends_with_the_first_end_and_knows_no_filler(toy, rolled):
 
 def test_before_the_first_update_ratio_is_1_and_the_reference_is_the_policy(toy, batch):
     task, frozen = toy.policy(), toy.frozen()
-    params = {**jax.jit(task.init)(jax.random.key(5), batch), "model": frozen["reference"]}
+    params = {**jax.jit(task.init)(jax.random.key(5), batch), "model": frozen["reference"]["model"]}
     rollout = task.rate(frozen, jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1)))
     credited, memory, metrics = jax.jit(task.credit)(frozen, rollout, task.init_memory())
     _, found = jax.jit(task.loss)(params, frozen, credited, None)
@@ -94,7 +97,7 @@ def test_a_decoder_only_model_is_a_policy_too(toy, batch):
     task = dataclasses.replace(task, generator=dataclasses.replace(task.generator, model=prompted))
     params = jax.jit(task.init)(jax.random.key(5), batch)
     params["model"] = jax.tree.map(lambda leaf: leaf * 4 if leaf.ndim > 1 else leaf, params["model"])
-    frozen = {**toy.frozen(), "reference": params["model"]}
+    frozen = {**toy.frozen(), "reference": {"model": params["model"]}}
     rollout = task.rate(frozen, jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1)))
     for row in range(3):
         mask, source = np.asarray(rollout.mask[row]), np.asarray(batch.inputs.source[row])
@@ -163,7 +166,7 @@ def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):
 
 def test_a_group_is_compared_with_itself(toy, batch):
     task, frozen = toy.policy(grpo=True), toy.frozen()
-    params = {"model": frozen["reference"]}
+    params = {"model": frozen["reference"]["model"]}
     rollout = jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1))
     assert rollout.tokens.shape == (16, toy.TOKENS)
     np.testing.assert_array_equal(rollout.batch.row, np.repeat([0, 1, 2, -1], 4))
@@ -211,7 +214,7 @@ def toy_reward(toy, seed):
     """Of the first policy."""
     task, frozen = toy.policy(), toy.frozen(seed)
     batch = toy.Contexts(64).collate(np.arange(64), toy.SOURCE, np.random.default_rng(0))
-    params = {"model": frozen["reference"]}
+    params = {"model": frozen["reference"]["model"]}
     return float(toy.share(jax.jit(task.rollout)(params, frozen, batch, jax.random.key(seed))).mean())
 
 

@@ -110,7 +110,7 @@ def frozen(seed=0):
     """The model that training begins with."""
     batch = Contexts(4).collate(np.arange(4), SOURCE, np.random.default_rng(0))
     params = jax.jit(policy().generator.init)(jax.random.key(100 + seed), batch.inputs)
-    return {"reference": params["model"], "emotion": params["emotion"], "reward": {"0": {}}}
+    return {"reference": {"model": params["model"]}, "emotion": params["emotion"], "reward": {"0": {}}}
 
 
 def train(workdir, *, seed=0, steps=60, start=None, **changes):
@@ -122,7 +122,7 @@ def train(workdir, *, seed=0, steps=60, start=None, **changes):
         eval_every_steps=30, checkpoint_every_steps=5, best_metric=None,
         optimizer=OptimizerSettings(learning_rate=3e-3, groups=groups),
     )  # fmt: skip
-    first = given["reference"] if start is None else start
+    first = given["reference"]["model"] if start is None else start
     return loop.fit(
         policy(**changes),
         train=Contexts(64),
