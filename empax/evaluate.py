@@ -4,7 +4,8 @@ r"""Scores anybody's outputs.
   python -m empax.evaluate --seeds RUN1/report.json RUN2/report.json RUN3/report.json --output=DIR
 
 FILE.jsonl holds one JSON object a line: `context` (list of turns), `response`, `reference`, and optionally `emotion`,
-`emotion_prediction`, `id`, `exemplars`, `attributes`, `nll` with `num_tokens`, `intent` with `intent_prediction`.
+`emotion_prediction`, `id`, `exemplars`, `attributes`, `nll` with `num_tokens`, `intent` with `intent_prediction`. With
+--data a line may say `id` and leave context, reference and emotion to the corpus, as a run's outputs.jsonl.gz does.
 
 --seeds scores nothing: of the finished runs of one recipe under several seeds it gives mean, standard deviation and
 95% t-interval of every metric, and with --output seeds.json and seeds.md.
@@ -24,6 +25,7 @@ _SEEDS = flags.DEFINE_bool("seeds", False, "Instead: sum up the report.json of s
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json, report.md and report.html.")
 _COMPARE = flags.DEFINE_string("compare", None, "Another system's file on the same rows: paired tests, first - other.")
 _EMPATHY = flags.DEFINE_string("empathy", None, "WORKDIR or WORKDIR/STAGE whose empathy identifiers are to judge, too.")
+_DATA = flags.DEFINE_string("data", None, "Folder or archive of EmpatheticDialogues, for lines that give an id alone.")
 _SKIP = flags.DEFINE_bool("skip_bad_lines", False, "Score the other lines if some are bad; else nothing is scored.")
 _SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
@@ -66,7 +68,8 @@ def _evaluate(source: Path) -> int:
     names = VARIANTS if _VARIANTS.value or _OUTPUT.value else ()
     settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=names)
     other, judge = (Path(value) if value else None for value in (_COMPARE.value, _EMPATHY.value))
-    found = scored.score_file(source, settings, other=other, judge=judge, skip_bad_lines=_SKIP.value)
+    corpus = scored.load_corpus(_DATA.value) if _DATA.value else None
+    found = scored.score_file(source, settings, other=other, judge=judge, corpus=corpus, skip_bad_lines=_SKIP.value)
     print(scored.text(found, variants=_VARIANTS.value))
     if _OUTPUT.value:
         scored.write(found, Path(_OUTPUT.value))

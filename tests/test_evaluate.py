@@ -1,7 +1,9 @@
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 
 import pytest
 from absl.testing import flagsaver
@@ -68,6 +70,21 @@ def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch):
     unpaired = write(tmp_path / "c.jsonl", [GOOD])
     assert run(predictions=first, compare=unpaired) == 2
     assert "do not pair up by context and reference" in capsys.readouterr().err
+
+
+def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys):
+    table = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags\n"
+    table += "hit:1_conv:2,1,proud,P,3,I passed the exam!,,\nhit:1_conv:2,2,proud,P,4,That is great.,,\n"
+    with tarfile.open(tmp_path / "empatheticdialogues.tar.gz", "w:gz") as tar:
+        for name in ("train", "valid", "test"):
+            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
+            entry.size = len(table)
+            tar.addfile(entry, io.BytesIO(table.encode()))
+    path = write(tmp_path / "outputs.jsonl", [{"id": "hit:1_conv:2#2", "response": "That is great."}])
+    assert run(predictions=path) == 2
+    assert "line 1: lacks 'context', 'reference'" in capsys.readouterr().err
+    assert run(predictions=path, data=str(tmp_path)) == 0
+    assert "bleu_2                                100.00" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lines", [[], ["", ""]])

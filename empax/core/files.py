@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import os
@@ -49,12 +50,15 @@ def read_json(path: Path) -> Any:
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
-    """One JSON object a line; dataclasses are written as their fields."""
+    """One JSON object a line, gzipped if the name ends in .gz; dataclasses are written as their fields."""
 
     def write(temporary: Path) -> None:
+        lines = (json.dumps(_plain(row), ensure_ascii=False, default=_plain) + "\n" for row in rows)
+        if path.suffix == ".gz":
+            temporary.write_bytes(gzip.compress("".join(lines).encode("utf-8"), mtime=0))  # no date: the same bytes
+            return
         with temporary.open("w", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(_plain(row), ensure_ascii=False, default=_plain) + "\n")
+            file.writelines(lines)
 
     write_atomically(path, write)
 
@@ -131,6 +135,11 @@ class WorkDir:
     @property
     def predictions(self) -> Path:
         return self.root / "predictions.jsonl"
+
+    @property
+    def outputs(self) -> Path:
+        """The same without the words of the corpus."""
+        return self.root / "outputs.jsonl.gz"
 
     def evaluation(self, stage: str) -> Path:
         """Predictions of a stage that evaluates beside the main one; `evaluate.json`, in the same folder, says what."""

@@ -16,6 +16,7 @@ from empax.core.run import RunContext
 from empax.core.types import Instance
 from empax.data import dailydialog
 from empax.data.store import load_instances
+from empax.evaluation.rows import released
 from empax.evaluation.scoring import INDEPENDENT
 from empax.pipeline import judging
 from empax.pipeline.prepare import data_settings
@@ -93,6 +94,8 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
     about |= {"responses_per_second": len(predictions) / seconds, "seconds": seconds}
     write_json(context.directory / "evaluate.json", about)
     write_jsonl(path, predictions)
+    if path == context.files.predictions:
+        write_jsonl(context.files.outputs, map(released, predictions))
 
 
 def find_instances(settings: Settings, context: RunContext) -> tuple[list[Instance], dict[str, Any]]:

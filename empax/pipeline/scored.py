@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.files import DataError, hash_file
-from empax.core.types import Prediction
+from empax.core.types import Instance, Prediction
+from empax.data.dialogues import to_instances
+from empax.data.empathetic_dialogues import SPLITS, find_archive, read_dialogues
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import Scores, ScoringSettings, compare, score
 from empax.pipeline import judging, report, tables
@@ -32,6 +34,7 @@ def score_file(
     *,
     other: Path | None = None,
     judge: Path | None = None,
+    corpus: Mapping[str, Instance] | None = None,
     skip_bad_lines: bool = False,
 ) -> Scored:
     """Scores predictions.
@@ -41,13 +44,14 @@ def score_file(
       settings: of the scores.
       other: another system's predictions of the same rows; the paired tests are of `source` minus `other`.
       judge: a work directory, or a stage in one, whose empathy identifiers are to judge both.
+      corpus: what lines with an `id` alone leave out, see `evaluation.rows.read_predictions`.
       skip_bad_lines: score the others; bad lines are named on standard error either way.
 
     Raises:
       DataError: a bad line that is not to be skipped, or a file that cannot be read.
     """
-    rows = _read(source, skip_bad_lines)
-    others = _read(other, skip_bad_lines) if other else None
+    rows = _read(source, corpus, skip_bad_lines)
+    others = _read(other, corpus, skip_bad_lines) if other else None
     if judge:
         judges = judging.find_judges(judge)
         rows = judging.judged(rows, judges)
@@ -57,8 +61,14 @@ def score_file(
     return Scored(source, other, rows, scores, compared)
 
 
-def _read(path: Path, skip_bad_lines: bool) -> list[Prediction]:
-    rows, bad = read_predictions(path)
+def load_corpus(data: str) -> dict[str, Instance]:
+    """EmpatheticDialogues by the ids of its instances, all splits; `data` as `config.data.dir`."""
+    archive = find_archive(data)
+    return {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
+
+
+def _read(path: Path, corpus: Mapping[str, Instance] | None, skip_bad_lines: bool) -> list[Prediction]:
+    rows, bad = read_predictions(path, corpus)
     for line in bad:
         print(f"{path}, {line}", file=sys.stderr)
     if bad and not skip_bad_lines:
@@ -85,5 +95,11 @@ def write(found: Scored, folder: Path) -> None:
     }
     if found.other is not None:
         run |= {"compared_with": found.other.name, "compared_with_sha256": hash_file(found.other)}
-    made = report.of_predictions(found.rows, found.scores, system=found.source.stem, run=run, comparison=found.compared)
+    made = report.of_predictions(
+        found.rows,
+        found.scores,
+        system=Path(found.source.name.removesuffix(".gz")).stem,
+        run=run,
+        comparison=found.compared,
+    )
     report.write_report(made, folder)

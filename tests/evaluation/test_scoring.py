@@ -1,14 +1,15 @@
 import dataclasses
+import gzip
 import math
 
 import pytest
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import DataError
-from empax.core.types import Prediction
+from empax.core.files import DataError, write_jsonl
+from empax.core.types import Instance, Prediction
 from empax.evaluation import scoring, text
 from empax.evaluation.published import EMPRL_PAPER, PAPER_OF, REG_ABLATIONS, REG_PAPER, REG_SIZES, TABLES
-from empax.evaluation.rows import read_predictions, to_prediction
+from empax.evaluation.rows import read_predictions, released, to_prediction
 from empax.evaluation.scoring import ScoringSettings, compare, score
 
 FAST = ScoringSettings(bootstrap_samples=20)
@@ -170,3 +171,31 @@ def test_published_tables_are_percentages_under_our_names():
     assert len(REG_PAPER) == 20
     assert len(EMPRL_PAPER) == 11
     assert all(row in TABLES[table][0] for row, table in PAPER_OF.items())
+
+
+def test_released_rows_have_no_word_of_the_corpus_and_get_them_back(tmp_path):
+    corpus = {
+        f"{name}#2": Instance(f"{name}#2", (f"{name}, said one",), f"{name}, said another", "proud")
+        for name in ("asked", "found")
+    }
+    asked, found = corpus.values()
+    exemplar = {"id": found.id, "context": list(found.context), "response": found.response, "emotion": found.emotion}
+    row = dataclasses.replace(
+        full_rows(1)[0],
+        id=asked.id,
+        context=asked.context,
+        reference=asked.response,
+        exemplars=({**exemplar, "score": 1},),
+    )
+    path = tmp_path / "outputs.jsonl.gz"
+    write_jsonl(path, [released(row), {"id": "elsewhere#2", "response": "Oh."}])
+    assert "said" not in gzip.decompress(path.read_bytes()).decode()
+    rows, bad = read_predictions(path, corpus)
+    assert rows == [row]
+    assert [str(line) for line in bad] == [
+        "line 2: lacks 'context' and 'reference', and the corpus has no instance 'elsewhere#2'"
+    ]
+    assert [line.reason for line in read_predictions(path)[1]] == ["lacks 'context', 'reference'"] * 2
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="not a text file"):
+        read_predictions(path)

@@ -10,6 +10,8 @@ from empax.core.files import WorkDir, hash_file, read_json, read_jsonl, write_js
 from empax.core.run import RunContext
 from empax.core.types import MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
+from empax.data.store import load_instances
+from empax.evaluation.rows import read_predictions
 from empax.pipeline import annotate, evaluate
 
 
@@ -96,6 +98,11 @@ def test_limits_take_the_first(run):
     parrot, _, rows = evaluated(run, limit=2, head_examples=3)
     assert [asked[1] for asked in parrot.asked] == [3, 2]
     assert [row["id"] for row in rows] == ["test-0#2", "test-1#2"]
+    outputs, bad = read_predictions(run.files.outputs, {i.id: i for i in load_instances(run, "test")})
+    assert not bad
+    assert [(row.id, row.response, row.reference) for row in outputs] == [
+        (row["id"], row["response"], row["reference"]) for row in rows
+    ]
 
 
 def test_without_any_known_emotion_no_head_is_better():
