@@ -34,8 +34,8 @@ class ChatTemplate:
     answer: str
 
 
-PLAIN = ChatTemplate("", "\n\nThey: ", "\nYou: ", "\nThey: ", "\nYou:")
-"""For models that know no template."""
+PLAIN = ChatTemplate("", "\n\nThey:\n", "\n\nYou:\n", "\n\nThey:\n", "\n\nYou:\n")
+"""For models that know no template. Turns begin a line: behind a colon a subword would have to begin with a space."""
 
 _MARKS = ("\x01system\x01", "\x01first\x01", "\x01answer\x01", "\x01second\x01")
 

@@ -75,5 +75,6 @@ def test_what_is_no_template_of_a_chat_is_refused(source, message):
 
 def test_the_plain_form_names_who_speaks():
     assert (
-        joined(PLAIN, "Be kind.", ["Hi.", "Yes?", "I won."]) == "Be kind.\n\nThey: Hi.\nYou: Yes?\nThey: I won.\nYou:"
+        joined(PLAIN, "Be kind.", ["Hi.", "Yes?", "I won."])
+        == "Be kind.\n\nThey:\nHi.\n\nYou:\nYes?\n\nThey:\nI won.\n\nYou:\n"
     )
