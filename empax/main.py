@@ -14,6 +14,7 @@ from empax.core.recipe import load_recipe, override, parse_flags, split_override
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
+_REUSE = flags.DEFINE_string("reuse", None, "A new workdir begins with the finished stages of this one that are alike.")
 _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would be done, allocate nothing.")
 
 
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> None:
         run.enable_compilation_cache()
         if not distributed.is_writer():
             run.quiet_logging()  # what it says, the first process says too
-        run.run(plain, workdir)
+        run.run(plain, workdir, reuse=Path(_REUSE.value) if _REUSE.value else None)
     except (ConfigError, DataError, CheckpointError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -132,6 +132,9 @@ class WorkDir:
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
 
+    def tensorboard(self, stage: str) -> Path:
+        return self.root / "tensorboard" / stage
+
     @property
     def predictions(self) -> Path:
         return self.root / "predictions.jsonl"

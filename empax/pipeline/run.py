@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
-import platform
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from importlib import metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from empax.core import distributed
 from empax.core.config import ConfigError, check_keys, to_settings
-from empax.core.files import WorkDir, read_json, write_json
+from empax.core.files import WorkDir, write_json
 from empax.core.run import RunContext, RunOptions, cache_dir
+from empax.pipeline.workdirs import claim
 
 log = logging.getLogger("empax")
 
@@ -25,9 +22,6 @@ KINDS = ("prepare", "annotate", "train", "assess", "index", "evaluate", "report"
 """What a section's `kind` may be: a module of this package, with `Settings` and `run`."""
 
 _OWN_KEYS = ("system", "seed", "run", "data")
-
-PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
-"""Settings that change no result, such as where things are: they may differ when a run goes on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,15 +91,20 @@ def _make_stage(name: str, config: Mapping[str, Any]) -> Stage:
     return Stage(name, kind, to_settings(settings, section, where=where))
 
 
-def run(config: Mapping[str, Any], workdir: Path) -> None:
+def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) -> None:
     """Runs all stages of a plain config in `workdir`.
 
+    Args:
+      config: plain.
+      workdir: new, or of the same config.
+      reuse: another run's work directory; see `pipeline.workdirs.take_stages`. A run that goes on needs it no more.
+
     Raises:
-      ConfigError: a bad config, or a work directory that another config made.
+      ConfigError: a bad config, a work directory that another config made, or nothing to use in `reuse`.
     """
     stages = make_stages(config)
     files = WorkDir(workdir)
-    _claim(files, config)
+    claim(files, config, reuse)
     system = load_system(config)
     for stage in stages:
         context = RunContext(files=files, config=config, stage=stage.name)
@@ -132,34 +131,6 @@ def run(config: Mapping[str, Any], workdir: Path) -> None:
         log.info("%s: done in %.0f s", stage.name, seconds)
 
 
-def _claim(files: WorkDir, config: Mapping[str, Any]) -> None:
-    """Writes config.json and run.json, or checks that this work directory is of the same config."""
-    if not distributed.is_writer():
-        distributed.wait_for(files.config)
-    if not files.config.exists():
-        write_json(files.config, config)
-        write_json(files.run, describe_run(config))
-        return
-    old = read_json(files.config)
-    found = [f"{path}: {was!r} there, {now!r} here" for path, was, now in differences(old, config)]
-    if found:
-        raise ConfigError(
-            f"{files.root} was made by another config ({'; '.join(found[:5])}). "
-            "Choose another --workdir, or delete it to start over."
-        )
-
-
-def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
-    """What differs between two configs but PLACE_ONLY: path ("config.a.b"), value in the first, in the second."""
-    if ".".join(("config", *path)) in PLACE_ONLY:
-        return
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in [*old, *(key for key in new if key not in old)]:
-            yield from differences(old.get(key), new.get(key), (*path, key))
-    elif old != new:
-        yield ".".join(("config", *path)), old, new
-
-
 def enable_compilation_cache() -> None:
     """Keeps compiled programs across runs."""
     import jax
@@ -180,34 +151,3 @@ def quiet_logging(level: int = logging.WARNING) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         log.addHandler(handler)
         log.propagate = False
-
-
-def describe_run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions, commit, seed and devices."""
-    import jax
-
-    packages = ("empax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scann", "tokenizers")
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = ""
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": versions,
-        "commit": _commit(),
-        "seed": config["seed"],
-        "devices": [f"{device.platform} {device.device_kind}" for device in jax.devices()],
-        "command": " ".join(["python -m empax.main", *sys.argv[1:]]),
-    }
-
-
-def _commit() -> str:
-    root = Path(__file__).resolve().parents[2]
-    try:
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""  # not a checkout

@@ -1,0 +1,83 @@
+"""What a new work directory takes over from another run's."""
+
+import copy
+
+import pytest
+
+from configs import emprl_transformer
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir, read_json, read_jsonl, write_json, write_jsonl
+from empax.pipeline import run
+from empax.pipeline.workdirs import claim
+
+
+@pytest.fixture
+def config():
+    return run.plain(emprl_transformer.get_config("tiny"))
+
+
+@pytest.fixture
+def finished(config, tmp_path):
+    """A run of `config` in which everything is done; its stages hold nothing but their names."""
+    files = WorkDir(tmp_path / "finished")
+    claim(files, config)
+    for name in config["run"]:
+        write_json(files.stage(name) / "deep" / "name.json", name)
+        write_json(files.tensorboard(name) / "events.json", name)
+        write_json(files.done(name), {"seconds": 1.0})
+    write_jsonl(files.metrics, [{"stage": name, "step": 1} for name in config["run"]])
+    return files
+
+
+def taken(config, finished, tmp_path):
+    files = WorkDir(tmp_path / "new")
+    claim(files, config, finished.root)
+    return files, read_json(files.run)["reused"]["stages"]
+
+
+def test_stages_up_to_the_first_difference_are_taken(config, finished, tmp_path):
+    other = copy.deepcopy(config)
+    other["ppo"]["kl"] = {"coefficient": 0.0, "controller": "fixed"}
+    files, names = taken(other, finished, tmp_path)
+    assert names == config["run"][: config["run"].index("ppo")]
+    assert {"prepare", "generator", "identifiers"} <= set(names)
+    for name in names:
+        assert files.done(name).exists()
+        assert read_json(files.stage(name) / "deep" / "name.json") == name
+        assert read_json(files.tensorboard(name) / "events.json") == name
+    assert [row["stage"] for row in read_jsonl(files.metrics)] == names
+    assert not files.stage("ppo").exists()
+    assert read_json(files.config) == other
+    claim(files, other, finished.root)  # goes on
+    write_json(files.stage("generator") / "deep" / "name.json", "mine")
+    assert read_json(finished.stage("generator") / "deep" / "name.json") == "generator"
+
+
+def test_evaluations_are_made_anew_and_unfinished_stages_here(config, finished, tmp_path):
+    finished.done("ppo").unlink()
+    _, names = taken(config, finished, tmp_path)
+    assert names[-1] == "assess"
+    write_json(finished.done("ppo"), {})
+    _, names = taken(config, finished, tmp_path / "again")
+    assert names[-1] == "ppo"
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [(None, "seed", 7), ("emprl", "passages", 5), ("prepare", "tokenizer", {"vocab_size": 99})],
+)
+def test_without_a_common_beginning_there_is_nothing_to_use(config, finished, tmp_path, section, name, value):
+    other = copy.deepcopy(config)
+    (other if section is None else other[section])[name] = value
+    path = ".".join(filter(None, ("config", section, name)))
+    with pytest.raises(ConfigError, match=rf"no stage of that run can be used \({path}.* there, .* here\)"):
+        taken(other, finished, tmp_path)
+    assert not (tmp_path / "new").exists()
+
+
+def test_where_data_lies_is_no_difference_and_a_folder_without_a_run_is_named(config, finished, tmp_path):
+    other = copy.deepcopy(config)
+    other["data"]["dir"] = "elsewhere"
+    assert taken(other, finished, tmp_path)[1]
+    with pytest.raises(ConfigError, match="there is no run in it"):
+        claim(WorkDir(tmp_path / "another"), config, tmp_path / "nowhere")
