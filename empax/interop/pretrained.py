@@ -14,13 +14,14 @@ from empax.core.config import ConfigError
 from empax.core.files import read_json
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
+from empax.data.store import PlannedTokenizer
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretrained, model_config, resolve
-from empax.models.bert import BertConfig, BertEncoder
+from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
 from empax.models.stack import Remat
-from empax.models.t5 import T5Encoder
+from empax.models.t5 import T5Encoder, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 
 _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
@@ -33,6 +34,8 @@ class EncoderSettings:
 
     Attributes:
       pretrained: "minilm" (the wheel), a folder, or a Hub name; empty = random, with the sizes below.
+      preset: beside `pretrained`, what that is ("contriever", "bert-base", "t5-small"): a plan then needs none of its
+        files.
       num_layers: of the random encoder; of a pretrained one, how many of its first layers to keep (0 = all).
       pooling: "mean" over real tokens (Contriever, MiniLM) or "cls"; "auto" = what a sentence-transformers folder says,
         "cls" for a DPR, else "mean".
@@ -41,6 +44,7 @@ class EncoderSettings:
     """
 
     pretrained: str = ""
+    preset: str = ""
     num_layers: int = 0
     d_model: int = 64
     num_heads: int = 2
@@ -53,6 +57,10 @@ class EncoderSettings:
     unroll: int = 1
     dtype: str = "float32"
 
+    def __post_init__(self) -> None:
+        if self.preset and not self.pretrained:
+            raise ConfigError(f"preset = {self.preset!r} says what `pretrained` is; name that too, or set the sizes.")
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedEncoder:
@@ -63,13 +71,16 @@ class LoadedEncoder:
     params: Params | None
 
 
-def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer | None, *, with_params: bool = True) -> LoadedEncoder:
+def load_encoder(
+    settings: EncoderSettings, tokenizer: Tokenizer | None, *, with_params: bool = True, planned: bool = False
+) -> LoadedEncoder:
     """Makes the encoder that `settings` describe.
 
     Args:
       settings: see there.
       tokenizer: what a random encoder reads with; a pretrained one brings its own, and this may be None.
-      with_params: False reads no weights (`--mode=plan`).
+      with_params: False reads no weights.
+      planned: reads nothing at all of one whose preset is given (`--mode=plan`).
     """
     if not settings.pretrained:
         if tokenizer is None:
@@ -87,30 +98,36 @@ def load_encoder(settings: EncoderSettings, tokenizer: Tokenizer | None, *, with
             dtype=settings.dtype,
         )
         return LoadedEncoder(_dual(BertEncoder(config), settings, None), tokenizer, None)
-    folder = resolve(settings.pretrained)
-    fields = load_config(folder)
     run = {name: getattr(settings, name) for name in _RUN_SETTINGS}
-    config = model_config(fields, **run)
-    if isinstance(config, BertConfig):
-        layers = settings.num_layers or config.num_layers
-        if layers > config.num_layers:
-            raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
-        config = dataclasses.replace(config, num_layers=layers)
-        model, dropped = BertEncoder(config), set()
-    elif isinstance(config, TransformerConfig):
-        if settings.num_layers:
-            raise ConfigError("num_layers goes with a BERT; the encoder of an encoder-decoder is taken whole.")
-        model, dropped = T5Encoder(config), {"decoder"}
-    else:
-        raise ConfigError(
-            f"{settings.pretrained} is a {fields['model_type']!r}, which has no encoder; name one that has."
-        )
+    if planned and settings.preset:
+        config = (t5_config if "t5" in settings.preset else bert_config)(settings.preset, **run)
+        model, config, _ = _encoder_of(config, settings)
+        return LoadedEncoder(_dual(model, settings, None), PlannedTokenizer(config.vocab_size), None)
+    folder = resolve(settings.pretrained)
+    model, config, dropped = _encoder_of(model_config(load_config(folder), **run), settings)
     params = None
     if with_params:
         params = {"encoder": {k: v for k, v in load_pretrained(folder, config).params.items() if k not in dropped}}
     own = load_tokenizer(folder)
     check_vocabulary(own, config.vocab_size, settings.pretrained)
     return LoadedEncoder(_dual(model, settings, folder), own, params)
+
+
+def _encoder_of(
+    config: BertConfig | TransformerConfig | DecoderOnlyConfig, settings: EncoderSettings
+) -> tuple[BertEncoder | T5Encoder, BertConfig | TransformerConfig, set[str]]:
+    """The encoder, its settings, and which parameters of a checkpoint are none of its."""
+    if isinstance(config, DecoderOnlyConfig):
+        raise ConfigError(f"{settings.pretrained} is a decoder, which has no encoder; name a model that has one.")
+    if isinstance(config, TransformerConfig):
+        if settings.num_layers:
+            raise ConfigError("num_layers goes with a BERT; the encoder of an encoder-decoder is taken whole.")
+        return T5Encoder(config), config, {"decoder"}
+    layers = settings.num_layers or config.num_layers
+    if layers > config.num_layers:
+        raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
+    config = dataclasses.replace(config, num_layers=layers)
+    return BertEncoder(config), config, set()
 
 
 def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, folder: Path | None) -> DualEncoder:

@@ -81,17 +81,31 @@ class BertConfig:
         )
 
 
-def bert_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Settings of a BERT from the fields of a Hugging Face `config.json`.
+_SIZES: dict[str, tuple[int, int, int, int]] = {  # d_model, d_ff, heads, layers
+    "bert-base": (768, 3072, 12, 12),
+    "bert-large": (1024, 4096, 16, 24),
+    "contriever": (768, 3072, 12, 12),
+}
+"""Source: Devlin et al. 2019, Sec. 3; Izacard et al. 2022, Sec. 3 (Contriever is a BERT-base)."""
+
+
+def bert_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> BertConfig:
+    """Settings of a BERT.
 
     Args:
-      fields: the JSON object.
+      name_or_fields: a preset ("bert-base", "bert-large", "contriever") or the fields of a Hugging Face `config.json`.
       changes: fields of BertConfig that shall differ, for example `num_layers`.
 
     Raises:
-      ConfigError: a field is missing, or asks for something that BERT here does not do.
+      ConfigError: an unknown preset, or a field is missing, or asks for something that BERT here does not do.
     """
-    return _from_fields(fields, "BERT", changes)
+    if not isinstance(name_or_fields, str):
+        return _from_fields(name_or_fields, "BERT", changes)
+    if name_or_fields not in _SIZES:
+        raise ConfigError(f"{name_or_fields!r} is not a BERT preset; it is one of {', '.join(_SIZES)}.")
+    d_model, d_ff, heads, layers = _SIZES[name_or_fields]
+    sizes = {"d_model": d_model, "d_ff": d_ff, "num_heads": heads, "num_layers": layers}
+    return BertConfig(**({"vocab_size": 30522} | sizes | dict(changes)))
 
 
 def roberta_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:

@@ -1,4 +1,4 @@
-"""A tiny random Llama in a folder, for the recipes of decoder-only models."""
+"""Tiny random models in folders, for the recipes of pretrained ones."""
 
 from pathlib import Path
 
@@ -13,13 +13,44 @@ TEMPLATE = (
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a tokenizer and a chat template, as Hugging Face models come."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("llama")
+    write_tokenizer(folder, TEMPLATE)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random T5 with a tokenizer, likewise."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("t5")
+    write_tokenizer(folder)
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=384, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2, decoder_start_token_id=0,
+        pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path, template: str = "") -> None:
+    """Bytes and a few words."""
     # Not above: slow to import, and most tests here want neither.
     import tokenizers as rust
-    import torch
     import transformers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    folder = tmp_path_factory.mktemp("llama")
     backend = rust.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -31,12 +62,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=special[0], bos_token=special[1], eos_token=special[2]
     )
-    tokenizer.chat_template = TEMPLATE
+    if template:
+        tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder

@@ -1,14 +1,18 @@
 """The order of a run, and what is wrong with a config before any work starts."""
 
 import copy
+from pathlib import Path
 
 import pytest
 
-from configs import empathy_identifiers, emprl_llm, emprl_transformer, quickstart, reg_transformer
+from configs import empathy_identifiers, emprl_llm, emprl_transformer, quickstart, reg_llm, reg_t5, reg_transformer
 from empax.core.config import ConfigError
-from empax.core.files import read_json, write_json
+from empax.core.files import WorkDir, read_json, write_json
+from empax.core.run import RunContext
 from empax.core.types import MECHANISMS
+from empax.interop import pretrained
 from empax.pipeline import evaluate, prepare, run
+from empax.systems.dialogue.parts import Parts
 
 
 @pytest.fixture
@@ -36,6 +40,23 @@ def test_every_variant_of_the_recipe_is_sound(variant):
     assert stages[0].name == "prepare"
     assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
     assert {stage.kind for stage in stages} <= set(run.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"), [(reg_t5, name) for name in reg_t5.MODELS] + [(reg_llm, name) for name in reg_llm.MODELS]
+)
+def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, name, monkeypatch):
+    config = run.plain(recipe.get_config(name))
+    assert [stage.name for stage in run.make_stages(config)] == list(reg_transformer.get_config().run)
+    if name == "smollm2":
+        return
+    resolve = pretrained.resolve
+    found = lambda model: resolve(model) if model == "minilm" else pytest.fail(f"{model} is looked for")  # noqa: E731
+    monkeypatch.setattr(pretrained, "resolve", found)
+    parts = Parts.of(RunContext(WorkDir(Path("nowhere")), config, "joint"), planned=True)
+    widths = {"small": 512, "base": 768, "large": 1024, "xl": 2048, "llama-3.1-8b": 4096}
+    assert parts.generator.model.config.d_model == widths[name]
+    assert parts.encoder.model.encoder.config.num_layers == (6 if recipe is reg_llm else 12)
 
 
 @pytest.mark.parametrize("variant", empathy_identifiers.VARIANTS)

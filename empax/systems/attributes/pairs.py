@@ -102,7 +102,7 @@ def load_stage_encoder(
 ) -> LoadedEncoder:
     """The encoder that `stage` describes; a pretrained one needs nothing of the run."""
     tokenizer = None if stage.encoder.pretrained else run_tokenizer(run, planned=planned)
-    return load_encoder(stage.encoder, tokenizer, with_params=with_params)
+    return load_encoder(stage.encoder, tokenizer, with_params=with_params, planned=planned)
 
 
 def label_batch(

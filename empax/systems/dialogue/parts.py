@@ -66,7 +66,7 @@ class Parts:
             settings,
             tokenizer,
             load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned),
-            load_encoder(settings.retriever, tokenizer, with_params=with_params),
+            load_encoder(settings.retriever, tokenizer, with_params=with_params, planned=planned),
         )
 
     def decoder(self, settings: DecodeSettings) -> Decoder:
