@@ -72,8 +72,8 @@ def get_config(arg: str = "base") -> ConfigDict:
 
 def shrink(config: ConfigDict) -> ConfigDict:
     """The same recipe in seconds, if the model is a small one; the retriever is a random one."""
-    tokenizer, encoder = config.prepare.tokenizer, config.attributes.encoder
-    generator = config.reg.generator.copy_and_resolve_references()
+    pretrained = (config.reg.generator, config.attributes.encoder, config.prepare.tokenizer)
+    generator, encoder, tokenizer = (part.copy_and_resolve_references() for part in pretrained)
     config = common.shrink(config)
     config.prepare.tokenizer, config.attributes.encoder, config.reg.generator = tokenizer, encoder, generator
     return config
