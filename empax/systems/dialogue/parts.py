@@ -194,7 +194,9 @@ class Parts:
 def corpus_encoder_of(parts: Parts, retriever: Params, *, trained: bool = True) -> CorpusEncoder:
     """The encoder with a retriever's parameters; one that is not `trained` knows no emotions yet."""
     model = parts.retriever if trained else dataclasses.replace(parts.retriever, share=0.0)
-    made_by = [dataclasses.asdict(parts.settings.retriever), *([model.share] if model.share else [])]
+    settings = dataclasses.asdict(parts.settings.retriever)
+    del settings["preset"]  # of plans alone
+    made_by = [settings, *([model.share] if model.share else [])]
     return CorpusEncoder(
         model=model,
         params=retriever,
