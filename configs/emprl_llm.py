@@ -33,7 +33,7 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     config = emprl_transformer.reinforced(reg_llm.get_config(f"{name},sft"), form)
     small = name == "smollm2"
     config.evaluate.update({"buckets": (48, 96), "batch_size": 16, "limit": 2000 if small else 0,
-                            "head_examples": 100 if small else 500})  # fmt: skip
+                            "head_examples": 300 if small else 2000})  # fmt: skip
     if "ppo" in config:
         config.ppo.update({"buckets": (48, 96), "max_validation_examples": 100})
         config.ppo.optimizer.learning_rate = 1e-4  # ours: adapters begin at zero and are few

@@ -54,7 +54,7 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
                              "eval_every_steps": 50, "max_validation_examples": 100})  # fmt: skip
     config.generator.optimizer = ConfigDict({"learning_rate": 5e-4, "warmup_steps": 20, **plain})
     config.evaluate.update({"buckets": (48, 96) if form else (160,), "batch_size": 16, "limit": 1000 if small else 0,
-                            "head_examples": 100 if small else 500})  # fmt: skip
+                            "head_examples": 300 if small else 2000})  # fmt: skip
     config.report.paper_row = "Llama-3.1-8B + SFT" if form == "sft" else "Llama-3.1-8B + REG"
     if form == "prompted":  # one step that changes nothing: adapters begin at zero, and no head learns emotions
         config.generator.update({"steps": 1, "emotion_weight": 0.0})

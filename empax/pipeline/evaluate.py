@@ -34,7 +34,8 @@ class Settings:
       corpus: what to answer: empty = the run's own data; "dailydialog", found in `config.data.dir` as they are. There
         no emotion is known, so no head is chosen.
       limit: at most this many instances (0 = all).
-      head_examples: validation instances on which the better emotion head is chosen.
+      head_examples: validation instances, drawn with the run's seed, on which the best emotion head is chosen: of
+        EmpatheticDialogues the first ones are far harder than the rest.
       judge: who judges responses and references (for the F1s of the mechanisms): an annotate stage (its classifiers),
         a stage that trained identifiers, or a list of such stages; empty = nobody.
       second_judge: the same for variants "...:independent", by judges that nothing was trained to please.
@@ -48,7 +49,7 @@ class Settings:
     batch_size: int = 32
     buckets: tuple[int, ...] = (64, 128, 256, 512)
     limit: int = 0
-    head_examples: int = 500
+    head_examples: int = 2000
     judge: str | tuple[str, ...] = ""
     second_judge: str | tuple[str, ...] = ""
 
@@ -71,7 +72,9 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
     about: dict[str, Any] = {}
     head = ""
     if not settings.corpus:
-        validation = load_instances(context, "validation")[: settings.head_examples]
+        validation = load_instances(context, "validation")
+        drawn = np.random.default_rng(context.seed).permutation(len(validation))[: settings.head_examples]
+        validation = [validation[i] for i in np.sort(drawn)]
         accuracy = head_accuracies(validation, responder.emotions(validation, batch_size=settings.batch_size))
         head = max(accuracy, key=lambda name: accuracy[name], default="")
         if head:

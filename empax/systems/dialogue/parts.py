@@ -194,9 +194,12 @@ class Parts:
 def corpus_encoder_of(parts: Parts, retriever: Params, *, trained: bool = True) -> CorpusEncoder:
     """The encoder with a retriever's parameters; one that is not `trained` knows no emotions yet."""
     model = parts.retriever if trained else dataclasses.replace(parts.retriever, share=0.0)
-    settings = dataclasses.asdict(parts.settings.retriever)
-    del settings["preset"]  # of plans alone
-    made_by = [settings, *([model.share] if model.share else [])]
+    # Not of how it is planned and trained, which changes no vector.
+    without = {"preset", "remat", "unroll", "dropout"}
+    made_by: list[Any] = [
+        {name: value for name, value in dataclasses.asdict(parts.settings.retriever).items() if name not in without}
+    ]
+    made_by += [model.share] if model.share else []
     return CorpusEncoder(
         model=model,
         params=retriever,
