@@ -53,10 +53,11 @@ def contract(
     In half precision both gradients are products of half-precision factors summed in float32 too (and a parameter's
     comes out in float32): left to itself, the backward pass would multiply in float32, at half the speed or less.
     """
+    product: Array
     if left.dtype == jnp.float32:
         product = jnp.einsum(spec, left, right.astype(jnp.float32))
     else:
-        product = _half_contract(spec, result or left.dtype, left, right)
+        product = _half_contract(spec, result or left.dtype, left, right)  # type: ignore[assignment]
     first, second, output = spec.replace("->", ",").split(",")
     return product if set(first) & set(second) & set(output) else checkpoint_name(product, WEIGHT_PRODUCT)
 

@@ -104,8 +104,9 @@ def bert_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Bert
     if name_or_fields not in _SIZES:
         raise ConfigError(f"{name_or_fields!r} is not a BERT preset; it is one of {', '.join(_SIZES)}.")
     d_model, d_ff, heads, layers = _SIZES[name_or_fields]
-    sizes = {"d_model": d_model, "d_ff": d_ff, "num_heads": heads, "num_layers": layers}
-    return BertConfig(**({"vocab_size": 30522} | sizes | dict(changes)))
+    fields: dict[str, Any] = {"vocab_size": 30522, "d_model": d_model, "d_ff": d_ff}
+    fields |= {"num_heads": heads, "num_layers": layers, **changes}
+    return BertConfig(**fields)
 
 
 def roberta_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:

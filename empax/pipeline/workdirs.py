@@ -91,8 +91,8 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
 
 
 def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any], sections: Sequence[str]) -> str:
-    parts = ({name: config.get(name) for name in sections} for config in (old, new))
-    return next((f"{path}: {was!r} there, {now!r} here" for path, was, now in differences(*parts)), "")
+    before, now = ({name: config.get(name) for name in sections} for config in (old, new))
+    return next((f"{path}: {one!r} there, {other!r} here" for path, one, other in differences(before, now)), "")
 
 
 def _link(source: Path, target: Path) -> None:
