@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ class DataError(ValueError):
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Calls `write` on a temporary neighbour of `path` and renames it, so `path` is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    temporary.touch(exist_ok=False)  # with the rights of any new file, where tempfile would keep it from the group
     try:
         write(temporary)
         with temporary.open("rb") as file:

@@ -32,6 +32,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
         write_atomically(path, fail)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
 
 
 def test_json_round_trip_of_what_settings_hold(tmp_path):
