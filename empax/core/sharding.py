@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -94,6 +96,33 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """The leading axis split over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+_ROWS: contextvars.ContextVar[NamedSharding | None] = contextvars.ContextVar("rows", default=None)
+
+
+@contextlib.contextmanager
+def rows_split_as(sharding: NamedSharding | None) -> Iterator[None]:
+    """While a function is traced in it, `keep_rows_split` splits rows as `sharding` does a batch; None = not at all."""
+    before = _ROWS.set(sharding)
+    try:
+        yield
+    finally:
+        _ROWS.reset(before)
+
+
+def keep_rows_split(states: jax.Array) -> jax.Array:
+    """Activations [rows, ...] on the devices that hold those rows of the batch; other axes lie as the compiler likes.
+
+    Where parameters are split over `fsdp` the compiler has a choice, to gather a layer's weights or the whole batch's
+    activations. This is what makes it gather the weights. Does nothing outside `rows_split_as`, or where the rows do
+    not divide.
+    """
+    sharding = _ROWS.get()
+    if sharding is None or states.shape[0] % batch_shards(sharding.mesh):  # type: ignore[arg-type]
+        return states
+    spec = PartitionSpec(*sharding.spec, *(PartitionSpec.UNCONSTRAINED for _ in states.shape[1:]))
+    return jax.lax.with_sharding_constraint(states, NamedSharding(sharding.mesh, spec))
 
 
 def batch_shards(mesh: Mesh) -> int:

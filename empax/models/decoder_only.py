@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
+from empax.core.sharding import keep_rows_split
 from empax.models.arithmetic import contract
 from empax.models.decoder_only_config import DecoderOnlyConfig, gpt2_config, llama_config
 from empax.models.layers import Attention, Dropout, FeedForward, Norm, normal
@@ -183,9 +184,9 @@ class DecoderOnly(nn.Module):
 
         def body(layer: DecoderLayer, states: jax.Array, _: None, *shared: Any) -> tuple[jax.Array, Any]:
             states, keys_values = layer(states, *shared, deterministic=deterministic)
-            return states, keys_values if keep else None
+            return keep_rows_split(states), keys_values if keep else None
 
-        states = self._embed(tokens, positions, deterministic)
+        states = keep_rows_split(self._embed(tokens, positions, deterministic))
         return self._scan(rematerialized(body, self.config.remat), states, None, causal, self._angles(positions))
 
     def hidden(
@@ -220,10 +221,10 @@ class DecoderOnly(nn.Module):
         causal = jnp.broadcast_to(jnp.tril(jnp.ones((1, length, length), bool)), (batch, length, length))
 
         def body(layer: DecoderLayer, states: jax.Array, prompt: Any, *shared: Any) -> tuple[jax.Array, None]:
-            return layer.read_on(states, prompt, *shared, deterministic=deterministic), None
+            return keep_rows_split(layer.read_on(states, prompt, *shared, deterministic=deterministic)), None
 
         body = rematerialized(body, self.config.remat)
-        states = self._embed(tokens, positions, deterministic)
+        states = keep_rows_split(self._embed(tokens, positions, deterministic))
         both = jnp.concatenate([before, causal], axis=2)
         return self.final_norm(self._scan(body, states, (key, value), both, self._angles(positions))[0])
 

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
+from empax.core.sharding import keep_rows_split
 from empax.models.arithmetic import WEIGHT_PRODUCT
 from empax.models.layers import (
     ACTIVATIONS,
@@ -352,8 +353,9 @@ class Stack(nn.Module):
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
         def body(layer: Layer, states: jax.Array, _: None, *shared: Any) -> tuple[jax.Array, None]:
-            return layer(states, *shared, deterministic=deterministic), None
+            return keep_rows_split(layer(states, *shared, deterministic=deterministic)), None
 
+        states = keep_rows_split(states)
         positions = jnp.arange(states.shape[1])
         bias = self._bias(positions, positions)
         states, _ = self._scan(rematerialized(body, self.config.remat), states, None, mask, bias, source, source_mask)

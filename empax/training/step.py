@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from empax.core.protocols import OnlineTask, ReinforcedTask, Task
+from empax.core.sharding import rows_split_as
 from empax.core.types import AnyBatch, Mean, Metrics, Params, TrainState
 
 TrainStep: TypeAlias = Callable[[TrainState, Params, AnyBatch], tuple[TrainState, Metrics]]
@@ -87,7 +88,11 @@ def make_train_step(
         metrics["grad_norm"] = Mean(total=optax.tree.norm(grads), weight=jnp.ones((), jnp.float32))
         return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
 
-    def step(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, frozen: Params, given: AnyBatch) -> tuple[TrainState, Metrics]:
+        with rows_split_as(batch):
+            return every_update(state, frozen, given)
+
+    def every_update(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, Metrics]:
         if epochs * minibatches == 1:
             return update(state, frozen, batch)
         rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _ORDER_STREAM)

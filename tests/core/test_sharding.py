@@ -3,7 +3,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.sharding import (
@@ -11,8 +11,10 @@ from empax.core.sharding import (
     MeshSettings,
     batch_sharding,
     batch_shards,
+    keep_rows_split,
     make_mesh,
     replicated,
+    rows_split_as,
     shard_params,
 )
 
@@ -87,3 +89,22 @@ def test_the_logical_axes_of_a_mesh_can_be_changed():
         ConfigError, match=r"'mlp' = 'datta' is not allowed; axes of parameters are embed, .* data, fsdp"
     ):
         MeshSettings(logical={"mlp": "datta"})
+
+
+@pytest.mark.multidevice
+def test_rows_of_activations_lie_where_those_of_the_batch_do():
+    """Though what they come from is split otherwise: else a whole batch would be gathered for split weights."""
+    mesh = make_mesh(MeshSettings(data=2, fsdp=4))
+    states = jax.device_put(np.ones((16, 3, 8)), NamedSharding(mesh, PartitionSpec(None, None, "fsdp")))
+
+    def split(states, sharding):
+        def traced(states):
+            with rows_split_as(sharding):
+                return keep_rows_split(2 * states)
+
+        return jax.jit(traced)(states).sharding.spec
+
+    assert split(states, batch_sharding(mesh))[0] == ("data", "fsdp")
+    assert split(states, None)[0] is None
+    assert split(states[:6], batch_sharding(mesh))[0] is None  # six rows do not divide by eight devices
+    assert keep_rows_split(states) is states
