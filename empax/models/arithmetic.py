@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
@@ -43,8 +45,27 @@ WEIGHT_PRODUCT = "weight product"
 """What `jax.checkpoint` policies know the results of `contract` with a matrix by."""
 
 
+@flax.struct.dataclass
+class LowRankSum:
+    """The matrix W + f A B as a factor of `contract`, which never forms it. No gradient flows to W.
+
+    W stands first, because that is where Flax looks for a parameter's shape.
+
+    Attributes:
+      base: W [*inputs, *outputs].
+      a: [*inputs, r].
+      b: [r, *outputs].
+      factor: f.
+    """
+
+    base: Any
+    a: Any
+    b: Any
+    factor: float = flax.struct.field(pytree_node=False)
+
+
 def contract(
-    spec: str, left: Float[Array, "..."], right: Float[Array, "..."], *, result: DTypeLike | None = None
+    spec: str, left: Float[Array, "..."], right: Float[Array, "..."] | LowRankSum, *, result: DTypeLike | None = None
 ) -> Float[Array, "..."]:
     """`einsum` of two arrays in the type of `left`, summed in float32; `right` may be a float32 parameter.
 
@@ -53,6 +74,8 @@ def contract(
     In half precision both gradients are products of half-precision factors summed in float32 too (and a parameter's
     comes out in float32): left to itself, the backward pass would multiply in float32, at half the speed or less.
     """
+    if isinstance(right, LowRankSum):
+        return _low_rank_contract(spec, left, right, result)
     product: Array
     if left.dtype == jnp.float32:
         product = jnp.einsum(spec, left, right.astype(jnp.float32))
@@ -60,6 +83,21 @@ def contract(
         product = _half_contract(spec, result or left.dtype, left, right)  # type: ignore[assignment]
     first, second, output = spec.replace("->", ",").split(",")
     return product if set(first) & set(second) & set(output) else checkpoint_name(product, WEIGHT_PRODUCT)
+
+
+def _low_rank_contract(spec: str, left: Array, right: LowRankSum, result: DTypeLike | None) -> Array:
+    """Both products apart: the one with W then has no gradient of its own to compute, a third of a training step."""
+    inputs, output = spec.split("->")
+    first, second = inputs.split(",")
+    split = right.a.ndim - 1
+    if "r" in spec or set(second[:split]) & set(output) or not set(second[split:]) <= set(output):
+        raise ValueError(
+            f"{spec!r} does not sum over the inputs of a low-rank weight, which are its first {split} axes."
+        )
+    small = "".join(axis for axis in first if axis not in second[:split]) + "r"
+    reduced = contract(f"{first},{second[:split]}r->{small}", left, right.a)
+    change = contract(f"{small},r{second[split:]}->{output}", reduced, right.b, result=result)
+    return contract(spec, left, jax.lax.stop_gradient(right.base), result=result) + right.factor * change
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -1,4 +1,4 @@
-r"""Low-rank adapters on any model here, and frozen weights in fewer bits. No layer knows of either.
+r"""Low-rank adapters on any model here, and frozen weights in fewer bits. No layer knows of either, but products do.
 
 A weight W [*inputs, *outputs] (of one layer) becomes
 
@@ -7,8 +7,9 @@ A weight W [*inputs, *outputs] (of one layer) becomes
 with W frozen. Source: Hu et al. 2022, Sec. 4.1; there the product is written B A, on the transpose.
 
 Adapters are a tree of their own, and the only one that is trained. `adapt` puts them into a model's parameters as boxes
-that Flax opens where a layer reads its parameter, inside the scan over layers: one layer's sum, and one layer's floats
-of eight-bit weights, exist at a time. In the backward pass that holds with `remat` alone, since otherwise what the
+that Flax opens where a layer reads its parameter, inside the scan over layers. Products with W and with A B are made
+apart (`arithmetic.contract`), so that neither the sum nor a gradient of W ever exists in training. One layer's floats
+of eight-bit weights exist at a time; in the backward pass that holds with `remat` alone, since otherwise what the
 forward pass read is kept for it.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any, Literal
+from typing import Any
 
 import flax.struct
 import jax
@@ -29,7 +30,7 @@ from jaxtyping import Array, Float
 from empax.core.config import ConfigError
 from empax.core.tree import map_named, named_leaves
 from empax.core.types import Params
-from empax.models.arithmetic import dropout
+from empax.models.arithmetic import LowRankSum, dropout
 from empax.models.layers import logical_axes
 
 _NAMES_IN_ERRORS = 8
@@ -48,9 +49,6 @@ class LoraSettings:
       dropout: share of a weight's inputs that its adapter does not see in a step, in [0, 1).
       int8: keep the frozen weights of matrix products in eight bits (QLoRA's idea, Dettmers et al. 2023, with plain
         symmetric integers).
-      frozen_dtype: of the other frozen weights. Empty = what the model computes in, to which it would round them
-        anyway. In half precision a sum then forgets changes below half a unit in a weight's last place; with
-        "float32", at twice the memory, they count on average, unless the weights came in half precision themselves.
     """
 
     pattern: str = r"attention/(query|value)$"
@@ -58,7 +56,6 @@ class LoraSettings:
     alpha: float = 16.0
     dropout: float = 0.0
     int8: bool = False
-    frozen_dtype: Literal["", "float32"] = ""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -106,23 +103,22 @@ class Int8(_Box):
 
 @flax.struct.dataclass
 class LowRank(_Box):
-    """A frozen weight, an array or an Int8, with its adapter; their sum has the array's type.
-
-    No gradient flows to the weight.
-    """
+    """A frozen weight, an array or an Int8, with its adapter."""
 
     base: Any
     a: Any  # [*inputs, r], with a layers axis in front if the weight has one
     b: Any  # [r, *outputs], likewise
     factor: float = flax.struct.field(pytree_node=False)
 
-    def unbox(self) -> Float[Array, "..."]:
-        base = self.base.unbox() if isinstance(self.base, Int8) else self.base
+    def unbox(self) -> LowRankSum:
+        return LowRankSum(_open(self.base), self.a, self.b, self.factor)
+
+    def summed(self) -> Float[Array, "..."]:
+        """The sum as one matrix, in the weight's type."""
+        base = _open(self.base)
         # Small, and summed in full precision: tensor cores would round it.
         product = jnp.tensordot(self.a, self.b, axes=1, precision=jax.lax.Precision.HIGHEST)
-        summed = jax.lax.stop_gradient(base).astype(product.dtype) + self.factor * product
-        # Rounded here and not in the layer: what the backward pass keeps, and reads again, is half as large.
-        return summed.astype(base.dtype)
+        return (base.astype(product.dtype) + self.factor * product).astype(base.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +179,7 @@ def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array
     """`base` with the adapters in it: what a model is applied to.
 
     Departure: dropout takes away inputs of an adapter for a whole step, one choice for each layer, where Hu et al.
-    choose anew for each token; so the sum of the two weights stays one matrix.
+    choose anew for each token; so adapted weights stay one matrix each.
 
     Args:
       base: parameters, plain or from `quantize` and `lower`; no gradient flows to an adapted weight.
@@ -224,8 +220,10 @@ def merge(base: Params, adapters: Params, settings: LoraSettings) -> Params:
     named = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapted, is_leaf=_is_box)}
     merged: Params = {}
     for name, leaf in named.items():
-        stacked = isinstance(leaf, LowRank) and leaf.a.ndim + leaf.b.ndim - 2 > _ndim(leaf.base)
-        _put(merged, name, (jax.vmap(_open)(leaf) if stacked else _open(leaf)))
+        if isinstance(leaf, LowRank):
+            stacked = leaf.a.ndim + leaf.b.ndim - 2 > _ndim(leaf.base)
+            leaf = jax.vmap(LowRank.summed)(leaf) if stacked else leaf.summed()
+        _put(merged, name, _open(leaf))
     return merged
 
 

@@ -49,7 +49,7 @@ class LoraTask:
     def freeze(self, params: Params, frozen: Params) -> Params:
         """The `frozen` of this task: of the task's own parameters what is not trained, and its own `frozen`.
 
-        Weights have as few bits there as the settings allow.
+        Weights are in the type of the arithmetic there, or in eight bits.
 
         Args:
           params: of `task`, pretrained; those that `trained` names are left out.
@@ -57,7 +57,7 @@ class LoraTask:
         """
         base = self._split(params)[1]
         base = quantize(base) if self.settings.int8 else base
-        return {"base": lower(base, self.settings.frozen_dtype or self.dtype), "frozen": frozen}
+        return {"base": lower(base, self.dtype), "frozen": frozen}
 
     def merged(self, params: Params, frozen: Params) -> Params:
         """Parameters of `task` alone, without adapters: to decode with, to export."""

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.core.config import ConfigError, to_settings
 from empax.core.protocols import OnlineTask, ReinforcedTask, Task
 from empax.core.sharding import MeshSettings, batch_sharding, make_mesh, replicated, shard_params
 from empax.core.tree import named_leaves
@@ -143,7 +142,7 @@ def test_a_step_moves_adapters_and_named_parameters_and_keeps_state_for_no_other
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
 
 
-def test_frozen_weights_are_as_small_as_the_arithmetic_unless_told_otherwise(base):
+def test_frozen_weights_are_as_small_as_the_arithmetic_allows(base):
     def types(dtype, **settings):
         task = lora_task(Toy(), dataclasses.replace(SETTINGS, **settings), trained="^emotion/", dtype=dtype)
         return {name: str(leaf.dtype) for name, leaf in named_leaves(task.freeze(base, {})["base"]).items()}
@@ -152,14 +151,10 @@ def test_frozen_weights_are_as_small_as_the_arithmetic_unless_told_otherwise(bas
     wide = {name for name, dtype in small.items() if dtype == "float32"}
     assert (small[query], small["model/token_embedding"]) == ("bfloat16", "bfloat16")
     assert wide == {name for name in small if "norm" in name or name.endswith("relative_bias")}
-    assert set(types("float32").values()) == set(types("bfloat16", frozen_dtype="float32").values()) == {"float32"}
+    assert set(types("float32").values()) == {"float32"}
     eight = types("bfloat16", int8=True)
     assert (eight[f"{query}/values"], eight[f"{query}/scale"]) == ("int8", "float32")
     assert eight["model/token_embedding"] == "bfloat16"
-    with pytest.raises(
-        ConfigError, match=r"lora\.frozen_dtype = 'bfloat16' is not allowed; it takes one of '', 'float32'"
-    ):
-        to_settings(LoraSettings, {"frozen_dtype": "bfloat16"}, where="config.reg.lora")
 
 
 def test_dropout_of_adapters_needs_a_key(base):
