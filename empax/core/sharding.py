@@ -82,10 +82,15 @@ def make_mesh(settings: MeshSettings = MeshSettings(), devices: Sequence[jax.Dev
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def local_mesh() -> Mesh | None:
-    """All devices of this process along `data`, for work that no other process has a part in; None where it has one."""
+def local_mesh(settings: MeshSettings = MeshSettings()) -> Mesh | None:
+    """All devices of this process, for work that no other process has a part in; None where it has one.
+
+    They lie along `fsdp` where `settings` split parameters, which one device may then be too small for, else along
+    `data`.
+    """
     devices = jax.local_devices()
-    return make_mesh(devices=devices) if len(devices) > 1 else None
+    split = settings.fsdp * settings.tensor > 1
+    return make_mesh(MeshSettings(fsdp=len(devices) if split else 1), devices) if len(devices) > 1 else None
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -90,7 +90,8 @@ def import_params(
       architecture: a `model_type` of ARCHITECTURES.
       tensors: by their foreign names.
       config: of the model that shall hold them.
-      shardings: a tree like the parameters of `NamedSharding`; None = all on the default device.
+      shardings: a tree like the parameters of `NamedSharding`, or a function that makes it of their shapes; None = all
+        on the default device.
       dtype: of the parameters.
 
     Raises:
@@ -100,7 +101,9 @@ def import_params(
     entry = _architecture(architecture)
     mapping = entry.mapping(config)
     named = {mapping.canonical(name): tensor for name, tensor in tensors.items()}
-    shapes = {name: leaf.shape for name, leaf in named_leaves(entry.shapes(config)).items()}
+    wanted = entry.shapes(config)
+    shapes = {name: leaf.shape for name, leaf in named_leaves(wanted).items()}
+    shardings = shardings(wanted) if callable(shardings) else shardings
     places = dict.fromkeys(shapes) if shardings is None else named_leaves(shardings)
     if unplaced := sorted(set(shapes) - set(places)):
         raise ConfigError(f"shardings has no place for {', '.join(unplaced)} of this {architecture}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import read_json
 from empax.core.protocols import Tokenizer
@@ -221,7 +223,12 @@ class LoadedGenerator:
 
 
 def load_generator(
-    settings: GeneratorSettings, tokenizer: Tokenizer, *, with_params: bool = True, planned: bool = False
+    settings: GeneratorSettings,
+    tokenizer: Tokenizer,
+    *,
+    with_params: bool = True,
+    planned: bool = False,
+    place: Callable[[Params], Any] | None = None,
 ) -> LoadedGenerator:
     """Makes the generator that `settings` describe.
 
@@ -233,6 +240,8 @@ def load_generator(
       tokenizer: of the run.
       with_params: False reads no weights.
       planned: reads nothing at all of a pretrained one whose preset is given.
+      place: from the shapes of a pretrained one's parameters to where each of them shall lie (all processes then call
+        this); None = whole, on the default device.
 
     Raises:
       ConfigError: there is no such model, or the tokenizer does not belong to it.
@@ -264,10 +273,12 @@ def load_generator(
     if isinstance(config, BertConfig):
         raise ConfigError(f"{settings.pretrained} is a {found!r}, which generates no text; name a generator.")
     size = _grown_vocabulary(tokenizer, folder, config.vocab_size, settings.pretrained)
-    params = load_pretrained(folder, config).params if with_params else None
+    params = load_pretrained(folder, config, shardings=place).params if with_params else None
     if size > config.vocab_size:
         config = dataclasses.replace(config, vocab_size=size)
-        params = None if params is None else grow_vocabulary(params, size)
+        if params is not None:
+            params = grow_vocabulary(params, size)
+            params = params if place is None else distributed.place(params, place(params))
     return LoadedGenerator(_module(config), params)
 
 
@@ -315,12 +326,12 @@ def grow_vocabulary(params: Params, size: int) -> Params:
     grown = dict(params)
     for name in ("token_embedding", "output_embedding"):
         if name in params:
-            table = np.asarray(params[name])
+            table = np.asarray(distributed.whole(params[name]))
             noise = rng.normal(size=(size - len(table), table.shape[1])) * table.std(axis=0, dtype=np.float64)
             rows = table.mean(axis=0, dtype=np.float64) + _NEW_ROW_NOISE * noise
             grown[name] = jnp.asarray(np.concatenate([table, rows.astype(table.dtype)]))
     if "output_bias" in params:
-        bias = np.asarray(params["output_bias"])
+        bias = np.asarray(distributed.whole(params["output_bias"]))
         grown["output_bias"] = jnp.asarray(np.pad(bias, (0, size - len(bias)), constant_values=bias.mean()))
     return grown
 

@@ -108,8 +108,10 @@ class ReinforcedLoraTask(LoraTask):
         return self.task.loss(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
 
     def rollout(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
-        # The sums of weights and adapters once, not again for every token; but eight bits stay eight bits.
-        own = self._adapted(params, frozen, None) if self.settings.int8 else self.merged(params, frozen)
+        # The sums of weights and adapters once, not again for every token, where they are no less exact than `loss` is;
+        # and eight bits stay eight bits.
+        summed = self.dtype == "float32" and not self.settings.int8
+        own = self.merged(params, frozen) if summed else self._adapted(params, frozen, None)
         return self.task.rollout(own, {**frozen["frozen"], "reference": frozen["base"]}, batch, rng)
 
     def rate(self, frozen: Params, batch: AnyBatch) -> AnyBatch:

@@ -1,5 +1,7 @@
 """Tokens added to a pretrained model's own tokenizer: its tables grow, and transformers reads what is exported."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +11,13 @@ import transformers
 
 from empax.core.config import ConfigError
 from empax.core.files import read_json
+from empax.core.sharding import MeshSettings, make_mesh
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.tokenizers import load_tokenizer, train_bpe
 from empax.interop.export import Generation, export_generator
 from empax.interop.huggingface import load_config, load_pretrained
 from empax.interop.pretrained import GeneratorSettings, grow_vocabulary, load_generator
+from empax.systems.dialogue.parts import places
 
 TEXTS = ["we won the cup", "i lost my job today", "the dog is happy"]
 SPARE = 2  # rows of the embedding that no id of the model's own tokenizer has
@@ -50,6 +54,7 @@ def logits(model, params, tokens):
 
 
 @pytest.mark.oracle
+@pytest.mark.multidevice
 def test_added_tokens_get_rows_that_change_little_and_are_exported(folder, tmp_path):
     tokenizer = load_tokenizer(folder, extra_tokens=SPECIAL_TOKENS)
     settings = GeneratorSettings(architecture="pretrained", pretrained=str(folder))
@@ -66,6 +71,11 @@ def test_added_tokens_get_rows_that_change_little_and_are_exported(folder, tmp_p
             np.testing.assert_array_less(apart, 0.06 * before.std() + 1e-6)
             if grown.ndim == 2:
                 assert len(np.unique(grown[rows:], axis=0)) == size - rows
+    place = functools.partial(places, mesh=make_mesh(MeshSettings(fsdp=4)), settings=MeshSettings(fsdp=4))
+    spread = load_generator(settings, tokenizer, place=place).params
+    jax.tree.map(np.testing.assert_array_equal, spread, loaded.params)
+    assert {leaf.sharding for leaf in jax.tree.leaves(spread)} == set(jax.tree.leaves(place(spread)))
+    assert "fsdp" in spread["token_embedding"].sharding.spec
     rest = set(old) - {"token_embedding", "output_embedding", "output_bias"}
     jax.tree.map(np.testing.assert_array_equal, *({name: tree[name] for name in rest} for tree in (loaded.params, old)))
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import hash_json
 from empax.core.protocols import Task, Tokenizer
-from empax.core.run import RunContext
+from empax.core.run import RunContext, RunOptions
+from empax.core.sharding import LOGICAL, MeshSettings, local_mesh, make_mesh, shard_params
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
 from empax.data.chat import PLAIN, chat_template
@@ -35,6 +38,7 @@ from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import EmotionEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import EMOTION_HEAD
+from empax.models.layers import logical_axes
 from empax.models.lora import lower
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.retrieval.corpus import CorpusEncoder
@@ -52,21 +56,25 @@ class Parts:
     tokenizer: Tokenizer
     generator: LoadedGenerator
     encoder: LoadedEncoder
+    mesh: MeshSettings
 
     @classmethod
     def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> Parts:
-        system = run.config["system"]
+        """The parts of `run`; `with_params` with pretrained ones, the generator's where training has them."""
+        system, mesh = run.config["system"], RunOptions.of(run.config).mesh
         settings = to_settings(DialogueSettings, run.section(system), where=f"config.{system}")
         if planned and settings.generator.pretrained and settings.generator.preset:
             tokenizer = PlannedTokenizer(settings.generator.preset_config().vocab_size)
         else:
             tokenizer = run_tokenizer(run, planned=planned)
         with_params = with_params and not planned
+        place = functools.partial(places, mesh=make_mesh(mesh), settings=mesh) if with_params else None
         return cls(
             settings,
             tokenizer,
-            load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned),
+            load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned, place=place),
             load_encoder(settings.retriever, tokenizer, with_params=with_params, planned=planned),
+            mesh,
         )
 
     def decoder(self, settings: DecodeSettings) -> Decoder:
@@ -113,7 +121,11 @@ class Parts:
         if "adapters" not in params:
             return params
         assert self.settings.lora is not None
-        model = self.generator.params or load_generator(self.settings.generator, self.tokenizer).params
+        model = self.generator.params
+        if model is None or jax.process_count() > 1:  # those of training lie on other processes too
+            mesh = local_mesh(self.mesh)
+            place = functools.partial(places, mesh=mesh, settings=self.mesh) if mesh else None
+            model = load_generator(self.settings.generator, self.tokenizer, place=place).params
         base: Params = {"model": model}
         if "generator" in params["adapters"]:
             base = {"generator": base}
@@ -189,6 +201,11 @@ class Parts:
             self.encoder.tokenizer,
             **options,
         )
+
+
+def places(params: Params, mesh: Mesh, settings: MeshSettings) -> Any:
+    """Where each of `params`, or their shapes, lies on `mesh` by the names that `settings` split."""
+    return shard_params(params, mesh, axes=logical_axes, logical={**LOGICAL, **settings.logical})
 
 
 def corpus_encoder_of(parts: Parts, retriever: Params, *, trained: bool = True) -> CorpusEncoder:

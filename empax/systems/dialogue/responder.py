@@ -10,12 +10,13 @@ import jax
 import numpy as np
 import tqdm
 
+from empax.core.sharding import batch_sharding, batch_shards, local_mesh, replicated, rows_split_as
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
 from empax.data.exemplars import ContextExamples, Corpus, dialogue_groups
 from empax.retrieval.corpus import CorpusEncoder
 from empax.retrieval.index import Index
-from empax.systems.dialogue.parts import Parts
+from empax.systems.dialogue.parts import Parts, places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +46,32 @@ class Responder:
         # No reference is cut: what is scored is the likelihood of all of its words.
         layout = dataclasses.replace(parts.settings.layout, max_target_tokens=MAX_REFERENCE_TOKENS)
         self.parts = dataclasses.replace(parts, settings=dataclasses.replace(parts.settings, layout=layout))
-        # Put there once, not with every batch.
-        self.task, self.params = task, jax.device_put(params)
-        self.retrieval, self.buckets = retrieval, tuple(buckets)
-        self._answer = jax.jit(
-            lambda params, batch, rng: (
-                task.generate(params, {}, batch, rng).tokens[:, 0],
-                task.judge(params, batch),
-            )
-        )
-        self._judge = jax.jit(task.judge)
+        self.task, self.retrieval, self.buckets = task, retrieval, tuple(buckets)
+        self._mesh = local_mesh(parts.mesh)
+        self.take(params)
+        rows = batch_sharding(self._mesh) if self._mesh else None
+
+        def answer(params: Params, batch: Any, rng: jax.Array) -> tuple[Any, Any]:
+            with rows_split_as(rows):
+                return task.generate(params, {}, batch, rng).tokens[:, 0], task.judge(params, batch)
+
+        def judge(params: Params, batch: Any) -> Any:
+            with rows_split_as(rows):
+                return task.judge(params, batch)
+
+        self._answer, self._judge = jax.jit(answer), jax.jit(judge)
+
+    def take(self, params: Params) -> None:
+        """Answers with `params` from now on: they are put once, not with every batch, onto this process's devices."""
+        mesh = self._mesh
+        self._params = jax.device_put(params, places(params, mesh, self.parts.mesh) if mesh else None)
+
+    def _placed(self, batch: Any) -> Any:
+        """`batch` split over this process's devices, or whole on each of them where its rows do not divide."""
+        if self._mesh is None:
+            return batch
+        divides = len(batch.valid) % batch_shards(self._mesh) == 0
+        return jax.device_put(batch, batch_sharding(self._mesh) if divides else replicated(self._mesh))
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -68,7 +85,7 @@ class Responder:
         encoder = self.retrieval.encoder
         encoder = dataclasses.replace(encoder, buckets=(encoder.max_query_tokens,))
         return Responder(
-            self.parts, self.task, self.params, dataclasses.replace(self.retrieval, encoder=encoder), self.buckets
+            self.parts, self.task, self._params, dataclasses.replace(self.retrieval, encoder=encoder), self.buckets
         )
 
     def respond(
@@ -79,11 +96,12 @@ class Responder:
         made: dict[int, Prediction] = {}
         rng = jax.random.key(seed)
         shown = None if progress else True  # None: on a terminal only
-        params = jax.device_put(self.params)  # once, not with every batch
         with tqdm.tqdm(total=len(instances), desc=progress, disable=shown, unit="ex") as bar:
             batches = eval_batches(examples, batch_size=batch_size, buckets=self.buckets)
             for number, (indices, batch) in enumerate(batches):
-                tokens, judged = jax.device_get(self._answer(params, batch, jax.random.fold_in(rng, number)))
+                tokens, judged = jax.device_get(
+                    self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
+                )
                 for b, i in enumerate(int(i) for i in indices):
                     if i < 0:
                         continue
@@ -99,9 +117,8 @@ class Responder:
             return [{} for _ in instances]
         examples, _, _ = self._examples(instances)
         made: dict[int, dict[str, str]] = {}
-        params = jax.device_put(self.params)
         for indices, batch in eval_batches(examples, batch_size=batch_size, buckets=self.buckets):
-            judged = jax.device_get(self._judge(params, batch))
+            judged = jax.device_get(self._judge(self._params, self._placed(batch)))
             for b in np.flatnonzero(indices >= 0):
                 made[int(indices[b])] = {head: EMOTIONS[int(judged[head][b])] for head in self.heads}
         return [made[i] for i in range(len(instances))]

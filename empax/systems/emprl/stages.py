@@ -121,7 +121,7 @@ class Replies:
             longest = (self._parts.settings.layout.max_source_tokens,)
             self._responder = Responder(self._parts, generator, {}, retrieval, longest)
         # From the host always: arrays that lie elsewhere would be another program to compile.
-        self._responder.params = jax.device_get({"model": model, "emotion": self._first["emotion"]})
+        self._responder.take(jax.device_get({"model": model, "emotion": self._first["emotion"]}))
         # The same draws at every step: what differs is the policy.
         made = self._responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
         write_json(self._path(step), [{"context": list(p.context), "response": p.response} for p in made])

@@ -194,6 +194,28 @@ def test_the_index_must_be_of_the_encoder_that_joint_training_began_with(finishe
         load_responder(trained, stage="joint", index="reindex", buckets=(80,))
 
 
+@pytest.mark.multidevice
+def test_answers_are_the_same_however_many_devices_make_them(finished, monkeypatch):
+    instances = load_instances(context(finished, "evaluate"), "test")[:8]
+
+    def answered(fsdp):
+        run = context(finished, "evaluate")
+        run.config["mesh"] = {"fsdp": fsdp}
+        responder = load_responder(run, stage="joint", index="reindex", buckets=(80,))
+        found = responder.respond(instances, batch_size=8, seed=0)
+        return [p.response for p in found], [p.notes["nll"] for p in found], responder._params
+
+    rows, row_nll, whole = answered(1)
+    split, split_nll, parts = answered(2)
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
+    alone, alone_nll, _ = answered(1)
+    assert rows == split == alone
+    assert row_nll == pytest.approx(alone_nll, rel=1e-4)
+    assert split_nll == pytest.approx(alone_nll, rel=1e-4)
+    held = [max(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(tree)) for tree in (whole, parts)]
+    assert held[1] == held[0] // 8
+
+
 def test_a_generator_alone_answers_without_exemplars(finished):
     run = context(finished, "evaluate", reg__attributes=False)
     alone = load_responder(run, stage="generator", index="", buckets=(80,))
