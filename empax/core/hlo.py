@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 _BYTES = {
     "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "bf16": 2,
     "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "token": 0, "opaque": 0,
@@ -187,9 +189,8 @@ class Program:
             contracted = math.prod(left[int(axis)] for axis in axes.split(",") if axis)
             return 2.0 * math.prod(_dims(one.type)) * contracted
         if one.opcode == "convolution":
-            kernel = _dims(self._type(name, one.operands[1]))
-            labels = _attribute(one, "dim_labels", r"([\w?]+_[\w?]+->[\w?]+)").split("_")[1].split("->")[0]
-            return 2.0 * math.prod(_dims(one.type)) * math.prod(kernel) / kernel[labels.index("o")]
+            source, kernel = (_dims(self._type(name, operand)) for operand in one.operands[:2])
+            return _convolution_flops(one, source, kernel)
         return 0.0
 
     def _traffic(self, name: str, one: _Instruction) -> float:
@@ -287,6 +288,33 @@ def _balanced(text: str, start: int) -> int:
 def _attribute(one: _Instruction, name: str, value: str = r"%?([\w.\-]+)") -> str:
     found = re.search(rf"\b{name}={value}", one.attributes)
     return found.group(1) if found else ""
+
+
+def _convolution_flops(one: _Instruction, source: list[int], kernel: list[int]) -> float:
+    """Only products with an element of the source: TPUs write the batch axes of a product as a dilated axis, where all
+    but one place of the window fall on holes."""
+    labels = _attribute(one, "dim_labels", r"([\w?]+_[\w?]+->[\w?]+)")
+    of_source, rest = labels.split("_")
+    of_kernel, of_result = rest.split("->")
+    result = _dims(one.type)
+    products = kernel[of_kernel.index("i")] * math.prod(result[of_result.index(axis)] for axis in "bf")
+    axes = sorted(set(of_kernel) - {"i", "o"})
+    window = {key: _window(one, key, len(axes)) for key in ("stride", "pad", "lhs_dilate", "rhs_dilate")}
+    for number, axis in enumerate(axes):
+        stride, before, holes, apart = (window[key][number] for key in ("stride", "pad", "lhs_dilate", "rhs_dilate"))
+        first = np.arange(result[of_result.index(axis)])[:, None] * stride - before
+        place = first + np.arange(kernel[of_kernel.index(axis)])[None] * apart
+        inside = (place >= 0) & (place <= (source[of_source.index(axis)] - 1) * holes) & (place % holes == 0)
+        products *= int(inside.sum())
+    return 2.0 * products
+
+
+def _window(one: _Instruction, key: str, axes: int) -> list[int]:
+    """A field of window={...} for every axis; of padding what stands before."""
+    found = re.search(rf"\b{key}=([\d_x\-]+)", _attribute(one, "window", r"\{([^}]*)\}"))
+    if not found:
+        return [0 if key == "pad" else 1] * axes
+    return [int(value.partition("_")[0]) for value in found.group(1).split("x")]
 
 
 def _arrays(kind: str) -> list[tuple[str, str, str]]:

@@ -38,6 +38,27 @@ def test_batches_of_products_and_several_contracted_axes():
     assert work_of(lambda a, b: jnp.einsum("bthn,hnd->btd", a, b), (2, 5, 3, 7), (3, 7, 13)).flops == 2 * 10 * 21 * 13
 
 
+CONVOLUTIONS = [
+    {"window_strides": (1, 1), "padding": "VALID"},
+    {"window_strides": (2, 1), "padding": ((1, 2), (0, 3)), "rhs_dilation": (2, 1)},
+    # How a TPU writes batches of products: one element of the source under each place of the window.
+    {"window_strides": (5, 1), "padding": ((0, 0), (-1, 4)), "lhs_dilation": (6, 3)},
+]
+
+
+@pytest.mark.parametrize("options", CONVOLUTIONS)
+def test_products_with_holes_and_padding_are_none(options):
+    def function(source, kernel):
+        return jax.lax.conv_general_dilated(source, kernel, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options)
+
+    shapes = (2, 6, 7, 3), (6, 2, 3, 4) if "lhs_dilation" in options else (3, 2, 3, 4)
+    lowered = jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    text = lowered.compile(compiler_options={"xla_backend_optimization_level": 0}).as_text()
+    assert " convolution(" in text
+    counted = jnp.sum(function(*(jnp.ones(shape) for shape in shapes)))  # each product adds one
+    assert Program(text).work().flops == 2 * counted
+
+
 def stack(weights, states, *, unroll):
     def layer(states, weight):
         return jnp.tanh(states @ weight), None
