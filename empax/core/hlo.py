@@ -153,29 +153,64 @@ class Program:
         if known := re.search(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)', loop.attributes):
             return int(known.group(1))
         inner = self.computations[condition]
-        compare = inner.root
+        compare, arguments = inner.root, None
         if compare.opcode == "fusion":
+            arguments = compare.operands
             inner = self.computations[_attribute(compare, "calls")]
             compare = inner.root
         limits = [self._constant(inner, operand, name, loop) for operand in compare.operands]
         bounds = [limit for limit in limits if limit is not None]
         if compare.opcode != "compare" or not bounds:
             raise ValueError(f"the loop {loop.name} does not say how often it runs: {compare.text}")
-        return bounds[-1] + ("direction=LE" in compare.attributes)
+        counter = inner.instructions[compare.operands[limits.index(None)]] if None in limits else None
+        if counter is not None and counter.opcode == "parameter" and arguments is not None:
+            counter = self.computations[condition].instructions[arguments[int(counter.text)]]
+        stop = bounds[-1] + ("direction=LE" in compare.attributes)
+        if counter is None or counter.opcode != "get-tuple-element":
+            return stop
+        start, step = self._counting(name, loop, int(_attribute(counter, "index")))
+        return -(-(stop - start) // step)
+
+    def _stays(self, loop: _Instruction, index: int) -> bool:
+        """Whether a turn leaves that element of the loop's state as it is: what counts the turns does not stay."""
+        body = self.computations[_attribute(loop, "body")]
+        if body.root.opcode != "tuple":
+            return False
+        kept = _through_bitcasts(body, body.root.operands[index])
+        return kept.opcode == "get-tuple-element" and int(_attribute(kept, "index")) == index
+
+    def _counting(self, name: str, loop: _Instruction, index: int) -> tuple[int, int]:
+        """What an element of a loop's state begins with, and what each turn adds; 0 and 1 where that is not plain."""
+        given = self.computations[name].instructions[loop.operands[0]]
+        first = given.operands[index] if given.opcode == "tuple" else ""
+        start = self._literal(self.computations[name], first) if first else None
+        body = self.computations[_attribute(loop, "body")]
+        added = body.instructions[body.root.operands[index]] if body.root.opcode == "tuple" else body.root
+        steps: list[int | None] = []
+        if added.opcode == "add":
+            steps = [self._literal(body, operand) for operand in added.operands]
+        elif added.opcode == "fusion":
+            inner = self.computations[_attribute(added, "calls")]
+            if inner.root.opcode == "add":
+                steps = [self._literal(inner, operand) for operand in inner.root.operands]
+        step = next((step for step in steps if step), 1)
+        return start or 0, step
+
+    @staticmethod
+    def _literal(inner: _Computation, name: str) -> int | None:
+        one = inner.instructions[name]
+        while one.opcode in ("copy", "bitcast"):
+            one = inner.instructions[one.operands[0]]
+        return int(one.text) if one.opcode == "constant" and re.fullmatch(r"-?\d+", one.text) else None
 
     def _constant(self, inner: _Computation, operand: str, outer: str, loop: _Instruction) -> int | None:
         """A number that a condition compares with, in it or handed in by the tuple that the loop starts from."""
-        one = inner.instructions[operand]
-        if one.opcode == "constant":
-            return int(one.text) if re.fullmatch(r"-?\d+", one.text) else None
-        if one.opcode in ("copy", "bitcast"):
-            return self._constant(inner, one.operands[0], outer, loop)
-        if one.opcode != "get-tuple-element":
-            return None
+        literal, one = self._literal(inner, operand), inner.instructions[operand]
+        if literal is not None or one.opcode != "get-tuple-element":
+            return literal
         start = self.computations[outer].instructions[loop.operands[0]]
         index = int(_attribute(one, "index"))
-        # The first element counts the turns; a limit stands behind it.
-        if start.opcode != "tuple" or index == 0:
+        if start.opcode != "tuple" or not self._stays(loop, index):
             return None
         source = start.operands[index]
         if self.computations[outer].instructions[source].opcode == "parameter":

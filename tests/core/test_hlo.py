@@ -145,12 +145,14 @@ TPU = """HloModule m, is_scheduled=true
   %one = bf16[1,8,4]{2,1,0:S(1)} bitcast(%c)
   %zero = s32[]{:T(128)} constant(0)
   %next = bf16[6,8,4]{2,1,0} dynamic-update-slice(%saved, %one, %i, %zero, %zero)
-  ROOT %r = (s32[]{:T(128)}, bf16[8,4]{1,0:S(1)}, bf16[6,8,4]{2,1,0}) tuple(%i, %c, %next)
+  %two = s32[]{:T(128)} constant(2)
+  %j = s32[]{:T(128)} add(%i, %two)
+  ROOT %r = (s32[]{:T(128)}, bf16[8,4]{1,0:S(1)}, bf16[6,8,4]{2,1,0}) tuple(%j, %c, %next)
 }
 
 %condition (t: (s32[], bf16[8,4], bf16[6,8,4])) -> pred[] {
   %t = (s32[]{:T(128)}, bf16[8,4]{1,0:S(1)}, bf16[6,8,4]{2,1,0}) parameter(0)
-  %limit = s32[]{:T(128)} constant(6)
+  %limit = s32[]{:T(128)} constant(11)
   %i = s32[]{:T(128)} get-tuple-element(%t), index=0
   ROOT %lt = pred[]{:T(512)} compare(%i, %limit), direction=LT
 }
@@ -167,7 +169,7 @@ ENTRY %main (p: bf16[8,4], q: bf16[6,8,4]) -> bf16[6,8,4] {
 
 
 def test_a_tpus_way_of_writing():
-    """Trips from the condition, reduce-scatter as a fusion, one collective in several places, fast memory as S(1)."""
+    """Trips from the condition and the counter's steps (0, 2, ... 10), reduce-scatter as a fusion, one collective in several places, fast memory as S(1)."""
     work = Program(TPU).work()
     assert work.flops == 6 * 2 * 8 * 4 * 4
     assert [(one.kind, one.count, one.bytes, one.group) for one in work.collectives] == [
@@ -175,12 +177,12 @@ def test_a_tpus_way_of_writing():
         ("reduce-scatter", 6, 6 * 64, 2),
     ]
     # Per turn: %w is written (32) and read three times, each gather writes 64, of which the product reads one; what is
-    # updated in place is written, not the array around it (64, read and written).
-    assert work.hbm_bytes == 6 * (32 + 2 * (32 + 64) + (64 + 32) + 0)
+    # updated in place is written, not the array around it (64, read and written); and the counter is three numbers.
+    assert work.hbm_bytes == 6 * (32 + 2 * (32 + 64) + (64 + 32) + 0 + 3 * 4)
 
 
 def test_what_cannot_be_read_says_so():
     with pytest.raises(ValueError, match="has no ENTRY"):
         Program("nothing")
     with pytest.raises(ValueError, match="the loop loop does not say how often it runs"):
-        Program(TPU.replace("constant(6)", "parameter(1)")).work()
+        Program(TPU.replace("constant(11)", "parameter(1)")).work()
