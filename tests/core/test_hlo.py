@@ -169,7 +169,8 @@ ENTRY %main (p: bf16[8,4], q: bf16[6,8,4]) -> bf16[6,8,4] {
 
 
 def test_a_tpus_way_of_writing():
-    """Trips from the condition and the counter's steps (0, 2, ... 10), reduce-scatter as a fusion, one collective in several places, fast memory as S(1)."""
+    """Turns from the condition and the counter's steps (0, 2, ... 10), reduce-scatter as a fusion, one collective in
+    several places, fast memory as S(1)."""
     work = Program(TPU).work()
     assert work.flops == 6 * 2 * 8 * 4 * 4
     assert [(one.kind, one.count, one.bytes, one.group) for one in work.collectives] == [
