@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 from jax.extend import core as jex
+from jax.interpreters import partial_eval
 
 
 def count_flops(function: Callable[..., Any], *args: Any, while_turns: int = 1) -> int:
-    """Multiply-adds of all matrix products, times two; loops count as often as they run.
+    """Multiply-adds of all matrix products that the result needs, times two; loops count as often as they run.
 
     Args:
       function: jax-traceable.
@@ -21,7 +22,10 @@ def count_flops(function: Callable[..., Any], *args: Any, while_turns: int = 1) 
     Returns:
       Operations of matrix products alone, which is what a model's FLOPs mean.
     """
-    return _count(jax.make_jaxpr(function)(*args).jaxpr, while_turns)
+    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    # A gradient's rules also write down what nobody asked for, such as products with a cotangent that is dropped.
+    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _count(needed, while_turns)
 
 
 def _count(jaxpr: Any, while_turns: int) -> int:

@@ -1,8 +1,9 @@
-"""How this process keeps the memory that it frees."""
+"""How this process keeps the memory that it frees, and when it gives it back."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 
@@ -15,15 +16,12 @@ def keep_freed_memory() -> None:
     """Tells glibc to keep what is freed for the next step, in one arena, in place of giving it back to the system.
 
     XLA takes and frees its buffers in every step, on threads of its own; given back, each page is fetched and cleared
-    again by the kernel. Settings count for threads that have not
-    allocated yet, so call this before JAX is used. Does nothing where there is no glibc, or where the user has chosen
-    by a variable MALLOC_..._ or GLIBC_TUNABLES.
+    again by the kernel. Settings count for threads that have not allocated yet, so call this before JAX is used. Does
+    nothing where there is no glibc, or where the user has chosen by a variable MALLOC_..._ or GLIBC_TUNABLES.
     """
     chosen = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-    if chosen or not sys.platform.startswith("linux"):
-        return
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
+    libc = _glibc()
+    if chosen or libc is None:
         return
     never = -1
     for parameter, value in (
@@ -33,3 +31,20 @@ def keep_freed_memory() -> None:
         (_M_ARENA_MAX, 1),
     ):
         libc.mallopt(parameter, value)
+
+
+def give_back_freed_memory() -> None:
+    """Gives the system what this process has freed: for between two stages, which need buffers of other sizes.
+
+    Does nothing where there is no glibc.
+    """
+    gc.collect()
+    if (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "gnu_get_libc_version") else None

@@ -13,6 +13,7 @@ from typing import Any
 from empax.core import distributed
 from empax.core.config import ConfigError, check_keys, to_settings
 from empax.core.files import WorkDir, write_json
+from empax.core.memory import give_back_freed_memory
 from empax.core.run import RunContext, RunOptions, cache_dir
 from empax.pipeline.workdirs import claim
 
@@ -115,6 +116,7 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) 
             distributed.wait_for(files.done(stage.name))
             continue
         log.info("%s: begins", stage.name)
+        give_back_freed_memory()
         begin = time.perf_counter()
         module = importlib.import_module(f"empax.pipeline.{stage.kind}")
         if stage.kind in ("index", "evaluate"):

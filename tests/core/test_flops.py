@@ -33,3 +33,17 @@ def test_a_loop_that_does_not_say_its_length_runs_as_often_as_one_is_told():
     once = 2 * 8**3
     assert count_flops(until_small, states, weights) == 2 * once
     assert count_flops(until_small, states, weights, while_turns=5) == 6 * once
+
+
+def test_a_gradient_that_is_dropped_is_not_counted():
+    @jax.custom_vjp
+    def product(x, w):
+        return x @ w
+
+    product.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, saved[0].T @ g))
+
+    def layers(x, w):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(product(x, jax.lax.stop_gradient(w))), None), x, w)[0].sum()
+
+    states, weights = jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((5, 8, 8), jnp.float32)
+    assert count_flops(jax.grad(layers), states, weights) == 5 * 2 * 2 * 4 * 8 * 8

@@ -1,4 +1,4 @@
-"""Freed memory is kept: no page is fetched twice."""
+"""Freed memory is kept, so that no page is fetched twice, until it is given back."""
 
 import os
 import platform
@@ -50,3 +50,32 @@ def test_what_a_thread_frees_it_gets_again_without_page_faults():
     assert _faults("keep") < pages / 8
     assert _faults("leave") > pages
     assert _faults("keep", MALLOC_MMAP_THRESHOLD_="1048576") > pages  # the user's choice is left alone
+
+
+_GIVEN_BACK = """
+import ctypes
+from empax.core.memory import give_back_freed_memory, keep_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1])
+
+keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+size, before = 256 << 20, resident()
+block = libc.malloc(ctypes.c_size_t(size))
+ctypes.memset(block, 1, size)
+behind = libc.malloc(ctypes.c_size_t(1 << 20))  # what is freed is not the end of the heap
+libc.free(block)
+kept = resident()
+give_back_freed_memory()
+print(kept - before, resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+def test_between_stages_it_is_given_back():
+    done = subprocess.run([sys.executable, "-c", _GIVEN_BACK], capture_output=True, text=True, check=True)
+    kept, left = (int(pages) for pages in done.stdout.split())
+    assert kept > (200 << 20) / os.sysconf("SC_PAGESIZE")
+    assert left < kept / 8
