@@ -213,8 +213,8 @@ class _Run:
             minibatches=settings.minibatches,
             trained=trained_mask(settings.optimizer, shapes),
         )
-        self.eval_step = make_eval_step(self.task, replicated=replicated(mesh))
         places = {"batch": batch_sharding(mesh)}
+        self.eval_step = make_eval_step(self.task, **places, replicated=replicated(mesh))
         self.explore = make_explore_step(self.task, **places) if isinstance(self.task, OnlineTask) else None
         places["replicated"] = replicated(mesh)
         self.begin = make_iteration_start(reinforced, **places) if reinforced else None

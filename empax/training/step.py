@@ -126,11 +126,15 @@ def _split(leaf: jax.Array, parts: int) -> jax.Array:
     return jnp.swapaxes(leaf.reshape(leaf.shape[0] // parts, parts, *leaf.shape[1:]), 0, 1)
 
 
-def make_eval_step(task: Task, *, replicated: Any = None) -> EvalStep:
-    """Compiles `task.loss` without dropout: (params, frozen, batch) -> metrics, `loss` among them."""
+def make_eval_step(task: Task, *, batch: Any = None, replicated: Any = None) -> EvalStep:
+    """Compiles `task.loss` without dropout: (params, frozen, batch) -> metrics, `loss` among them.
 
-    def step(params: Params, frozen: Params, batch: AnyBatch) -> Metrics:
-        loss, metrics = task.loss(params, frozen, batch, None)
+    `batch` and `replicated` are shardings of the batch and of the metrics.
+    """
+
+    def step(params: Params, frozen: Params, given: AnyBatch) -> Metrics:
+        with rows_split_as(batch):
+            loss, metrics = task.loss(params, frozen, given, None)
         return {**metrics, "loss": loss}
 
     return jax.jit(step, out_shardings=replicated)
@@ -139,12 +143,14 @@ def make_eval_step(task: Task, *, replicated: Any = None) -> EvalStep:
 def make_explore_step(task: OnlineTask, *, batch: Any = None) -> ExploreStep:
     """Compiles `task.explore`: (state, frozen, batch) -> the batch to learn from; the state is only read.
 
-    `batch` is the sharding of the result, as `make_train_step` wants it; None leaves that to the compiler.
+    `batch` is the sharding of what is given and of the result, as `make_train_step` wants it; None leaves that to the
+    compiler.
     """
 
-    def step(state: TrainState, frozen: Params, batch: AnyBatch) -> AnyBatch:
+    def step(state: TrainState, frozen: Params, given: AnyBatch) -> AnyBatch:
         rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _EXPLORE_STREAM)
-        return task.explore(state.params, frozen, batch, rng)
+        with rows_split_as(batch):
+            return task.explore(state.params, frozen, given, rng)
 
     return jax.jit(step, out_shardings=batch)
 
@@ -157,9 +163,10 @@ def make_iteration_start(task: ReinforcedTask, *, batch: Any = None, replicated:
     """
     credited = (batch, replicated, replicated)
 
-    def rollout(state: TrainState, frozen: Params, batch: AnyBatch) -> AnyBatch:
+    def rollout(state: TrainState, frozen: Params, given: AnyBatch) -> AnyBatch:
         rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _EXPLORE_STREAM)
-        return task.rollout(state.params, frozen, batch, rng)
+        with rows_split_as(batch):
+            return task.rollout(state.params, frozen, given, rng)
 
     if task.rates_on_host:
         answer, credit = jax.jit(rollout, out_shardings=batch), jax.jit(task.credit, out_shardings=credited)

@@ -107,6 +107,11 @@ class EmpathyReward:
         # Not "is": every stage loads the run's tokenizer anew.
         return not all(tokenizers_agree(judge.tokenizer, self.tokenizer) for judge in self.judges)
 
+    @property
+    def params(self) -> Params:
+        """Of each identifier by its number."""
+        return {str(i): judge.params for i, judge in enumerate(self.judges)}
+
     @functools.cached_property
     def _probabilities(self) -> Probabilities:
         # Kept: a function made anew for every batch would be compiled anew for every batch.
@@ -174,14 +179,20 @@ class EmpathyReward:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReward:
-    """A function of a `Rollout`'s arrays, `(rollout) -> [B]`."""
+    """A function of a `Rollout`'s arrays, `(rollout) -> [B]`; `(params, rollout) -> [B]` where it has `params`.
 
-    function: Callable[[Rollout], Float[Array, " B"]]
+    Those are placed on the mesh like any other frozen parameters, and no constants of the compiled program.
+    """
+
+    function: Callable[..., Float[Array, " B"]]
     on_host = False
 
+    @property
+    def params(self) -> Params:
+        return getattr(self.function, "params", {})
+
     def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
-        del params
-        return self.function(rollout)
+        return self.function(params, rollout) if hasattr(self.function, "params") else self.function(rollout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +204,10 @@ class TextReward:
     tokenizer: Tokenizer
     instances: Sequence[Instance]
     on_host = True
+
+    @property
+    def params(self) -> Params:
+        return {}
 
     def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
         """The scores, 0 on filler rows.
@@ -232,9 +247,8 @@ class Reward:
         return any(part.on_host for _, part in self.parts)
 
     def frozen(self) -> Params:
-        """The parameters that `rate` wants: of each part, by its number, those of its judges."""
-        judges = [part.judges if isinstance(part, EmpathyReward) else () for _, part in self.parts]
-        return {str(i): {str(j): judge.params for j, judge in enumerate(own)} for i, own in enumerate(judges)}
+        """The parameters that `rate` wants, of each part by its number."""
+        return {str(i): part.params for i, (_, part) in enumerate(self.parts)}
 
     def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
         rated = [weight * part.rate(params[str(i)], rollout) for i, (weight, part) in enumerate(self.parts)]

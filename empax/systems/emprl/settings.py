@@ -22,7 +22,8 @@ class RewardSettings:
       weight: factor of the part.
       stages: of "empathy": the stages that trained the identifiers, together one for each mechanism.
       function: of the others: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
-        `systems.emprl.rollouts.Rollout`; "text" as (contexts, responses, references) -> [B], lists of as many.
+        `systems.emprl.rollouts.Rollout`, or as (params, rollout) where it has an attribute `params`, a tree of arrays
+        such as a Flax scorer's; "text" as (contexts, responses, references) -> [B], lists of as many.
       shift_penalty: of "empathy", where examples are whole dialogues: what a change of level from one listener turn to
         the next costs, beyond the change in the gold responses; 0 = the reward of each turn alone.
     """

@@ -116,6 +116,19 @@ def constant(rollout):
     return jnp.full(rollout.tokens.shape[0], 2.0)
 
 
+class Scorer:
+    """As a Flax module with its parameters."""
+
+    def __init__(self):
+        self.params = {"weight": jnp.full((3,), 2.0)}
+
+    def __call__(self, params, rollout):
+        return rollout.tokens @ params["weight"]
+
+
+scorer = Scorer()
+
+
 def lengths_of_texts(contexts, responses, references):
     return [float(len(response.split())) for response in responses]
 
@@ -136,6 +149,17 @@ def test_parts_are_summed_with_their_weights(toy):
     batch = toy.Contexts(8).collate(np.array([3, -1]), toy.SOURCE, np.random.default_rng(0))
     rollout = types.SimpleNamespace(batch=batch, tokens=jnp.asarray([[5, 6, 1], [7, 1, 0]]))
     np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * 2 + 2.0 * 2, 0.5 * 2])
+
+
+def test_a_scorer_gets_its_parameters_from_what_is_frozen(toy):
+    part = RewardSettings("compiled", function=f"{__name__}:scorer")
+    reward = make_reward([part], tokenizer=toy.Words(), instances=(), judges=lambda stage: None)
+    assert not reward.on_host
+    assert reward.frozen() == {"0": scorer.params}
+    rollout = types.SimpleNamespace(tokens=jnp.asarray([[5.0, 6.0, 1.0], [7.0, 1.0, 0.0]]))
+    rated = jax.jit(lambda params: reward.rate(params, rollout))
+    np.testing.assert_allclose(rated(reward.frozen()), [24.0, 16.0])
+    np.testing.assert_allclose(rated({"0": {"weight": jnp.ones(3)}}), [12.0, 8.0])
 
 
 LETTERS = ["a b c d e f g h i j k l m n o p"]
