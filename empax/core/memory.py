@@ -34,7 +34,9 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Gives the system what this process has freed: for between two stages, which need buffers of other sizes.
+    """Gives the system what this process has freed: before work that needs buffers of other sizes.
+
+    What is compiled in between comes to lie in freed buffers, which are then too small for their like.
 
     Does nothing where there is no glibc.
     """

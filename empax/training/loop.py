@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json
+from empax.core.memory import give_back_freed_memory
 from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, SummarizingTask, Task
 from empax.core.sharding import LOGICAL, batch_sharding, batch_shards, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
@@ -353,6 +354,7 @@ class _Run:
 
     def _evaluate(self, validation: Examples) -> None:
         self._sync()
+        give_back_freed_memory()  # an evaluation takes buffers of other sizes
         settings, counters, window = self.settings, self.counters, Window.starting_from({})
         size = settings.eval_batch_size or settings.batch_size
         for _, batch in eval_batches(validation, batch_size=size, buckets=settings.buckets):
@@ -372,6 +374,7 @@ class _Run:
                 self.step, "validation", {**values, "examples_per_second": rate, "seconds": counters.seconds}
             )
         self._compare(values)
+        give_back_freed_memory()
         self.since = time.monotonic()
 
     def _compare(self, values: dict[str, float]) -> None:
