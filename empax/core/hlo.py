@@ -21,8 +21,8 @@ _BYTES = {
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _NO_TRAFFIC = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
-               "after-all", "iota", "partition-id", "copy-done", "custom-call-done", "async-done",
-               "async-update", "opt-barrier")  # fmt: skip
+               "after-all", "iota", "partition-id", "copy-done", "custom-call-done", "async-start",
+               "async-done", "async-update", "opt-barrier")  # fmt: skip
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -233,7 +233,7 @@ class Program:
             return 0.0
         if one.opcode == "fusion":
             return self._fusion_traffic(name, one)
-        if one.opcode == "dynamic-slice":
+        if one.opcode in ("dynamic-slice", "slice"):
             return 2 * _bytes(one.type, hbm=True)
         if one.opcode == "dynamic-update-slice":
             return 2 * _bytes(self._type(name, one.operands[1]), hbm=True)
@@ -244,7 +244,10 @@ class Program:
         return inward + _bytes(one.type, hbm=True)
 
     def _fusion_traffic(self, name: str, one: _Instruction) -> float:
-        """Operands and results; of what is only sliced the slices, of what is updated in place the updates."""
+        """Operands and results; of what is only sliced the slices, of what is updated in place the updates.
+
+        What only passes through, as a collective's buffers do that runs beside, costs nothing.
+        """
         inner = self.computations[_attribute(one, "calls")]
         total, updated = 0.0, set()
         for part in inner.instructions.values():
@@ -255,16 +258,32 @@ class Program:
                 updated.add(target.name)
                 total += 2 * _bytes(inner.instructions[part.operands[1]].type)
         in_place = sum(_bytes(inner.instructions[parameter].type) for parameter in updated)
+        results = _arrays(one.type)
+        if inner.root.opcode == "tuple" and len(inner.root.operands) == len(results):
+            made = [_through_bitcasts(inner, operand).opcode != "parameter" for operand in inner.root.operands]
+            results = [array for array, kept in zip(results, made, strict=True) if kept]
         for part in inner.instructions.values():
             if part.opcode != "parameter" or part.name in updated:
                 continue
             outside = self._type(name, one.operands[int(part.text)])
-            if not _bytes(outside, hbm=True):
-                continue
-            users = list(inner.users(part.name))
-            sliced = users and all(user.opcode == "dynamic-slice" for user in users)
-            total += sum(_bytes(user.type) for user in users) if sliced else _bytes(outside, hbm=True)
-        return total + max(_bytes(one.type, hbm=True) - in_place, 0.0)
+            if whole := _bytes(outside, hbm=True):
+                total += min(self._read(inner, part), whole)
+        return total + max(sum(_array_bytes(array, hbm=True) for array in results) - in_place, 0.0)
+
+    def _read(self, inner: _Computation, value: _Instruction) -> float:
+        """Bytes of a value that a fused computation reads, fusions in it included."""
+        total = 0.0
+        for user in inner.users(value.name):
+            if user.opcode in ("dynamic-slice", "slice"):
+                total += _bytes(user.type)
+            elif user.opcode == "fusion":
+                nested = self.computations[_attribute(user, "calls")]
+                for part in nested.instructions.values():
+                    if part.opcode == "parameter" and _through_bitcasts(inner, user.operands[int(part.text)]) is value:
+                        total += self._read(nested, part)
+            elif not (user.root and user.opcode == "tuple"):
+                total += _bytes(value.type)
+        return total
 
     def _size(self, name: str, one: _Instruction) -> float:
         """Bytes of a collective's larger side."""
