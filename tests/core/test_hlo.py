@@ -182,6 +182,46 @@ def test_a_tpus_way_of_writing():
     assert work.hbm_bytes == 6 * (32 + 2 * (32 + 64) + (64 + 32) + 0 + 3 * 4)
 
 
+FUSIONS = """HloModule m, is_scheduled=true
+
+%one_layer (all: bf16[6,8,4], i: s32[]) -> bf16[8,4] {
+  %all = bf16[6,8,4]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %layer = bf16[1,8,4]{2,1,0} dynamic-slice(%all, %i, %zero, %zero), dynamic_slice_sizes={1,8,4}
+  ROOT %flat = bf16[8,4]{1,0} bitcast(%layer)
+}
+
+%beside (buffer: bf16[32,32], stack: bf16[6,8,4], i: s32[]) -> (bf16[8,4], bf16[32,32]) {
+  %buffer = bf16[32,32]{1,0} parameter(0)
+  %stack = bf16[6,8,4]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %layer = bf16[8,4]{1,0} fusion(%stack, %i), kind=kLoop, calls=%one_layer
+  ROOT %both = (bf16[8,4]{1,0}, bf16[32,32]{1,0}) tuple(%layer, %buffer)
+}
+
+%part (x: bf16[8,4]) -> bf16[2,4] {
+  %x = bf16[8,4]{1,0} parameter(0)
+  ROOT %rows = bf16[2,4]{1,0} slice(%x), slice={[0:2], [0:4]}
+}
+
+ENTRY %main (buffer: bf16[32,32], stack: bf16[6,8,4], i: s32[]) -> bf16[2,4] {
+  %buffer = bf16[32,32]{1,0} parameter(0)
+  %stack = bf16[6,8,4]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %both = (bf16[8,4]{1,0}, bf16[32,32]{1,0}) fusion(%buffer, %stack, %i), kind=kOutput, calls=%beside
+  %layer = bf16[8,4]{1,0} get-tuple-element(%both), index=0
+  %begun = ((bf16[8,4]{1,0}), bf16[2,4]{1,0}, u32[]) async-start(%layer), calls=%part
+  ROOT %rows = bf16[2,4]{1,0} async-done(%begun)
+}
+"""
+
+
+def test_what_passes_through_a_fusion_or_is_sliced_in_it_is_not_moved():
+    # One layer is read and written, and the index read; later two of its rows are read and written.
+    assert Program(FUSIONS).work().hbm_bytes == 2 * (8 * 4 * 2) + 4 + 2 * (2 * 4 * 2)
+
+
 def test_what_cannot_be_read_says_so():
     with pytest.raises(ValueError, match="has no ENTRY"):
         Program("nothing")
