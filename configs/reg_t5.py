@@ -2,6 +2,7 @@ r"""REG with a pretrained T5, the paper's second backbone, and Contriever, for o
 
   python -m empax.main --config=configs/reg_t5.py:base --config.data.dir=DATA       # small, base, large, xl
   python -m empax.main --config=configs/reg_t5.py:FOLDER --config.data.dir=DATA     # any T5 in a local folder
+  python -m empax.main --config=configs/reg_t5.py:xl@v5e:16x16 --config.data.dir=DATA  # laid out for a TPU slice
   python -m empax.main --config=configs/reg_t5.py:FOLDER+tiny                       # a trial on the built-in sample
 
 The folder holds config.json, weights and tokenizer as Hugging Face models come. The retriever's weights are
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs import common, reg_transformer
+from configs import common, layouts, reg_transformer
 
 MODELS = {
     "small": "google-t5/t5-small",
@@ -26,6 +27,7 @@ MODELS = {
 
 
 def get_config(arg: str = "base") -> ConfigDict:
+    arg, _, topology = arg.partition("@")
     name = arg.removesuffix("+tiny")
     model = MODELS.get(name, name)
     if name not in MODELS and not Path(name).is_dir():
@@ -67,6 +69,8 @@ def get_config(arg: str = "base") -> ConfigDict:
     config.joint.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 100, "groups": slow, **plain})
     config.evaluate.update({"buckets": (160, 250), "batch_size": 64})
     config.report.paper_row = "T5 + REG"
+    if topology:
+        return layouts.on_topology(config, name, topology)
     return shrink(config) if arg.endswith("+tiny") else config
 
 

@@ -26,9 +26,11 @@ class PlanOptions:
 
     Attributes:
       topology: a TPU slice, "v5e:16x16"; empty = nothing is compiled.
+      stages: which training stages to compile for it; empty = all.
     """
 
     topology: str = ""
+    stages: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -121,8 +121,12 @@ class Estimate:
 def describe_topology(config: Mapping[str, Any], topology: str) -> str:
     """A few lines for each training stage: memory, work, communication, estimated time."""
     lines = [f"{topology}; times are estimates from published peaks"]
-    for stage in make_stages(config):
-        if stage.kind == "train":
+    trained = {stage.name: stage for stage in make_stages(config) if stage.kind == "train"}
+    wanted = RunOptions.of(config).plan.stages or tuple(trained)
+    if unknown := [name for name in wanted if name not in trained]:
+        raise ConfigError(f"config.plan.stages has {', '.join(unknown)}; the recipe trains {', '.join(trained)}.")
+    for stage in trained.values():
+        if stage.name in wanted:
             found = estimate(config, stage, topology)
             lines += [f"{stage.name}:", *_lines(found)]
             if trials := trial_flops(sketch_stage(config, stage)):

@@ -1,15 +1,17 @@
 """What a plan says of a recipe whose weights are not at hand."""
 
+import math
 import re
 
 import pytest
 
-from configs import emprl_llm, emprl_transformer
+from configs import emprl_llm, emprl_transformer, layouts, reg_t5
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
 from empax.pipeline.plan import describe
 from empax.pipeline.run import make_stages, plain
 from empax.pipeline.sketches import sketch_stage, update_flops
+from empax.training.settings import check_batch_sizes
 
 SMALL = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2}
 LINE = re.compile(
@@ -94,3 +96,21 @@ def test_an_update_of_a_policy_costs_what_it_reads_and_answers():
     alone = cost("")
     assert cost("trajectory") == 3 * alone  # three turns of each dialogue
     assert cost("retrieval") > 1.5 * alone  # two exemplars for each context
+
+
+@pytest.mark.parametrize("model", layouts.LAYOUTS)
+def test_every_layout_fits_its_slice(model):
+    recipe, other = (get_config, reg_t5.get_config) if "llama" in model else (reg_t5.get_config, get_config)
+    for topology in layouts.LAYOUTS[model]:
+        config = plain(recipe(f"{model}@{topology}"))
+        chips = layouts.CHIPS[topology]
+        assert math.prod(int(size) for size in topology.partition(":")[2].split("x")) == chips
+        assert chips % config["mesh"]["fsdp"] == 0
+        for stage in make_stages(config):
+            if stage.kind == "train":
+                check_batch_sizes(stage.settings.loop, chips)
+                assert stage.settings.loop.steps >= layouts.FEWEST_STEPS
+    with pytest.raises(ValueError, match=f"{model}@v5e:3x3 has no layout; {model} has one for v5e:2x4, "):
+        recipe(f"{model}@v5e:3x3")
+    with pytest.raises(ValueError, match="is unknown"):
+        other(f"{model}@v5e:2x4")

@@ -109,3 +109,11 @@ def test_an_unknown_topology_is_named(topology, config):
         chip_of(topology)
     with pytest.raises(ConfigError, match="is unknown"):
         describe({**config, "plan": {"topology": topology}})
+
+
+def test_a_plan_of_some_stages_names_those_that_there_are(config):
+    config = {**config, "plan": {"topology": "v5e:2x2", "stages": ("joint", "evaluate")}}
+    with pytest.raises(
+        ConfigError, match=r"config\.plan\.stages has evaluate; the recipe trains attributes, generator"
+    ):
+        describe(config)

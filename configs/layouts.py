@@ -1,0 +1,79 @@
+"""Chosen layouts for TPU slices: rows a chip, mesh, what is computed again. Plans of them are in `results/plan/`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a recipe lies on a slice.
+
+    Attributes:
+      rows: of every training step, on each chip.
+      fsdp: chips that share one copy of the parameters; the rest of the slice lies along `data`.
+      remat: see `models.stack`.
+    """
+
+    rows: int
+    fsdp: int = 1
+    remat: str = "full"
+
+
+FEWEST_STEPS = 50
+
+CHIPS = {"v5e:2x4": 8, "v5e:16x16": 256, "v5p:2x2x2": 8, "v5p:4x4x4": 64}
+
+LAYOUTS = {
+    "small": {"v5e:2x4": Layout(8), "v5e:16x16": Layout(8), "v5p:2x2x2": Layout(16), "v5p:4x4x4": Layout(16)},
+    "base": {"v5e:2x4": Layout(8), "v5e:16x16": Layout(8), "v5p:2x2x2": Layout(16), "v5p:4x4x4": Layout(16)},
+    "large": {
+        "v5e:2x4": Layout(8, fsdp=8),
+        "v5e:16x16": Layout(8, fsdp=16),
+        "v5p:2x2x2": Layout(16),
+        "v5p:4x4x4": Layout(16),
+    },
+    "xl": {
+        "v5e:2x4": Layout(8, fsdp=8),
+        "v5e:16x16": Layout(8, fsdp=256),
+        "v5p:2x2x2": Layout(16, fsdp=8),
+        "v5p:4x4x4": Layout(16, fsdp=64),
+    },
+    "llama-3.1-8b": {
+        "v5e:2x4": Layout(16, fsdp=8),
+        "v5e:16x16": Layout(16, fsdp=256),
+        "v5p:2x2x2": Layout(16, fsdp=8),
+        "v5p:4x4x4": Layout(16, fsdp=64),
+    },
+}
+
+
+def on_topology(config: ConfigDict, model: str, topology: str) -> ConfigDict:
+    """`config` as `model` lies on `topology`: as many examples in fewer, larger steps (at least FEWEST_STEPS).
+
+    Learning rates stay as they are: none was tuned for batches of that size.
+
+    Raises:
+      ValueError: no layout has been chosen for it.
+    """
+    chosen = LAYOUTS.get(model, {})
+    if topology not in chosen:
+        raise ValueError(f"{model}@{topology} has no layout; {model} has one for {', '.join(chosen) or 'no slice'}.")
+    layout, chips = chosen[topology], CHIPS[topology]
+    config.mesh.fsdp = layout.fsdp
+    config.plan.topology = topology
+    config[config.system].generator.remat = layout.remat
+    for name in config.run:
+        stage = config[name]
+        if stage.kind != "train":
+            continue
+        rows = layout.rows * chips
+        steps = max(FEWEST_STEPS, round(stage.steps * stage.batch_size / rows))
+        often = steps // 4
+        stage.update({"steps": steps, "batch_size": rows, "eval_every_steps": often, "checkpoint_every_steps": often})
+        stage.optimizer.warmup_steps = min(stage.optimizer.get("warmup_steps", 0), steps // 10)
+        if stage.get("refresh_every_steps"):
+            stage.refresh_every_steps = often
+    return config
