@@ -65,9 +65,11 @@ class LoopSettings:
             raise ValueError(f"buckets = {self.buckets} must be ascending lengths in tokens, at least one.")
         if self.patience is not None and self.best_metric is None:
             raise ValueError("patience needs a best_metric to judge by.")
-        for name, parts in (("accumulate", self.accumulate), ("minibatches", self.minibatches)):
-            if self.batch_size % parts:
-                raise ValueError(f"batch_size = {self.batch_size} does not divide by {name} = {parts}.")
+        if self.batch_size % (self.accumulate * self.minibatches):
+            raise ValueError(
+                f"batch_size = {self.batch_size} does not divide by accumulate * minibatches = {self.accumulate} * "
+                f"{self.minibatches}."
+            )
 
     @property
     def updates(self) -> int:
@@ -89,7 +91,8 @@ class LoopSettings:
 
 def check_batch_sizes(settings: LoopSettings, shards: int) -> None:
     """Raises ConfigError if a batch cannot be split over `shards` devices."""
-    sizes = {"batch_size / accumulate": settings.batch_size // settings.accumulate}
+    parts = settings.accumulate * settings.minibatches
+    sizes = {"batch_size / (accumulate * minibatches)": settings.batch_size // parts}
     if settings.eval_batch_size is not None:
         sizes["eval_batch_size"] = settings.eval_batch_size
     for name, size in sizes.items():
