@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from empax.core.config import ConfigError
 from empax.core.tree import map_named
@@ -137,7 +138,7 @@ def batch_shards(mesh: Mesh) -> int:
 
 def shard_params(
     shapes: Any,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     rules: Sequence[tuple[str, PartitionSpec]] = (),
     axes: Callable[[str, tuple[int, ...]], tuple[str | None, ...]] | None = None,
     logical: Mapping[str, str] = LOGICAL,
@@ -152,7 +153,7 @@ def shard_params(
 
     Args:
       shapes: a tree of arrays or `jax.ShapeDtypeStruct`.
-      mesh: with the axes of `AXES`.
+      mesh: with the axes of `AXES`; an abstract one for `bytes_on_one`.
       rules: (regular expression, spec) pairs, most specific first.
       axes: names of a leaf's axes by its name and shape (`models.layers.logical_axes`); None = none are known.
       logical: over which axis of the mesh an axis of that name is split.
@@ -173,8 +174,17 @@ def shard_params(
     return map_named(place, shapes)
 
 
+def bytes_on_one(shapes: Any, places: Any) -> int:
+    """Of a tree of arrays or their shapes, what one device holds where they lie as `shard_params` says."""
+
+    def size(leaf: Any, place: Any) -> int:
+        return math.prod(place.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
+
+    return sum(jax.tree.leaves(jax.tree.map(size, shapes, places)))
+
+
 def _by_names(
-    names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh, logical: Mapping[str, str]
+    names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh | AbstractMesh, logical: Mapping[str, str]
 ) -> PartitionSpec:
     """Axes that do not divide stay whole."""
 

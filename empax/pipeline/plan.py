@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from empax.core.run import RunOptions
+from empax.core.sharding import AXES, LOGICAL, bytes_on_one, shard_params
 from empax.core.tree import count_bytes, count_params
+from empax.models.layers import logical_axes
 from empax.pipeline.run import Stage, make_stages
 from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
 from empax.training.optimizer import make_optimizer
@@ -18,10 +21,10 @@ def describe(config: Mapping[str, Any]) -> str:
     """One line per stage; for a training stage its parameters, bytes per device, and FLOPs per step.
 
     Parameters are those that the stage trains: with adapters no more than they and the heads. Bytes are those of
-    parameters, gradients and optimiser state on every device (they are replicated), of what is frozen beside them (the
-    weights under adapters, in as many bits as they are kept in; a judge), and of the step's batch; activations come on
-    top. FLOPs are those of one update on batches of the longest bucket; what a task tries out before an update stands
-    beside them.
+    parameters, gradients and optimiser state on one device, as `mesh` splits them, of what is frozen beside them there
+    (the weights under adapters, in as many bits as they are kept in; a judge), and of the step's whole batch;
+    activations come on top. FLOPs are those of one update on batches of the longest bucket; what a task tries out
+    before an update stands beside them.
     """
     if topology := RunOptions.of(config).plan.topology:
         from empax.pipeline.topology import describe_topology  # not above: few have libtpu
@@ -40,10 +43,17 @@ def _describe_training(config: Mapping[str, Any], stage: Stage) -> str:
     loop, found = stage.settings.loop, sketch_stage(config, stage)
     params, sketch = found.params, found.sketch
     optimizer = jax.eval_shape(make_optimizer(loop.optimizer, params, loop.steps).init, params)
-    bytes_fixed = 2 * count_bytes(params) + count_bytes(optimizer)
+    settings = RunOptions.of(config).mesh
+    mesh = AbstractMesh((1, settings.fsdp, settings.tensor), AXES)  # of devices that need not be here
+
+    def held(tree: Any) -> int:
+        logical = {**LOGICAL, **settings.logical}
+        return bytes_on_one(tree, shard_params(tree, mesh, axes=logical_axes, logical=logical))
+
+    bytes_fixed = 2 * held(params) + held(optimizer)
     trials = trial_flops(found)
     before = f" and at most {trials / 1e9:.1f} of answers tried out before it" if trials else ""
-    frozen = f"{count_bytes(sketch.frozen) / 1e6:.0f} MB frozen, " if sketch.frozen else ""
+    frozen = f"{held(sketch.frozen) / 1e6:.0f} MB frozen, " if sketch.frozen else ""
     return (
         f"{loop.steps} steps of {loop.batch_size}, {count_params(params) / 1e6:.2f} M parameters, "
         f"{bytes_fixed / 1e6:.0f} MB for parameters, gradients and optimiser, {frozen}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,13 +22,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from empax.core.config import ConfigError
 from empax.core.hlo import Program, Work
 from empax.core.run import RunOptions
-from empax.core.sharding import LOGICAL, batch_sharding, make_mesh, replicated, shard_params
+from empax.core.sharding import LOGICAL, batch_sharding, bytes_on_one, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
 from empax.core.types import TrainState
 from empax.models.layers import logical_axes
@@ -173,9 +171,9 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
         chips=len(devices),
         batch=loop.batch_size,
         parameters=count_params(params),
-        parameter_bytes=_bytes_on_one(template.params, places.params),
-        optimizer_bytes=_bytes_on_one(template.opt_state, places.opt_state),
-        frozen_bytes=_bytes_on_one(sketch.frozen, frozen_places),
+        parameter_bytes=bytes_on_one(template.params, places.params),
+        optimizer_bytes=bytes_on_one(template.opt_state, places.opt_state),
+        frozen_bytes=bytes_on_one(sketch.frozen, frozen_places),
         temporary_bytes=memory.temp_size_in_bytes,
         model_flops=model_flops(config, stage),
         work=work,
@@ -251,13 +249,6 @@ def _bandwidth(chip: Chip, group: int, topology: str) -> float:
 
 def _placed(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-
-
-def _bytes_on_one(shapes: Any, places: Any) -> float:
-    def size(leaf: Any, place: Any) -> float:
-        return math.prod(place.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
-
-    return sum(jax.tree.leaves(jax.tree.map(size, shapes, places)))
 
 
 def _lines(found: Estimate) -> list[str]:

@@ -28,9 +28,10 @@ HALF = 2 * (WEIGHTS - NORMS) + 4 * NORMS  # what lies frozen is kept in bfloat16
 OUTPUTS = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
 
 
-def planned(*, run=("generator",), preset="llama-3.1-8b", **lora):
+def planned(*, run=("generator",), preset="llama-3.1-8b", fsdp=1, **lora):
     """Trained, its bytes and the frozen ones in MB, by stage."""
     config = plain(get_config("llama-3.1-8b"))
+    config["mesh"]["fsdp"] = fsdp
     config["reg"]["lora"].update(lora)
     config["reg"]["generator"]["preset"] = preset
     config["reg"]["retriever"] = SMALL
@@ -46,6 +47,12 @@ def test_adapters_alone_are_trained_and_what_they_sit_on_counts_once():
     assert params == pytest.approx(TRAINED / 1e6, abs=0.01)
     assert size == pytest.approx((2 + 2) * 4 * TRAINED / 1e6, abs=1)  # value, gradient, two moments
     assert frozen == pytest.approx(HALF / 1e6, abs=1)
+
+
+def test_bytes_are_those_of_one_device():
+    params, _, frozen = planned(fsdp=64)["generator"]
+    assert params == pytest.approx(TRAINED / 1e6, abs=0.01)
+    assert frozen == pytest.approx(HALF / 64 / 1e6, abs=1)
 
 
 def test_eight_bits_count_as_eight_bits():
