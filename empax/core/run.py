@@ -94,6 +94,7 @@ class Assembly:
       frozen: parameters that the loss needs and nobody trains.
       initial: puts pretrained or earlier weights into freshly initialised parameters; None = train from scratch.
       on_refresh: called between steps on the schedule of the stage (see `training.loop.fit`).
+      on_end: called with the parameters that the stage gives, before it counts as done (likewise).
     """
 
     task: Task
@@ -102,6 +103,7 @@ class Assembly:
     frozen: Params = dataclasses.field(default_factory=dict)
     initial: Callable[[Params], Params] | None = None
     on_refresh: Callable[[int, Params | None], None] | None = None
+    on_end: Callable[[int, Params], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

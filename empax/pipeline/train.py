@@ -78,6 +78,7 @@ def run(settings: Settings, context: RunContext) -> None:
         stage=context.stage,
         initial=assembly.initial,
         on_refresh=assembly.on_refresh,
+        on_end=assembly.on_end,
         mesh=make_mesh(options.mesh),
         logical={**LOGICAL, **options.mesh.logical},
         profile=context.directory / "profile" if options.profile else None,

@@ -74,6 +74,7 @@ def fit(
     stage: str,
     initial: Callable[[Params], Params] | None = None,
     on_refresh: Callable[[int, Params | None], None] | None = None,
+    on_end: Callable[[int, Params], None] | None = None,
     mesh: Mesh | None = None,
     logical: Mapping[str, str] = LOGICAL,
     profile: Path | None = None,
@@ -96,6 +97,8 @@ def fit(
         `refresh_every_steps`. It may change what `train` gives for later updates, must keep what it made by n, and must
         copy what it keeps of `params`. When training goes on between two multiples it is called as (n, None) for the
         one before: "load what you kept". It can be called twice for one n with the same parameters.
+      on_end: called by one process as (steps, the parameters that `fit` returns) before the stage counts as done; it
+        can be called twice with the same.
       mesh: None = all devices along `data`.
       logical: over which axis of the mesh parameters are split, by the names of their axes.
       profile: where to write a trace of a few updates (of several processes, each in its own folder); None = no trace.
@@ -132,6 +135,8 @@ def fit(
         run.train_to_end()
     result = run.result()
     if distributed.is_writer():
+        if on_end is not None:
+            on_end(run.step, load_params(directory))
         write_json(done, result)
     distributed.wait_for(done)
     return FitResult(params=load_params(directory), **result)

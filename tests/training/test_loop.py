@@ -310,6 +310,20 @@ def test_refresh_is_called_before_its_step_and_replayed_between(tiny, tmp_path, 
     assert calls == [(5, False), (10, True)]
 
 
+def test_the_end_comes_before_a_stage_is_done(tiny, tmp_path):
+    calls = []
+
+    def on_end(step, params):
+        assert not (tmp_path / "tiny" / "DONE").exists()
+        calls.append((step, params))
+
+    result = tiny.train(tmp_path, on_end=on_end, settings=tiny.settings(steps=2))
+    (step, params), *others = calls
+    assert step == 2
+    assert not others
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, result.params))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -97,7 +97,7 @@ class PolicyStage:
       max_turns: of whole dialogues, listener turns; later ones are left out.
       max_examples: 0 = all.
       max_validation_examples: on which the likelihood of the gold response is watched.
-      replies: validation contexts whose replies are kept for the report, at every `refresh_every_steps`.
+      replies: validation contexts whose replies are kept for the report: first, at every `refresh_every_steps`, last.
     """
 
     start_from: str = "generator"

@@ -77,14 +77,15 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     frozen = {"emotion": first["emotion"], "reward": reward.frozen()}
     # Nobody is rated there: what is watched is the likelihood of the gold responses.
     validation = PolicyExamples(held_out, JudgedContexts.nobody(len(held_out)))
-    on_refresh = Replies(parts, run, stage, held_out.instances[: stage.replies], first)
+    replies = Replies(parts, run, stage, held_out.instances[: stage.replies], first)
+    calls: dict[str, Any] = {"on_refresh": replies, "on_end": replies}
     if parts.settings.lora is None:
         initial: Any = lambda params: {**params, "model": first["model"]}  # noqa: E731
         frozen["reference"] = {"model": parts.lowered(first["model"])}
-        return Assembly(policy, examples, validation, frozen=frozen, initial=initial, on_refresh=on_refresh)
+        return Assembly(policy, examples, validation, frozen=frozen, initial=initial, **calls)
     task = parts.with_lora(policy)
     frozen = task.freeze({"model": first["model"]}, frozen)
-    return Assembly(task, examples, validation, frozen=frozen, on_refresh=on_refresh)
+    return Assembly(task, examples, validation, frozen=frozen, **calls)
 
 
 def policy_model(parts: Parts, params: Params, first: Params) -> Params:
