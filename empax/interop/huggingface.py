@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,6 +33,12 @@ from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 Config: TypeAlias = TransformerConfig | BertConfig | DecoderOnlyConfig
+
+_Part: TypeAlias = tuple[str, int | None, tuple[int, ...]]
+"""Foreign name, layer (None = it is the whole parameter), our shape of the part."""
+
+_READERS = 2
+"""Layers that are read at the same time: copying and transposing keeps a core busy, not the disk."""
 
 _SMALL = ("*.json", "*.model", "*.txt")
 """What of a model on the hub is fetched beside its weights."""
@@ -82,9 +89,9 @@ def import_params(
     shardings: Any = None,
     dtype: DTypeLike = np.float32,
 ) -> Params:
-    """Foreign tensors as our parameters, layers stacked; one tensor at a time is read, into where it shall lie.
+    """Foreign tensors as our parameters, layers stacked; a tensor is read into where it shall lie and let go.
 
-    Host memory: the parameters that this process's devices hold, and one tensor.
+    Host memory: the parameters that this process's devices hold, and one tensor, or two layers' tensors of one kind.
 
     Args:
       architecture: a `model_type` of ARCHITECTURES.
@@ -113,17 +120,25 @@ def import_params(
         listing = "\n  ".join(problems)
         raise DataError(f"The weights do not fit this {architecture} ({len(problems)} problems):\n  {listing}")
     params: dict[str, Any] = {}
-    for row in mapping.rows:
-        leaf = LeafBuilder(shapes[row.ours], dtype, places[row.ours])
-        for name, layer, one in _parts(row, shapes[row.ours]):
-            absent = row.optional and name not in named
-            leaf.put(np.zeros(one, np.float32) if absent else row.layout.to_ours(np.asarray(named[name]), one), layer)
-        _put(params, row.ours, leaf.finish())
+    with ThreadPoolExecutor(_READERS) as pool:
+        for row in mapping.rows:
+            leaf = LeafBuilder(shapes[row.ours], dtype, places[row.ours])
+            read = functools.partial(_read, leaf, row, named)
+            for _ in pool.map(read, _parts(row, shapes[row.ours])):
+                pass
+            _put(params, row.ours, leaf.finish())
     return params
 
 
-def _parts(row: mappings.Row, shape: tuple[int, ...]) -> list[tuple[str, int | None, tuple[int, ...]]]:
-    """What makes up our parameter of `shape`: foreign name, layer (None = it is whole), our shape of the part."""
+def _read(leaf: LeafBuilder, row: mappings.Row, tensors: Tensors, part: _Part) -> None:
+    """One of `_parts` into its place; a tensor that may be absent is zeros."""
+    name, layer, shape = part
+    absent = row.optional and name not in tensors
+    leaf.put(np.zeros(shape, np.float32) if absent else row.layout.to_ours(np.asarray(tensors[name]), shape), layer)
+
+
+def _parts(row: mappings.Row, shape: tuple[int, ...]) -> list[_Part]:
+    """What makes up our parameter of `shape`."""
     if "{layer}" not in row.foreign:
         return [(row.foreign, None, shape)]
     return [(row.foreign.format(layer=layer), layer, shape[1:]) for layer in range(shape[0])]

@@ -45,7 +45,9 @@ class LeafBuilder:
                 if not start <= layer < stop:
                     continue
                 target = part[layer - start]
-            target[...] = array[tuple(slice(start, stop) for start, stop in bounds)]
+            wanted = array[tuple(slice(start, stop) for start, stop in bounds)]
+            # To turn the axes and the type in one go is slower than one after the other.
+            target[...] = wanted if wanted.dtype == target.dtype else np.ascontiguousarray(wanted)
 
     def finish(self) -> jax.Array:
         """The parameter; the builder is empty afterwards."""
