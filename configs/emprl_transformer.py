@@ -51,10 +51,10 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
         config[name] = house[name]
         if name in ("emotions", "retriever", "joint"):
             config[name].task = f"reg.{config[name].task}"
-    # The same identifiers reward and judge; the witnesses have seen other posts, whatever the seed of the run, and
-    # reward nobody.
-    config.identifiers = empathy_identifiers.identifiers(split_seed=0)
-    config.witnesses = empathy_identifiers.identifiers(split_seed=1, seed=1)
+    # The same identifiers reward and judge; the witnesses have seen other posts and reward nobody. Both are the same
+    # whatever the seed of the run, and come first: runs of several seeds share them (--reuse).
+    config.identifiers = empathy_identifiers.identifiers(seed=0)
+    config.witnesses = empathy_identifiers.identifiers(seed=1)
     config.assess = ConfigDict({"kind": "assess", "judges": ("identifiers", "witnesses")})
     config.ppo = common.train(
         task="grpo" if form == "grpo" else "ppo", steps=300, batch_size=32, buckets=(32, 64, 88), epochs=4,
@@ -77,7 +77,7 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
         config.ppo.update({"whole_dialogues": True, "batch_size": 12, "rewards": ({"shift_penalty": 0.5},)})
     if form == "retrieval":
         config.ppo.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
-    config.run = (*before, "identifiers", "witnesses", "assess", "ppo", "evaluate", "report")
+    config.run = ("prepare", "identifiers", "witnesses", "assess", *before[1:], "ppo", "evaluate", "report")
     config.evaluate = ConfigDict(
         {"kind": "evaluate", "stage": "ppo", "index": "", "buckets": (64, 88), "batch_size": 64, "judge": "identifiers",
          "second_judge": "witnesses"}
@@ -86,7 +86,7 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
         config.evaluate.buckets = (128,)
     config.report = ConfigDict({"kind": "report", "paper_row": "EmpRL", "peers": ""})
     if form == "sft":
-        config.run = (*before, "identifiers", "witnesses", "assess", "evaluate", "report")
+        config.run = tuple(name for name in config.run if name != "ppo")
         config.evaluate.stage = "generator"
         del config.ppo
     return config
@@ -115,7 +115,7 @@ def shrink(config: ConfigDict) -> ConfigDict:
     del config.identifiers, config.witnesses
     config.evaluate.second_judge = ""
     config.assess.judges = ("identifiers",)
-    config.identifiers = empathy_identifiers.tiny()
+    config.identifiers = empathy_identifiers.tiny(seed=0)
     config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 12})
     if "ppo" not in config:
         return config

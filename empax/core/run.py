@@ -73,7 +73,8 @@ class RunContext:
 
     @property
     def seed(self) -> int:
-        return self.config["seed"]
+        """The stage's own, whatever the run's, if its section gives one."""
+        return self.config.get(self.stage, {}).get("seed", self.config["seed"])
 
     @property
     def directory(self) -> Path:

@@ -71,7 +71,7 @@ def run(settings: Settings, context: RunContext) -> None:
         assembly.task,
         train=assembly.train,
         validation=assembly.validation,
-        settings=dataclasses.replace(settings.loop, seed=settings.loop.seed + context.seed),
+        settings=dataclasses.replace(settings.loop, seed=context.seed),
         frozen=assembly.frozen,
         directory=context.directory,
         metrics_path=context.files.metrics,

@@ -23,6 +23,9 @@ log = logging.getLogger("empax")
 PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
 """Settings that change no result, such as where things are: they may differ when a run goes on."""
 
+_WITHOUT_CHANCE = ("prepare", "annotate", "assess")
+"""Kinds of stage that draw nothing at random."""
+
 
 def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None) -> None:
     """Writes config.json and run.json, or checks that this work directory is of the same config.
@@ -56,8 +59,9 @@ def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None) 
 def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> dict[str, Any]:
     """Begins the new work directory `files` with what `other` has finished of the same run: ablations share beginnings.
 
-    Those are the stages up to the first that has another name, other settings or is not finished there, if system,
-    data and seed are the same. Evaluations and reports are made anew.
+    Those are the stages up to the first that has another name, other settings or is not finished there, if system and
+    data are the same. With another seed they end before the first that draws by it: judges with a seed of their own
+    are trained once for all seeds. Evaluations and reports are made anew.
 
     Returns:
       `stages`, and the `commit` that the other run began with: for run.json.
@@ -69,11 +73,12 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
         raise ConfigError(f"--reuse={other.root}: there is no run in it; give the work directory of one.")
     old = read_json(other.config)
     taken: list[str] = []
-    end = _first_difference(old, config, ("system", "seed", "data", config["system"]))
+    end = _first_difference(old, config, ("system", "data", config["system"]))
     for theirs, name in zip(old["run"], config["run"], strict=False):
         if not end and theirs != name:
             end = f"config.run: {theirs!r} there, {name!r} here"
-        end = end or _first_difference(old, config, (name,))
+        seed = () if config[name]["kind"] in _WITHOUT_CHANCE or "seed" in config[name] else ("seed",)
+        end = end or _first_difference(old, config, (*seed, name))
         if not end and not other.done(name).exists():
             end = f"{name} is not finished there"
         if end or config[name]["kind"] in ("evaluate", "report"):

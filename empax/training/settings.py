@@ -22,7 +22,8 @@ class LoopSettings:
       epochs: of a ReinforcedTask: how often each answer is learnt from.
       minibatches: of a ReinforcedTask: updates per epoch, each from other answers.
       eval_batch_size: examples per evaluation batch; None = batch_size.
-      seed: of initial parameters, dropout and the order of the examples.
+      seed: of initial parameters, dropout and the order of the examples; a stage of a recipe that gives none takes the
+        run's.
       log_every_steps: updates per row of metrics.jsonl.
       eval_every_steps: updates between evaluations; the last update is always evaluated.
       checkpoint_every_steps: updates between checkpoints; the last update always makes one.
@@ -59,8 +60,9 @@ class LoopSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value} must be at least 1.")
-        if self.refresh_every_steps < 0:
-            raise ValueError(f"refresh_every_steps = {self.refresh_every_steps} must be at least 0.")
+        for name in ("refresh_every_steps", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 0.")
         if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
             raise ValueError(f"buckets = {self.buckets} must be ascending lengths in tokens, at least one.")
         if self.patience is not None and self.best_metric is None:

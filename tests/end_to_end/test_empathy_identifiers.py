@@ -21,7 +21,7 @@ from configs import common, empathy_identifiers
 
 def get_config():
     config = empathy_identifiers.get_config("tiny")
-    config.witness = empathy_identifiers.tiny(mechanisms=("exploration",), split_seed=1, class_weights=True)
+    config.witness = empathy_identifiers.tiny(mechanisms=("exploration",), seed=1, class_weights=True)
     config.classifier = common.train(
         task="classifier", steps=2, batch_size=8, learning_rate=1e-3, data="sample", max_tokens=16, buckets=(16,),
         encoder={"d_model": 16, "num_heads": 2, "d_ff": 32}, best_metric="weighted_f1", best_mode="max",

@@ -95,11 +95,14 @@ def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
     assert run.plain(both) == run.plain(emprl_transformer.get_config(f"{variant}+tiny+dailydialog"))
 
 
-def test_witnesses_have_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed():
-    stages = {stage.name: stage.settings for stage in run.make_stages(run.plain(emprl_transformer.get_config()))}
+def test_witnesses_have_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed(tmp_path):
+    config = run.plain(emprl_transformer.get_config())
     for seed in range(3):
-        given = [stages[name].task.split_seed for name in ("identifiers", "witnesses")]
-        assert len({seed if own is None else own for own in given}) == 2
+        contexts = [
+            RunContext(WorkDir(tmp_path), config | {"seed": seed}, name)
+            for name in ("identifiers", "witnesses", "generator")
+        ]
+        assert [context.seed for context in contexts] == [0, 1, seed]
 
 
 @pytest.mark.parametrize("form", emprl_llm.FORMS)

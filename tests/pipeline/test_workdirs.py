@@ -56,21 +56,31 @@ def test_stages_up_to_the_first_difference_are_taken(config, finished, tmp_path)
 def test_evaluations_are_made_anew_and_unfinished_stages_here(config, finished, tmp_path):
     finished.done("ppo").unlink()
     _, names = taken(config, finished, tmp_path)
-    assert names[-1] == "assess"
+    assert names[-1] == "generator"
     write_json(finished.done("ppo"), {})
     _, names = taken(config, finished, tmp_path / "again")
     assert names[-1] == "ppo"
 
 
+def test_judges_with_a_seed_of_their_own_serve_runs_of_every_seed(config, finished, tmp_path):
+    names = taken(config | {"seed": 7}, finished, tmp_path)[1]
+    assert names == ["prepare", "identifiers", "assess"]
+    del config["identifiers"]["seed"]
+    write_json(finished.config, config)
+    assert taken(config | {"seed": 7}, finished, tmp_path / "again")[1] == ["prepare"]
+    assert taken(config, finished, tmp_path / "same")[1][-1] == "ppo"
+
+
 @pytest.mark.parametrize(
     ("section", "name", "value"),
-    [(None, "seed", 7), ("emprl", "passages", 5), ("prepare", "tokenizer", {"vocab_size": 99})],
+    [("emprl", "passages", 5), ("prepare", "tokenizer", {"vocab_size": 99})],
 )
 def test_without_a_common_beginning_there_is_nothing_to_use(config, finished, tmp_path, section, name, value):
     other = copy.deepcopy(config)
-    (other if section is None else other[section])[name] = value
-    path = ".".join(filter(None, ("config", section, name)))
-    with pytest.raises(ConfigError, match=rf"no stage of that run can be used \({path}.* there, .* here\)"):
+    other[section][name] = value
+    with pytest.raises(
+        ConfigError, match=rf"no stage of that run can be used \(config.{section}.{name}.* there, .* here\)"
+    ):
         taken(other, finished, tmp_path)
     assert not (tmp_path / "new").exists()
 

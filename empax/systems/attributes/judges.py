@@ -70,7 +70,7 @@ def judge_stage(run: RunContext, stage_name: str) -> JudgeStage:
 
 def load_holdout(run: RunContext, stage_name: str) -> list[Pair]:
     """The pairs that the judge of `stage_name` was not trained on."""
-    return load_pairs(judge_stage(run, stage_name), run)[1]
+    return load_pairs(judge_stage(run, stage_name), dataclasses.replace(run, stage=stage_name))[1]
 
 
 def load_judge(run: RunContext, stage_name: str) -> Judge:

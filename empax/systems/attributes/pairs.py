@@ -40,7 +40,6 @@ class JudgeStage:
       data: "epitome", or the annotations of the built-in "sample".
       mechanisms: which ones; all three share what reads the texts, or list one per stage for separate encoders.
       holdout: share of seeker posts kept for validation.
-      split_seed: of that split; None = the run's. Judges of another split are independent witnesses.
       class_weights: weigh each class by the inverse of its share.
     """
 
@@ -48,7 +47,6 @@ class JudgeStage:
     data: Literal["epitome", "sample"] = "epitome"
     mechanisms: tuple[str, ...] = MECHANISMS
     holdout: float = 0.2
-    split_seed: int | None = None
     class_weights: bool = False
 
     def __post_init__(self) -> None:
@@ -56,8 +54,6 @@ class JudgeStage:
             raise ConfigError(f"mechanisms = {self.mechanisms} must be some of {', '.join(MECHANISMS)}.")
         if len(set(self.mechanisms)) < len(self.mechanisms):
             raise ConfigError(f"mechanisms = {self.mechanisms} names one twice.")
-        if self.split_seed is not None and self.split_seed < 0:
-            raise ConfigError(f"split_seed = {self.split_seed} must be at least 0.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +66,10 @@ class Pair:
 
 
 def load_pairs(stage: JudgeStage, run: RunContext) -> tuple[list[Pair], list[Pair]]:
-    """Training and held-out pairs, split by seeker post, stratified, by the stage's or the run's seed."""
+    """Training and held-out pairs, split by seeker post, stratified; judges of another seed are independent."""
     sample = stage.data == "sample"
     pairs = load_annotated_pairs() if sample else load_epitome(find_epitome(run.config["data"]["dir"]))
-    seed = run.seed if stage.split_seed is None else stage.split_seed
-    sides = split_by_seeker(pairs, holdout=stage.holdout, seed=seed)
+    sides = split_by_seeker(pairs, holdout=stage.holdout, seed=run.seed)
     order = {name: i for i, name in enumerate(LEVELS)}
     train, holdout = (
         [Pair((p.seeker_post,), p.response_post, tuple(order[p.levels[m]] for m in stage.mechanisms)) for p in side]

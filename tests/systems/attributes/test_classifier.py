@@ -56,7 +56,6 @@ def test_settings_that_cannot_work_are_refused():
         ({"mechanisms": ()}, "must be some of emotional_reaction"),
         ({"mechanisms": ("sentiment",)}, "must be some of emotional_reaction"),
         ({"mechanisms": ("exploration", "exploration")}, "names one twice"),
-        ({"split_seed": -1}, "split_seed = -1 must be at least 0"),
         ({"max_tokens": 4}, "max_tokens = 4 must be at least 8"),
         ({"data": "reddit"}, "'epitome', 'sample'"),
     ):
@@ -160,8 +159,7 @@ def test_pairs_are_split_by_seeker_and_seed(finished):
     again, _ = load_pairs(stage, context(finished))
     other, _ = load_pairs(stage, context(finished, seed=1))
     assert train == again != other
-    own = ClassifierStage(data="sample", mechanisms=stage.mechanisms, split_seed=1)
-    assert load_pairs(own, context(finished))[0] == other
+    assert load_pairs(stage, context(finished, seed=1, annotate={"kind": "annotate", "seed": 0}))[0] == train
 
 
 def test_a_trained_judge_gives_a_level_to_every_text(finished):
