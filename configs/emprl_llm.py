@@ -38,6 +38,7 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
         config.ppo.update({"buckets": (48, 96), "max_validation_examples": 100})
         config.ppo.optimizer.learning_rate = 1e-4  # ours: adapters begin at zero and are few
         config.ppo.steps = 150 if small else 1600  # the paper's, where there is room for it
+        config.ppo.max_examples = 2_400 if small else 0
         if small:
             config.ppo.batch_size //= 2
             config.ppo.update({"epochs": 2, "log_every_steps": 5, "eval_every_steps": 50, "checkpoint_every_steps": 25,

@@ -33,7 +33,7 @@ from empax.training.accumulation import Counters, NonFiniteError, RunAhead, Wind
 from empax.training.checkpoint import Checkpointer, load_params, meet
 from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
-from empax.training.optimizer import learning_rate, make_optimizer, trained_mask
+from empax.training.optimizer import averaged, learning_rate, make_optimizer, trained_mask
 from empax.training.profiling import Profiler
 from empax.training.settings import LoopSettings, check_batch_sizes
 from empax.training.step import make_eval_step, make_explore_step, make_iteration_start, make_train_step
@@ -221,6 +221,7 @@ class _Run:
         )
         places = {"batch": batch_sharding(mesh)}
         self.eval_step = make_eval_step(self.task, **places, replicated=replicated(mesh))
+        self.average = jax.jit(averaged)
         self.explore = make_explore_step(self.task, **places) if isinstance(self.task, OnlineTask) else None
         places["replicated"] = replicated(mesh)
         self.begin = make_iteration_start(reinforced, **places) if reinforced else None
@@ -242,7 +243,7 @@ class _Run:
         judged = self.validation is not None and self.settings.best_metric is not None
         if not judged and self.counters.best_step < self.step:
             self.counters.best_step = self.step
-            self.checkpointer.save_best(self.step, self.state.params, None)
+            self.checkpointer.save_best(self.step, self._judged_params(), None)
         self.checkpointer.wait()
 
     def result(self) -> dict[str, Any]:
@@ -362,9 +363,10 @@ class _Run:
         give_back_freed_memory()  # an evaluation takes buffers of other sizes
         settings, counters, window = self.settings, self.counters, Window.starting_from({})
         size = settings.eval_batch_size or settings.batch_size
+        params = self._judged_params()
         for _, batch in eval_batches(validation, batch_size=size, buckets=settings.buckets):
             batch = distributed.place(batch, batch_sharding(self.mesh))
-            metrics = distributed.local(self.eval_step(self.state.params, self.frozen, batch))
+            metrics = distributed.local(self.eval_step(params, self.frozen, batch))
             window = add_metrics(window, metrics, self.step)
             self.ahead.push(metrics["loss"].total)
         try:
@@ -382,6 +384,12 @@ class _Run:
         give_back_freed_memory()
         self.since = time.monotonic()
 
+    def _judged_params(self) -> Params:
+        """What is evaluated and kept: the last update's, or the running mean."""
+        if not self.settings.optimizer.ema_decay:
+            return self.state.params
+        return self.average(self.state.opt_state, self.state.params)
+
     def _compare(self, values: dict[str, float]) -> None:
         """Keeps the parameters if they are the best so far."""
         settings = self.settings
@@ -392,7 +400,7 @@ class _Run:
             raise ConfigError(f"best_metric = {settings.best_metric!r} is no metric of {self.stage}; it has {names}.")
         value = values[settings.best_metric]
         if self.counters.improves(value, self.step, settings.best_mode):
-            self.checkpointer.save_best(self.step, self.state.params, value)
+            self.checkpointer.save_best(self.step, self._judged_params(), value)
 
     def _save(self) -> None:
         self.counters.window = self._sync()

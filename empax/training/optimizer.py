@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,8 @@ class OptimizerSettings:
       b2: decay of the second moment, in [0, 1).
       eps: added to the root of the second moment.
       clip_norm: highest global norm of a gradient; None = unlimited.
+      ema_decay: of a running mean of the parameters, in [0, 1), which is evaluated and kept as the best in place of the
+        last update's (Polyak & Juditsky 1992); 0 = none. It takes as much memory as the trained parameters.
       groups: parameters that differ; the first group whose pattern is found in a name decides.
     """
 
@@ -72,14 +74,16 @@ class OptimizerSettings:
     b2: float = 0.999
     eps: float = 1e-8
     clip_norm: float | None = 1.0
+    ema_decay: float = 0.0
     groups: tuple[ParamGroup, ...] = ()
 
     def __post_init__(self) -> None:
         _check_pattern("no_decay_pattern", self.no_decay_pattern)
         if self.learning_rate < 0 or self.weight_decay < 0 or self.warmup_steps < 0:
             raise ValueError("learning_rate, weight_decay and warmup_steps must be at least 0.")
-        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1):
-            raise ValueError(f"b1 = {self.b1} and b2 = {self.b2} must lie in [0, 1).")
+        for name in ("b1", "b2", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must lie in [0, 1).")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ValueError(f"clip_norm = {self.clip_norm} must be positive; None switches clipping off.")
 
@@ -145,7 +149,48 @@ def make_optimizer(settings: OptimizerSettings, params: Params, total_steps: int
         parts.insert(1, optax.add_decayed_weights(settings.weight_decay, mask=_decay_mask(settings)))
     if settings.clip_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(settings.clip_norm))
+    if settings.ema_decay:
+        parts.append(_running_mean(settings.ema_decay))
     return optax.partition({"trained": optax.chain(*parts), "frozen": optax.set_to_zero()}, trained)
+
+
+class RunningMean(NamedTuple):
+    """Sums of parameters and of their weights, both falling by `ema_decay` with every update."""
+
+    total: Params
+    weight: Float[Array, ""]
+
+
+def averaged(opt_state: optax.OptState, params: Params) -> Params:
+    """The running mean that `opt_state` keeps of the trained parameters; `params` where it keeps none."""
+    states = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, RunningMean))
+    found = [state for state in states if isinstance(state, RunningMean)]
+    if not found:
+        return params
+    total, weight = found[0]
+
+    def mean(part: Any, now: Array) -> Array:
+        if isinstance(part, optax.MaskedNode):  # frozen
+            return now
+        return jnp.where(weight > 0, part / jnp.maximum(weight, 1e-12), now).astype(now.dtype)
+
+    return jax.tree.map(mean, total, params, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
+
+
+def _running_mean(decay: float) -> optax.GradientTransformation:
+    """Changes no update; the last of a chain, so that it sees what the parameters become."""
+
+    def init(params: Params) -> RunningMean:
+        return RunningMean(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.float32))
+
+    def update(updates: Params, state: RunningMean, params: Params | None = None) -> tuple[Params, RunningMean]:
+        if params is None:
+            raise ValueError("a running mean of parameters needs them: optimizer.update(gradients, state, params).")
+        after = optax.apply_updates(params, updates)
+        total = optax.incremental_update(after, state.total, step_size=1.0 - decay)
+        return updates, RunningMean(total, decay * state.weight + (1.0 - decay))
+
+    return optax.GradientTransformation(init, update)
 
 
 def _scale_by_learning_rate(settings: OptimizerSettings, labels: Params, steps: int) -> optax.GradientTransformation:

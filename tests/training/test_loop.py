@@ -180,10 +180,23 @@ def test_best_mode_max(tiny, tmp_path):
 
 
 def test_without_validation_the_last_parameters_count(tiny, tmp_path):
-    result = tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=4))
+    plain = dataclasses.replace(tiny.settings().optimizer, ema_decay=0.0)
+    result = tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=4, optimizer=plain))
     assert result.best_value is None
     assert result.best_step == 4
     assert hash_tree(result.params) == hash_tree(load_params(tmp_path / "tiny", "last"))
+
+
+def test_the_running_mean_is_what_counts(tiny, tmp_path):
+    constant = dataclasses.replace(tiny.settings().optimizer, schedule="constant")
+    runs = [
+        tiny.train(tmp_path / str(steps), validation=None, settings=tiny.settings(steps=steps, optimizer=constant))
+        for steps in (1, 2)
+    ]
+    first, last = (named_leaves(load_params(tmp_path / str(steps) / "tiny", "last")) for steps in (1, 2))
+    for name, mean in named_leaves(runs[1].params).items():
+        np.testing.assert_allclose(named_leaves(runs[0].params)[name], first[name], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(mean, (0.7 * first[name] + last[name]) / 1.7, rtol=1e-5, atol=1e-7)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from empax.core.config import ConfigError, to_settings
-from empax.training.optimizer import OptimizerSettings, ParamGroup, learning_rate, make_optimizer, trained_mask
+from empax.training.optimizer import (
+    OptimizerSettings,
+    ParamGroup,
+    averaged,
+    learning_rate,
+    make_optimizer,
+    trained_mask,
+)
 
 PARAMS = {
     "encoder": {"layers": {"kernel": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3), "bias": jnp.ones((2, 3))}},
@@ -46,6 +53,25 @@ def test_matches_adamw_of_torch(clip_norm):
         theirs.step()
     expected = jax.tree.unflatten(structure, [t.detach().numpy() for t in tensors])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run(settings), expected)
+
+
+def test_the_running_mean_weighs_every_update_and_leaves_frozen_parameters_alone():
+    settings = OptimizerSettings(learning_rate=0.05, ema_decay=0.8, groups=(ParamGroup("^head/", frozen=True),))
+    optimizer, params = make_optimizer(settings, PARAMS, 10), PARAMS
+    state = optimizer.init(params)
+    assert averaged(state, params)["encoder"]["layers"]["bias"].tolist() == PARAMS["encoder"]["layers"]["bias"].tolist()
+    seen = []
+    for _ in range(4):
+        changes, state = optimizer.update(GRADS, state, params)
+        params = optax.apply_updates(params, changes)
+        seen.append(np.asarray(params["encoder"]["layers"]["kernel"]))
+    mean = averaged(state, params)
+    expected = np.average(seen, axis=0, weights=[0.8**3, 0.8**2, 0.8, 1.0])
+    np.testing.assert_allclose(mean["encoder"]["layers"]["kernel"], expected, rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, mean["head"], PARAMS["head"])
+    plain = run(OptimizerSettings(learning_rate=0.05))
+    jax.tree.map(np.testing.assert_array_equal, run(OptimizerSettings(learning_rate=0.05, ema_decay=0.8)), plain)
+    assert averaged(optax.EmptyState(), plain) is plain
 
 
 @pytest.mark.parametrize(
@@ -114,6 +140,7 @@ def test_pattern_that_matches_nothing_is_refused_with_names():
         ({"schedule": "cosin"}, "takes one of 'constant', 'linear', 'cosine', 'rsqrt'"),
         ({"learning_rate": -1.0}, "must be at least 0"),
         ({"b2": 1.0}, r"must lie in \[0, 1\)"),
+        ({"ema_decay": 1.0}, r"ema_decay = 1.0 must lie in \[0, 1\)"),
         ({"clip_norm": 0.0}, "clip_norm = 0.0 must be positive"),
         ({"learnig_rate": 1.0}, "did you mean 'learning_rate'"),
         ({"no_decay_pattern": "["}, "no_decay_pattern = '\\[' is not a regular expression"),

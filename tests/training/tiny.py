@@ -81,7 +81,12 @@ def frozen():
 
 def settings(**changes):
     optimizer = OptimizerSettings(
-        learning_rate=3e-2, warmup_steps=3, schedule="cosine", weight_decay=0.01, groups=(ParamGroup("hidden", 0.5),)
+        learning_rate=3e-2,
+        warmup_steps=3,
+        schedule="cosine",
+        weight_decay=0.01,
+        ema_decay=0.7,
+        groups=(ParamGroup("hidden", 0.5),),
     )
     values = {
         "steps": 14,
