@@ -183,7 +183,7 @@ def _running_mean(decay: float) -> optax.GradientTransformation:
     def init(params: Params) -> RunningMean:
         return RunningMean(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.float32))
 
-    def update(updates: Params, state: RunningMean, params: Params | None = None) -> tuple[Params, RunningMean]:
+    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
         if params is None:
             raise ValueError("a running mean of parameters needs them: optimizer.update(gradients, state, params).")
         after = optax.apply_updates(params, updates)
