@@ -136,6 +136,17 @@ def batch_shards(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
+def place_rows(batch: Any, mesh: Mesh | None) -> Any:
+    """Arrays [rows, ...] split over the devices of `mesh`, or whole on each of them where the rows do not divide.
+
+    Without a mesh they are left alone.
+    """
+    if mesh is None:
+        return batch
+    divides = all(len(leaf) % batch_shards(mesh) == 0 for leaf in jax.tree.leaves(batch))
+    return jax.device_put(batch, batch_sharding(mesh) if divides else replicated(mesh))
+
+
 def shard_params(
     shapes: Any,
     mesh: Mesh | AbstractMesh,

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.sharding import local_mesh
 from empax.core.types import LEVELS, Batch, Mean, Metrics, Params
 from empax.data import features
 from empax.models.dual_encoder import DualEncoder
@@ -185,8 +186,8 @@ class ClassifierJudge:
         rows = encode(self.tokenizer, contexts, responses, self.max_tokens)
         apply = _flat_log_probs(self.task)
 
-        progress = "attributes" if len(rows) > 1 else None
-        flat = embed(apply, self.params, rows, pad_id=self.tokenizer.pad_id, buckets=self.buckets, progress=progress)
+        options = {"pad_id": self.tokenizer.pad_id, "buckets": self.buckets, "mesh": local_mesh()}
+        flat = embed(apply, self.params, rows, progress="attributes" if len(rows) > 1 else None, **options)
         return flat.reshape(len(rows), len(self.task.mechanisms), len(LEVELS))
 
 

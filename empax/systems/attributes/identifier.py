@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.sharding import local_mesh, place_rows, replicated
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics, Params
 from empax.data import features
 from empax.data.batches import bucket_of, eval_batches
@@ -243,11 +244,12 @@ class IdentifierJudge:
         size = min(_JUDGED_TOGETHER, 1 << (len(pairs) - 1).bit_length())
         longest = self.stage.max_context_tokens
         batches = eval_batches(examples, batch_size=size, buckets=sorted({max(longest // 2, 1), longest}))
-        apply = _log_probs(self.task)
+        apply, mesh = _log_probs(self.task), local_mesh()
+        params = self.params if mesh is None else jax.device_put(self.params, replicated(mesh))
         with tqdm.tqdm(total=len(pairs), desc="identifiers", disable=None if len(pairs) > 1 else True) as bar:
             for indices, batch in batches:
                 real = indices >= 0
-                found[indices[real]] = np.asarray(apply(self.params, batch))[real]
+                found[indices[real]] = np.asarray(apply(params, place_rows(batch, mesh)))[real]
                 bar.update(int(real.sum()))
         return found
 

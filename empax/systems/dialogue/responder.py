@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import tqdm
 
-from empax.core.sharding import batch_sharding, batch_shards, local_mesh, replicated, rows_split_as
+from empax.core.sharding import batch_sharding, local_mesh, place_rows, rows_split_as
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
 from empax.data.exemplars import ContextExamples, Corpus, dialogue_groups
@@ -66,13 +66,6 @@ class Responder:
         mesh = self._mesh
         self._params = jax.device_put(params, places(params, mesh, self.parts.mesh) if mesh else None)
 
-    def _placed(self, batch: Any) -> Any:
-        """`batch` split over this process's devices, or whole on each of them where its rows do not divide."""
-        if self._mesh is None:
-            return batch
-        divides = len(batch.valid) % batch_shards(self._mesh) == 0
-        return jax.device_put(batch, batch_sharding(self._mesh) if divides else replicated(self._mesh))
-
     @property
     def heads(self) -> tuple[str, ...]:
         """The emotion heads that this run has."""
@@ -100,7 +93,7 @@ class Responder:
             batches = eval_batches(examples, batch_size=batch_size, buckets=self.buckets)
             for number, (indices, batch) in enumerate(batches):
                 tokens, judged = jax.device_get(
-                    self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
+                    self._answer(self._params, place_rows(batch, self._mesh), jax.random.fold_in(rng, number))
                 )
                 for b, i in enumerate(int(i) for i in indices):
                     if i < 0:
@@ -118,7 +111,7 @@ class Responder:
         examples, _, _ = self._examples(instances)
         made: dict[int, dict[str, str]] = {}
         for indices, batch in eval_batches(examples, batch_size=batch_size, buckets=self.buckets):
-            judged = jax.device_get(self._judge(self._params, self._placed(batch)))
+            judged = jax.device_get(self._judge(self._params, place_rows(batch, self._mesh)))
             for b in np.flatnonzero(indices >= 0):
                 made[int(indices[b])] = {head: EMOTIONS[int(judged[head][b])] for head in self.heads}
         return [made[i] for i in range(len(instances))]
