@@ -24,9 +24,21 @@ Activation: TypeAlias = Callable[[jax.Array], jax.Array]
 MASKED = -1e9
 """Logit of what may not be attended to. Not -inf: a row with nothing to attend to must give numbers, not NaN."""
 
+
+def gelu(values: Float[Array, "..."]) -> Float[Array, "..."]:
+    """x Phi(x), Phi being the normal distribution's. Source: Hendrycks and Gimpel 2016, Sec. 2.
+
+    In float32 by erf, as PyTorch has it: erfc, which `jax.nn.gelu` takes, costs a CPU more than twice the time. In half
+    precision 1 + erf would lose the small values.
+    """
+    if values.dtype != jnp.float32:
+        return jax.nn.gelu(values, approximate=False)
+    return 0.5 * values * (1.0 + jax.lax.erf(values * math.sqrt(0.5)))
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "relu": jax.nn.relu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu": gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "silu": jax.nn.silu,
 }

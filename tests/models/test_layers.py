@@ -38,6 +38,14 @@ def test_gelu_variants_match_torch(name, theirs):
     np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(values)), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.oracle
+def test_gelu_keeps_small_values_in_half_precision():
+    values = np.linspace(-4, 4, 101, dtype=np.float32)
+    half = jnp.asarray(values, jnp.bfloat16)
+    expected = torch.nn.functional.gelu(torch.tensor(np.asarray(half, np.float32))).numpy()
+    np.testing.assert_allclose(np.asarray(ACTIVATIONS["gelu"](half), np.float32), expected, rtol=0.05, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [6, 7])
 def test_sinusoids_tell_positions_apart(size):
     signal = np.asarray(sinusoidal_positions(jnp.arange(50), size))
