@@ -41,6 +41,7 @@ class EagerPpo:
       reward: rates the responses.
       settings: only what the runs of EmpRL use is known here: k1, adaptive or fixed coefficient, whitening, "tokens".
       epochs, minibatches: updates per rollout are `epochs * minibatches`.
+      dtype: of the model's arithmetic, by autocast where it is not float32; the weights are float32.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class EagerPpo:
         *,
         epochs: int,
         minibatches: int,
+        dtype: torch.dtype = torch.float32,
     ):
         self.model, self.head, self.reward, self.settings = model.eval(), head, reward, settings
         self.epochs, self.minibatches, self.clip_norm = epochs, minibatches, optimizer.clip_norm
@@ -66,6 +68,7 @@ class EagerPpo:
             weight_decay=optimizer.weight_decay,
             fused=True,
         )
+        self.dtype = dtype
         self.beta = settings.kl.coefficient
         self.count, self.mean, self.m2 = 0.0, 0.0, 0.0  # of all scores so far
 
@@ -73,15 +76,16 @@ class EagerPpo:
     def rollout(self, source: torch.Tensor, source_mask: torch.Tensor) -> Answers:
         """Draws responses; log-probabilities are those of the policy, neither tempered nor truncated."""
         how = self.settings.rollout
-        drawn = self.model.generate(
-            input_ids=source,
-            attention_mask=source_mask,
-            do_sample=True,
-            top_k=how.top_k,
-            temperature=how.temperature,
-            min_new_tokens=how.min_tokens,
-            max_new_tokens=how.max_tokens,
-        )
+        with self._autocast():
+            drawn = self.model.generate(
+                input_ids=source,
+                attention_mask=source_mask,
+                do_sample=True,
+                top_k=how.top_k,
+                temperature=how.temperature,
+                min_new_tokens=how.min_tokens,
+                max_new_tokens=how.max_tokens,
+            )
         tokens = drawn[:, 1:]  # what comes first is the start token
         ends = (tokens == self.model.config.eos_token_id).long()
         mask = ends.cumsum(dim=1) - ends == 0
@@ -93,15 +97,20 @@ class EagerPpo:
         self, model: Any, source: torch.Tensor, source_mask: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Teacher-forced: log-probabilities of `tokens`, the decoder's last states, all logits."""
-        output = model(
-            input_ids=source,
-            attention_mask=source_mask,
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(tokens),
-            output_hidden_states=True,
-            use_cache=False,
-        )
-        losses = F.cross_entropy(output.logits.flatten(0, 1), tokens.flatten(), reduction="none")
-        return -losses.view(tokens.shape), output.decoder_hidden_states[-1], output.logits
+        with self._autocast():
+            output = model(
+                input_ids=source,
+                attention_mask=source_mask,
+                decoder_input_ids=model.prepare_decoder_input_ids_from_labels(tokens),
+                output_hidden_states=True,
+                use_cache=False,
+            )
+        logits = output.logits.float()
+        losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
+        return -losses.view(tokens.shape), output.decoder_hidden_states[-1].float(), logits
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", dtype=self.dtype, enabled=self.dtype != torch.float32)
 
     def value(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden).squeeze(-1)

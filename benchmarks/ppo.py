@@ -40,7 +40,8 @@ from empax.training.step import make_iteration_start, make_train_step
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
     "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
-    "the same random initial weights of policy, reference and value head, float32 throughout, no dropout",
+    "the same random initial float32 weights of policy, reference and value head, no dropout; --dtype is the type that "
+    "the model computes in (theirs: torch.autocast); losses, rewards, advantages and AdamW in float32",
     "the same sources (rows padded on the right, a quarter of the tokens is padding); sampling with k = 20, T = 0.9, "
     "at least 4 tokens before the end; both stop once all rows have ended (response_tokens: how long they were)",
     "teacher-forced log-probabilities and values of the policy, log-probabilities of a reference of its own weights",
@@ -54,8 +55,14 @@ HELD_EQUAL = (
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-5)
 
-SCRATCH = {"vocab_size": 10_000, "d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 3, "num_decoder_layers": 4}
-"""T5 in the size of the Transformer that the recipes train from scratch."""
+SHAPES = ("t5-small", "scratch")
+DTYPES = tuple(sorted(TOLERANCE))
+
+SCRATCH = {"vocab_size": 10_000, "d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 4, "num_decoder_layers": 4}
+"""T5 in the size of the Transformer that the recipes train from scratch, which has one encoder layer less.
+
+The cache of transformers' T5 cannot do with fewer layers in the encoder than in the decoder.
+"""
 
 _EMBEDDING_SCALE = 0.3
 """Hugging Face draws T5's embeddings so large that a random model can only repeat what it has just read."""
@@ -77,7 +84,7 @@ class OurPpo:
         self.state = TrainState(
             jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0), self.task.init_memory()
         )
-        self.frozen = {"reference": copied(sides.params), "reward": self.task.reward.frozen()}
+        self.frozen = {"reference": {"model": copied(sides.params)}, "reward": self.task.reward.frozen()}
         self.batch = policy_batch(inputs)
         self.begin = make_iteration_start(self.task)
         self.step = make_train_step(self.task, optimizer, epochs=epochs, minibatches=minibatches)
@@ -105,7 +112,7 @@ class TheirPpo:
             head.bias.copy_(torch.tensor(np.asarray(value["out_bias"])))
         self.loop = EagerPpo(
             copy.deepcopy(sides.theirs), head, their_even_share, settings, OPTIMIZER,
-            epochs=epochs, minibatches=minibatches,
+            epochs=epochs, minibatches=minibatches, dtype=getattr(torch, sides.model.config.dtype),
         )  # fmt: skip
         self.source, self.mask = torch.tensor(inputs.source), torch.tensor(inputs.mask).long()
         self.phases: list[tuple[float, float]] = []
@@ -122,8 +129,9 @@ class TheirPpo:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=5)
-    parser.add_argument("--shape", choices=("t5-small", "scratch"), default="t5-small", help="of the policy (t5-small)")
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3)
+    parser.add_argument("--shape", nargs="*", choices=SHAPES, default=SHAPES, help="of the policy (both)")
+    parser.add_argument("--dtype", nargs="*", choices=DTYPES, default=DTYPES, help="of the model's arithmetic (both)")
     parser.add_argument("--batch", type=int, default=32, help="rows of a rollout (32)")
     parser.add_argument("--source", type=int, default=64, help="tokens of a source (64)")
     parser.add_argument("--new-tokens", type=int, default=30, help="tokens of a response at most (30)")
@@ -136,17 +144,17 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options.epochs, options.minibatches, options.unroll = 2, 2, 1
     if options.batch % options.minibatches:
         parser.error(f"--minibatches={options.minibatches} does not divide --batch={options.batch}")
-    row = measure(options)
+    rows = {f"{shape}, {dtype}": measure(shape, dtype, options) for shape in options.shape for dtype in options.dtype}
     sizes = (
-        f"{options.shape}: {options.batch} sources of {options.source} tokens, {options.new_tokens} new ones, "
+        f"{options.batch} sources of {options.source} tokens, {options.new_tokens} new ones, "
         f"{options.epochs} epochs of {options.minibatches} mini-batches"
     )
-    return report("ppo", {"iteration": row}, (*HELD_EQUAL, sizes), smoke=options.smoke)
+    return report("ppo", rows, (*HELD_EQUAL, sizes), smoke=options.smoke)
 
 
-def measure(options: argparse.Namespace) -> Row:
+def measure(shape: str, dtype: str, options: argparse.Namespace) -> Row:
     """Whole iterations; how long their parts took, and how long the responses were, are facts about them."""
-    sides, value, inputs = prepare(options.shape, options)
+    sides, value, inputs = prepare(shape, dtype, options)
     settings = stage(options.new_tokens)
     # In one mini-batch no order of rows can differ.
     whole = {"epochs": options.epochs, "minibatches": 1}
@@ -166,11 +174,11 @@ def measure(options: argparse.Namespace) -> Row:
     return Row(*took, "seconds", facts=facts)
 
 
-def prepare(shape: str, options: argparse.Namespace) -> tuple[Sides, Params, Inputs]:
+def prepare(shape: str, dtype: str, options: argparse.Namespace) -> tuple[Sides, Params, Inputs]:
     """The policy twice, the parameters of its value head, and the sources with a fixed answer to each."""
     changes = SCRATCH if shape == "scratch" and not options.smoke else {}
     fields = fields_of("t5-small", small=options.smoke, **changes)
-    sides = random_model(fields, unroll=options.unroll)
+    sides = random_model(fields, unroll=options.unroll, dtype=dtype)
     params = copied(sides.params)  # theirs is about to change, and may share its memory
     params["token_embedding"] = params["token_embedding"] * _EMBEDDING_SCALE
     with torch.no_grad():
@@ -222,12 +230,13 @@ def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
     Policy, sampling policy and reference are set apart by noise, so that no ratio is 1 and no KL 0. Both sides learn.
 
     Raises:
-      DisagreementError: something differs by more than 1e-4.
+      DisagreementError: something differs by more than TOLERANCE says.
     """
     errors = []
 
     def agree(what: str, found: Any, expected: Any) -> None:
-        errors.append(check_agreement(what, found, expected, tolerance=TOLERANCE["float32"]))
+        tolerance = TOLERANCE[str(ours.task.generator.model.config.dtype)]
+        errors.append(check_agreement(what, found, expected, tolerance=tolerance))
 
     eos_id = ours.task.generator.decoder.eos_id
     tokens = ended(inputs.target, eos_id, ours.task.generator.decoder.pad_id)

@@ -16,7 +16,7 @@ ONCE = {"epochs": 1, "minibatches": 1}
 def prepared():
     from benchmarks.ppo import prepare
 
-    return prepare("t5-small", OPTIONS)
+    return prepare("t5-small", "float32", OPTIONS)
 
 
 @pytest.mark.parametrize(
