@@ -90,6 +90,8 @@ class PolicyStage:
       clip: epsilon of Eq. 14.
       max_ratio: mini-batches whose mean ratio is above this teach nothing.
       entropy_weight: of a bonus for the policy's entropy.
+      likelihood_weight: of the gold responses' negative log-likelihood per token, added to the loss: it holds the
+        policy to how people answer (PPO-ptx; Ouyang et al. 2022, Eq. 2).
       mask_first_token: leave each response's first token out, as EmpRL's runs did (see `losses.advantages`).
       guard_tolerance: how far the ratio may be from 1, and the KL from 0, before anything is learnt. Both are means
         over tokens, of absolute values.
@@ -110,6 +112,7 @@ class PolicyStage:
     clip: float = 0.2
     max_ratio: float = 10.0
     entropy_weight: float = 0.0
+    likelihood_weight: float = 0.0
     mask_first_token: bool = False
     guard_tolerance: float = 1e-3
     whole_dialogues: bool = False
@@ -123,6 +126,8 @@ class PolicyStage:
             raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
         if self.clip <= 0.0 or self.max_ratio <= 1.0 or self.guard_tolerance <= 0.0:
             raise ConfigError("clip and guard_tolerance must be above 0, max_ratio above 1.")
+        if self.entropy_weight < 0.0 or self.likelihood_weight < 0.0:
+            raise ConfigError("entropy_weight and likelihood_weight must be at least 0.")
         if self.max_turns < 1:
             raise ConfigError(f"max_turns = {self.max_turns} must be at least 1.")
         if self.index and self.whole_dialogues:

@@ -185,6 +185,16 @@ class Policy:
         bonus = ppo.entropy(logits, mask, reduction=settings.reduction)
         return ppo.weighted_sum((1.0, loss), (-settings.entropy_weight * factor, bonus))
 
+    def with_likelihood(
+        self, loss: Mean, params: Params, frozen: Params, rollout: Rollout, factor: Float[Array, ""] | float
+    ) -> tuple[Mean, Metrics]:
+        """The loss and, times its weight, the mean negative log-likelihood of a gold token; and the latter, to log."""
+        weight = self.settings.likelihood_weight
+        if not weight:
+            return loss, {}
+        nll, metrics = self.on_gold(params, frozen, rollout.batch)
+        return ppo.weighted_sum((1.0, loss), (weight * factor, Mean(nll.value() * loss.weight, loss.weight))), metrics
+
     def on_gold(self, params: Params, frozen: Params, batch: PolicyBatch) -> tuple[Mean, Metrics]:
         """Of examples that nobody has answered: the likelihood of the gold responses."""
         whole = {"model": params["model"], "emotion": frozen["emotion"]}
@@ -276,9 +286,11 @@ class Ppo(Policy):
         value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **options)
         loss = ppo.weighted_sum((warm, policy), (settings.value_weight, value))
         loss = self.with_entropy(loss, logits, mask, warm)
+        loss, gold = self.with_likelihood(loss, params, frozen, batch, warm)
         return loss, {
             **metrics,
             **more,
+            **gold,
             "policy_loss": policy,
             "value_loss": value,
             "entropy": ppo.entropy(jax.lax.stop_gradient(logits), mask),
@@ -321,9 +333,11 @@ class Grpo(Policy):
             keep=keep,
         )
         loss = self.with_entropy(loss, logits, mask, 1.0)
+        loss, gold = self.with_likelihood(loss, params, frozen, batch, 1.0)
         metrics["token_kl"] = metrics.pop("kl")
         return loss, {
             **metrics,
+            **gold,
             "entropy": ppo.entropy(jax.lax.stop_gradient(logits), mask),
             **self.guarded(log_probs, batch, mask),
         }
