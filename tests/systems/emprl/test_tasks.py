@@ -164,6 +164,28 @@ def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):
     assert any(np.any(leaf) for leaf in jax.tree.leaves(later["model"]))
 
 
+@pytest.mark.parametrize("grpo", [False, True])
+def test_the_gold_responses_likelihood_is_added_once_the_policy_learns(toy, batch, grpo):
+    task, frozen = toy.policy(grpo=grpo), toy.frozen()
+    params = jax.jit(task.init)(jax.random.key(5), batch)
+    rollout = task.rate(frozen, jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1)))
+    held = dataclasses.replace(task, settings=dataclasses.replace(task.settings, likelihood_weight=0.3))
+
+    def found(task, credited):
+        return jax.value_and_grad(lambda p: task.loss(p, frozen, credited, None)[0].value())(params)
+
+    credited, _, _ = task.credit(frozen, rollout, task.init_memory())
+    (alone, gradient), (both, pulled) = found(task, credited), found(held, credited)
+    nll, own = jax.value_and_grad(lambda p: task.loss(p, frozen, batch, None)[0].value())(params)
+    assert float(both - alone) == pytest.approx(0.3 * float(nll), rel=1e-4)
+    for one, other, more in zip(*map(jax.tree.leaves, (pulled, gradient, own)), strict=True):
+        np.testing.assert_allclose(one - other, 0.3 * more, rtol=1e-3, atol=1e-6)
+    assert "nll" in held.loss(params, frozen, credited, None)[1]
+    if not grpo:
+        warming = credited.replace(policy_weight=jnp.zeros_like(credited.policy_weight))
+        assert float(found(held, warming)[0]) == float(found(task, warming)[0])
+
+
 def test_a_group_is_compared_with_itself(toy, batch):
     task, frozen = toy.policy(grpo=True), toy.frozen()
     params = {"model": frozen["reference"]["model"]}
