@@ -33,7 +33,7 @@ from empax.systems.dialogue.generator import Decoder, Generator
 from empax.systems.emprl.rewards import CompiledReward, Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout
 from empax.systems.emprl.settings import PpoStage
-from empax.systems.emprl.tasks import VALUE_HEAD, Ppo
+from empax.systems.emprl.tasks import Ppo, value_head
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from empax.training.step import make_iteration_start, make_train_step
 
@@ -184,7 +184,7 @@ def prepare(shape: str, dtype: str, options: argparse.Namespace) -> tuple[Sides,
     with torch.no_grad():
         sides.theirs.get_input_embeddings().weight.mul_(_EMBEDDING_SCALE)
     width = sides.model.config.d_model
-    value = VALUE_HEAD.init(jax.random.key(1), jnp.zeros((1, width)))["params"]
+    value = value_head(stage(options.new_tokens)).init(jax.random.key(1), jnp.zeros((1, width)))["params"]
     inputs = random_inputs(fields["vocab_size"], options.batch, options.source, options.new_tokens)
     return sides._replace(params=params), value, inputs
 
@@ -242,7 +242,7 @@ def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
     tokens = ended(inputs.target, eos_id, ours.task.generator.decoder.pad_id)
     mask = np.asarray(response_mask(jnp.asarray(tokens), eos_id=eos_id))
     batch, loop = ours.batch, theirs.loop
-    log_probs, values, _ = jax.jit(ours.task.read)(ours.state.params, batch.inputs, jnp.asarray(tokens))
+    log_probs, values, _ = jax.jit(ours.task.read)(ours.state.params, batch, jnp.asarray(tokens))
     with torch.no_grad():
         expected, hidden, _ = loop.read(loop.model, theirs.source, theirs.mask, torch.tensor(tokens).long())
         agree("log-probabilities", log_probs[mask], expected.numpy()[mask])

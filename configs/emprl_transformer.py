@@ -57,10 +57,10 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
     config.witnesses = empathy_identifiers.identifiers(seed=1)
     config.assess = ConfigDict({"kind": "assess", "judges": ("identifiers", "witnesses")})
     config.ppo = common.train(
-        task="grpo" if form == "grpo" else "ppo", steps=200, batch_size=32, buckets=(32, 64, 88), epochs=2,
+        task="grpo" if form == "grpo" else "ppo", steps=300, batch_size=32, buckets=(32, 64, 88), epochs=2,
         start_from="joint" if form == "retrieval" else "generator",
         # ours, for minutes on two cores (its runs: 1,600 steps, four epochs, 1e-5)
-        learning_rate=2e-4, optimizer={"schedule": "linear"}, best_metric=None, max_examples=6_400,
+        learning_rate=1e-4, optimizer={"schedule": "linear"}, best_metric=None, max_examples=9_600,
         kl={"coefficient": 0.1, "controller": "adaptive", "target": 6.0},
         entropy_weight=0.005,  # ours: meant to keep replies apart; never measured without
         likelihood_weight=0.2,  # ours: without it perplexity rises by a quarter
@@ -69,9 +69,10 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
     if form == "grpo":
         config.ppo.update({"batch_size": 16, "kl": ConfigDict({"coefficient": 0.04, "controller": "fixed"})})
     else:
-        heads = [{"pattern": "^(trained/)?value/", "learning_rate_scale": 20.0}]  # it starts from nothing
+        heads = [{"pattern": "^(trained/)?value/", "learning_rate_scale": 40.0}]  # it starts from nothing
         config.ppo.optimizer.groups = heads
-        config.ppo.update({"value_warmup_steps": 20, "value_clip": None})
+        config.ppo.update({"value_warmup_steps": 60, "value_clip": None, "value_hidden": 128})
+        config.ppo.value_sees_levels = form != "no_reward"
     if form == "no_kl":
         config.ppo.kl = ConfigDict({"coefficient": 0.0, "controller": "fixed"})
     if form == "no_reward":

@@ -146,6 +146,9 @@ class PpoStage(PolicyStage):
       whiten_rewards: scale rewards of tokens, KL included, to variance 1, their mean kept.
       whiten_advantages: to mean 0 and variance 1.
       value_weight: of the value loss (Eq. 13).
+      value_hidden: width of a hidden layer in the value head; 0 = it is linear.
+      value_sees_levels: the value head also reads the gold response's levels, which the reward asks for. Nobody needs
+        values when training is over, so they may know what the policy must not (Pinto et al. 2018, Sec. III).
       value_clip: None = not clipped (Eq. 15 as printed).
       value_warmup_steps: batches from which the value head learns alone, the rest of the model untouched.
       reduction: see `losses.ppo.reduce_tokens`; the paper prints "sequences".
@@ -157,6 +160,8 @@ class PpoStage(PolicyStage):
     whiten_rewards: bool = True
     whiten_advantages: bool = True
     value_weight: float = 0.1
+    value_hidden: int = 0
+    value_sees_levels: bool = False
     value_clip: float | None = 0.2
     value_warmup_steps: int = 0
     reduction: Reduction = "tokens"
@@ -165,8 +170,10 @@ class PpoStage(PolicyStage):
         super().__post_init__()
         if not (0.0 <= self.gamma <= 1.0 and 0.0 <= self.lam <= 1.0):
             raise ConfigError(f"gamma = {self.gamma} and lam = {self.lam} must lie in [0, 1].")
-        if self.value_warmup_steps < 0:
-            raise ConfigError(f"value_warmup_steps = {self.value_warmup_steps} must be at least 0.")
+        if self.value_warmup_steps < 0 or self.value_hidden < 0:
+            raise ConfigError("value_warmup_steps and value_hidden must be at least 0.")
+        if self.value_sees_levels and all(reward.kind != "empathy" for reward in self.rewards):
+            raise ConfigError("value_sees_levels needs a reward of kind = 'empathy': others have no levels.")
         if self.rollout.num_samples != 1:
             raise ConfigError("rollout.num_samples must be 1: PPO has a value head, groups are GRPO's.")
 

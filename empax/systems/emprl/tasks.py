@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.types import Batch, Mean, Metrics, Params
+from empax.core.types import LEVELS, Mean, Metrics, Params
 from empax.losses import ppo
 from empax.losses.advantages import (
     ScoreStatistics,
@@ -39,8 +39,6 @@ from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
 from empax.training.accumulation import TrainingError
 
 log = logging.getLogger("empax")
-
-VALUE_HEAD = ClassificationHead(num_classes=1)
 
 FEWEST_DISTINCT, LEAST_ENTROPY, FEWEST_TOKENS = 0.2, 0.1, 3.0
 """Below any of them a policy has collapsed, or is about to: a warning, since only its user can tell."""
@@ -76,8 +74,10 @@ class Policy:
         first, second = jax.random.split(rng)
         params = {"model": self.generator.init(first, _inputs(batch))["model"]}
         if self.has_values:
-            width = jnp.zeros((1, self.generator.model.config.d_model))
-            params["value"] = VALUE_HEAD.init(second, width)["params"]
+            width = self.generator.model.config.d_model
+            if self.settings.value_sees_levels:
+                width += len(LEVELS) * batch.levels.shape[1]
+            params["value"] = value_head(self.settings).init(second, jnp.zeros((1, width)))["params"]
         return params
 
     has_values: ClassVar[bool] = False
@@ -102,18 +102,22 @@ class Policy:
         batch = repeat_rows(batch, drawn.shape[1])
         tokens = drawn.reshape(-1, drawn.shape[2])
         mask = response_mask(tokens, batch.valid, eos_id=generator.decoder.eos_id)
-        log_probs, values, _ = self.read(params, batch.inputs, tokens)
-        reference, _, _ = self.read(frozen["reference"], batch.inputs, tokens)
+        log_probs, values, _ = self.read(params, batch, tokens)
+        reference, _, _ = self.read(frozen["reference"], batch, tokens)
         return Rollout(batch, tokens, mask, log_probs, reference, values=values)
 
     def read(
-        self, params: Params, inputs: Batch, tokens: Int[Array, "B T"], frozen_trunk: Float[Array, ""] | None = None
+        self,
+        params: Params,
+        batch: PolicyBatch,
+        tokens: Int[Array, "B T"],
+        frozen_trunk: Float[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"] | None, Float[Array, "B T V"]]:
         """Teacher-forced, without dropout: log-probabilities of `tokens`, the value before each, and all logits.
 
         `frozen_trunk` = 1 lets no gradient of the values into the model, 0 lets all of it.
         """
-        model, own = self.generator.model, params["model"]
+        model, own, inputs = self.generator.model, params["model"], batch.inputs
         states = apply(model, own, inputs.source, inputs.source_mask, method="encode", rng=None)
         mask = model.states_mask(inputs.source_mask)
         hidden = apply(model, own, tokens, states, mask, method="decode_hidden", rng=None)
@@ -124,8 +128,13 @@ class Policy:
         seen = hidden.astype(jnp.float32)
         if frozen_trunk is not None:
             seen = frozen_trunk * jax.lax.stop_gradient(seen) + (1.0 - frozen_trunk) * seen
+        if self.settings.value_sees_levels:
+            levels = jax.nn.one_hot(batch.levels, len(LEVELS)).reshape(len(tokens), 1, -1)
+            # As long a vector as the states are: a small one would take ten times the rollouts to be noticed.
+            levels = levels * (seen.shape[-1] / batch.levels.shape[1]) ** 0.5
+            seen = jnp.concatenate([seen, jnp.broadcast_to(levels, (*tokens.shape, levels.shape[-1]))], axis=2)
         flat = seen.reshape(-1, seen.shape[-1])
-        values = apply(VALUE_HEAD, params["value"], flat, rng=None).reshape(tokens.shape)
+        values = apply(value_head(self.settings), params["value"], flat, rng=None).reshape(tokens.shape)
         return log_probs, values.astype(jnp.float32), logits
 
     def rate(self, frozen: Params, batch: Any) -> Rollout:
@@ -276,7 +285,7 @@ class Ppo(Policy):
             return self.on_gold(params, frozen, batch)
         settings, mask = self.settings, self.counted(batch)
         warm = batch.policy_weight[0]
-        log_probs, values, logits = self.read(params, batch.batch.inputs, batch.tokens, 1.0 - warm)
+        log_probs, values, logits = self.read(params, batch.batch, batch.tokens, 1.0 - warm)
         assert values is not None
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
         options: dict[str, Any] = {"reduction": settings.reduction, "keep": keep}
@@ -319,7 +328,7 @@ class Grpo(Policy):
         if isinstance(batch, PolicyBatch):
             return self.on_gold(params, frozen, batch)
         settings, mask = self.settings, self.counted(batch)
-        log_probs, _, logits = self.read(params, batch.batch.inputs, batch.tokens)
+        log_probs, _, logits = self.read(params, batch.batch, batch.tokens)
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
         loss, metrics = ppo.grpo_loss(
             log_probs,
@@ -341,6 +350,11 @@ class Grpo(Policy):
             "entropy": ppo.entropy(jax.lax.stop_gradient(logits), mask),
             **self.guarded(log_probs, batch, mask),
         }
+
+
+def value_head(settings: PpoStage) -> ClassificationHead:
+    """Linear, or with a hidden layer of tanh."""
+    return ClassificationHead(num_classes=1, hidden=settings.value_hidden or None)
 
 
 def _inputs(batch: Any) -> Any:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from empax.core.config import ConfigError
 from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.tree import hash_tree
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
@@ -162,6 +163,19 @@ def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(warm["model"]))
     assert np.any(warm["value"]["out"])
     assert any(np.any(leaf) for leaf in jax.tree.leaves(later["model"]))
+
+
+def test_values_may_know_the_gold_levels_and_answers_never_do(toy, batch):
+    task = toy.policy(value_sees_levels=True, value_hidden=8)
+    other = batch.replace(levels=batch.levels + 1)
+    params = jax.jit(task.init)(jax.random.key(5), batch)
+    assert params["value"]["hidden"].shape == (toy.MODEL.config.d_model + 3, 8)
+    found, changed = (jax.jit(task.rollout)(params, toy.frozen(), one, jax.random.key(1)) for one in (batch, other))
+    np.testing.assert_array_equal(found.tokens, changed.tokens)
+    np.testing.assert_array_equal(found.log_probs, changed.log_probs)
+    assert (np.abs(found.values - changed.values) > 1e-6).all()
+    with pytest.raises(ConfigError, match="kind = 'empathy'"):
+        toy.policy(value_sees_levels=True, rewards=())
 
 
 @pytest.mark.parametrize("grpo", [False, True])
