@@ -90,8 +90,9 @@ def test_a_policy_on_adapters_has_what_they_sit_on_for_its_reference(int8):
     weights = 2 * EMBEDDINGS + 4 * NORMS + MATRICES + 4 * OUTPUTS if int8 else HALF
     params, size, frozen = map(float, LINE.findall(describe(of_rewards(config)))[0][1:])
     head = 32 * 4096 + 32
-    assert params == pytest.approx((TRAINED - head + 4096 + 1) / 1e6, abs=0.01)  # and the value head
-    assert size == pytest.approx((2 + 2) * 4 * (TRAINED - head + 4096 + 1) / 1e6, abs=1)
+    trained = TRAINED - head + (4096 + 9) * 128 + 128 + 128 + 1  # the value head reads three mechanisms' levels
+    assert params == pytest.approx(trained / 1e6, abs=0.01)
+    assert size == pytest.approx((2 + 2) * 4 * trained / 1e6, abs=1)
     assert frozen == pytest.approx((weights + 4 * head) / 1e6, abs=1)
 
 

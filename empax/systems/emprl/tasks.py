@@ -76,7 +76,7 @@ class Policy:
         if self.has_values:
             width = self.generator.model.config.d_model
             if self.settings.value_sees_levels:
-                width += len(LEVELS) * batch.levels.shape[1]
+                width += len(LEVELS) * _contexts(batch).levels.shape[1]
             params["value"] = value_head(self.settings).init(second, jnp.zeros((1, width)))["params"]
         return params
 
@@ -359,8 +359,12 @@ def value_head(settings: PpoStage) -> ClassificationHead:
 
 def _inputs(batch: Any) -> Any:
     """What the generator reads, of a batch in whatever state."""
-    batch = batch.batch if isinstance(batch, Rollout) else batch
+    batch = _contexts(batch)
     return batch.inputs if isinstance(batch, PolicyBatch) else batch
+
+
+def _contexts(batch: Any) -> Any:
+    return batch.batch if isinstance(batch, Rollout) else batch
 
 
 def _once(value: Float[Array, ""]) -> Mean:
