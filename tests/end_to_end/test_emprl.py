@@ -94,4 +94,4 @@ def test_a_policy_that_reads_exemplars_begins_with_regs_generator(recipe, finish
     assert all(len(row["exemplars"]) == 2 and row["attributes"] for row in predictions)
     metrics = read_json(workdir / "report.json")["metrics"]
     assert {"empathy_f1", "exemplar_emotion_match", "distinct_2"} <= set(metrics)
-    assert {path.stem for path in (workdir / "ppo" / "replies").glob("*.json")} == {"000000", "000002"}
+    assert {path.stem for path in (workdir / "ppo" / "replies").glob("*.json")} == {"000000", "000002", "000004"}
