@@ -148,7 +148,8 @@ class PpoStage(PolicyStage):
       value_weight: of the value loss (Eq. 13).
       value_hidden: width of a hidden layer in the value head; 0 = it is linear.
       value_sees_levels: the value head also reads the gold response's levels, which the reward asks for. Nobody needs
-        values when training is over, so they may know what the policy must not (Pinto et al. 2018, Sec. III).
+        values when training is over, so they may know what the policy must not (Pinto et al. 2018, Sec. III). Without a
+        reward of kind "empathy" there are no levels, and it changes nothing.
       value_clip: None = not clipped (Eq. 15 as printed).
       value_warmup_steps: batches from which the value head learns alone, the rest of the model untouched.
       reduction: see `losses.ppo.reduce_tokens`; the paper prints "sequences".
@@ -172,8 +173,6 @@ class PpoStage(PolicyStage):
             raise ConfigError(f"gamma = {self.gamma} and lam = {self.lam} must lie in [0, 1].")
         if self.value_warmup_steps < 0 or self.value_hidden < 0:
             raise ConfigError("value_warmup_steps and value_hidden must be at least 0.")
-        if self.value_sees_levels and all(reward.kind != "empathy" for reward in self.rewards):
-            raise ConfigError("value_sees_levels needs a reward of kind = 'empathy': others have no levels.")
         if self.rollout.num_samples != 1:
             raise ConfigError("rollout.num_samples must be 1: PPO has a value head, groups are GRPO's.")
 
