@@ -71,7 +71,8 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
     else:
         heads = [{"pattern": "^(trained/)?value/", "learning_rate_scale": 40.0}]  # it starts from nothing
         config.ppo.optimizer.groups = heads
-        config.ppo.update({"value_warmup_steps": 60, "value_clip": None, "value_hidden": 128, "value_sees_levels": True})
+        config.ppo.update({"value_warmup_steps": 60, "value_clip": None})
+        config.ppo.update({"value_hidden": 128, "value_sees_levels": True})
     if form == "no_kl":
         config.ppo.kl = ConfigDict({"coefficient": 0.0, "controller": "fixed"})
     if form == "no_reward":
