@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import grain
-import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -96,36 +95,31 @@ def train_batches(
     stop_step: int,
     num_threads: int = 1,
     prefetch: int = 8,
-    process_index: int = 0,
-    process_count: int = 1,
 ) -> Iterator[Batch]:
     """Yields the batches of steps `start_step` to `stop_step` - 1, made ahead of time in threads.
 
     The batch of a step depends on `seed` and the step alone: not on where the run started, nor on the number of
-    threads or processes. Every process collates the whole batch (shapes and random draws agree) and keeps its rows.
+    threads. Each of several processes makes the whole batch, so that shapes and random draws agree, and places its own
+    rows (`core.distributed.place`).
 
     Args:
       examples: what batches are cut from; `collate` must be safe to call from threads.
-      batch_size: rows over all processes, a multiple of `process_count`.
+      batch_size: rows over all processes.
       buckets: see `BatchPlan`.
       seed: of order and of `collate`'s random draws, at least 0.
       start_step: first step, 0 for a new run.
       stop_step: first step that is not made.
       num_threads: threads that collate; 0 = in the caller's.
       prefetch: batches made ahead.
-      process_index: which rows to keep: `process_index::process_count`.
-      process_count: number of processes.
 
     Raises:
       ConfigError: values out of range.
     """
-    _check_processes(batch_size, process_index, process_count)
     plan = BatchPlan(examples.lengths, batch_size, buckets, seed)
 
     def make(step: int) -> Batch:
         indices, length = plan.plan(step)
-        batch = examples.collate(indices, length, np.random.default_rng([seed, step]))
-        return _process_rows(batch, process_index, process_count)
+        return examples.collate(indices, length, np.random.default_rng([seed, step]))
 
     if stop_step <= start_step:
         return iter(())
@@ -134,28 +128,25 @@ def train_batches(
 
 
 def eval_batches(
-    examples: Examples, *, batch_size: int, buckets: Sequence[int], process_index: int = 0, process_count: int = 1
+    examples: Examples, *, batch_size: int, buckets: Sequence[int]
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
     """Yields every example once, shortest first, with the example of each row (-1 = filler).
 
     Args:
       examples: what batches are cut from.
-      batch_size: rows over all processes, a multiple of `process_count`; filler rows complete the last batch.
+      batch_size: rows; filler rows complete the last batch.
       buckets: see `BatchPlan`.
-      process_index: which rows to keep: `process_index::process_count`.
-      process_count: number of processes.
 
     Raises:
       ConfigError: no examples, or values out of range.
     """
     _check(len(examples), batch_size, buckets)
-    _check_processes(batch_size, process_index, process_count)
-    return _eval_batches(examples, batch_size, buckets, process_index, process_count)
+    return _eval_batches(examples, batch_size, buckets)
 
 
 def _eval_batches(
-    examples: Examples, batch_size: int, buckets: Sequence[int], process_index: int, process_count: int
-) -> Iterator[tuple[np.ndarray, Batch]]:
+    examples: Examples, batch_size: int, buckets: Sequence[int]
+) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
     lengths = _source_lengths(examples.lengths)
     order = np.argsort(_length_ranks(examples.lengths, buckets), kind="stable")
     for number, start in enumerate(range(0, len(order), batch_size)):
@@ -163,14 +154,7 @@ def _eval_batches(
         rows = order[start : start + batch_size]
         indices[: len(rows)] = rows
         length = bucket_of(int(lengths[rows].max()), buckets)
-        batch = examples.collate(indices, length, np.random.default_rng([0, number]))
-        yield indices[process_index::process_count], _process_rows(batch, process_index, process_count)
-
-
-def _process_rows(batch: Batch, process_index: int, process_count: int) -> Batch:
-    if process_count == 1:
-        return batch
-    return jax.tree.map(lambda leaf: leaf[process_index::process_count], batch)
+        yield indices, examples.collate(indices, length, np.random.default_rng([0, number]))
 
 
 def _check(num_examples: int, batch_size: int, buckets: Sequence[int]) -> None:
@@ -180,13 +164,6 @@ def _check(num_examples: int, batch_size: int, buckets: Sequence[int]) -> None:
         raise ConfigError(f"batch_size = {batch_size} must be at least 1.")
     if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
         raise ConfigError(f"buckets = {tuple(buckets)} must be ascending lengths, at least one.")
-
-
-def _check_processes(batch_size: int, process_index: int, process_count: int) -> None:
-    if batch_size % process_count:
-        raise ConfigError(f"batch_size = {batch_size} must be a multiple of the {process_count} processes.")
-    if not 0 <= process_index < process_count:
-        raise ConfigError(f"process_index = {process_index} must lie in [0, {process_count}).")
 
 
 class _Some:

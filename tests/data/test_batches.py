@@ -126,17 +126,6 @@ class Noisy(SequenceExamples):
         return batch.replace(source=batch.source + 1000 * rng.integers(9, size=batch.source.shape, dtype=np.int32))
 
 
-def test_processes_share_the_batch_without_overlap_or_loss():
-    examples = Noisy([[1] * n for n in range(1, 30)], [[1]] * 29, pad_id=PAD, max_target_tokens=4)
-    whole = make_batches(examples, 0, 8)
-    parts = [make_batches(examples, 0, 8, process_index=i, process_count=4) for i in range(4)]
-    for step, batch in enumerate(whole):
-        for index in range(4):
-            assert parts[index][step].source.shape[0] == 2
-            for mine, all_rows in zip(leaves(parts[index][step]), leaves(batch), strict=True):
-                np.testing.assert_array_equal(mine, all_rows[index::4])
-
-
 def test_random_draws_belong_to_the_step():
     examples = Noisy([[1]] * 8, [[1]] * 8, pad_id=PAD, max_target_tokens=4)
     one, two = make_batches(examples, 0, 2)
@@ -156,11 +145,6 @@ def test_eval_holds_every_example_once_shortest_first():
     for indices, batch in found:
         assert which(batch) == indices[indices >= 0].tolist()
         np.testing.assert_array_equal(batch.valid, indices >= 0)
-    halves = [
-        list(eval_batches(examples, batch_size=8, buckets=BUCKETS, process_index=i, process_count=2)) for i in (0, 1)
-    ]
-    rows = np.concatenate([indices for half in halves for indices, _ in half])
-    assert sorted(rows[rows >= 0]) == list(range(101))
 
 
 def test_collate():
@@ -189,8 +173,6 @@ def test_collate():
         ({"buckets": (16, 8)}, "ascending"),
         ({"buckets": ()}, "at least one"),
         ({"seed": -1}, "seed = -1"),
-        ({"process_count": 3}, "multiple of the 3 processes"),
-        ({"process_index": 2, "process_count": 2}, r"must lie in \[0, 2\)"),
     ],
 )
 def test_bad_settings_are_refused(wrong, message):
