@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from empax.core import distributed
+from empax.core.files import write_text
 from empax.core.sharding import MeshSettings, make_mesh
 from empax.core.types import Batch, Mean
 from empax.training import loop
@@ -117,7 +118,8 @@ def train(workdir, *, task=None, **changes):
     def on_refresh(step, params):
         kept = directory / f"refresh-{step}.txt"
         if params is not None:
-            kept.write_text(str(int(1000 * np.abs(np.asarray(params["embed"]["table"])).sum()) % VOCABULARY))
+            # By every process, so whole or not at all: another one may be reading it.
+            write_text(kept, str(int(1000 * np.abs(np.asarray(params["embed"]["table"])).sum()) % VOCABULARY))
         examples.shift = int(kept.read_text())
 
     arguments = {
