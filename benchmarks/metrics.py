@@ -23,7 +23,7 @@ from sacrebleu.metrics.bleu import BLEU
 from benchmarks import texts
 from benchmarks.paired import DisagreementError, Row, arguments, report, seconds, timed
 from empax.core.types import Prediction
-from empax.evaluation import text
+from empax.evaluation import words
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, make_statistics, score
 from empax.evaluation.significance import estimate
@@ -66,22 +66,22 @@ def make_rows(options: argparse.Namespace) -> list[Prediction]:
     if options.predictions:
         return read_predictions(Path(options.predictions))[0][: options.rows]
     found = texts.instances(options.data, "test" if options.data else "train")
-    words = " ".join(instance.response for instance in found).split()
+    vocabulary = " ".join(instance.response for instance in found).split()
     rng = random.Random(0)
     rows = []
     for number in range(options.rows):
         reference = found[number % len(found)].response.split()
         if number >= len(found):  # the sample is small: more rows of it must not be the same texts again
-            reference = reference[: rng.randint(1, len(reference))] + rng.choices(words, k=rng.randint(3, 15))
+            reference = reference[: rng.randint(1, len(reference))] + rng.choices(vocabulary, k=rng.randint(3, 15))
         start = rng.randrange(len(reference))
-        response = reference[start : start + rng.randint(1, 6)] + rng.choices(words, k=rng.randint(0, 10))
+        response = reference[start : start + rng.randint(1, 6)] + rng.choices(vocabulary, k=rng.randint(0, 10))
         rows.append(Prediction((), " ".join(response), " ".join(reference)))
     return rows
 
 
 def clear() -> None:
     """Empties our caches of tokens."""
-    for function in (text.tokenize, text.lower_tokens):
+    for function in (words.tokenize, words.lower_tokens, words._chunk_words):
         function.cache_clear()
 
 
@@ -124,9 +124,9 @@ def their_numbers(responses: Sequence[str], references: Sequence[str]) -> dict[s
 def tokenize(sentences: Sequence[str]) -> list[list[str]]:
     """What `nltk.word_tokenize` does, with a sentence model that needs no download."""
     parameters = PunktParameters()
-    parameters.abbrev_types = set(text._ABBREVIATIONS)  # as ours, so that the tokens are the same
-    parts, words = PunktSentenceTokenizer(parameters).tokenize, NLTKWordTokenizer().tokenize
-    return [[token for part in parts(sentence) for token in words(part)] for sentence in sentences]
+    parameters.abbrev_types = set(words._ABBREVIATIONS)  # as ours, so that the tokens are the same
+    parts, split = PunktSentenceTokenizer(parameters).tokenize, NLTKWordTokenizer().tokenize
+    return [[token for part in parts(sentence) for token in split(part)] for sentence in sentences]
 
 
 def check(ours: dict[str, float], theirs: dict[str, float]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from empax.core.files import DataError
 from empax.core.types import LEVELS, MECHANISMS, Prediction
-from empax.evaluation import empathy, text
+from empax.evaluation import empathy, text, words
 from empax.evaluation.perplexity import perplexity_statistics
 from empax.evaluation.significance import (
     Statistic,
@@ -170,7 +170,7 @@ def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str
     made = perplexity_statistics(
         nll,
         np.asarray(num_tokens, np.float64),
-        np.asarray([len(text.tokenize(row.reference)) for row in rows], np.float64),
+        np.asarray([len(words.tokenize(row.reference)) for row in rows], np.float64),
         np.asarray([len(row.reference.encode()) for row in rows], np.float64),
     )
     # A perplexity of references without a word or a byte is no number.

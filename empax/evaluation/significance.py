@@ -316,9 +316,9 @@ class DistinctStatistic:
         self.num_rows = num_rows
         self.bounds: tuple[float, float] | None = (0.0, 100.0)
         self._num_items = np.bincount(rows, minlength=num_rows).astype(np.float64)
-        pairs = np.unique(np.stack([ids, rows], axis=-1), axis=0)  # by id; one row's repeats add nothing
-        self._rows = pairs[:, 1]
-        self._starts = np.flatnonzero(np.diff(pairs[:, 0], prepend=-1))  # where each id's rows begin
+        pairs = np.unique(ids * num_rows + rows)  # by id; one row's repeats add nothing
+        self._rows = pairs % max(num_rows, 1)
+        self._starts = np.flatnonzero(np.diff(pairs // max(num_rows, 1), prepend=-1))  # where each id's rows begin
 
     def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
         if len(self._rows) == 0:

@@ -7,16 +7,15 @@ Distinct keep per-row counts, so that an interval is arithmetic on arrays. Lette
 from __future__ import annotations
 
 import functools
-import html
-import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from empax.evaluation.significance import DistinctStatistic, Statistic, SumStatistic, divide, estimate, ratio_statistic
+from empax.evaluation.words import lower_tokens, tokenize, tokenize_13a
 
 MAX_ORDER = 4
 BLEU_VARIANTS: tuple[str, ...] = ("nltk", "nltk_cased", "sentence_avg", "precision", "moses", "sacrebleu")
@@ -24,54 +23,6 @@ DISTINCT_VARIANTS: tuple[str, ...] = ("nltk", "cased", "no_punctuation", "whites
 
 _EPSILON = 1e-12  # NLTK's method1 as NEC and DCKS call it
 _METHOD4_K = 5  # NLTK's constant of Chen and Cherry's method 4
-
-# Words whose full stop ends no sentence. NLTK's trained English model knows more; these are the ones of dialogue.
-_ABBREVIATIONS = frozenset(
-    (
-        "mr mrs ms dr prof st jr sr vs etc inc co ltd corp dept approx est gen sgt capt lt col rev hon mt ft "
-        + "a.m p.m u.s u.k e.g i.e ph.d b.a m.a d.c jan feb mar apr jun jul aug sep sept oct nov dec"
-    ).split(" ")
-)
-_INNER_SENTENCE_END = re.compile(r"[.?!][^\w\s]*\s+\S")
-
-
-@functools.cache
-def _nltk_tokenizers() -> tuple[Callable[[str], list[str]], Callable[[str], Iterable[str]]]:
-    # Imported when first asked for: NLTK takes seconds to import.
-    from nltk.tokenize.destructive import NLTKWordTokenizer
-    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
-
-    parameters = PunktParameters()
-    parameters.abbrev_types = set(_ABBREVIATIONS)  # Punkt may add to it
-    return NLTKWordTokenizer().tokenize, PunktSentenceTokenizer(parameters).tokenize
-
-
-@functools.lru_cache(maxsize=200_000)
-def tokenize(text: str) -> tuple[str, ...]:
-    """NLTK word tokens, as `nltk.word_tokenize` gives them, case kept.
-
-    The word tokenizer only parts a full stop at the end of its input ("sorry. What" keeps "sorry."), so the text is
-    cut into sentences first. Departure: NLTK downloads a trained sentence model; this uses the same algorithm
-    (Punkt) with a short list of abbreviations and no download.
-    """
-    words, sentences = _nltk_tokenizers()
-    parts = sentences(text) if _INNER_SENTENCE_END.search(text) else (text,)
-    return tuple(itertools.chain.from_iterable(words(part) for part in parts))
-
-
-@functools.lru_cache(maxsize=200_000)
-def lower_tokens(text: str) -> tuple[str, ...]:
-    """`tokenize`, lower-cased: the words of every default here."""
-    return tuple(token.lower() for token in tokenize(text))
-
-
-def tokenize_13a(text: str) -> tuple[str, ...]:
-    """Tokens of mteval-v13a, sacrebleu's default: punctuation apart, but not inside numbers; case kept."""
-    text = html.unescape(text.replace("<skipped>", "").replace("-\n", "").replace("\n", " "))
-    text = re.sub(r"""([!-&(-+/:-@\[-`{-~])""", r" \1 ", f" {text} ")
-    text = re.sub(r"([^0-9])([.,])", r"\1 \2 ", text)
-    text = re.sub(r"([.,])([^0-9])", r" \1 \2", text)
-    return tuple(re.sub(r"([0-9])(-)", r"\1 \2 ", text).split())
 
 
 def _lower_split(text: str) -> tuple[str, ...]:
@@ -88,13 +39,21 @@ _BLEU_TOKENS: dict[str, Callable[[str], tuple[str, ...]]] = {
 }
 
 
-def ngrams(tokens: Sequence[str], order: int) -> list[tuple[str, ...]]:
-    """All runs of `order` tokens."""
-    return [tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1)]
-
-
-def _all_ngrams(tokens: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-    return (tokens[i : i + n] for n in range(1, MAX_ORDER + 1) for i in range(len(tokens) - n + 1))
+def _ngrams(texts: Sequence[Sequence[str]], orders: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For n = 1 to `orders` all n-grams of all texts: numbers that equal n-grams share, and the text of each."""
+    vocabulary: dict[str, int] = {}
+    words = np.asarray([vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in text], np.int64)
+    lengths = np.asarray([len(text) for text in texts], np.int64)
+    rows = np.repeat(np.arange(len(texts)), lengths)
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words of the text from here on
+    starts, ids = np.arange(len(words)), words
+    for order in range(1, orders + 1):
+        if order > 1:
+            inside = left[starts] >= order
+            starts = starts[inside]
+            pairs = ids[inside] * max(len(vocabulary), 1) + words[starts + order - 1]
+            ids = np.unique(pairs, return_inverse=True)[1]
+        yield ids, rows[starts]
 
 
 def bleu_tokens(variant: str) -> Callable[[str], tuple[str, ...]]:
@@ -111,14 +70,17 @@ def count_matches(hypotheses: Sequence[str], references: Sequence[str], variant:
     split = bleu_tokens(variant)
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses and {len(references)} references; there must be one for each.")
-    counts = np.zeros((len(hypotheses), 2 * MAX_ORDER + 2))
-    for row, (hypothesis, reference) in enumerate(zip(hypotheses, references, strict=True)):
-        said, wanted = split(hypothesis), split(reference)
-        wanted_counts = Counter(_all_ngrams(wanted))
-        for ngram, count in Counter(_all_ngrams(said)).items():
-            counts[row, len(ngram) - 1] += min(count, wanted_counts[ngram])
-        counts[row, MAX_ORDER : 2 * MAX_ORDER] = [max(0, len(said) - n) for n in range(MAX_ORDER)]
-        counts[row, 8:] = len(said), len(wanted)
+    n, texts = len(hypotheses), [split(text) for text in (*hypotheses, *references)]
+    counts = np.zeros((n, 2 * MAX_ORDER + 2))
+    lengths = np.asarray([len(text) for text in texts], np.float64).reshape(2, n)
+    for order, (ids, rows) in enumerate(_ngrams(texts, MAX_ORDER), start=1):
+        keys = (rows % n) * (ids.max(initial=0) + 1) + ids  # an n-gram of a pair of texts
+        said, wanted = (np.unique(keys[side], return_counts=True) for side in (rows < n, rows >= n))
+        shared, in_said, in_wanted = np.intersect1d(said[0], wanted[0], assume_unique=True, return_indices=True)
+        clipped = np.minimum(said[1][in_said], wanted[1][in_wanted])
+        counts[:, order - 1] = np.bincount(shared // (ids.max(initial=0) + 1), weights=clipped, minlength=n)
+        counts[:, MAX_ORDER + order - 1] = np.maximum(lengths[0] - order + 1, 0)
+    counts[:, 8], counts[:, 9] = lengths
     return counts
 
 
@@ -226,8 +188,7 @@ def distinct_statistic(responses: Sequence[str], n: int, variant: str = "nltk") 
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}.")
     split = _DISTINCT_TOKENS[variant]
-    per_row = [ngrams(split(response), n) for response in responses]
-    ids, rows, _ = _number(per_row)
+    *_, (ids, rows) = _ngrams([split(response) for response in responses], n)
     return DistinctStatistic(ids, rows, len(responses))
 
 

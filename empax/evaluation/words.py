@@ -1,0 +1,93 @@
+"""The words that the field's metrics count: NLTK's, and mteval's 13a. Tokens are kept: texts and their parts recur."""
+
+from __future__ import annotations
+
+import functools
+import html
+import itertools
+import re
+from collections.abc import Callable, Iterable
+
+# Words whose full stop ends no sentence. NLTK's trained English model knows more; these are the ones of dialogue.
+_ABBREVIATIONS = frozenset(
+    (
+        "mr mrs ms dr prof st jr sr vs etc inc co ltd corp dept approx est gen sgt capt lt col rev hon mt ft "
+        + "a.m p.m u.s u.k e.g i.e ph.d b.a m.a d.c jan feb mar apr jun jul aug sep sept oct nov dec"
+    ).split(" ")
+)
+# Letters and digits that NLTK parts nevertheless.
+_CONTRACTIONS = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})
+_INNER_SENTENCE_END = re.compile(r"[.?!]\s*\S")
+_PLAIN_CHUNK = re.compile(r"(?P<word>[A-Za-z0-9]+(?:['-][A-Za-z]+)*)?(?P<end>,|[?!]+|\.)?")
+
+
+@functools.cache
+def _nltk_tokenizers() -> tuple[Callable[[str], list[str]], Callable[[str], Iterable[str]]]:
+    # Imported when first asked for: NLTK takes seconds to import.
+    from nltk.tokenize.destructive import NLTKWordTokenizer
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+
+    parameters = PunktParameters()
+    parameters.abbrev_types = set(_ABBREVIATIONS)  # Punkt may add to it
+    return NLTKWordTokenizer().tokenize, PunktSentenceTokenizer(parameters).tokenize
+
+
+@functools.lru_cache(maxsize=200_000)
+def tokenize(text: str) -> tuple[str, ...]:
+    """NLTK word tokens, as `nltk.word_tokenize` gives them, case kept.
+
+    The word tokenizer only parts a full stop at the end of its input ("sorry. What" keeps "sorry."), so the text is
+    cut into sentences first. Departure: NLTK downloads a trained sentence model; this uses the same algorithm
+    (Punkt) with a short list of abbreviations and no download.
+
+    Both only look at the white space around a plain chunk of text, so most chunks are looked up; a text with any
+    other chunk goes through NLTK whole.
+    """
+    words: list[str] = []
+    for chunk in text.split():
+        found = _chunk_words(chunk)
+        if found is None:
+            return _whole(text)
+        words += found
+    return tuple(words)
+
+
+@functools.lru_cache(maxsize=200_000)
+def _chunk_words(chunk: str) -> tuple[str, ...] | None:
+    """NLTK's words of what stands between white space, wherever it stands; None if that depends on what is around."""
+    plain = _PLAIN_CHUNK.fullmatch(chunk)
+    if plain is None:
+        return None
+    word, end = plain.group("word", "end")
+    if end == "." and not _ends_sentence(word or ""):
+        return None
+    words, _ = _nltk_tokenizers()
+    simple = not word or (word.isalnum() and word.lower() not in _CONTRACTIONS)
+    parts = ((word,) if word else ()) if simple else tuple(words(word))
+    return (*parts, *((end,) if end in (".", ",") else end or ""))
+
+
+def _ends_sentence(word: str) -> bool:
+    """Whether a full stop behind the word ends a sentence whatever follows."""
+    return len(word) > 1 and word.isalpha() and word.lower() not in _ABBREVIATIONS
+
+
+def _whole(text: str) -> tuple[str, ...]:
+    words, sentences = _nltk_tokenizers()
+    parts = sentences(text) if _INNER_SENTENCE_END.search(text) else (text,)
+    return tuple(itertools.chain.from_iterable(words(part) for part in parts))
+
+
+@functools.lru_cache(maxsize=200_000)
+def lower_tokens(text: str) -> tuple[str, ...]:
+    """`tokenize`, lower-cased: the words of every default of `evaluation.text`."""
+    return tuple(token.lower() for token in tokenize(text))
+
+
+def tokenize_13a(text: str) -> tuple[str, ...]:
+    """Tokens of mteval-v13a, sacrebleu's default: punctuation apart, but not inside numbers; case kept."""
+    text = html.unescape(text.replace("<skipped>", "").replace("-\n", "").replace("\n", " "))
+    text = re.sub(r"""([!-&(-+/:-@\[-`{-~])""", r" \1 ", f" {text} ")
+    text = re.sub(r"([^0-9])([.,])", r"\1 \2 ", text)
+    text = re.sub(r"([.,])([^0-9])", r" \1 \2", text)
+    return tuple(re.sub(r"([0-9])(-)", r"\1 \2 ", text).split())

@@ -1,0 +1,62 @@
+"""The tokens of metrics against the libraries that define them."""
+
+import itertools
+import random
+
+import pytest
+from nltk.tokenize.destructive import NLTKWordTokenizer
+from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+
+from empax.data.sample import load_dialogues
+from empax.evaluation import words
+
+
+def nltk_words(text):
+    """`nltk.word_tokenize`, with the abbreviations of empax in place of a trained model of sentences."""
+    parameters = PunktParameters()
+    parameters.abbrev_types = set(words._ABBREVIATIONS)
+    sentences = PunktSentenceTokenizer(parameters).tokenize(text)
+    return tuple(itertools.chain.from_iterable(NLTKWordTokenizer().tokenize(one) for one in sentences))
+
+
+@pytest.fixture(scope="module")
+def awkward():
+    """Texts whose pieces meet in every way: what a chunk of text becomes may depend on what stands around it."""
+    pieces = (
+        "i sorry Oh cannot gonna wanna gimme can't it's dogs' 'tis 'cause d'ye U.S. Mr. st. etc p.m. 3.5 5. 1,000 a-b "
+        "well--so no... yes.. ... what?! wow!! ok.so ok,so hi: 10:30 :) ) . ? ! , ' '' \" \"no.\" (yes) (yes.) foo.) x."
+        " don't. we'll? we'll, they'll. sure, sure. $5 #tag user@mail.com naïve “so” ’s ;) * I'm I'M N'T shouldn't've"
+        " rock'n'roll o'clock re-do. 3rd. cannot. gotta? lemme, half-time! -- - a.m., really.? word.Next ok!Next"
+    ).split()
+    rng = random.Random(0)
+    gaps = (" ", " ", " ", "  ", "\t", "\n")
+    return ["".join(rng.choice(pieces) + rng.choice(gaps) for _ in range(rng.randint(1, 6))) for _ in range(20_000)]
+
+
+def test_words_are_those_of_nltk(awkward):
+    known = [turn.text for split in load_dialogues().values() for one in split for turn in one.utterances]
+    for text in (*known, *awkward, "", " ", "\n"):
+        assert words.tokenize(text) == nltk_words(text), repr(text)
+        assert words.lower_tokens(text) == tuple(word.lower() for word in nltk_words(text))
+
+
+def test_tokens_are_those_of_sentences_and_words():
+    assert words.tokenize("I am sorry. What happened? I can't... ok") == (
+        "I", "am", "sorry", ".", "What", "happened", "?", "I", "ca", "n't", "...", "ok",
+    )  # fmt: skip
+    assert words.tokenize("Mr. Smith came. He left.") == ("Mr.", "Smith", "came", ".", "He", "left", ".")
+    assert words.tokenize("Oh no. really?") == ("Oh", "no", ".", "really", "?")
+    assert words.tokenize("") == ()
+
+
+def test_13a_tokens_match_sacrebleu():
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    theirs = Tokenizer13a()
+    for line in [
+        'He said: "3.5%, or 1,000?" (a-b) 7-up',
+        "it's &amp; &quot;x&quot; end.",
+        "a/b [c] {d} ~e `f` g@h.com",
+        "ok...",
+    ]:
+        assert list(words.tokenize_13a(line)) == theirs(line).split()
