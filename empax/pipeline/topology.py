@@ -11,26 +11,23 @@ Utilisation (MFU) counts the FLOPs of the model alone: what is computed again to
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.compilation_cache import compilation_cache
 
 from empax.core.config import ConfigError
-from empax.core.hlo import Program, Work
+from empax.core.hlo import Work
 from empax.core.run import RunOptions
 from empax.core.sharding import LOGICAL, batch_sharding, bytes_on_one, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
 from empax.core.types import TrainState
 from empax.models.layers import logical_axes
+from empax.pipeline.compiling import compile_elsewhere, compile_into, libtpu_environment
 from empax.pipeline.run import Stage, make_stages
 from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
 from empax.training.optimizer import make_optimizer
@@ -136,13 +133,46 @@ def describe_topology(config: Mapping[str, Any], topology: str) -> str:
     return "\n".join(lines)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Laid:
+    """A stage's update, and where each of its arguments lies on a slice."""
+
+    step: Any
+    template: TrainState
+    places: TrainState
+    frozen: Any
+    batch: Any
+
+
 def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate:
     """Compiles the stage's update for `topology` and counts.
 
     Raises:
-      ConfigError: an unknown topology, a mesh that it does not have, or libtpu is not installed.
+      ConfigError: an unknown topology, a mesh that it does not have, more memory than a chip has, or libtpu is not
+        installed.
     """
     chip, devices = chip_of(topology), _devices(topology)
+    laid = _lay_out(config, stage, devices)
+    program = compile_elsewhere(functools.partial(_write_program, config, stage.name, topology))
+    work = program.work()
+    return Estimate(
+        chip=chip,
+        chips=len(devices),
+        batch=stage.settings.loop.batch_size,
+        parameters=count_params(laid.template.params),
+        parameter_bytes=bytes_on_one(laid.template.params, laid.places.params),
+        optimizer_bytes=bytes_on_one(laid.template.opt_state, laid.places.opt_state),
+        frozen_bytes=bytes_on_one(laid.frozen, jax.tree.map(lambda leaf: leaf.sharding, laid.frozen)),
+        temporary_bytes=program.temporary_bytes,
+        model_flops=model_flops(config, stage),
+        work=work,
+        compute_seconds=work.flops / chip.flops,
+        memory_seconds=work.hbm_bytes / chip.hbm_bandwidth,
+        communication_seconds=sum(one.sent / _bandwidth(chip, one.group, topology) for one in work.collectives),
+    )
+
+
+def _lay_out(config: Mapping[str, Any], stage: Stage, devices: list[Any]) -> _Laid:
     options = RunOptions.of(config)
     mesh = make_mesh(options.mesh, devices)
     logical = {**LOGICAL, **options.mesh.logical}
@@ -154,7 +184,7 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
     template = TrainState(count, params, jax.eval_shape(optimizer.init, params), rng, {})
     places = shard_params(template, mesh, axes=logical_axes, logical=logical)
     frozen_places = shard_params(sketch.frozen, mesh, axes=logical_axes, logical=logical)
-    step: Any = make_train_step(
+    step = make_train_step(
         sketch.task,
         optimizer,
         state=places,
@@ -163,48 +193,14 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
         accumulate=loop.accumulate,
         trained=found.trained,
     )
-    frozen = jax.tree.map(_placed, sketch.frozen, frozen_places)
-    compiled, program = _compile(step.lower(template, frozen, sketch.batch))
-    memory, work = compiled.memory_analysis(), program.work()
-    return Estimate(
-        chip=chip,
-        chips=len(devices),
-        batch=loop.batch_size,
-        parameters=count_params(params),
-        parameter_bytes=bytes_on_one(template.params, places.params),
-        optimizer_bytes=bytes_on_one(template.opt_state, places.opt_state),
-        frozen_bytes=bytes_on_one(sketch.frozen, frozen_places),
-        temporary_bytes=memory.temp_size_in_bytes,
-        model_flops=model_flops(config, stage),
-        work=work,
-        compute_seconds=work.flops / chip.flops,
-        memory_seconds=work.hbm_bytes / chip.hbm_bandwidth,
-        communication_seconds=sum(one.sent / _bandwidth(chip, one.group, topology) for one in work.collectives),
-    )
+    return _Laid(step, template, places, jax.tree.map(_placed, sketch.frozen, frozen_places), sketch.batch)
 
 
-def _compile(lowered: Any) -> tuple[Any, Program]:
-    """The executable, and the partitioned program as the compiler writes it into a folder.
-
-    `as_text()` of an executable cannot read back some programs for v5p.
-    """
-    with tempfile.TemporaryDirectory() as folder, _without_cache():
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        (text,) = Path(folder).glob("*after_optimizations.txt")
-        return compiled, Program(text.read_text())
-
-
-@contextlib.contextmanager
-def _without_cache() -> Iterator[None]:
-    """No program is taken from JAX's persistent cache: one that nobody compiles is not written anywhere either."""
-    before = jax.config.values["jax_enable_compilation_cache"]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # JAX looks at the setting once
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        compilation_cache.reset_cache()
+def _write_program(config: Mapping[str, Any], stage: str, topology: str, folder: str) -> None:
+    """Has the compiler write the update of a stage into `folder`."""
+    found = next(one for one in make_stages(config) if one.name == stage)
+    laid = _lay_out(config, found, _devices(topology))
+    compile_into(laid.step.lower(laid.template, laid.frozen, laid.batch), folder)
 
 
 def model_flops(config: Mapping[str, Any], stage: Stage) -> float:
@@ -228,11 +224,11 @@ def chip_of(topology: str) -> Chip:
 
 
 def _devices(topology: str) -> list[Any]:
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no machine to ask
     from jax.experimental import topologies
 
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        with libtpu_environment():
+            found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"config.plan.topology = {topology!r} cannot be compiled for here ({str(error).splitlines()[0]}); "

@@ -22,12 +22,13 @@ def nltk_words(text):
 @pytest.fixture(scope="module")
 def awkward():
     """Texts whose pieces meet in every way: what a chunk of text becomes may depend on what stands around it."""
-    pieces = (
+    written = (
         "i sorry Oh cannot gonna wanna gimme can't it's dogs' 'tis 'cause d'ye U.S. Mr. st. etc p.m. 3.5 5. 1,000 a-b "
         "well--so no... yes.. ... what?! wow!! ok.so ok,so hi: 10:30 :) ) . ? ! , ' '' \" \"no.\" (yes) (yes.) foo.) x."
         " don't. we'll? we'll, they'll. sure, sure. $5 #tag user@mail.com naïve “so” ’s ;) * I'm I'M N'T shouldn't've"
         " rock'n'roll o'clock re-do. 3rd. cannot. gotta? lemme, half-time! -- - a.m., really.? word.Next ok!Next"
-    ).split()
+    )
+    pieces = written.split()
     rng = random.Random(0)
     gaps = (" ", " ", " ", "  ", "\t", "\n")
     return ["".join(rng.choice(pieces) + rng.choice(gaps) for _ in range(rng.randint(1, 6))) for _ in range(20_000)]

@@ -3,10 +3,7 @@
 import dataclasses
 import re
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from configs import emprl_transformer, reg_transformer
 from empax.core.config import ConfigError
@@ -14,7 +11,7 @@ from empax.core.hlo import Work
 from empax.pipeline import run
 from empax.pipeline.plan import describe
 from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
-from empax.pipeline.topology import CHIPS, Estimate, _compile, chip_of, model_flops
+from empax.pipeline.topology import CHIPS, Estimate, chip_of, model_flops
 
 
 @pytest.fixture(scope="module")
@@ -76,31 +73,6 @@ def test_a_rollout_is_counted_as_well():
     decoding = config["ppo"]["rollout"]
     short, long = (trials(config, "ppo", rollout={**decoding, "max_tokens": tokens}) for tokens in (8, 16))
     assert 0 < short < long
-
-
-@pytest.fixture
-def cache(tmp_path):
-    """A compilation cache of this test's own, that keeps everything."""
-    own = {"jax_compilation_cache_dir": str(tmp_path / "xla"), "jax_persistent_cache_min_compile_time_secs": 0.0}
-    before = {name: getattr(jax.config, name) for name in own}
-    for values in (own, before):
-        for name, value in values.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        if values is own:
-            yield tmp_path / "xla"
-
-
-def test_a_program_that_the_cache_knows_is_compiled_all_the_same(cache, tmp_path):
-    """What comes from JAX's cache leaves no dump to read."""
-    lowered = jax.jit(lambda x: x @ x).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32))
-    lowered.compile(compiler_options={"xla_dump_to": str(tmp_path / "dump"), "xla_dump_hlo_as_text": True})
-    kept = sorted(cache.iterdir())
-    assert kept
-    for _ in range(2):
-        assert _compile(lowered)[1].work().flops == 2 * 8**3
-    assert sorted(cache.iterdir()) == kept
-    assert jax.config.jax_enable_compilation_cache
 
 
 @pytest.mark.parametrize("topology", ["v4:2x2", "v5e", "v5e:", "v5e:2xtwo"])

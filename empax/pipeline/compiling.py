@@ -1,0 +1,104 @@
+"""A compiler's own account of a program, without the machine code: what plans for TPUs read.
+
+Nine tenths of the compiler's time go into machine code, which says nothing that a plan wants to know. So another
+process compiles, and is ended as soon as the program and the plan of its buffers are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from empax.core.config import ConfigError
+from empax.core.hlo import Program
+
+_PROGRAM = "*after_optimizations.txt"
+_BUFFERS = "*after_optimizations-buffer-assignment.txt"
+_WRITTEN = "*after_optimizations_after_buffer_assignment.txt"  # the file that follows both
+_ERROR = "error"
+_TEMPORARY = re.compile(r"^allocation \d+: size (\d+), page \d+, preallocated-temp", re.MULTILINE)
+
+
+class CompiledProgram(Program):
+    """A partitioned program, and the bytes of main memory that it needs beside its arguments at its peak."""
+
+    def __init__(self, text: str, buffers: str):
+        super().__init__(text)
+        self.temporary_bytes = temporary_bytes(buffers)
+
+
+def temporary_bytes(buffers: str) -> int:
+    """Of main memory, from the text of a buffer assignment; other memories have a color."""
+    return sum(int(size) for size in _TEMPORARY.findall(buffers))
+
+
+@contextlib.contextmanager
+def libtpu_environment() -> Iterator[None]:
+    """What libtpu should find where there is no TPU: no machine to ask, none to keep others from, no flags for CPUs."""
+    before = dict(os.environ)
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    os.environ.pop("XLA_FLAGS", None)  # libtpu ends the process where it does not know one
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def compile_into(lowered: Any, folder: str) -> None:
+    """Compiles, and has the compiler write into `folder` what `compile_elsewhere` reads."""
+    # What comes from JAX's persistent cache leaves nothing to read.
+    jax.config.update("jax_enable_compilation_cache", False)
+    lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+
+
+def compile_elsewhere(work: Callable[[str], None]) -> CompiledProgram:
+    """What the compiler writes while another process does `work(folder)`, see `compile_into`.
+
+    `work` must be a function that pickles. The program is read from files since `as_text()` of an executable cannot
+    read back some programs for v5p.
+
+    Raises:
+      ConfigError: `work` failed, as it does where a program needs more memory than a chip has.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        process = multiprocessing.get_context("spawn").Process(target=_guarded, args=(work, folder), daemon=True)
+        process.start()
+        try:
+            while process.is_alive() and not any(Path(folder).glob(_WRITTEN)):
+                time.sleep(0.1)
+        finally:
+            process.kill()
+            process.join()
+        return _read(Path(folder))
+
+
+def _guarded(work: Callable[[str], None], folder: str) -> None:
+    try:
+        with libtpu_environment():
+            work(folder)
+    except Exception as error:
+        Path(folder, _ERROR).write_text(f"{type(error).__name__}: {error}")
+        raise SystemExit(1) from None
+
+
+def _read(folder: Path) -> CompiledProgram:
+    if (error := folder / _ERROR).exists():
+        raise ConfigError(
+            f"the step could not be compiled ({error.read_text()[:500].strip()}). Where it needs more memory than a "
+            "chip has: fewer rows a chip (batch_size), more chips a copy (config.mesh.fsdp), or remat = full."
+        )
+    found = [list(folder.glob(pattern)) for pattern in (_PROGRAM, _BUFFERS)]
+    if not all(found):
+        raise ConfigError("the process that compiles the step ended without a word; is there memory left for it?")
+    program, buffers = (one[0].read_text() for one in found)
+    return CompiledProgram(program, buffers)
