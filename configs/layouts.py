@@ -30,7 +30,7 @@ LAYOUTS = {
     "small": {"v5e:2x4": Layout(8), "v5e:16x16": Layout(8), "v5p:2x2x2": Layout(16), "v5p:4x4x4": Layout(16)},
     "base": {"v5e:2x4": Layout(8), "v5e:16x16": Layout(8), "v5p:2x2x2": Layout(16), "v5p:4x4x4": Layout(16)},
     "large": {
-        "v5e:2x4": Layout(8, fsdp=8),
+        "v5e:2x4": Layout(8, fsdp=4),
         "v5e:16x16": Layout(8, fsdp=16),
         "v5p:2x2x2": Layout(16),
         "v5p:4x4x4": Layout(16),
@@ -38,13 +38,13 @@ LAYOUTS = {
     "xl": {
         "v5e:2x4": Layout(8, fsdp=8),
         "v5e:16x16": Layout(8, fsdp=256),
-        "v5p:2x2x2": Layout(16, fsdp=8),
+        "v5p:2x2x2": Layout(16, fsdp=2),
         "v5p:4x4x4": Layout(16, fsdp=64),
     },
     "llama-3.1-8b": {
-        "v5e:2x4": Layout(16, fsdp=8),
+        "v5e:2x4": Layout(16, fsdp=4),
         "v5e:16x16": Layout(16, fsdp=256),
-        "v5p:2x2x2": Layout(16, fsdp=8),
+        "v5p:2x2x2": Layout(16, fsdp=2),
         "v5p:4x4x4": Layout(16, fsdp=64),
     },
 }
