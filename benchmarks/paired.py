@@ -82,10 +82,13 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def timed(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of both in each round, after one call of each that does not count."""
-    ours()
-    theirs()
+def timed(
+    ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, *, warm: bool = False
+) -> tuple[list[float], list[float]]:
+    """Seconds of both in each round, after one call of each that does not count, unless both are `warm`."""
+    if not warm:
+        ours()
+        theirs()
     pairs = in_turns(lambda _: seconds(ours), lambda _: seconds(theirs), rounds)
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 

@@ -1,10 +1,11 @@
-"""How this process keeps the memory that it frees, and when it gives it back."""
+"""How this process keeps the memory that it frees, when it gives it back, and how much it held at most."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import resource
 import sys
 
 # Of glibc's malloc.h.
@@ -43,6 +44,12 @@ def give_back_freed_memory() -> None:
     gc.collect()
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
+
+
+def peak_memory() -> int:
+    """The most bytes of main memory that this process has held at once."""
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else 1024 * held
 
 
 def _glibc() -> ctypes.CDLL | None:

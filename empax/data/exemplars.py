@@ -31,7 +31,8 @@ class ExemplarBatch(LabelledBatch):
     Exemplars come as keys for the retriever to read, or as embeddings that it made before: one of both is None.
     Freshly collated, K stands for M retrieved candidates and R random ones behind them; `explore` picks K of them.
     `utilities` is None until `explore` has tried the candidates out. The exemplars' responses, as the generator's ids
-    without an end, are there for decoding alone.
+    without an end, are there for decoding alone; so are the states of sources that have been read before
+    (`decoding.passages`).
     """
 
     source: Int[Array, "B K S"]
@@ -46,6 +47,8 @@ class ExemplarBatch(LabelledBatch):
     utilities: Float[Array, "B K"] | None = None
     response: Int[Array, "B K T"] | None = None
     response_mask: Bool[Array, "B K T"] | None = None
+    states: Float[Array, "B R D"] | None = None
+    states_mask: Bool[Array, "B R"] | None = None
 
 
 def emotion_ids(instances: Sequence[Instance]) -> np.ndarray:

@@ -60,10 +60,19 @@ def find_speed(
 
 def find_seconds(files: WorkDir) -> dict[str, float]:
     """How long each finished stage took when it last ran."""
+    return {stage: note["seconds"] for stage, note in _stage_notes(files).items() if "seconds" in note}
+
+
+def find_peak_memory(files: WorkDir) -> dict[str, float]:
+    """At "stages/peak_memory_mb" the most that any process held that ran finished stages; empty where none says so."""
+    held = [note["peak_memory_mb"] for note in _stage_notes(files).values() if "peak_memory_mb" in note]
+    return {"stages/peak_memory_mb": max(held)} if held else {}
+
+
+def _stage_notes(files: WorkDir) -> dict[str, Any]:
     # A training loop's own note leaves out what came before its first step.
     paths = (*sorted(files.root.glob("*/DONE")), *sorted(files.root.glob("*/seconds.json")))
-    found = {path.parent.name: read_json(path) for path in paths}
-    return {stage: note["seconds"] for stage, note in found.items() if "seconds" in note}
+    return {path.parent.name: read_json(path) for path in paths}
 
 
 def find_indexes(files: WorkDir) -> dict[str, Any]:

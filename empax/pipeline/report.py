@@ -93,7 +93,7 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
         metrics=scores.metrics,
         variants=scores.variants,
         counts=scores.counts,
-        speed=findings.find_speed(history, findings.find_seconds(files)),
+        speed=findings.find_speed(history, findings.find_seconds(files)) | findings.find_peak_memory(files),
         paper=paper,
         paper_row=settings.paper_row,
         peers=score_peers(Path(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())

@@ -13,7 +13,7 @@ from typing import Any
 from empax.core import distributed
 from empax.core.config import ConfigError, check_keys, to_settings
 from empax.core.files import WorkDir, write_json
-from empax.core.memory import give_back_freed_memory
+from empax.core.memory import give_back_freed_memory, peak_memory
 from empax.core.run import RunContext, RunOptions, cache_dir
 from empax.pipeline.workdirs import claim
 
@@ -126,11 +126,12 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) 
         if not distributed.is_writer():
             continue
         seconds = time.perf_counter() - begin
-        if stage.kind == "train":  # the loop has marked it done itself; this is how long it took
-            write_json(files.stage(stage.name) / "seconds.json", {"seconds": seconds})
+        note = {"seconds": seconds, "peak_memory_mb": round(peak_memory() / 2**20)}
+        if stage.kind == "train":  # the loop has marked it done itself; this is what it took
+            write_json(files.stage(stage.name) / "seconds.json", note)
         else:
-            write_json(files.done(stage.name), {"seconds": seconds})
-        log.info("%s: done in %.0f s", stage.name, seconds)
+            write_json(files.done(stage.name), note)
+        log.info("%s: done in %.0f s; %d MB of memory at most so far", stage.name, seconds, note["peak_memory_mb"])
 
 
 def enable_compilation_cache() -> None:

@@ -99,13 +99,15 @@ class Page(html.parser.HTMLParser):
 
 def test_speed_has_the_seconds_of_every_finished_stage(tmp_path):
     for name, note in (
-        ("prepare/DONE", {"seconds": 3.0}),
+        ("prepare/DONE", {"seconds": 3.0, "peak_memory_mb": 300}),
         ("generator/DONE", {"seconds": 999.0, "step": 500}),
-        ("generator/seconds.json", {"seconds": 1040.0}),
+        ("generator/seconds.json", {"seconds": 1040.0, "peak_memory_mb": 2100}),
         ("joint/DONE", {"step": 1}),
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(note), encoding="utf-8")
+    assert findings.find_peak_memory(WorkDir(tmp_path / "generator")) == {}
+    assert findings.find_peak_memory(WorkDir(tmp_path)) == {"stages/peak_memory_mb": 2100}
     seconds = findings.find_seconds(WorkDir(tmp_path))
     assert seconds == {"prepare": 3.0, "generator": 1040.0}
     speed = findings.find_speed(history(), seconds)

@@ -86,8 +86,21 @@ class Decoder:
 
         `exemplars` are responses with the mask of their tokens, for `rerank_exemplars`.
         """
+        states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
+        return self.from_states(model, params, states, mask, rng, exemplars=exemplars)
+
+    def from_states(
+        self,
+        model: Any,
+        params: Params,
+        states: Any,
+        mask: Bool[Array, "..."],
+        rng: jax.Array,
+        *,
+        exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
+    ) -> Generated:
+        """The same, of what `model` has made of its sources."""
         variables = {"params": params}
-        states = model.apply(variables, source, mask, method="encode", deterministic=True)
         cache = model.apply(
             variables,
             states,
@@ -99,7 +112,7 @@ class Decoder:
         found = generate(
             lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
             cache,
-            batch_size=source.shape[0],
+            batch_size=mask.shape[0],
             start_id=self.start_id,
             eos_id=self.eos_id,
             pad_id=self.pad_id,

@@ -14,6 +14,8 @@ from empax.core.sharding import batch_sharding, local_mesh, place_rows, rows_spl
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
 from empax.data.exemplars import ContextExamples, Corpus, dialogue_groups
+from empax.decoding.passages import PassageReader
+from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.retrieval.corpus import CorpusEncoder
 from empax.retrieval.index import Index
 from empax.systems.dialogue.parts import Parts, places
@@ -39,15 +41,27 @@ MAX_REFERENCE_TOKENS = 512
 class Responder:
     """Answers instances. Gold responses are scored where they are given, and reach no input.
 
-    `task` has `generate`, `judge` and `heads` (see `Generator`).
+    `task` has `generate`, `judge` and `heads` (see `Generator`); one that has `read_before` too has its passages read
+    without padding, on a single device, where `many_shapes` may be compiled.
     """
 
-    def __init__(self, parts: Parts, task: Any, params: Params, retrieval: Retrieval | None, buckets: Sequence[int]):
+    def __init__(
+        self,
+        parts: Parts,
+        task: Any,
+        params: Params,
+        retrieval: Retrieval | None,
+        buckets: Sequence[int],
+        *,
+        many_shapes: bool = True,
+    ):
         # No reference is cut: what is scored is the likelihood of all of its words.
         layout = dataclasses.replace(parts.settings.layout, max_target_tokens=MAX_REFERENCE_TOKENS)
         self.parts = dataclasses.replace(parts, settings=dataclasses.replace(parts.settings, layout=layout))
         self.task, self.retrieval, self.buckets = task, retrieval, tuple(buckets)
         self._mesh = local_mesh(parts.mesh)
+        fuses = hasattr(task, "read_before") and isinstance(task.model, FusionInDecoder)
+        self._reader = PassageReader(task.model) if fuses and many_shapes and self._mesh is None else None
         self.take(params)
         rows = batch_sharding(self._mesh) if self._mesh else None
 
@@ -60,6 +74,12 @@ class Responder:
                 return task.judge(params, batch)
 
         self._answer, self._judge = jax.jit(answer), jax.jit(judge)
+
+    def _placed(self, batch: Any) -> Any:
+        """On the devices, with its passages read where they can be read without padding."""
+        if self._reader is not None:
+            batch = self.task.read_before(self._reader, self._params, batch)
+        return place_rows(batch, self._mesh)
 
     def take(self, params: Params) -> None:
         """Answers with `params` from now on: they are put once, not with every batch, onto this process's devices."""
@@ -77,9 +97,8 @@ class Responder:
             return self
         encoder = self.retrieval.encoder
         encoder = dataclasses.replace(encoder, buckets=(encoder.max_query_tokens,))
-        return Responder(
-            self.parts, self.task, self._params, dataclasses.replace(self.retrieval, encoder=encoder), self.buckets
-        )
+        retrieval = dataclasses.replace(self.retrieval, encoder=encoder)
+        return Responder(self.parts, self.task, self._params, retrieval, self.buckets, many_shapes=False)
 
     def respond(
         self, instances: Sequence[Instance], *, batch_size: int, seed: int, progress: str | None = None
@@ -93,7 +112,7 @@ class Responder:
             batches = eval_batches(examples, batch_size=batch_size, buckets=self.buckets)
             for number, (indices, batch) in enumerate(batches):
                 tokens, judged = jax.device_get(
-                    self._answer(self._params, place_rows(batch, self._mesh), jax.random.fold_in(rng, number))
+                    self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
                 )
                 for b, i in enumerate(int(i) for i in indices):
                     if i < 0:
@@ -111,7 +130,7 @@ class Responder:
         examples, _, _ = self._examples(instances)
         made: dict[int, dict[str, str]] = {}
         for indices, batch in eval_batches(examples, batch_size=batch_size, buckets=self.buckets):
-            judged = jax.device_get(self._judge(self._params, place_rows(batch, self._mesh)))
+            judged = jax.device_get(self._judge(self._params, self._placed(batch)))
             for b in np.flatnonzero(indices >= 0):
                 made[int(indices[b])] = {head: EMOTIONS[int(judged[head][b])] for head in self.heads}
         return [made[i] for i in range(len(instances))]

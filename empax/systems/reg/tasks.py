@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
+from empax.decoding.passages import PassageReader
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.losses.distillation import emdr2, retriever_kl, target_distribution
@@ -219,15 +220,16 @@ class Joint:
         return combine(parts, weights, batch.valid), {**logged, **_renamed(metrics)}
 
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
-        model = params["generator"]["model"]
+        states, mask = self._read(params, batch)
         exemplars = None if batch.response is None else (batch.response, batch.response_mask)
-        return self.decoder(self.model, model, batch.source, batch.source_mask, rng, exemplars=exemplars)
+        return self.decoder.from_states(
+            self.model, params["generator"]["model"], states, mask, rng, exemplars=exemplars
+        )
 
     def judge(self, params: Params, batch: Any) -> dict[str, Array]:
         """For each row: `nll`, `num_tokens`, and the emotion by each head and by both (index into EMOTIONS)."""
         generator, retriever = params["generator"], params["retriever"]
-        states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=None)
-        mask = self.model.states_mask(batch.source_mask)
+        states, mask = self._read(params, batch)
         nll, num_tokens = row_nll(self.model, generator["model"], batch, states, mask)
         heads = {
             "generator": apply(self.head, generator["emotion"], masked_mean(pooled_states(states), mask), rng=None),
@@ -235,6 +237,19 @@ class Joint:
         }
         heads["both"] = sum(jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in heads.values())
         return {"nll": nll, "num_tokens": num_tokens, **{name: x.argmax(axis=-1) for name, x in heads.items()}}
+
+    def read_before(self, reader: PassageReader, params: Params, batch: Any) -> Any:
+        """A freshly collated batch with the states of its passages in place of them, for `generate` and `judge`."""
+        states, mask = reader(params["generator"]["model"], batch.source, batch.source_mask)
+        nothing = {name: getattr(batch, name)[..., :0] for name in ("source", "source_mask")}
+        return batch.replace(**nothing, states=states, states_mask=mask)
+
+    def _read(self, params: Params, batch: Any) -> tuple[Any, Bool[Array, "B R"]]:
+        if batch.states is not None:
+            return batch.states, batch.states_mask
+        model = params["generator"]["model"]
+        states = apply(self.model, model, batch.source, batch.source_mask, method="encode", rng=None)
+        return states, self.model.states_mask(batch.source_mask)
 
 
 def _flat(parts: Sequence[tuple[float, Mean]]) -> list[Mean]:

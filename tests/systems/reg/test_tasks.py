@@ -13,6 +13,7 @@ from empax.core.protocols import GenerativeTask, OnlineTask
 from empax.core.tree import map_named
 from empax.core.types import EMOTIONS, Batch, Generated
 from empax.data.exemplars import ExemplarBatch, LabelledBatch
+from empax.decoding.passages import PassageReader
 from empax.decoding.search import DecodeSettings
 from empax.evaluation.device_metrics import UtilityWeights, utility
 from empax.models.bert import BertConfig, BertEncoder
@@ -604,3 +605,17 @@ def test_tasks_are_what_the_loop_expects():
 def test_settings_that_cannot_work_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         to_settings(DistillationSettings, values, where="config.retriever.distillation")
+
+
+def test_passages_that_were_read_before_give_the_same_answers():
+    batch = exemplar_batch(K, source_mask=jnp.asarray(lengths_to_mask([[2, 5], [3, 1], [4, 6]], SOURCE)))
+    task, rng = joint(), jax.random.key(5)
+    host = jax.tree.map(np.asarray, batch)
+    read = task.read_before(PassageReader(task.model, rows=2, multiple=4, states_multiple=4), params(), host)
+    read = jax.tree.map(jnp.asarray, read)
+    assert read.source.size == 0
+    assert read.states.shape[1] == 12 < K * SOURCE
+    answers = [task.generate(params(), {}, one, rng).tokens for one in (batch, read)]
+    np.testing.assert_array_equal(*answers)
+    for name, expected in task.judge(params(), batch).items():
+        np.testing.assert_allclose(task.judge(params(), read)[name], expected, rtol=1e-5)
