@@ -64,7 +64,7 @@ def _chunk_words(chunk: str) -> tuple[str, ...] | None:
     words, _ = _nltk_tokenizers()
     simple = not word or (word.isalnum() and word.lower() not in _CONTRACTIONS)
     parts = ((word,) if word else ()) if simple else tuple(words(word))
-    return (*parts, *((end,) if end in (".", ",") else end or ""))
+    return (*parts, *(end or ""))  # each mark a token of its own
 
 
 def _ends_sentence(word: str) -> bool:
