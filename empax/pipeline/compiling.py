@@ -1,6 +1,6 @@
 """A compiler's own account of a program, without the machine code: what plans for TPUs read.
 
-Nine tenths of the compiler's time go into machine code, which says nothing that a plan wants to know. So another
+Most of the compiler's time goes into machine code, which says nothing that a plan wants to know. So another
 process compiles, and is ended as soon as the program and the plan of its buffers are written.
 """
 
