@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
@@ -21,7 +22,7 @@ from empax.interop.huggingface import resolve
 from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
 from empax.models.dual_encoder import EmotionEncoder
 from empax.retrieval.corpus import embedders
-from empax.retrieval.encode import BUCKETS, embed
+from empax.retrieval.encode import BUCKETS, embed, plan_batches
 
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
@@ -30,7 +31,7 @@ HELD_EQUAL = (
     "from texts to vectors in memory, tokens included; texts of more than 256 tokens are cut there",
     "the same texts, context and response in one; both sides sort them by length",
     "theirs: SentenceTransformer.encode with --their-batch rows a batch, padded to the longest",
-    "ours: buckets of lengths; every shape is compiled before",
+    "ours: buckets of lengths, multiples of 8 where they fill batches; every shape is compiled before",
 )
 
 _MAX_TOKENS = 256
@@ -63,10 +64,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         return theirs.encode(list(part), batch_size=options.their_batch, show_progress_bar=False)
 
     check(our_vectors(parts[0][:64]), their_vectors(parts[0][:64]))
-    for part in parts:
-        our_embeddings(
-            loaded, one_batch_of_each(tokens(loaded, part), options.tokens_per_batch), options.tokens_per_batch
-        )
+    compile_all(loaded, parts, options.tokens_per_batch)
     pairs = in_turns(
         lambda number: len(parts[number]) / seconds(lambda: our_vectors(parts[number])),
         lambda number: len(parts[number]) / seconds(lambda: their_vectors(parts[number])),
@@ -87,12 +85,16 @@ def our_embeddings(loaded: LoadedEncoder, rows: Sequence[Sequence[int]], tokens_
     return embed(apply, params, rows, pad_id=pad_id, tokens_per_batch=tokens_per_batch)
 
 
-def one_batch_of_each(rows: Sequence[Sequence[int]], tokens_per_batch: int) -> list[Sequence[int]]:
-    """As many rows of each bucket as make one of its batches: what compiles every shape at the least cost."""
-    by_bucket: dict[int, list[Sequence[int]]] = {}
-    for row in rows:
-        by_bucket.setdefault(next(bucket for bucket in BUCKETS if len(row) <= bucket), []).append(row)
-    return [row for bucket, some in by_bucket.items() for row in some[: max(1, tokens_per_batch // bucket)]]
+def compile_all(loaded: LoadedEncoder, parts: Sequence[Sequence[str]], tokens_per_batch: int) -> None:
+    """Runs every shape that the parts are embedded in, once."""
+    _, apply = embedders(EmotionEncoder(loaded.model))
+    run = jax.jit(apply)
+    shapes = set()
+    for part in parts:
+        lengths = np.array([len(ids) for ids in tokens(loaded, part)])
+        shapes |= {(rows, length) for _, length, rows in plan_batches(lengths, np.array(BUCKETS), tokens_per_batch)}
+    for shape in sorted(shapes):
+        jax.block_until_ready(run({"encoder": loaded.params}, np.ones(shape, np.int32), np.ones(shape, bool)))
 
 
 def check(ours: np.ndarray, theirs: np.ndarray) -> None:

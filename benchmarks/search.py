@@ -1,7 +1,7 @@
 """The ten best rows for MiniLM's embeddings of EmpatheticDialogues: our ScaNN and exact indexes against FAISS.
 
 Rows are the training pairs, and the same tiled with noise to --rows; queries are validation contexts. Approximate
-indexes are set, each on other queries, to look no further than recall@10 of 0.95 needs; theirs is the fastest of
+indexes are set to look no further than recall@10 of 0.95 needs, on these and on other queries; theirs is the fastest of
 IVF-PQ with re-ranking and HNSW.
 """
 
@@ -28,8 +28,8 @@ from empax.retrieval.scann import ScannIndex, ScannSettings
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
     "the same float32 rows and queries of unit length in memory, inner product, k = 10",
-    "approximate against approximate: the least work, of a list of settings, whose recall@10 on other queries is at "
-    "least 0.95; what it is on the measured queries is reported",
+    "approximate against approximate: the least work, of a list of settings, whose recall@10 is at least 0.95 on the "
+    "measured queries and on as many others",
     "exact against exact: theirs is IndexFlatIP",
     "single queries: 64, one call each; batches: 256 in one call",
     "building is timed once; its bytes are reckoned, not measured: codes or links, without the rows themselves",
@@ -109,7 +109,7 @@ def measure(base: np.ndarray, queries: np.ndarray, options: argparse.Namespace) 
         raise DisagreementError("the exact indexes find different rows.")
 
     def good(search: Search) -> bool:
-        return recall(search(tuning), truth[id(tuning)]) >= TARGET
+        return all(recall(search(part), truth[id(part)]) >= TARGET for part in (tuning, measured))
 
     ours = our_scann(base, good)
     candidates = [one for one in (their_ivf(base, good), their_hnsw(base, good)) if one is not None]
@@ -153,26 +153,26 @@ def built(make: Callable[[], Search]) -> tuple[Search, float]:
 
 def our_exact(base: np.ndarray) -> Search:
     index = ExactIndex(base)
-    return lambda queries: np.asarray(index.search(queries, K).ids)
+    return lambda queries: index.search(queries, K).ids
 
 
 def our_scann(base: np.ndarray, good: Callable[[Search], bool]) -> Found:
-    """The fewest leaves that are enough; the tree is trained again for each, and timed once."""
+    """The fewest leaves, and of those the fewest candidates, that are enough."""
     leaves = ScannSettings().leaves(len(base))[0]
-    shares = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0)
-    for share in shares:
-        settings = ScannSettings(leaves_to_search=max(1, round(share * leaves)))
-        begin = time.perf_counter()
-        index = ScannIndex(base, settings)
-        took = round(time.perf_counter() - begin, 2)
+    begin = time.perf_counter()
+    index = ScannIndex(base, ScannSettings())
+    took = round(time.perf_counter() - begin, 2)
+    codes = len(base) * (base.shape[1] // ScannSettings().dimensions_per_block) // 2
+    for percent in (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 40, 100):
+        for reorder in (30, 50, 100):
+            dials = {"leaves_to_search": max(1, round(percent * leaves / 100)), "reorder": reorder}
+            tuned = index.searched(**dials)
 
-        def search(queries: np.ndarray, index: ScannIndex = index) -> np.ndarray:
-            return np.asarray(index.search(queries, K).ids)
+            def search(queries: np.ndarray, index: ScannIndex = tuned) -> np.ndarray:
+                return index.search(queries, K).ids
 
-        if good(search):
-            codes = len(base) * (base.shape[1] // settings.dimensions_per_block) // 2
-            facts = {"leaves": leaves, "searched": settings.leaves_to_search, "seconds": took, "bytes": codes}
-            return Found("scann", search, facts)
+            if good(search):
+                return Found("scann", search, {"leaves": leaves, **dials, "seconds": took, "bytes": codes})
     raise DisagreementError(f"ScaNN with all of its leaves does not reach recall@10 of {TARGET}.")
 
 
@@ -196,7 +196,7 @@ def their_ivf(base: np.ndarray, good: Callable[[Search], bool]) -> Found | None:
     def search(queries: np.ndarray) -> np.ndarray:
         return index.search(queries, K)[1]
 
-    for probes in (1, 2, 4, 8, 16, 32, 64, 128, 256, leaves):
+    for probes in (1, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, leaves):
         inner.nprobe = min(probes, leaves)
         if good(search):
             size = len(base) * (base.shape[1] // 8)
@@ -214,7 +214,7 @@ def their_hnsw(base: np.ndarray, good: Callable[[Search], bool]) -> Found | None
     def search(queries: np.ndarray) -> np.ndarray:
         return index.search(queries, K)[1]
 
-    for width in (16, 32, 64, 128, 256, 512, 1024):
+    for width in (16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 256, 512, 1024):
         index.hnsw.efSearch = width
         if good(search):
             return Found("hnsw", search, {"ef": width, "seconds": took, "bytes": len(base) * 64 * 4})

@@ -36,6 +36,7 @@ class Collective:
       kind: of COLLECTIVES.
       count: how often it happens in one run of the program.
       bytes: of its larger side on one device (what is gathered, what is reduced), over all times.
+      largest: of that side, where it is largest, one time.
       group: devices that talk to each other.
       sent: bytes that a device sends in a ring algorithm, over all times.
     """
@@ -43,6 +44,7 @@ class Collective:
     kind: str
     count: int
     bytes: float
+    largest: float
     group: int
     sent: float
 
@@ -108,7 +110,7 @@ class Program:
     @functools.cached_property
     def _total(self) -> Work:
         flops = traffic = 0.0
-        found: dict[tuple[str, int], list[float]] = {}
+        found: dict[tuple[str, int], Collective] = {}
         seen: set[tuple[str, float]] = set()
         for name, times, fused in self._runs(self.entry, 1.0, fused=False):
             for one in self.computations[name].instructions.values():
@@ -126,13 +128,16 @@ class Program:
                     continue
                 seen.add((channel, times))
                 size, group = self._size(name, one), _group_size(one)
-                sums = found.setdefault((kind, group), [0.0, 0.0, 0.0])
-                for i, value in enumerate((times, times * size, times * size * _sent_share(kind, group))):
-                    sums[i] += value
-        collectives = (
-            Collective(kind, round(n), size, group, sent) for (kind, group), (n, size, sent) in found.items()
-        )
-        return Work(flops, traffic, tuple(sorted(collectives, key=lambda one: (-one.bytes, one.kind))))
+                before = found.get((kind, group)) or Collective(kind, 0, 0.0, 0.0, group, 0.0)
+                found[kind, group] = Collective(
+                    kind,
+                    before.count + round(times),
+                    before.bytes + times * size,
+                    max(before.largest, size),
+                    group,
+                    before.sent + times * size * _sent_share(kind, group),
+                )
+        return Work(flops, traffic, tuple(sorted(found.values(), key=lambda one: (-one.bytes, one.kind))))
 
     def _runs(self, name: str, times: float, *, fused: bool) -> Iterator[tuple[str, float, bool]]:
         """Every computation that runs below `name`, how often, and whether inside a fusion."""

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 Params: TypeAlias = Any
@@ -146,10 +147,10 @@ class TrainState:
 
 @flax.struct.dataclass
 class Retrieved:
-    """The best K rows of an index for each query, best first; id -1 = none (its score is -inf)."""
+    """The best K rows of an index for each query, best first; id -1 = none (its score is -inf). On the host."""
 
-    ids: Int[Array, "Q K"]
-    scores: Float[Array, "Q K"]
+    ids: Int[np.ndarray, "Q K"]
+    scores: Float[np.ndarray, "Q K"]
 
 
 @flax.struct.dataclass

@@ -259,7 +259,8 @@ def _lines(found: Estimate) -> list[str]:
         f"{found.work.flops / 1e12:.3f} compiled, {found.work.hbm_bytes / 1e9:.2f} GB of memory traffic",
     ]
     for one in found.work.collectives:
-        lines.append(f"  {one.count} x {one.kind} among {one.group}: {one.bytes / 1e6:,.1f} MB")
+        largest = f", the largest {one.largest / 1e6:,.1f}" if one.count > 1 else ""
+        lines.append(f"  {one.count} x {one.kind} among {one.group}: {one.bytes / 1e6:,.1f} MB{largest}")
     lines.append(
         f"  estimated: compute {found.compute_seconds * 1e3:.1f} ms, memory {found.memory_seconds * 1e3:.1f} ms, "
         f"communication {found.communication_seconds * 1e3:.1f} ms; a step {found.seconds * 1e3:.1f} ms "

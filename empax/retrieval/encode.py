@@ -20,6 +20,8 @@ Encoder: TypeAlias = Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], F
 BUCKETS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 200, 256)
 """Lengths in tokens to which texts are padded."""
 
+_STEP, _FULL_BATCHES = 8, 16  # between the buckets: multiples of so many tokens that fill so many batches
+
 _IN_FLIGHT = 2  # one batch computes while the next is being assembled; more only costs memory
 
 
@@ -37,9 +39,10 @@ def embed(
 ) -> Float[np.ndarray, "N D"]:
     """Embeds every text of a corpus, in the order given.
 
-    Texts are sorted by length and padded to the next bucket; a bucket always runs with the same number of rows
-    (`tokens_per_batch // bucket`, fewer only if it has fewer texts), the last batch being filled up. So a corpus
-    compiles once per bucket in use, and embedding it again compiles nothing, provided `apply` is the same object.
+    Texts are sorted by length and padded to the next bucket, or to a multiple of 8 below it that fills many batches.
+    One length always runs with the same number of rows (`tokens_per_batch // length`, fewer only if it has fewer
+    texts), the last batch being filled up. So a corpus compiles once per length in use, and embedding it again
+    compiles nothing, provided `apply` is the same object.
 
     The same call gives the same bits. An embedding depends on its own text alone: the neighbours and the padding are
     masked, and change it only by the rounding of a differently shaped matrix product (about 1e-6).
@@ -85,7 +88,7 @@ def embed(
         bar.update(len(rows))
 
     with tqdm.tqdm(total=len(lengths), desc=progress, disable=None if progress else True, unit="text") as bar:
-        for rows, length, height in _plan(lengths, ordered, tokens_per_batch, shards):
+        for rows, length, height in plan_batches(lengths, ordered, tokens_per_batch, shards):
             ids, mask = _pad([token_ids[row] for row in rows], length, height, pad_id)
             if sharding is not None:
                 ids, mask = jax.device_put((ids, mask), sharding)
@@ -105,21 +108,28 @@ def _check_lengths(lengths: np.ndarray, longest: int) -> None:
         )
 
 
-def _plan(
-    lengths: np.ndarray, buckets: np.ndarray, tokens_per_batch: int, shards: int
+def plan_batches(
+    lengths: np.ndarray, buckets: np.ndarray, tokens_per_batch: int, shards: int = 1
 ) -> Iterator[tuple[np.ndarray, int, int]]:
     """Yields (texts, padded length, rows of the batch), longest bucket first: memory trouble shows at once."""
     order = np.argsort(-lengths, kind="stable")
-    bucket_of = np.searchsorted(buckets, lengths[order])
-    for bucket in np.unique(bucket_of)[::-1]:
-        texts = order[bucket_of == bucket]
-        length = int(buckets[bucket])
+    padded = _padded_lengths(lengths, buckets, tokens_per_batch)[order]
+    for length in np.unique(padded)[::-1].tolist():
+        texts = order[padded == length]
         height = max(1, tokens_per_batch // length)
         # A lone query must not pay for hundreds of filler rows; powers of two keep the shapes few.
         height = min(height, 1 << (len(texts) - 1).bit_length())
         height = -(-height // shards) * shards
         for start in range(0, len(texts), height):
             yield texts[start : start + height], length, height
+
+
+def _padded_lengths(lengths: np.ndarray, buckets: np.ndarray, tokens_per_batch: int) -> Int[np.ndarray, " N"]:
+    """The length that each text is padded to."""
+    bucket = buckets[np.searchsorted(buckets, lengths)]
+    finer = np.minimum(-(-lengths // _STEP) * _STEP, bucket)
+    texts = np.bincount(finer, minlength=1)  # of each length
+    return np.where((texts * np.arange(len(texts)))[finer] >= _FULL_BATCHES * tokens_per_batch, finer, bucket)
 
 
 def _pad(

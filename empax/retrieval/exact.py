@@ -24,15 +24,15 @@ class ExactIndex:
     """The rows of largest inner product, found by looking at all of them.
 
     Scores are float32 whatever the embeddings are stored as. Rows are read in chunks and queries in blocks, so at
-    most `256 * chunk_rows` scores exist at a time. Searches of the same shapes share their compiled code, also
-    between indexes, so re-embedding a corpus compiles nothing.
+    most `256 * chunk_rows` scores exist at a time; fewer queries read more rows at once. Searches of the same shapes
+    share their compiled code, also between indexes, so re-embedding a corpus compiles nothing.
 
     Args:
       embeddings: N >= 1 rows, float32 or float16, finite; a memory-mapped array is read shard by shard.
       groups: one number >= 0 per row (the dialogue it comes from), or NO_GROUP; None = no exclusion.
       mesh: spreads the rows over its `axis`, each device searching its own; None = one device.
       axis: name of the mesh axis that holds the data.
-      chunk_rows: rows scored at a time on one device.
+      chunk_rows: rows scored at a time on one device for 256 queries.
 
     Raises:
       ValueError: no rows, or `groups` of another length.
@@ -101,14 +101,21 @@ class ExactIndex:
             groups = np.full(block, NO_GROUP, np.int32)
             groups[: stop - start] = query_groups[start:stop]
             result = _search(self._rows, self._groups, vectors, groups, np.int32(self.num_rows),
-                             k=k, chunks=self._chunks, mesh=self._mesh, axis=self._axis)  # fmt: skip
+                             k=k, chunks=self._chunks_for(block), mesh=self._mesh, axis=self._axis)  # fmt: skip
             found.append((stop - start, result))  # still being computed: the next block is prepared meanwhile
         ids = [np.asarray(ids)[:count] for count, (ids, _) in found]
         scores = [np.asarray(scores)[:count] for count, (_, scores) in found]
         return Retrieved(
-            ids=jnp.asarray(np.concatenate([np.zeros((0, k), np.int32), *ids])),
-            scores=jnp.asarray(np.concatenate([np.zeros((0, k), np.float32), *scores])),
+            ids=np.concatenate([np.zeros((0, k), np.int32), *ids]),
+            scores=np.concatenate([np.zeros((0, k), np.float32), *scores]),
         )
+
+    def _chunks_for(self, queries: int) -> int:
+        """Parts to score the rows in: few queries have few scores, and one of several parts is a copy of its rows."""
+        if self._rows.dtype != np.float32:  # converted part by part
+            return self._chunks
+        fewest = -(-self._chunks * queries // _QUERY_BLOCKS[-1])
+        return next(count for count in range(fewest, self._chunks + 1) if self._chunks % count == 0)
 
 
 def largest_group(groups: Int[np.ndarray, " N"] | None) -> int:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
@@ -114,7 +113,7 @@ class MilvusIndex:
                 kept = [hit for hit in hits if not NO_GROUP < groups[row] == hit["entity"]["group"]][:k]
                 ids[row, : len(kept)] = [hit["id"] for hit in kept]
                 scores[row, : len(kept)] = [hit["distance"] for hit in kept]
-        return Retrieved(ids=jnp.asarray(ids), scores=jnp.asarray(scores))
+        return Retrieved(ids=ids, scores=scores)
 
     def _found(self, queries: np.ndarray, limit: int) -> Any:
         # HNSW refuses to look at fewer rows than it shall return.

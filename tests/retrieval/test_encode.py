@@ -52,19 +52,33 @@ def test_the_same_call_gives_the_same_bits(params):
     np.testing.assert_array_equal(*runs)
 
 
-def test_few_shapes_within_the_token_budget(params):
+def shapes_of(token_ids, params, **options):
+    """Of the batches in which `embed` reads them."""
     shapes = []
 
     def traced(params, ids, mask):
         shapes.append(ids.shape)
         return mean_encoder(params, ids, mask)
 
-    embed(traced, params, texts(200), pad_id=PAD, tokens_per_batch=64, buckets=(8, 16, 32))
-    batches = set(shapes[1:])  # the first trace only asks for D
-    assert batches == {(8, 8), (4, 16), (2, 32)}
-    before = len(shapes)
-    embed(traced, params, texts(190, seed=2), pad_id=PAD, tokens_per_batch=64, buckets=(8, 16, 32))
-    assert shapes[before:] in ([], shapes[:1]), "a second corpus must compile nothing"
+    embed(traced, params, token_ids, pad_id=PAD, **options)
+    return set(shapes[1:])  # the first trace only asks for D
+
+
+def test_few_shapes_within_the_token_budget(params):
+    options = {"tokens_per_batch": 64, "buckets": (8, 16, 32)}
+    first, second = (shapes_of(texts(count, seed=count), params, **options) for count in (120, 110))
+    assert first == second == {(8, 8), (4, 16), (2, 32)}, "a second corpus must compile nothing"
+
+
+def test_many_texts_of_a_length_are_padded_less(params):
+    token_ids = [[1] * 20] * 42 + [[1] * 12] * 63 + [[1] * 30]
+    # 16 batches of 64 tokens hold 43 texts of 24 tokens, or 64 of 16; 16 is a bucket of its own all the same.
+    options = {"tokens_per_batch": 64, "buckets": (8, 16, 32)}
+    assert shapes_of(token_ids, params, **options) == {(4, 16), (2, 32)}
+    token_ids.append([1] * 20)
+    assert shapes_of(token_ids, params, **options) == {(4, 16), (2, 24), (1, 32)}
+    found = embed(mean_encoder, params, token_ids, pad_id=PAD, **options)
+    np.testing.assert_allclose(found, one_by_one(params, token_ids), rtol=1e-5, atol=1e-6)
 
 
 def test_one_query_is_not_padded_to_a_whole_batch(params):

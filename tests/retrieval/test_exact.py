@@ -28,9 +28,10 @@ def check(found, expected):
     np.testing.assert_array_equal(np.asarray(found.scores), expected[1].astype(np.float32))
 
 
+@pytest.mark.parametrize("num_queries", [1, 5, 257])
 @pytest.mark.parametrize("chunk_rows", [65_536, 50, 3])
-def test_equals_brute_force_however_chunked(chunk_rows):
-    rows, queries = integers(ROWS, 0), integers(5, 1)
+def test_equals_brute_force_however_chunked(chunk_rows, num_queries):
+    rows, queries = integers(ROWS, 0), integers(num_queries, 1)
     check(ExactIndex(rows, chunk_rows=chunk_rows).search(queries, 7), brute_force(rows, queries, 7))
 
 

@@ -63,6 +63,23 @@ def test_searching_every_leaf_and_rescoring_every_row_equals_exact(rows):
     check_equal(found, ExactIndex(rows, groups=groups).search(queries, 20, query_groups=query_groups))
 
 
+def test_one_index_is_searched_with_several_settings(rows):
+    index = ScannIndex(rows, ScannSettings(num_leaves=30, leaves_to_search=1, reorder=5))
+    queries, k = clustered(5, 2), 6
+    widest = index.searched(leaves_to_search=30, reorder=ROWS)
+    check_equal(widest.search(queries, k), ExactIndex(rows).search(queries, k))
+    check_equal(widest.searched(leaves_to_search=1, reorder=5).search(queries, k), index.search(queries, k))
+    assert measure_recall(index, index.exact, queries, k) < 1
+
+
+def test_one_query_finds_what_it_finds_among_others(index):
+    queries = clustered(40, 2)  # more than one thread takes at a time
+    together = index.search(queries, 5)
+    for number in (0, 39):
+        alone = index.search(queries[number : number + 1], 5)
+        np.testing.assert_array_equal(alone.ids[0], together.ids[number])
+
+
 def test_recall_of_the_default():
     rows = clustered(9_000, 1)
     leaves, searched = ScannSettings().leaves(len(rows))
