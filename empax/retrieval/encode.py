@@ -111,7 +111,7 @@ def _check_lengths(lengths: np.ndarray, longest: int) -> None:
 def plan_batches(
     lengths: np.ndarray, buckets: np.ndarray, tokens_per_batch: int, shards: int = 1
 ) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yields (texts, padded length, rows of the batch), longest bucket first: memory trouble shows at once."""
+    """Yields (texts, padded length, rows of the batch), longest first: memory trouble shows at once."""
     order = np.argsort(-lengths, kind="stable")
     padded = _padded_lengths(lengths, buckets, tokens_per_batch)[order]
     for length in np.unique(padded)[::-1].tolist():

@@ -147,9 +147,9 @@ class ScannIndex:
         scores = np.full((len(queries), k), -np.inf, np.float32)
         for start in range(0, len(queries), _QUERY_BLOCK):
             block = slice(start, start + _QUERY_BLOCK)
-            best, theirs = self._score(queries[block], self._candidates(queries[block], k), groups[block], k)
-            width = best.shape[1]
-            ids[block, :width], scores[block, :width] = best, theirs
+            best = self._score(queries[block], self._candidates(queries[block], k), groups[block], k)
+            width = best[0].shape[1]
+            ids[block, :width], scores[block, :width] = best
         short = np.flatnonzero(ids[:, -1] < 0)
         if len(short):
             exact = self.exact.search(queries[short], k, query_groups=groups[short] if self.has_groups else None)
