@@ -163,7 +163,8 @@ class Search:
         shape = (_THEIR_BATCH, 600)
         states = jax.ShapeDtypeStruct((*shape, self.model.config.d_model), np.float32)
         cache = jax.eval_shape(self._cache, self.params, states, jax.ShapeDtypeStruct(shape, bool))
-        return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in (cache.cross_key, cache.cross_value))
+        leaves = jax.tree.leaves((cache.cross_key, cache.cross_value))
+        return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def our_answers(

@@ -19,7 +19,7 @@ from empax.models.arithmetic import contract
 from empax.models.decoder_only_config import DecoderOnlyConfig, gpt2_config, llama_config
 from empax.models.layers import Attention, Dropout, FeedForward, Norm, normal
 from empax.models.rotary import Rotary, rotary, rotation_rates
-from empax.models.stack import DecodeCache, cache_dtype, extend_cache, rematerialized, scan_layers
+from empax.models.stack import DecodeCache, cache_dtype, extend_cache, rematerialized, scan_layers, step_layers
 
 __all__ = ["DecoderOnly", "DecoderOnlyConfig", "PromptCache", "gpt2_config", "last_tokens", "llama_config"]
 
@@ -295,7 +295,8 @@ class DecoderOnly(nn.Module):
         shape = (c.num_layers, mask.shape[0], num_hypotheses, c.num_kv_heads, max_length, c.head_dim)
         empty, key = jnp.zeros(shape, cache_dtype(c.dtype)), jnp.swapaxes(key, -2, -1)
         length = jnp.sum(mask.astype(jnp.int32), axis=1)
-        return PromptCache(empty, empty, key, value, mask, jnp.zeros((), jnp.int32), length)
+        cache = PromptCache(empty, empty, key, value, mask, jnp.zeros((), jnp.int32), length)
+        return cache.cut(self.variables["params"]["layers"]) if c.unroll >= c.num_layers else cache
 
     def step(self, tokens: Int[Array, "B K"], cache: PromptCache) -> tuple[Float[Array, "B K V"], PromptCache]:
         """Reads one token of every hypothesis (first the prompt's last) and gives the next one's logits."""
@@ -307,10 +308,10 @@ class DecoderOnly(nn.Module):
 
         states = self._embed(tokens, positions, deterministic=True)
         carry = (states, cache.self_key, cache.self_value)
-        per_layer = (jnp.arange(self.config.num_layers), cache.cross_key, cache.cross_value)
         angles = self._angles(jnp.broadcast_to(positions, tokens.shape))
-        (states, self_key, self_value), _ = self._scan(
-            body, carry, per_layer, cache.source_mask, angles, cache.position
+        length, unroll = self.config.num_layers, self.config.unroll
+        states, self_key, self_value = step_layers(
+            body, self.layers, carry, cache, cache.source_mask, angles, cache.position, length=length, unroll=unroll
         )
         changed = cache.replace(self_key=self_key, self_value=self_value, position=cache.position + 1)  # type: ignore[attr-defined]
         return self.logits_from(self.final_norm(states)), changed

@@ -6,7 +6,8 @@ Layers are scanned: their parameters are stacked, [L, ...], and compile time doe
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypeAlias
+import operator
+from typing import Any, Literal, Self, TypeAlias
 
 import flax.linen as nn
 import flax.struct
@@ -17,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.core.sharding import keep_rows_split
+from empax.core.types import Params
 from empax.models.arithmetic import WEIGHT_PRODUCT
 from empax.models.layers import (
     ACTIVATIONS,
@@ -118,6 +120,9 @@ class DecodeCache:
 
     Cross keys are turned to what a matrix product reads fastest, since every step multiplies with them.
 
+    Where the scan over layers is unrolled, `weights` holds each layer's own, and cross keys and values are tuples of L
+    arrays: cut from their stacks within the loop over tokens, all of them would be copied for every token.
+
     The fields are arrays, but annotated Any: JAX also builds pytrees of specs, axes and placeholders.
     """
 
@@ -127,6 +132,16 @@ class DecodeCache:
     cross_value: Any  # [L, B, H, S, N]
     source_mask: Any  # [B, S] bool
     position: Any  # [] int32, how many tokens have been read
+    weights: Any = flax.struct.field(default=None, kw_only=True)  # None where layers are scanned
+
+    def cut(self, weights: Params) -> Self:
+        """The same with each layer's part of what is stacked apart; `weights` are the scanned layers' parameters."""
+
+        def apart(stacked: Any) -> tuple[Any, ...]:
+            return tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(self.self_key.shape[0]))
+
+        cross = {"cross_key": apart(self.cross_key), "cross_value": apart(self.cross_value)}
+        return self.replace(weights=apart(weights), **cross)  # type: ignore[attr-defined]
 
     def reorder(self, parents: Int[Array, "B K"]) -> DecodeCache:
         """Makes hypothesis k a continuation of `parents[b, k]`; only the self-attention cache moves."""
@@ -170,6 +185,22 @@ def scan_layers(
         unroll=min(unroll, length),
     )
     return scanned(layers, carry, per_layer, *shared)
+
+
+def step_layers(
+    function: Any, layers: nn.Module, carry: Any, cache: DecodeCache, *shared: Any, length: int, unroll: int
+) -> Any:
+    """Takes one token through all layers by `function(layer, carry, (number, cross_key, cross_value), *shared)`.
+
+    A scan, or a plain loop where the cache has the layers' weights apart. Gives the last carry.
+    """
+    if cache.weights is None:
+        per_layer = (jnp.arange(length), cache.cross_key, cache.cross_value)
+        return scan_layers(function, layers, carry, per_layer, *shared, length=length, unroll=unroll)[0]
+    alone = layers.clone(parent=None)
+    for number, (own, *cross) in enumerate(zip(cache.weights, cache.cross_key, cache.cross_value, strict=True)):
+        carry, _ = function(alone.bind({"params": own}), carry, (jnp.asarray(number), *cross), *shared)
+    return carry
 
 
 def rematerialized(function: Any, remat: Remat) -> Any:
@@ -378,9 +409,10 @@ class Stack(nn.Module):
             index, cross_key, cross_value = per_layer
             return layer.step(*carry, index, (cross_key, cross_value), *shared), None  # type: ignore[call-arg]
 
-        carry = (states, cache.self_key, cache.self_value)
-        per_layer = (jnp.arange(self.num_layers), cache.cross_key, cache.cross_value)
-        shared = (cache.source_mask, bias, cache.position)
-        (states, self_key, self_value), _ = self._scan(body, carry, per_layer, *shared)
+        carry, shared = (states, cache.self_key, cache.self_value), (cache.source_mask, bias, cache.position)
+        length, unroll = self.num_layers, self.config.unroll
+        states, self_key, self_value = step_layers(
+            body, self.layers, carry, cache, *shared, length=length, unroll=unroll
+        )
         changed = cache.replace(self_key=self_key, self_value=self_value, position=cache.position + 1)  # type: ignore[attr-defined]
         return self._finish(states, True), changed

@@ -157,7 +157,8 @@ class EncoderDecoder(nn.Module):
         cross_key, cross_value = self.decoder.keys_values(states)
         shape = (c.num_decoder_layers, states.shape[0], num_hypotheses, c.num_heads, max_length, c.head_dim)
         empty = jnp.zeros(shape, cache_dtype(c.dtype))
-        return DecodeCache(empty, empty, cross_key, cross_value, states_mask, jnp.zeros((), jnp.int32))
+        cache = DecodeCache(empty, empty, cross_key, cross_value, states_mask, jnp.zeros((), jnp.int32))
+        return cache.cut(self.decoder.variables["params"]["layers"]) if c.unroll >= c.num_decoder_layers else cache
 
     def step(self, tokens: Int[Array, "B K"], cache: DecodeCache) -> tuple[Float[Array, "B K V"], DecodeCache]:
         """Reads one token of every hypothesis (the first is `start_id`) and gives the next one's logits."""

@@ -50,8 +50,9 @@ def apply(model, params, *args, **kwargs):
         {"position": "sinusoidal", "pre_norm": False, "final_norm": False},
         {"position": "learned", "activation": "gated-gelu", "norm": "rms", "use_bias": False, "tie_embeddings": False},
         {"output_scale": True, "attention_scale": False, "num_decoder_layers": 3, "embed_scale": False},
+        {"unroll": 2},
     ],
-    ids=["scratch", "post_norm", "gated", "scaled"],
+    ids=["scratch", "post_norm", "gated", "scaled", "unrolled"],
 )
 def test_cached_decoding_equals_teacher_forcing(changes):
     model, params = make(**changes)
@@ -61,7 +62,9 @@ def test_cached_decoding_equals_teacher_forcing(changes):
     states = apply(model, params, source, mask, method="encode")
     expected = [apply(model, params, source, mask, targets[:, k]) for k in range(3)]
     cache = apply(model, params, states, mask, num_hypotheses=3, max_length=T + 2, method="start_cache")
-    assert cache.cross_key.shape[1] == B  # once per example, not per hypothesis
+    assert (cache.weights is not None) == ("unroll" in changes)
+    first = cache.cross_key[0]  # of the first layer, stacked or apart
+    assert first.shape[0] == B  # once per example, not per hypothesis
     step = jax.jit(lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"))
     tokens = jnp.full((B, 3), model.config.start_id)
     for t in range(T):
