@@ -210,7 +210,7 @@ def policy_batch(inputs: Inputs) -> PolicyBatch:
     )
     nothing = jnp.zeros((rows, 1), jnp.int32)
     numbers = jnp.arange(rows, dtype=jnp.int32)
-    return PolicyBatch(batch, numbers, nothing, nothing > 0, nothing, jnp.zeros(rows, jnp.int32))
+    return PolicyBatch(batch, numbers, nothing, nothing > 0, jnp.zeros((rows, 1, 3)), jnp.zeros(rows, jnp.int32))
 
 
 def even_share(rollout: Rollout) -> jax.Array:

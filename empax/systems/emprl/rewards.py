@@ -18,38 +18,58 @@ from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import hash_json, write_atomically
 from empax.core.protocols import Tokenizer
-from empax.core.types import MECHANISMS, Instance, Params
+from empax.core.types import LEVELS, MECHANISMS, Instance, Params
 from empax.data import features
 from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
+from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
+from empax.systems.emprl.expectations import expected_levels
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings
 
 
 def empathy_reward(
-    probabilities: Float[Array, "B M 3"], levels: Int[Array, "B M"], valid: Bool[Array, " B"]
+    probabilities: Float[Array, "B M 3"], wanted: Float[Array, "B M 3"], valid: Bool[Array, " B"]
 ) -> Float[Array, " B"]:
-    r"""How likely a response has the empathy levels of the gold response, in (0, 1]; 0 on filler rows.
+    r"""How likely a response has the empathy levels that are wanted, in (0, 1]; 0 on filler rows.
 
-    .. math:: R_{emp} = \exp(-\sum_m CE(p_m, l_m)) = \prod_m p_m(l_m)
+    .. math:: R_{emp} = \prod_m \sum_l w_{m,l} \, p_m(l)
 
+    With w = 1 at the gold response's level and 0 elsewhere this is exp(-sum_m CE(p_m, l_m)).
     Source: EmpRL, Eq. 2 to 5. In logarithms: a product of small probabilities would lose its digits.
 
     Args:
       probabilities: of each mechanism's levels for (context, response).
-      levels: the gold response's, hard labels of the same identifiers.
+      wanted: what each level earns, see `wanted_levels`.
       valid: False on filler rows.
     """
-    log_probs = jnp.log(jnp.maximum(probabilities.astype(jnp.float32), 1e-30))
-    picked = jnp.take_along_axis(log_probs, levels[:, :, None], axis=2)[:, :, 0]
-    return jnp.where(valid, jnp.exp(picked.sum(axis=1)), 0.0)
+    earned = jnp.einsum("BML,BML->BM", probabilities.astype(jnp.float32), wanted)
+    return jnp.where(valid, jnp.exp(jnp.log(jnp.maximum(earned, 1e-30)).sum(axis=1)), 0.0)
+
+
+def wanted_levels(
+    levels: Int[np.ndarray, "N M"], expected: Float[np.ndarray, "N M 3"] | None = None, *, balance: float = 0.0
+) -> Float[np.ndarray, "N M 3"]:
+    """What each level of each mechanism earns: 1 for the gold response's, or how much it is to be expected.
+
+    Args:
+      levels: of the gold responses, index into LEVELS.
+      expected: probabilities of the gold response's levels given the context alone; None = the gold ones are wanted.
+      balance: rare levels earn more than frequent ones, by the power `balance` of the ratio of their shares; the
+        rarest that occurs earns most, what is said above.
+    """
+    wanted = np.eye(len(LEVELS), dtype=np.float32)[levels] if expected is None else expected
+    shares = np.eye(len(LEVELS))[levels].mean(axis=0)
+    rarest = np.where(shares > 0.0, shares, 1.0).min(axis=1, keepdims=True)
+    factors = np.where(shares > 0.0, (rarest / np.maximum(shares, 1e-9)) ** balance, 1.0)
+    return (wanted * factors).astype(np.float32)
 
 
 def trajectory_reward(
     scores: Float[Array, " B"],
     probabilities: Float[Array, "B M 3"],
-    levels: Int[Array, "B M"],
+    wanted: Float[Array, "B M 3"],
     turn: Int[Array, " B"],
     valid: Bool[Array, " B"],
     *,
@@ -60,22 +80,23 @@ def trajectory_reward(
     .. math:: S_t = \tfrac{1}{2} (R_t + \bar R) - \lambda \, \frac{1}{M} \sum_m
       \max(0, |E[l_{t,m}] - E[l_{t-1,m}]| - |g_{t,m} - g_{t-1,m}|)
 
-    with E[l] the expected level (0 to 2) and g the gold one: a shift that the gold responses make too costs nothing.
+    with E[l] the expected level (0 to 2) and g the wanted one: a shift that the gold responses make too costs nothing.
     Source: ours; EmpRL, Sec. VII names it as future work, without a formula.
 
     Args:
       scores: R_t of single turns.
       probabilities: of each mechanism's levels.
-      levels: the gold responses'.
+      wanted: as in `empathy_reward`; g is its mean level.
       turn: number of the turn in its dialogue; the turns of a dialogue stand in adjacent rows, 0 first.
       valid: False on filler rows.
       shift_penalty: lambda.
     """
     rows = jnp.arange(scores.shape[0])
     dialogue = rows - turn  # the row of its first turn
-    expected = jnp.einsum("BML,L->BM", probabilities.astype(jnp.float32), jnp.arange(3.0))
+    each = jnp.arange(3.0)
+    expected = jnp.einsum("BML,L->BM", probabilities.astype(jnp.float32), each)
     before = jnp.maximum(rows - 1, 0)
-    gold = levels.astype(jnp.float32)
+    gold = jnp.einsum("BML,L->BM", wanted, each) / jnp.maximum(wanted.sum(axis=2), 1e-9)
     shift = jnp.abs(expected - expected[before]) - jnp.abs(gold - gold[before])
     shift = jnp.where((turn > 0) & valid & valid[before], jnp.maximum(shift, 0.0).mean(axis=1), 0.0)
     counted = jnp.where(valid, scores, 0.0)
@@ -95,12 +116,15 @@ class EmpathyReward:
     Attributes:
       judges: together one for each mechanism.
       tokenizer: the generator's.
-      shift_penalty: see RewardSettings.
+      shift_penalty, balance: see RewardSettings.
+      encoder: embeds contexts, for the levels that they let expect; None = those of the gold response are wanted.
     """
 
     judges: tuple[IdentifierJudge, ...]
     tokenizer: Tokenizer
     shift_penalty: float = 0.0
+    balance: float = 0.0
+    encoder: CorpusEncoder | None = None
 
     @functools.cached_property
     def on_host(self) -> bool:
@@ -118,7 +142,7 @@ class EmpathyReward:
         return make_probabilities(self.judges)[0]
 
     def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
-        """Contexts as the identifiers read them, and the levels of the gold responses.
+        """Contexts as the identifiers read them, and the levels that are wanted of the responses.
 
         Args:
           instances: N of them.
@@ -133,7 +157,12 @@ class EmpathyReward:
         if not path.exists():
             levels = self._levels(contexts, responses)
             write_atomically(path, lambda temporary: np.save(temporary, levels))
-        return JudgedContexts(ids, np.load(path), first.tokenizer.pad_id, self._context)
+        gold, expected = np.load(path), None
+        if self.encoder is not None:
+            embeddings = self.encoder.embed_queries(instances, progress="contexts")
+            expected = expected_levels(embeddings, gold, [i.dialogue_id for i in instances])
+        wanted = wanted_levels(gold, expected, balance=self.balance)
+        return JudgedContexts(ids, wanted, first.tokenizer.pad_id, self._context)
 
     def _levels(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Int[np.ndarray, "N M"]:
         """The likeliest of each response, in the order of MECHANISMS."""
@@ -162,19 +191,19 @@ class EmpathyReward:
             response, mask = frame(rollout.tokens, ended, cls_id=reader.cls_id, sep_id=reader.sep_id)
         own = tuple(params[str(i)] for i in range(len(self.judges)))
         found = self._probabilities(own, batch.context, batch.context_mask, response, mask)
-        return self.of(found, batch.levels, batch.turn, batch.valid)
+        return self.of(found, batch.wanted, batch.turn, batch.valid)
 
     def of(
         self,
         probabilities: Float[Array, "B M 3"],
-        levels: Int[Array, "B M"],
+        wanted: Float[Array, "B M 3"],
         turn: Int[Array, " B"],
         valid: Bool[Array, " B"],
     ) -> Float[Array, " B"]:
-        scores = empathy_reward(probabilities, levels, valid)
+        scores = empathy_reward(probabilities, wanted, valid)
         if not self.shift_penalty:
             return scores
-        return trajectory_reward(scores, probabilities, levels, turn, valid, shift_penalty=self.shift_penalty)
+        return trajectory_reward(scores, probabilities, wanted, turn, valid, shift_penalty=self.shift_penalty)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,6 +312,7 @@ def make_reward(
     tokenizer: Tokenizer,
     instances: Sequence[Instance],
     judges: Callable[[str], IdentifierJudge],
+    encoder: Callable[[], CorpusEncoder] | None = None,
 ) -> Reward:
     """The reward that settings describe.
 
@@ -291,6 +321,7 @@ def make_reward(
       tokenizer: the generator's.
       instances: that batches' rows count.
       judges: loads the identifiers of a stage.
+      encoder: makes what embeds contexts; called where levels = "expected" alone.
 
     Raises:
       ConfigError: two parts of "empathy", or a function that is not there.
@@ -300,7 +331,9 @@ def make_reward(
     parts: list[tuple[float, EmpathyReward | CompiledReward | TextReward]] = []
     for part in settings:
         if part.kind == "empathy":
-            made = EmpathyReward(tuple(judges(stage) for stage in part.stages), tokenizer, part.shift_penalty)
+            found = tuple(judges(stage) for stage in part.stages)
+            expects = encoder() if encoder is not None and part.levels == "expected" else None
+            made = EmpathyReward(found, tokenizer, part.shift_penalty, part.balance, expects)
         elif part.kind == "compiled":
             made = CompiledReward(load_function(part.function))
         else:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.types import Batch, Instance
+from empax.core.types import LEVELS, Batch, Instance
 from empax.data import features
 from empax.data.exemplars import ContextExamples
 
@@ -24,7 +24,7 @@ class PolicyBatch:
     row: Int[Array, " B"]  # number of the example, -1 on filler rows
     context: Int[Array, "B C"]  # as the identifiers read it; C = 1 where there are none
     context_mask: Bool[Array, "B C"]
-    levels: Int[Array, "B M"]  # of the gold response, index into LEVELS, one for each mechanism
+    wanted: Float[Array, "B M 3"]  # what each level of each mechanism earns: 1 for the gold response's, as a rule
     turn: Int[Array, " B"]  # in a batch of whole dialogues: which of its listener turns, from 0
 
     @property
@@ -58,24 +58,24 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class JudgedContexts:
-    """What identifiers read of each example, and the levels of its gold response.
+    """What identifiers read of each example, and the levels that are wanted of its response.
 
     Attributes:
       contexts: ids, framed as the identifiers want them.
-      levels: [N, M], index into LEVELS.
+      wanted: [N, M, 3] float32, see `rewards.wanted_levels`.
       pad_id: of the identifiers' tokenizer.
       max_tokens: of a context.
     """
 
     contexts: list[list[int]]
-    levels: np.ndarray
+    wanted: np.ndarray
     pad_id: int
     max_tokens: int
 
     @classmethod
     def nobody(cls, size: int) -> JudgedContexts:
         """Where no identifiers judge."""
-        return cls([[] for _ in range(size)], np.zeros((size, 1), np.int32), 0, 1)
+        return cls([[] for _ in range(size)], np.zeros((size, 1, len(LEVELS)), np.float32), 0, 1)
 
 
 class PolicyExamples:
@@ -99,14 +99,14 @@ class PolicyExamples:
         judged = self.judged
         contexts = [judged.contexts[i] if i >= 0 else [] for i in indices]
         context, context_mask = features.pad(contexts, judged.max_tokens, judged.pad_id)
-        levels = judged.levels[np.maximum(indices, 0)]
+        wanted = judged.wanted[np.maximum(indices, 0)]
         # Numpy arrays until they are put on devices; the annotations are those of the step.
         return PolicyBatch(
             self.examples.collate(indices, length, rng),
             indices.astype(np.int32),  # pyright: ignore[reportArgumentType]
             context,  # pyright: ignore[reportArgumentType]
             context_mask,  # pyright: ignore[reportArgumentType]
-            levels,  # pyright: ignore[reportArgumentType]
+            wanted,  # pyright: ignore[reportArgumentType]
             turn.astype(np.int32),  # pyright: ignore[reportArgumentType]
         )
 

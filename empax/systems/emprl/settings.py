@@ -20,6 +20,10 @@ class RewardSettings:
       kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "compiled" (a function of
         arrays) or "text" (a function of strings).
       weight: factor of the part.
+      levels: of "empathy": which are wanted. "gold": those of the gold response (Eq. 2 to 5); "expected": each as much
+        as the context lets expect it (`systems.emprl.expectations`), the mean of what many gold responses would say.
+      balance: of "empathy": what a rare level earns beside a frequent one, the ratio of their shares to this power;
+        0 = as much (Eq. 2 to 5).
       stages: of "empathy": the stages that trained the identifiers, together one for each mechanism.
       function: of the others: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
         `systems.emprl.rollouts.Rollout`, or as (params, rollout) where it has an attribute `params`, a tree of arrays
@@ -30,6 +34,8 @@ class RewardSettings:
 
     kind: Literal["empathy", "compiled", "text"] = "empathy"
     weight: float = 1.0
+    levels: Literal["gold", "expected"] = "gold"
+    balance: float = 0.0
     stages: tuple[str, ...] = ("identifiers",)
     function: str = ""
     shift_penalty: float = 0.0
@@ -42,8 +48,11 @@ class RewardSettings:
             )
         if self.function and self.function.count(":") != 1:
             raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
-        if self.shift_penalty and self.kind != "empathy":
-            raise ConfigError("shift_penalty goes with kind = 'empathy'.")
+        own = {"shift_penalty": self.shift_penalty, "balance": self.balance, "levels": self.levels != "gold"}
+        for name in (name for name, changed in own.items() if changed and self.kind != "empathy"):
+            raise ConfigError(f"{name} goes with kind = 'empathy', not with {self.kind!r}.")
+        if self.balance < 0.0:
+            raise ConfigError(f"balance = {self.balance} must be at least 0.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +156,7 @@ class PpoStage(PolicyStage):
       whiten_advantages: to mean 0 and variance 1.
       value_weight: of the value loss (Eq. 13).
       value_hidden: width of a hidden layer in the value head; 0 = it is linear.
-      value_sees_levels: the value head also reads the gold response's levels, which the reward asks for. Nobody needs
+      value_sees_levels: the value head also reads the levels that the reward asks for. Nobody needs
         values when training is over, so they may know what the policy must not (Pinto et al. 2018, Sec. III). Without a
         reward of kind "empathy" there are no levels, and it changes nothing.
       value_clip: None = not clipped (Eq. 15 as printed).

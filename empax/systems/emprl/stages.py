@@ -68,7 +68,13 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
         return judge
 
     train = _examples(parts, run, stage, "train", stage.max_examples)
-    reward = make_reward(stage.rewards, tokenizer=parts.tokenizer, instances=train.instances, judges=judges)
+    reward = make_reward(
+        stage.rewards,
+        tokenizer=parts.tokenizer,
+        instances=train.instances,
+        judges=judges,
+        encoder=lambda: corpus_encoder(run, ""),
+    )
     held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
     examples: Any = PolicyExamples(train, reward.judged(train.instances, cache_dir() / "levels"))
     if stage.whole_dialogues:
@@ -169,7 +175,8 @@ def _sketch_contexts(parts: Parts, stage: PolicyStage, rows: int, length: int) -
     if stage.index:
         passages = (rows, parts.settings.passages, length)
         inputs = dataclasses.replace(inputs, source=shape(*passages), source_mask=shape(*passages, kind=bool))
-    return PolicyBatch(inputs, shape(rows), shape(rows, 1), shape(rows, 1, kind=bool), shape(rows, 3), shape(rows))
+    wanted = shape(rows, 3, 3, kind=jnp.float32)
+    return PolicyBatch(inputs, shape(rows), shape(rows, 1), shape(rows, 1, kind=bool), wanted, shape(rows))
 
 
 def _sketch_rollout(batch: PolicyBatch, rows: int, tokens: int, *, has_values: bool) -> Rollout:

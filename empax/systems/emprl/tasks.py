@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.types import LEVELS, Mean, Metrics, Params
+from empax.core.types import Mean, Metrics, Params
 from empax.losses import ppo
 from empax.losses.advantages import (
     ScoreStatistics,
@@ -76,7 +77,7 @@ class Policy:
         if self.has_values:
             width = self.generator.model.config.d_model
             if self.settings.value_sees_levels:
-                width += len(LEVELS) * _contexts(batch).levels.shape[1]
+                width += int(np.prod(_contexts(batch).wanted.shape[1:]))
             params["value"] = value_head(self.settings).init(second, jnp.zeros((1, width)))["params"]
         return params
 
@@ -129,9 +130,9 @@ class Policy:
         if frozen_trunk is not None:
             seen = frozen_trunk * jax.lax.stop_gradient(seen) + (1.0 - frozen_trunk) * seen
         if self.settings.value_sees_levels:
-            levels = jax.nn.one_hot(batch.levels, len(LEVELS)).reshape(len(tokens), 1, -1)
+            levels = batch.wanted.reshape(len(tokens), 1, -1)
             # As long a vector as the states are: a small one would take ten times the rollouts to be noticed.
-            levels = levels * (seen.shape[-1] / batch.levels.shape[1]) ** 0.5
+            levels = levels * (seen.shape[-1] / batch.wanted.shape[1]) ** 0.5
             seen = jnp.concatenate([seen, jnp.broadcast_to(levels, (*tokens.shape, levels.shape[-1]))], axis=2)
         flat = seen.reshape(-1, seen.shape[-1])
         values = apply(value_head(self.settings), params["value"], flat, rng=None).reshape(tokens.shape)

@@ -1,6 +1,7 @@
 """Rewards: the formulas by hand, whole dialogues, functions of others, and what is wrong with them."""
 
 import dataclasses
+import itertools
 import types
 
 import jax
@@ -24,6 +25,7 @@ from empax.systems.emprl.rewards import (
     load_function,
     make_reward,
     trajectory_reward,
+    wanted_levels,
 )
 from empax.systems.emprl.rollouts import (
     DialogueExamples,
@@ -43,7 +45,8 @@ def probabilities(rows, seed=0):
 
 def test_the_empathy_reward_is_the_product_of_the_gold_levels_probabilities():
     given, levels = probabilities(3), np.array([[0, 1, 2], [2, 2, 0], [1, 0, 1]])
-    found = empathy_reward(jnp.asarray(given, jnp.float32), jnp.asarray(levels), jnp.asarray([True, True, False]))
+    wanted = jnp.asarray(wanted_levels(levels))
+    found = empathy_reward(jnp.asarray(given, jnp.float32), wanted, jnp.asarray([True, True, False]))
     expected = [np.prod([given[b, m, levels[b, m]] for m in range(3)]) for b in range(2)]
     cross_entropies = -np.log([[given[b, m, levels[b, m]] for m in range(3)] for b in range(2)]).sum(1)
     np.testing.assert_allclose(found[:2], expected, rtol=1e-6)
@@ -53,7 +56,30 @@ def test_the_empathy_reward_is_the_product_of_the_gold_levels_probabilities():
 
 def test_what_is_impossible_earns_nothing_and_breaks_nothing():
     certain = jnp.asarray(np.tile([1.0, 0.0, 0.0], (1, 3, 1)), jnp.float32)
-    assert float(empathy_reward(certain, jnp.asarray([[1, 1, 1]]), jnp.asarray([True]))[0]) == 0.0
+    wanted = jnp.asarray(wanted_levels(np.array([[1, 1, 1]])))
+    assert float(empathy_reward(certain, wanted, jnp.asarray([True]))[0]) == 0.0
+
+
+def test_what_a_context_lets_expect_earns_its_mean_over_gold_responses():
+    """Of many gold responses drawn from the expected levels, the printed reward has this mean."""
+    given, expected = probabilities(4), probabilities(4, seed=1)
+    valid = jnp.ones(4, bool)
+    found = empathy_reward(jnp.asarray(given, jnp.float32), jnp.asarray(expected, jnp.float32), valid)
+    total = np.zeros(4)
+    for levels in itertools.product(range(3), repeat=3):
+        chance = np.prod([expected[:, m, level] for m, level in enumerate(levels)], axis=0)
+        wanted = wanted_levels(np.tile(levels, (4, 1)))
+        total += chance * np.asarray(empathy_reward(jnp.asarray(given, jnp.float32), jnp.asarray(wanted), valid))
+    np.testing.assert_allclose(found, total, rtol=1e-5)
+
+
+def test_rare_levels_earn_more_by_the_power_of_their_shares():
+    levels = np.array([[0, 0, 2], [0, 1, 2], [0, 1, 2], [1, 2, 2]])
+    found = wanted_levels(levels, balance=0.5)
+    np.testing.assert_allclose(found[0], [[3**-0.5, 0, 0], [1, 0, 0], [0, 0, 1]], rtol=1e-6)
+    np.testing.assert_allclose(found[3], [[0, 1, 0], [0, 0, 1], [0, 0, 1]], rtol=1e-6)
+    np.testing.assert_allclose(found[1, 1], [0, 2**-0.5, 0], rtol=1e-6)
+    np.testing.assert_array_equal(wanted_levels(levels), np.eye(3)[levels])
 
 
 def test_a_trajectory_pays_for_sudden_shifts_alone():
@@ -63,7 +89,8 @@ def test_a_trajectory_pays_for_sudden_shifts_alone():
     turn, valid = np.array([0, 1, 2, 0, 1, 2]), np.array([1, 1, 1, 1, 0, 0], bool)
     scores = np.array([0.2, 0.4, 0.9, 0.5, 7.0, 7.0])
     found = trajectory_reward(
-        *map(jnp.asarray, (scores.astype(np.float32), given.astype(np.float32), levels, turn, valid)), shift_penalty=0.5
+        *map(jnp.asarray, (scores.astype(np.float32), given.astype(np.float32), wanted_levels(levels), turn, valid)),
+        shift_penalty=0.5,
     )
     expected = given @ np.arange(3.0)
     for row, mean in ((0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5)):
@@ -95,7 +122,8 @@ class Turns:
 
 
 def test_a_batch_of_dialogues_has_their_listener_turns_side_by_side():
-    judged = JudgedContexts([[i] for i in range(6)], np.arange(18).reshape(6, 3), pad_id=9, max_tokens=2)
+    wanted = np.arange(54, dtype=np.float32).reshape(6, 3, 3)
+    judged = JudgedContexts([[i] for i in range(6)], wanted, pad_id=9, max_tokens=2)
     examples = DialogueExamples(PolicyExamples(Turns(), judged), max_turns=2)
     assert len(examples) == 3
     np.testing.assert_array_equal(examples.lengths, [2, 4, 6])
@@ -103,7 +131,7 @@ def test_a_batch_of_dialogues_has_their_listener_turns_side_by_side():
     np.testing.assert_array_equal(batch.row, [4, 5, 3, -1, -1, -1])
     np.testing.assert_array_equal(batch.turn, [0, 1, 0, 1, 0, 1])
     np.testing.assert_array_equal(batch.context[:3], [[4, 9], [5, 9], [3, 9]])
-    np.testing.assert_array_equal(batch.levels[1], [15, 16, 17])
+    np.testing.assert_array_equal(batch.wanted[1], wanted[5])
 
 
 def test_rows_are_repeated_as_samples_lie(toy):
@@ -187,10 +215,10 @@ def answered(reward, tokenizer, folder):
     tokens, mask = features.pad(rows, 10, tokenizer.pad_id)
     context, context_mask = features.pad([*judged.contexts, []], judged.max_tokens, judged.pad_id)
     valid = jnp.asarray([True, True, False])
-    levels = jnp.asarray([*judged.levels, judged.levels[0]])
+    wanted = jnp.asarray([*judged.wanted, judged.wanted[0]])
     inputs = Batch(*(jnp.asarray(leaf) for leaf in (tokens, mask, tokens, mask)), valid)
     rows = jnp.asarray([0, 1, -1])
-    batch = PolicyBatch(inputs, rows, jnp.asarray(context), jnp.asarray(context_mask), levels, jnp.zeros(3, jnp.int32))
+    batch = PolicyBatch(inputs, rows, jnp.asarray(context), jnp.asarray(context_mask), wanted, jnp.zeros(3, jnp.int32))
     return Rollout(batch, inputs.source, inputs.source_mask, jnp.zeros((3, 10)), jnp.zeros((3, 10)))
 
 
@@ -216,9 +244,9 @@ def test_identifiers_read_ids_where_tokenizers_agree_and_texts_elsewhere(judge, 
 def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkeypatch):
     reward = EmpathyReward((judge,), judge.tokenizer)
     first = reward.judged(EXCHANGES, tmp_path)
-    assert first.levels.shape == (2, 3)
+    assert first.wanted.shape == (2, 3, 3)
     monkeypatch.setattr(IdentifierJudge, "__call__", None)
-    np.testing.assert_array_equal(reward.judged(EXCHANGES, tmp_path).levels, first.levels)
+    np.testing.assert_array_equal(reward.judged(EXCHANGES, tmp_path).wanted, first.wanted)
     other = EmpathyReward((dataclasses.replace(judge, hash="another"),), judge.tokenizer)
     for asked, instances in ((other, EXCHANGES), (reward, EXCHANGES[:1])):
         with pytest.raises(TypeError, match="not callable"):
@@ -249,6 +277,8 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
         (lambda: RewardSettings("text"), "need 'module:name'"),
         (lambda: RewardSettings("text", function="module.name"), "must be 'module:name'"),
         (lambda: RewardSettings("text", function="a:b", shift_penalty=1.0), "goes with kind = 'empathy'"),
+        (lambda: RewardSettings("text", function="a:b", levels="expected"), "levels goes with kind = 'empathy'"),
+        (lambda: RewardSettings(balance=-1.0), "balance = -1.0 must be at least 0"),
         (lambda: KlSettings(coefficient=-1.0), "at least 0"),
         (lambda: KlSettings(target=0.0), "above 0"),
         (lambda: PolicyStage(rewards=(RewardSettings(shift_penalty=1.0),)), "needs whole_dialogues"),

@@ -166,7 +166,8 @@ def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):
 
 def test_values_may_know_the_gold_levels_and_answers_never_do(toy, batch):
     task = toy.policy(value_sees_levels=True, value_hidden=8)
-    other = batch.replace(levels=batch.levels + 1)
+    batch = batch.replace(wanted=batch.wanted.at[:, 0, 0].set(1.0))
+    other = batch.replace(wanted=jnp.roll(batch.wanted, 1, axis=2))
     params = jax.jit(task.init)(jax.random.key(5), batch)
     assert params["value"]["hidden"].shape == (toy.MODEL.config.d_model + 3, 8)
     found, changed = (jax.jit(task.rollout)(params, toy.frozen(), one, jax.random.key(1)) for one in (batch, other))

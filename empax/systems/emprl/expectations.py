@@ -1,0 +1,70 @@
+"""Which empathy levels a context lets expect of its response: a logistic regression on embedded contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from empax.core.types import LEVELS, Params
+
+FOLDS = 5
+STRENGTH = 0.3
+"""Of the fit to the data against the penalty on weights, scikit-learn's C: the best of 0.3 to 10 on validation."""
+_ITERATIONS = 60
+
+
+def expected_levels(
+    embeddings: Float[np.ndarray, "N D"], levels: Int[np.ndarray, "N M"], groups: Sequence[str]
+) -> Float[np.ndarray, "N M 3"]:
+    """How likely the response to each context has each level, by a regression that has not seen its group.
+
+    One multinomial regression for each mechanism, fitted on four of five folds and asked about the fifth, in turns.
+    Source: ours.
+
+    Args:
+      embeddings: of the contexts, of about unit length.
+      levels: of the gold responses, index into LEVELS.
+      groups: of each row, its dialogue: all of a group is in one fold.
+    """
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    folds = np.array([numbers[group] % FOLDS for group in groups])
+    seen = folds[None] != np.arange(FOLDS)[:, None]
+    given, wanted = jnp.asarray(embeddings, jnp.float32), jax.nn.one_hot(levels, len(LEVELS))
+    fits = jax.jit(lambda seen: jax.lax.map(lambda rows: fit(given, wanted, rows), seen))
+    asked = jax.vmap(lambda params: jax.nn.softmax(_logits(params, given)))
+    return np.asarray(asked(fits(jnp.asarray(seen, jnp.float32))))[folds, np.arange(len(folds))]
+
+
+def fit(given: Float[Array, "N D"], wanted: Float[Array, "N M 3"], weights: Float[Array, " N"]) -> Params:
+    r"""The regression {"weights", "bias"} that minimises its penalised likelihood, by L-BFGS.
+
+    .. math:: C \sum_n w_n \sum_m -\log p_m(l_{n,m} | x_n) + \tfrac{1}{2} |W|^2
+    """
+    scale = 1.0 / jnp.maximum(STRENGTH * weights.sum(), 1.0)
+
+    def loss(params: Params) -> Float[Array, ""]:
+        nll = optax.losses.softmax_cross_entropy(_logits(params, given), wanted).sum(axis=1)
+        penalty = 0.5 * jnp.sum(jnp.square(params["weights"]))
+        return scale * (STRENGTH * jnp.sum(weights * nll) + penalty)
+
+    solver = optax.lbfgs()
+    graded = optax.value_and_grad_from_state(loss)
+
+    def step(carry: tuple[Params, optax.OptState], _: None) -> tuple[tuple[Params, optax.OptState], None]:
+        params, state = carry
+        value, grad = graded(params, state=state)
+        updates, state = solver.update(grad, state, params, value=value, grad=grad, value_fn=loss)
+        return (optax.apply_updates(params, updates), state), None
+
+    shape = wanted.shape[1:]
+    start = {"weights": jnp.zeros((given.shape[1], *shape)), "bias": jnp.zeros(shape)}
+    return jax.lax.scan(step, (start, solver.init(start)), None, length=_ITERATIONS)[0][0]
+
+
+def _logits(params: Params, given: Float[Array, "N D"]) -> Float[Array, "N M 3"]:
+    return jnp.einsum("ND,DML->NML", given, params["weights"]) + params["bias"][None]
