@@ -1,8 +1,9 @@
-"""One iteration of PPO on an encoder-decoder: empax against an eager PyTorch loop around Hugging Face's `generate`.
+"""Iterations of PPO on an encoder-decoder: empax against an eager PyTorch loop around Hugging Face's `generate`.
 
-Rollout, log-probabilities and values of policy and reference, reward, advantages, and all updates. Before anything is
-timed both sides must read one fixed rollout alike, give it the same credit, and have the same losses and gradient
-norms over all its updates.
+Rollout, log-probabilities and values of policy and reference, reward, advantages, and all updates; once on contexts of
+a corpus, which each side puts into batches as it does in training, and once on one batch that is padded alike. Before
+anything is timed both sides must read one fixed rollout alike, give it the same credit, and have the same losses and
+gradient norms over all its updates.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import copy
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from benchmarks import texts
 from benchmarks.eager_ppo import Answers, EagerPpo
 from benchmarks.forward import Inputs, random_inputs
 from benchmarks.paired import Row, arguments, report, seconds, timed
@@ -26,6 +28,9 @@ from benchmarks.shapes import fields_of
 from benchmarks.sides import TOLERANCE, Sides, check_agreement, random_model
 from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Params, TrainState
+from empax.data import features
+from empax.data.batches import BatchPlan
+from empax.data.tokenizers import train_bpe
 from empax.decoding.search import DecodeSettings
 from empax.losses.advantages import response_mask
 from empax.models.heads import ClassificationHead
@@ -42,8 +47,11 @@ HELD_EQUAL = (
     "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
     "the same random initial float32 weights of policy, reference and value head, no dropout; --dtype is the type that "
     "the model computes in (theirs: torch.autocast); losses, rewards, advantages and AdamW in float32",
-    "the same sources (rows padded on the right, a quarter of the tokens is padding); sampling with k = 20, T = 0.9, "
-    "at least 4 tokens before the end; both stop once all rows have ended (response_tokens: how long they were)",
+    "contexts: the same contexts of the corpus, at most 200 tokens; theirs in a random order, each batch padded to its "
+    "longest row, as trl 0.9 does; ours in batches of like length, padded to buckets (`empax.data.batches`)",
+    "one padded batch: the same random sources, rows padded on the right, a quarter of the tokens is padding",
+    "sampling with k = 20, T = 0.9, at least 4 tokens before the end; both stop once all rows have ended "
+    "(response_tokens: how long they were)",
     "teacher-forced log-probabilities and values of the policy, log-probabilities of a reference of its own weights",
     "the reward (share of even ids) on ids, standardised by running statistics; k1 KL with the adaptive coefficient; "
     "rewards and advantages whitened; GAE",
@@ -55,7 +63,6 @@ HELD_EQUAL = (
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-5)
 
-SHAPES = ("t5-small", "scratch")
 DTYPES = tuple(sorted(TOLERANCE))
 
 SCRATCH = {"vocab_size": 10_000, "d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 4, "num_decoder_layers": 4}
@@ -63,6 +70,9 @@ SCRATCH = {"vocab_size": 10_000, "d_model": 256, "d_ff": 1024, "num_heads": 4, "
 
 The cache of transformers' T5 cannot do with fewer layers in the encoder than in the decoder.
 """
+
+SHAPES: dict[str, dict[str, Any]] = {"t5-small": {}, "scratch": SCRATCH}
+"""What differs from T5-small."""
 
 _EMBEDDING_SCALE = 0.3
 """Hugging Face draws T5's embeddings so large that a random model can only repeat what it has just read."""
@@ -72,7 +82,14 @@ class OurPpo:
     """The task, compiled by what every recipe trains with, and its state."""
 
     def __init__(
-        self, sides: Sides, value: Params, settings: PpoStage, inputs: Inputs, *, epochs: int, minibatches: int
+        self,
+        sides: Sides,
+        value: Params,
+        settings: PpoStage,
+        inputs: Sequence[Inputs],
+        *,
+        epochs: int,
+        minibatches: int,
     ):
         config = sides.model.config
         eos_id, pad_id = sides.theirs.config.eos_token_id, sides.theirs.config.pad_token_id
@@ -85,26 +102,35 @@ class OurPpo:
             jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0), self.task.init_memory()
         )
         self.frozen = {"reference": {"model": copied(sides.params)}, "reward": self.task.reward.frozen()}
-        self.batch = policy_batch(inputs)
+        self.batches = [policy_batch(one) for one in inputs]
         self.begin = make_iteration_start(self.task)
         self.step = make_train_step(self.task, optimizer, epochs=epochs, minibatches=minibatches)
         self.phases: list[tuple[float, float]] = []
         self.lengths: list[float] = []
 
-    def iteration(self) -> None:
-        start = time.perf_counter()
-        state, rated, metrics = jax.block_until_ready(self.begin(self.state, self.frozen, self.batch))
-        rolled = time.perf_counter()
-        self.state, _ = jax.block_until_ready(self.step(state, self.frozen, rated))
-        self.phases.append((rolled - start, time.perf_counter() - rolled))
-        self.lengths.append(float(metrics["response_tokens"].value()))
+    def run(self) -> None:
+        """An iteration on each batch."""
+        for batch in self.batches:
+            start = time.perf_counter()
+            state, rated, metrics = jax.block_until_ready(self.begin(self.state, self.frozen, batch))
+            rolled = time.perf_counter()
+            self.state, _ = jax.block_until_ready(self.step(state, self.frozen, rated))
+            self.phases.append((rolled - start, time.perf_counter() - rolled))
+            self.lengths.append(float(metrics["response_tokens"].value()))
 
 
 class TheirPpo:
     """`EagerPpo` on the same sources."""
 
     def __init__(
-        self, sides: Sides, value: Params, settings: PpoStage, inputs: Inputs, *, epochs: int, minibatches: int
+        self,
+        sides: Sides,
+        value: Params,
+        settings: PpoStage,
+        inputs: Sequence[Inputs],
+        *,
+        epochs: int,
+        minibatches: int,
     ):
         head = torch.nn.Linear(sides.model.config.d_model, 1)
         with torch.no_grad():
@@ -114,26 +140,33 @@ class TheirPpo:
             copy.deepcopy(sides.theirs), head, their_even_share, settings, OPTIMIZER,
             epochs=epochs, minibatches=minibatches, dtype=getattr(torch, sides.model.config.dtype),
         )  # fmt: skip
-        self.source, self.mask = torch.tensor(inputs.source), torch.tensor(inputs.mask).long()
+        self.batches = [(torch.tensor(one.source).long(), torch.tensor(one.mask).long()) for one in inputs]
         self.phases: list[tuple[float, float]] = []
         self.lengths: list[float] = []
 
-    def iteration(self) -> None:
-        start = time.perf_counter()
-        answers = self.loop.rollout(self.source, self.mask)
-        advantages, returns = self.loop.credit(answers)
-        rolled = time.perf_counter()
-        self.loop.learn(answers, advantages, returns)
-        self.phases.append((rolled - start, time.perf_counter() - rolled))
-        self.lengths.append(answers.mask.sum(dim=1).float().mean().item())
+    def run(self) -> None:
+        """An iteration on each batch."""
+        for source, mask in self.batches:
+            start = time.perf_counter()
+            answers = self.loop.rollout(source, mask)
+            advantages, returns = self.loop.credit(answers)
+            rolled = time.perf_counter()
+            self.loop.learn(answers, advantages, returns)
+            self.phases.append((rolled - start, time.perf_counter() - rolled))
+            self.lengths.append(answers.mask.sum(dim=1).float().mean().item())
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3)
-    parser.add_argument("--shape", nargs="*", choices=SHAPES, default=SHAPES, help="of the policy (both)")
+    texts.add_flag(parser)
+    parser.add_argument("--shape", nargs="*", choices=SHAPES, default=tuple(SHAPES), help="of the policy (both)")
     parser.add_argument("--dtype", nargs="*", choices=DTYPES, default=DTYPES, help="of the model's arithmetic (both)")
     parser.add_argument("--batch", type=int, default=32, help="rows of a rollout (32)")
-    parser.add_argument("--source", type=int, default=64, help="tokens of a source (64)")
+    parser.add_argument("--batches", type=int, default=6, help="rollouts of contexts in a round (6)")
+    parser.add_argument(
+        "--buckets", type=int, nargs="+", default=[32, 48, 72, 112, 200], help="ours (32 48 72 112 200)"
+    )
+    parser.add_argument("--source", type=int, default=64, help="tokens of a source in the padded batch (64)")
     parser.add_argument("--new-tokens", type=int, default=30, help="tokens of a response at most (30)")
     parser.add_argument("--epochs", type=int, default=4, help="how often each response is learnt from (4)")
     parser.add_argument("--minibatches", type=int, default=1, help="updates of an epoch (1, as in EmpRL's runs)")
@@ -142,50 +175,90 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if options.smoke:
         options.batch, options.source, options.new_tokens, options.rounds = 4, 8, 6, 1
         options.epochs, options.minibatches, options.unroll = 2, 2, 1
+        options.batches, options.buckets = 1, [16, 24]
     if options.batch % options.minibatches:
         parser.error(f"--minibatches={options.minibatches} does not divide --batch={options.batch}")
-    rows = {f"{shape}, {dtype}": measure(shape, dtype, options) for shape in options.shape for dtype in options.dtype}
+    rows: dict[str, Row] = {}
+    for shape in options.shape:
+        vocab_size = fields(shape, options)["vocab_size"]
+        padded = random_inputs(vocab_size, options.batch, options.source, options.new_tokens)
+        work = {"contexts": context_batches(options, vocab_size), "one padded batch": ([padded], [padded])}
+        for dtype in options.dtype:
+            for name, row in measure(shape, dtype, work, options).items():
+                rows[f"{shape}, {dtype}, {name}"] = row
     sizes = (
-        f"{options.batch} sources of {options.source} tokens, {options.new_tokens} new ones, "
-        f"{options.epochs} epochs of {options.minibatches} mini-batches"
+        f"{texts.name_of(options.data)}: {options.batches} batches of {options.batch} contexts a round, buckets "
+        f"{options.buckets}; or {options.batch} sources of {options.source} tokens; {options.new_tokens} new tokens, "
+        f"{options.epochs} epochs of {options.minibatches} mini-batches; seconds are of one iteration"
     )
     return report("ppo", rows, (*HELD_EQUAL, sizes), smoke=options.smoke)
 
 
-def measure(shape: str, dtype: str, options: argparse.Namespace) -> Row:
+def context_batches(options: argparse.Namespace, vocab_size: int) -> tuple[list[Inputs], list[Inputs]]:
+    """The contexts of a few batches, as ours and theirs put them together."""
+    found = texts.instances(options.data, "train")
+    tokenizer = train_bpe([turn for i in found for turn in (*i.context, i.response)], vocab_size=vocab_size - 20)
+    longest = options.buckets[-1]
+    ids = [one[-longest:] for one in tokenizer.encode_batch([" ".join(i.context) for i in found])]
+    plan = BatchPlan(np.array([len(one) for one in ids]), options.batch, options.buckets, seed=0)
+    target = np.zeros((options.batch, 1), np.int32)  # nobody reads it
+
+    def collate(indices: Sequence[int], length: int) -> Inputs:
+        return Inputs(*features.pad([ids[i] for i in indices], length, tokenizer.pad_id), target)
+
+    planned = [plan.plan(step) for step in range(options.batches)]
+    mixed = np.random.default_rng(0).permutation(np.concatenate([indices for indices, _ in planned]))
+    theirs = [collate(rows, max(len(ids[i]) for i in rows)) for rows in mixed.reshape(options.batches, options.batch)]
+    return [collate(indices, length) for indices, length in planned], theirs
+
+
+def measure(
+    shape: str, dtype: str, work: Mapping[str, tuple[list[Inputs], list[Inputs]]], options: argparse.Namespace
+) -> dict[str, Row]:
     """Whole iterations; how long their parts took, and how long the responses were, are facts about them."""
     sides, value, inputs = prepare(shape, dtype, options)
     settings = stage(options.new_tokens)
     # In one mini-batch no order of rows can differ.
     whole = {"epochs": options.epochs, "minibatches": 1}
-    error = check(
-        OurPpo(sides, value, settings, inputs, **whole), TheirPpo(sides, value, settings, inputs, **whole), inputs
-    )
+    sound = OurPpo(sides, value, settings, [inputs], **whole), TheirPpo(sides, value, settings, [inputs], **whole)
+    error = check(*sound, inputs)
     updates = {"epochs": options.epochs, "minibatches": options.minibatches}
-    ours, theirs = (side(sides, value, settings, inputs, **updates) for side in (OurPpo, TheirPpo))
-    compiling = seconds(ours.iteration)
-    took = timed(ours.iteration, theirs.iteration, options.rounds)
-    facts: dict[str, Any] = {"largest_error": float(f"{error:.2g}"), "compile_seconds": round(compiling, 2)}
-    for name, side in (("ours", ours), ("theirs", theirs)):
-        rollouts, learnt = zip(*side.phases[-options.rounds :], strict=True)
-        facts[f"rollout_seconds_{name}"] = round(statistics.median(rollouts), 4)
-        facts[f"update_seconds_{name}"] = round(statistics.median(learnt), 4)
-        facts[f"response_tokens_{name}"] = round(statistics.fmean(side.lengths[-options.rounds :]), 2)
-    return Row(*took, "seconds", facts=facts)
+    rows = {}
+    for name, batches in work.items():
+        ours, theirs = (
+            side(sides, value, settings, own, **updates) for side, own in zip((OurPpo, TheirPpo), batches, strict=True)
+        )
+        compiling = seconds(ours.run)
+        took = [[one / len(batches[0]) for one in side] for side in timed(ours.run, theirs.run, options.rounds)]
+        facts: dict[str, Any] = {"largest_error": float(f"{error:.2g}"), "compile_seconds": round(compiling, 2)}
+        for whose, side, own in zip(("ours", "theirs"), (ours, theirs), batches, strict=True):
+            counted = options.rounds * len(own)
+            rollouts, learnt = zip(*side.phases[-counted:], strict=True)
+            facts[f"rollout_seconds_{whose}"] = round(statistics.fmean(rollouts), 4)
+            facts[f"update_seconds_{whose}"] = round(statistics.fmean(learnt), 4)
+            facts[f"response_tokens_{whose}"] = round(statistics.fmean(side.lengths[-counted:]), 2)
+            facts[f"source_tokens_{whose}"] = sum(one.source.size for one in own)  # padding included
+        rows[name] = Row(*took, "seconds", facts=facts)
+    return rows
+
+
+def fields(shape: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Of the policy's `config.json`."""
+    small = {"vocab_size": 400}  # the least that a tokenizer of bytes has room in
+    return fields_of("t5-small", small=options.smoke, **(small if options.smoke else SHAPES[shape]))
 
 
 def prepare(shape: str, dtype: str, options: argparse.Namespace) -> tuple[Sides, Params, Inputs]:
     """The policy twice, the parameters of its value head, and the sources with a fixed answer to each."""
-    changes = SCRATCH if shape == "scratch" and not options.smoke else {}
-    fields = fields_of("t5-small", small=options.smoke, **changes)
-    sides = random_model(fields, unroll=options.unroll, dtype=dtype)
+    described = fields(shape, options)
+    sides = random_model(described, unroll=options.unroll, dtype=dtype)
     params = copied(sides.params)  # theirs is about to change, and may share its memory
     params["token_embedding"] = params["token_embedding"] * _EMBEDDING_SCALE
     with torch.no_grad():
         sides.theirs.get_input_embeddings().weight.mul_(_EMBEDDING_SCALE)
     width = sides.model.config.d_model
     value = value_head(stage(options.new_tokens)).init(jax.random.key(1), jnp.zeros((1, width)))["params"]
-    inputs = random_inputs(fields["vocab_size"], options.batch, options.source, options.new_tokens)
+    inputs = random_inputs(described["vocab_size"], options.batch, options.source, options.new_tokens)
     return sides._replace(params=params), value, inputs
 
 
@@ -241,10 +314,10 @@ def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
     eos_id = ours.task.generator.decoder.eos_id
     tokens = ended(inputs.target, eos_id, ours.task.generator.decoder.pad_id)
     mask = np.asarray(response_mask(jnp.asarray(tokens), eos_id=eos_id))
-    batch, loop = ours.batch, theirs.loop
+    batch, (source, source_mask), loop = ours.batches[0], theirs.batches[0], theirs.loop
     log_probs, values, _ = jax.jit(ours.task.read)(ours.state.params, batch, jnp.asarray(tokens))
     with torch.no_grad():
-        expected, hidden, _ = loop.read(loop.model, theirs.source, theirs.mask, torch.tensor(tokens).long())
+        expected, hidden, _ = loop.read(loop.model, source, source_mask, torch.tensor(tokens).long())
         agree("log-probabilities", log_probs[mask], expected.numpy()[mask])
         agree("values", values[mask], loop.value(hidden).numpy()[mask])
 
@@ -255,7 +328,7 @@ def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
     rollout = Rollout(batch, *map(jnp.asarray, (tokens, mask, old, reference)), values=jnp.asarray(old_values))
     credit = jax.jit(lambda frozen, rollout, memory: ours.task.credit(frozen, ours.task.rate(frozen, rollout), memory))
     rated, memory, _ = credit(ours.frozen, rollout, ours.state.memory)
-    answers = Answers(theirs.source, theirs.mask, torch.tensor(tokens).long(), *map(torch.tensor, (mask, *near)))
+    answers = Answers(source, source_mask, torch.tensor(tokens).long(), *map(torch.tensor, (mask, *near)))
     advantages, returns = loop.credit(answers)
     agree("scores", rated.scores, their_even_share(answers.tokens, answers.mask))
     agree("advantages", rated.advantages[mask], advantages.numpy()[mask])
@@ -263,8 +336,12 @@ def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
     agree("KL coefficient", memory.kl.coefficient, loop.beta)
 
     ours.state, metrics = ours.step(ours.state, ours.frozen, rated)
-    for name, number in loop.learn(answers, advantages, returns).items():
-        agree(f"{name} over all updates", metrics[name].value(), number)
+    expected = loop.learn(answers, advantages, returns)
+    # The policy's loss is a difference of numbers as large as the advantages, and alone it would be all rounding.
+    parts = ("policy_loss", "value_loss", "loss")
+    agree("losses over all updates", [metrics[name].value() for name in parts], [expected[name] for name in parts])
+    for name in ("entropy", "grad_norm"):
+        agree(f"{name} over all updates", metrics[name].value(), expected[name])
     return max(errors)
 
 

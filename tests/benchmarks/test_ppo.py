@@ -21,17 +21,17 @@ def prepared():
 
 @pytest.mark.parametrize(
     ("changes", "found"),
-    [({"lam": 0.9}, "advantages"), ({"clip": 0.1}, "loss over all"), ({"value_clip": 0.1}, "loss over all")],
+    [({"lam": 0.9}, "advantages"), ({"clip": 0.1}, "losses over all"), ({"value_clip": 0.1}, "losses over all")],
 )
 def test_another_algorithm_is_noticed(prepared, changes, found):
     from benchmarks.paired import DisagreementError
     from benchmarks.ppo import OurPpo, TheirPpo, check, stage
 
     sides, value, inputs = prepared
-    ours = OurPpo(sides, value, stage(OPTIONS.new_tokens), inputs, **ONCE)
+    ours = OurPpo(sides, value, stage(OPTIONS.new_tokens), [inputs], **ONCE)
     other = dataclasses.replace(stage(OPTIONS.new_tokens), **changes)
     with pytest.raises(DisagreementError, match=found):
-        check(ours, TheirPpo(sides, value, other, inputs, **ONCE), inputs)
+        check(ours, TheirPpo(sides, value, other, [inputs], **ONCE), inputs)
 
 
 def test_another_value_head_is_noticed(prepared):
@@ -42,4 +42,6 @@ def test_another_value_head_is_noticed(prepared):
     settings = stage(OPTIONS.new_tokens)
     other = {**value, "out": np.asarray(value["out"]) * 1.01}
     with pytest.raises(DisagreementError, match="values: relative error"):
-        check(OurPpo(sides, value, settings, inputs, **ONCE), TheirPpo(sides, other, settings, inputs, **ONCE), inputs)
+        check(
+            OurPpo(sides, value, settings, [inputs], **ONCE), TheirPpo(sides, other, settings, [inputs], **ONCE), inputs
+        )
