@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import flax.struct
@@ -134,7 +134,7 @@ class DecodeCache:
     position: Any  # [] int32, how many tokens have been read
     weights: Any = flax.struct.field(default=None, kw_only=True)  # None where layers are scanned
 
-    def cut(self, weights: Params) -> Self:
+    def cut(self, weights: Params) -> Any:
         """The same with each layer's part of what is stacked apart; `weights` are the scanned layers' parameters."""
 
         def apart(stacked: Any) -> tuple[Any, ...]:

@@ -230,9 +230,11 @@ def test_behind_a_forced_prefix_comes_what_hugging_face_says_behind_the_longer_p
 
 
 @pytest.mark.oracle
-def test_cached_steps_give_the_logits_of_the_whole():
+@pytest.mark.parametrize("unroll", [1, 2], ids=["scanned", "unrolled"])
+def test_cached_steps_give_the_logits_of_the_whole(unroll):
     """Also after hypotheses have changed places, and for a row of nothing but padding."""
     _, model, params = models("llama")
+    model = DecoderOnly(dataclasses.replace(model.config, unroll=unroll))
     tokens, mask = prompts(3, 6, left=False)
     mask = mask.at[2].set(False)
     apply = functools.partial(model.apply, {"params": params})
