@@ -58,7 +58,7 @@ def shrink(config: ConfigDict) -> ConfigDict:
     for name in config.run:
         section = config[name]
         if section.kind == "train":
-            section.update({"steps": 4, "batch_size": 8, "log_every_steps": 2, "eval_every_steps": 2,
+            section.update({"steps": 4, "batch_size": 8, "accumulate": 1, "log_every_steps": 2, "eval_every_steps": 2,
                             "checkpoint_every_steps": 2, "buckets": (80,)})  # fmt: skip
             if "refresh_every_steps" in section:
                 section.refresh_every_steps = 2

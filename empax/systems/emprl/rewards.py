@@ -321,7 +321,7 @@ def make_reward(
       tokenizer: the generator's.
       instances: that batches' rows count.
       judges: loads the identifiers of a stage.
-      encoder: makes what embeds contexts; called where levels = "expected" alone.
+      encoder: makes what embeds contexts; needed, and called, where levels = "expected".
 
     Raises:
       ConfigError: two parts of "empathy", or a function that is not there.
@@ -332,7 +332,8 @@ def make_reward(
     for part in settings:
         if part.kind == "empathy":
             found = tuple(judges(stage) for stage in part.stages)
-            expects = encoder() if encoder is not None and part.levels == "expected" else None
+            assert encoder is not None or part.levels == "gold"
+            expects = None if encoder is None or part.levels == "gold" else encoder()
             made = EmpathyReward(found, tokenizer, part.shift_penalty, part.balance, expects)
         elif part.kind == "compiled":
             made = CompiledReward(load_function(part.function))
