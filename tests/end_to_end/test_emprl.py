@@ -70,7 +70,7 @@ def test_the_report_has_empathy_and_replies_over_training(workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["grpo", "trajectory"])
+@pytest.mark.parametrize("form", ["expected", "grpo", "trajectory"])
 def test_the_other_forms(recipe, workdir, tmp_path, form):
     result = recipe(tmp_path / "run", config=f"configs/emprl_transformer.py:{form}+tiny")
     assert result.returncode == 0, result.stderr
