@@ -101,6 +101,8 @@ class PolicyStage:
       entropy_weight: of a bonus for the policy's entropy.
       likelihood_weight: of the gold responses' negative log-likelihood per token, added to the loss: it holds the
         policy to how people answer (PPO-ptx; Ouyang et al. 2022, Eq. 2).
+      kept_share: how far from the first model towards the trained one the model lies that answers and is exported, 1 =
+        all the way. What a reward teaches lies early on that way, what it costs in likelihood late.
       mask_first_token: leave each response's first token out, as EmpRL's runs did (see `losses.advantages`).
       guard_tolerance: how far the ratio may be from 1, and the KL from 0, before anything is learnt. Both are means
         over tokens, of absolute values.
@@ -122,6 +124,7 @@ class PolicyStage:
     max_ratio: float = 10.0
     entropy_weight: float = 0.0
     likelihood_weight: float = 0.0
+    kept_share: float = 1.0
     mask_first_token: bool = False
     guard_tolerance: float = 1e-3
     whole_dialogues: bool = False
@@ -137,6 +140,8 @@ class PolicyStage:
             raise ConfigError("clip and guard_tolerance must be above 0, max_ratio above 1.")
         if self.entropy_weight < 0.0 or self.likelihood_weight < 0.0:
             raise ConfigError("entropy_weight and likelihood_weight must be at least 0.")
+        if not 0.0 < self.kept_share <= 1.0:
+            raise ConfigError(f"kept_share = {self.kept_share} must lie in (0, 1].")
         if self.max_turns < 1:
             raise ConfigError(f"max_turns = {self.max_turns} must be at least 1.")
         if self.index and self.whole_dialogues:

@@ -94,12 +94,29 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     return Assembly(task, examples, validation, frozen=frozen, **calls)
 
 
-def policy_model(parts: Parts, params: Params, first: Params) -> Params:
-    """The model in the parameters of a policy; adapters are merged into the weights that they were trained on."""
-    if "adapters" not in params:
-        return params["model"]
-    task = make_policy(parts, PpoStage(), Reward(()))
-    return parts.merged(task, params, {"model": first["model"]})["model"]
+def policy_settings(run: RunContext, stage: str) -> PolicyStage:
+    """Of a stage of the tasks "ppo" or "grpo"."""
+    section = run.section(stage)
+    cls = TASKS[section["task"].rpartition(".")[2]].settings
+    fields = {field.name for field in dataclasses.fields(cls)}
+    return to_settings(cls, {k: v for k, v in section.items() if k in fields}, where=f"config.{stage}")
+
+
+def policy_model(parts: Parts, params: Params, first: Params, kept_share: float) -> Params:
+    r"""The model in the parameters of a policy; adapters are merged into the weights that they were trained on.
+
+    .. math:: \theta = \theta_{first} + s \, (\theta_{policy} - \theta_{first})
+
+    Source: Wortsman et al. 2022 (WiSE-FT), Sec. 3; Ramé et al. 2024 (WARP), Sec. 3.3.
+    """
+    if "adapters" in params:
+        task = make_policy(parts, PpoStage(), Reward(()))
+        model = parts.merged(task, params, {"model": first["model"]})["model"]
+    else:
+        model = params["model"]
+    if kept_share == 1.0:
+        return model
+    return jax.tree.map(lambda begin, end: begin + kept_share * (end - begin), first["model"], model)
 
 
 class Replies:
@@ -118,7 +135,8 @@ class Replies:
             return
         distributed.make_once(self._path(0), lambda: self._keep(0, self._first["model"]))
         distributed.make_once(
-            self._path(step), lambda: self._keep(step, policy_model(self._parts, params, self._first))
+            self._path(step),
+            lambda: self._keep(step, policy_model(self._parts, params, self._first, self._stage.kept_share)),
         )
 
     def _keep(self, step: int, model: Params) -> None:
@@ -210,8 +228,7 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
     """
     del index
     parts = Parts.of(run, with_params=False)
-    section = run.section(stage)
-    kind = section["task"].rpartition(".")[2]
+    kind = run.section(stage)["task"].rpartition(".")[2]
     if kind == "generator":
         params = parts.lowered(parts.stage_params(run, stage))
         return Responder(parts, generator_of(parts, fused=False), params, None, buckets)
@@ -219,12 +236,10 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
         raise ConfigError(
             f"config.{run.stage}.stage = {stage!r} trains {kind!r}; it must train 'generator', 'ppo' or 'grpo'."
         )
-    cls = TASKS[kind].settings
-    fields = {field.name for field in dataclasses.fields(cls)}
-    settings = to_settings(cls, {k: v for k, v in section.items() if k in fields}, where=f"config.{stage}")
+    settings = policy_settings(run, stage)
     # The emotion head is the fine-tuned one: rewards do not teach it.
     first = first_params(parts, run, settings.start_from)
-    model = policy_model(parts, load_params(run.files.stage(stage)), first)
+    model = policy_model(parts, load_params(run.files.stage(stage)), first, settings.kept_share)
     params = {"model": parts.lowered(model), "emotion": first["emotion"]}
     retrieval = _retrieval(parts, run, settings) if settings.index else None
     return Responder(parts, generator_of(parts, fused=bool(settings.index)), params, retrieval, buckets)

@@ -6,7 +6,7 @@ from empax.core.config import ConfigError
 from empax.core.run import RunContext
 from empax.systems.dialogue.parts import Parts
 from empax.systems.dialogue.trained import Trained, find_stage, trained_generator
-from empax.systems.emprl.stages import first_params, policy_model
+from empax.systems.emprl.stages import first_params, policy_model, policy_settings
 from empax.training.checkpoint import load_params
 
 HELD: dict[str, tuple[str, ...]] = dict.fromkeys(("generator", "ppo", "grpo"), ("generator",))
@@ -35,7 +35,7 @@ def load_trained(run: RunContext, *, stage: str = "", what: str = "", adapters: 
     if task == "generator":
         params = saved["adapters"] if adapters else parts.stage_params(run, stage)
         return trained_generator(parts, stage, params["model"], passages=0, adapters=adapters)
-    section = run.section(stage)
-    first = first_params(parts, run, section.get("start_from", "generator"))
-    passages = parts.settings.passages if section.get("index") else 0
-    return trained_generator(parts, stage, policy_model(parts, saved, first), passages=passages)
+    settings = policy_settings(run, stage)
+    model = policy_model(parts, saved, first_params(parts, run, settings.start_from), settings.kept_share)
+    passages = parts.settings.passages if settings.index else 0
+    return trained_generator(parts, stage, model, passages=passages)
