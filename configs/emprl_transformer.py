@@ -77,7 +77,7 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
     if form == "expected":
         # ours: the square root makes up for what the weighted F1 takes off rare levels (validation, PAPERS.md)
         config.ppo.rewards = ({"levels": "expected", "balance": 0.5},)
-        # ours: less noise bears a higher rate, and a share of the way keeps the gain at a third of its price (PAPERS.md)
+        # ours: less noise bears a higher rate, and part of the way keeps the gain at a third of its price (PAPERS.md)
         config.ppo.update({"steps": 280, "entropy_weight": 0.015, "likelihood_weight": 0.4, "kept_share": 0.65})
         config.ppo.optimizer.learning_rate = 2.5e-4
     if form == "no_kl":

@@ -45,7 +45,7 @@ def test_a_policy_is_adapters_on_the_fine_tuned_model(adapted):
     assert set(policy) == {"adapters", "trained"}  # a checkpoint does not hold the model
     assert set(policy["trained"]) == {"value"}
     pretrained, before = parts.generator.params, tuned["model"]
-    after = jax.tree.map(np.asarray, policy_model(parts, policy, tuned))
+    after = jax.tree.map(np.asarray, policy_model(parts, policy, tuned, 1.0))
     for one, other in ((pretrained, before), (before, after)):
         moved = {name: np.abs(leaf - named_leaves(other)[name]).max() for name, leaf in named_leaves(one).items()}
         assert {name for name, size in moved.items() if size} == {
@@ -60,7 +60,7 @@ def test_a_policy_is_adapters_on_the_fine_tuned_model(adapted):
 def test_adapted_policies_are_exported_whole(adapted, tmp_path):
     run = RunContext(WorkDir(adapted), read_json(adapted / "config.json"), "ppo")
     parts = Parts.of(run, with_params=False)
-    expected = policy_model(parts, load_params(adapted / "ppo"), first_params(parts, run, "generator"))
+    expected = policy_model(parts, load_params(adapted / "ppo"), first_params(parts, run, "generator"), 1.0)
     assert "of stage ppo" in export_run(adapted, tmp_path / "out", ExportSettings())
     found = load_pretrained(tmp_path / "out", parts.generator.model.config).params
     jax.tree.map(np.testing.assert_array_equal, found, expected)

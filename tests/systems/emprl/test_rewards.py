@@ -280,6 +280,7 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
         (lambda: RewardSettings("text", function="a:b", levels="expected"), "levels goes with kind = 'empathy'"),
         (lambda: RewardSettings(balance=-1.0), "balance = -1.0 must be at least 0"),
         (lambda: KlSettings(coefficient=-1.0), "at least 0"),
+        (lambda: PolicyStage(kept_share=0.0), r"lie in \(0, 1\]"),
         (lambda: KlSettings(target=0.0), "above 0"),
         (lambda: PolicyStage(rewards=(RewardSettings(shift_penalty=1.0),)), "needs whole_dialogues"),
         (lambda: PolicyStage(whole_dialogues=True, index="index"), "do not go together"),

@@ -18,6 +18,7 @@ from empax.core.tree import hash_tree
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import PromptedDecoder
 from empax.systems.emprl.settings import KlSettings
+from empax.systems.emprl.stages import policy_model
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import load_params
 
@@ -306,3 +307,11 @@ def test_a_collapse_is_a_warning(toy, caplog):
 def test_a_policy_is_a_hashable_value(toy):
     assert hash(toy.policy()) == hash(toy.policy())
     assert dataclasses.replace(toy.policy()) == toy.policy()
+
+
+def test_part_of_the_way_to_the_policy_may_be_kept(toy):
+    first, params = toy.frozen(0)["reference"], toy.frozen(1)["reference"]
+    assert policy_model(None, params, first, 1.0) is params["model"]
+    kept = policy_model(None, params, first, 0.25)
+    expected = jax.tree.map(lambda begin, end: 0.75 * begin + 0.25 * end, first["model"], params["model"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), kept, expected)
