@@ -123,7 +123,7 @@ def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
 
 def test_an_unknown_form_of_emprl_is_named():
     for variant in ("sfd+dailydialog", "dailydialog+sft"):
-        with pytest.raises(ValueError, match=r"is unknown; it takes sft, .*, alone or with \+tiny or \+dailydialog"):
+        with pytest.raises(ValueError, match=r"is unknown; it takes expected, sft, .*, alone or with \+tiny or \+dailydialog"):
             emprl_transformer.get_config(variant)
 
 
