@@ -122,8 +122,9 @@ def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
 
 
 def test_an_unknown_form_of_emprl_is_named():
+    allowed = r"is unknown; it takes expected, sft, .*, alone or with \+tiny or \+dailydialog"
     for variant in ("sfd+dailydialog", "dailydialog+sft"):
-        with pytest.raises(ValueError, match=r"is unknown; it takes expected, sft, .*, alone or with \+tiny or \+dailydialog"):
+        with pytest.raises(ValueError, match=allowed):
             emprl_transformer.get_config(variant)
 
 
