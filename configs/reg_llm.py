@@ -71,7 +71,7 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     if small:
         config.emotions.update({"steps": 650, "eval_every_steps": 325})
     config.retriever.candidates = 4 if small else 6  # no fewer than passages
-    del config.retriever.accumulate, config.joint.accumulate  # its rows are fewer
+    del config.retriever.accumulate, config.joint.accumulate  # those were for reg_transformer's 4 GB
     config.retriever.update({**rhythm, "steps": distilled, "batch_size": rows, "buckets": (160,)})
     config.joint.update({**rhythm, "steps": joint, "batch_size": rows, "buckets": (160,), "eval_every_steps": 50,
                          "refresh_every_steps": 0, "max_validation_examples": 100})  # fmt: skip

@@ -44,6 +44,13 @@ def fit(given: Float[Array, "N D"], wanted: Float[Array, "N M 3"], weights: Floa
     r"""The regression {"weights", "bias"} that minimises its penalised likelihood, by L-BFGS.
 
     .. math:: C \sum_n w_n \sum_m -\log p_m(l_{n,m} | x_n) + \tfrac{1}{2} |W|^2
+
+    Source: scikit-learn's LogisticRegression, C = STRENGTH.
+
+    Args:
+      given: x.
+      wanted: one-hot levels.
+      weights: w, 0 for rows that are left out.
     """
     scale = 1.0 / jnp.maximum(STRENGTH * weights.sum(), 1.0)
 

@@ -57,7 +57,7 @@ def wanted_levels(
       levels: of the gold responses, index into LEVELS.
       expected: probabilities of the gold response's levels given the context alone; None = the gold ones are wanted.
       balance: rare levels earn more than frequent ones, by the power `balance` of the ratio of their shares; the
-        rarest that occurs earns most, what is said above.
+        rarest that occurs earns most, what is said above. Source: ours.
     """
     wanted = np.eye(len(LEVELS), dtype=np.float32)[levels] if expected is None else expected
     shares = np.eye(len(LEVELS))[levels].mean(axis=0)

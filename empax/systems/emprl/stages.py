@@ -95,7 +95,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
 
 
 def policy_settings(run: RunContext, stage: str) -> PolicyStage:
-    """Of a stage of the tasks "ppo" or "grpo"."""
+    """Settings of a stage of the tasks "ppo" or "grpo"; ConfigError if its section cannot be read."""
     section = run.section(stage)
     cls = TASKS[section["task"].rpartition(".")[2]].settings
     fields = {field.name for field in dataclasses.fields(cls)}
@@ -108,6 +108,11 @@ def policy_model(parts: Parts, params: Params, first: Params, kept_share: float)
     .. math:: \theta = \theta_{first} + s \, (\theta_{policy} - \theta_{first})
 
     Source: Wortsman et al. 2022 (WiSE-FT), Sec. 3; Ramé et al. 2024 (WARP), Sec. 3.3.
+
+    Args:
+      params: of the policy's checkpoint.
+      first: {"model"}, what training began with.
+      kept_share: s in (0, 1], see PolicyStage.
     """
     if "adapters" in params:
         task = make_policy(parts, PpoStage(), Reward(()))

@@ -131,7 +131,7 @@ class Policy:
             seen = frozen_trunk * jax.lax.stop_gradient(seen) + (1.0 - frozen_trunk) * seen
         if self.settings.value_sees_levels:
             levels = batch.wanted.reshape(len(tokens), 1, -1)
-            # As long a vector as the states are: a small one would take ten times the rollouts to be noticed.
+            # About as long a vector as the states are: a small one would take ten times the rollouts to be noticed.
             levels = levels * (seen.shape[-1] / batch.wanted.shape[1]) ** 0.5
             seen = jnp.concatenate([seen, jnp.broadcast_to(levels, (*tokens.shape, levels.shape[-1]))], axis=2)
         flat = seen.reshape(-1, seen.shape[-1])
