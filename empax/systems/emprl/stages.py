@@ -110,6 +110,7 @@ def policy_model(parts: Parts, params: Params, first: Params, kept_share: float)
     Source: Wortsman et al. 2022 (WiSE-FT), Sec. 3; Ramé et al. 2024 (WARP), Sec. 3.3.
 
     Args:
+      parts: of the run.
       params: of the policy's checkpoint.
       first: {"model"}, what training began with.
       kept_share: s in (0, 1], see PolicyStage.
