@@ -29,7 +29,7 @@ from benchmarks.sides import TOLERANCE, Sides, check_agreement, random_model
 from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Params, TrainState
 from empax.data import features
-from empax.data.batches import BatchPlan
+from empax.data.batches import WINDOW_BATCHES, BatchPlan
 from empax.data.tokenizers import train_bpe
 from empax.decoding.search import DecodeSettings
 from empax.losses.advantages import response_mask
@@ -47,8 +47,9 @@ HELD_EQUAL = (
     "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
     "the same random initial float32 weights of policy, reference and value head, no dropout; --dtype is the type that "
     "the model computes in (theirs: torch.autocast); losses, rewards, advantages and AdamW in float32",
-    "contexts: the same contexts of the corpus, at most 200 tokens; theirs in a random order, each batch padded to its "
-    "longest row, as trl 0.9 does; ours in batches of like length, padded to buckets (`empax.data.batches`)",
+    "contexts: those of 64 batches of the corpus, at most 200 tokens; theirs in a random order, each batch padded to "
+    "its longest row, as trl 0.9 does; ours in batches of like length, padded to buckets (`empax.data.batches`); of "
+    "either, the batches that are timed are evenly spread over the padded lengths",
     "one padded batch: the same random sources, rows padded on the right, a quarter of the tokens is padding",
     "sampling with k = 20, T = 0.9, at least 4 tokens before the end; both stop once all rows have ended "
     "(response_tokens: how long they were)",
@@ -195,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def context_batches(options: argparse.Namespace, vocab_size: int) -> tuple[list[Inputs], list[Inputs]]:
-    """The contexts of a few batches, as ours and theirs put them together."""
+    """A few of many batches, evenly spread over their lengths, as ours and theirs put the same contexts together."""
     found = texts.instances(options.data, "train")
     tokenizer = train_bpe([turn for i in found for turn in (*i.context, i.response)], vocab_size=vocab_size - 20)
     longest = options.buckets[-1]
@@ -203,13 +204,21 @@ def context_batches(options: argparse.Namespace, vocab_size: int) -> tuple[list[
     plan = BatchPlan(np.array([len(one) for one in ids]), options.batch, options.buckets, seed=0)
     target = np.zeros((options.batch, 1), np.int32)  # nobody reads it
 
-    def collate(indices: Sequence[int], length: int) -> Inputs:
+    def collate(indices: np.ndarray, length: int) -> Inputs:
         return Inputs(*features.pad([ids[i] for i in indices], length, tokenizer.pad_id), target)
 
-    planned = [plan.plan(step) for step in range(options.batches)]
-    mixed = np.random.default_rng(0).permutation(np.concatenate([indices for indices, _ in planned]))
-    theirs = [collate(rows, max(len(ids[i]) for i in rows)) for rows in mixed.reshape(options.batches, options.batch)]
-    return [collate(indices, length) for indices, length in planned], theirs
+    planned = [plan.plan(step) for step in range(min(WINDOW_BATCHES, plan.steps_per_epoch))]
+    ours = [one for one in planned if (one[0] >= 0).all()]
+    mixed = np.random.default_rng(0).permutation(np.concatenate([indices for indices, _ in ours]))
+    theirs = [(rows, max(len(ids[i]) for i in rows)) for rows in mixed.reshape(-1, options.batch)]
+    sampled = [[collate(*one) for one in spread(side, options.batches)] for side in (ours, theirs)]
+    return sampled[0], sampled[1]
+
+
+def spread(batches: Sequence[tuple[np.ndarray, int]], count: int) -> list[tuple[np.ndarray, int]]:
+    """So many of the (rows, padded length), at equal steps from the shortest to the longest."""
+    ascending = sorted(batches, key=lambda one: one[1])
+    return [ascending[int((place + 0.5) * len(batches) / count)] for place in range(count)]
 
 
 def measure(

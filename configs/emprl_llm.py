@@ -2,7 +2,7 @@ r"""EmpRL on a decoder-only model with low-rank adapters.
 
   python -m empax.main --config=configs/emprl_llm.py:smollm2 --config.data.dir=DATA          # sized for two CPU cores
   python -m empax.main --config=configs/emprl_llm.py:smollm2,sft --config.data.dir=DATA      # the paper's "w/o RL"
-  python -m empax.main --config=configs/emprl_llm.py:smollm2,no_kl --config.data.dir=DATA    # no_reward, grpo, ...
+  python -m empax.main --config=configs/emprl_llm.py:smollm2,expected --config.data.dir=DATA # no_kl, grpo, ...
   python -m empax.main --config=configs/emprl_llm.py:llama-3.1-8b --config.data.dir=DATA     # accelerators
   python -m empax.main --config=configs/emprl_llm.py:FOLDER --config.data.dir=DATA           # any Llama or GPT-2
   python -m empax.main --config=configs/emprl_llm.py:FOLDER,grpo+tiny  # a trial on the built-in sample, as of any form
@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from configs import emprl_transformer, reg_llm, reg_transformer
 
-FORMS = ("", "sft", "no_kl", "no_reward", "grpo", "trajectory")
+FORMS = ("", "expected", "sft", "no_kl", "no_reward", "grpo", "trajectory")
 
 
 def get_config(arg: str = "smollm2") -> ConfigDict:
