@@ -105,7 +105,7 @@ def get_config(arg: str = "") -> ConfigDict:
     )  # fmt: skip
     config.retriever = common.train(
         task="retriever", start_from="emotions", steps=64, candidates=6, batch_size=16, learning_rate=2e-6,
-        buckets=(96, 128), accumulate=2, eval_every_steps=32, distillation=distillation, best_metric=None,
+        buckets=(96, 128), accumulate=4, eval_every_steps=32, distillation=distillation, best_metric=None,
         optimizer={
             "warmup_steps": 30, "schedule": "linear",
             "groups": [common.FIXED_EMBEDDING, {"pattern": "^emotion", "frozen": True}],  # learnt from far more texts
@@ -114,7 +114,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.reindex = common.index(encoder="retriever", candidates=12, queries=queries)
     config.joint = common.train(
         task="joint", steps=100, batch_size=16, learning_rate=3e-4, buckets=(96, 128), eval_every_steps=50,
-        accumulate=2, distillation=distillation, warm_up=True, best_metric="nll", refresh_every_steps=50,
+        accumulate=4, distillation=distillation, warm_up=True, best_metric="nll", refresh_every_steps=50,
         retriever_weight=0.2,  # alpha of Eq. 7
         optimizer={
             "warmup_steps": 30, "schedule": "linear", "weight_decay": 0.01,

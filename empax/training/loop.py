@@ -174,6 +174,7 @@ class _Run:
         self.counters = Counters()
         self.window = Window.starting_from({})
         self.ahead = RunAhead()
+        self.shapes: set[str] = set()  # of the batches so far
         self.since = time.monotonic()
 
     def start(self, initial: Callable[[Params], Params] | None) -> None:
@@ -266,6 +267,10 @@ class _Run:
 
     def _update(self, batch: AnyBatch) -> None:
         examples = int(np.sum(batch.valid))
+        shapes = str(jax.tree.map(np.shape, batch))
+        if shapes not in self.shapes:
+            give_back_freed_memory()  # what is compiled now takes buffers of other sizes
+            self.shapes.add(shapes)
         batch = distributed.place(batch, batch_sharding(self.mesh))
         if self.explore is not None:
             batch = self.explore(self.state, self.frozen, batch)
@@ -325,6 +330,7 @@ class _Run:
             return
         self._sync()
         self.on_refresh(start - start % every, None if start % every else distributed.whole(self.state.params))
+        give_back_freed_memory()
         self.since = time.monotonic()
 
     def _sync(self) -> dict[str, list[float]]:

@@ -105,13 +105,13 @@ def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
 def build_retriever(stage: RetrieverStage, run: RunContext) -> Assembly:
     parts = Parts.of(run)
     train, validation = _examples(parts, run, stage)
-    start = parts.retriever_params(run, stage.start_from)
     return Assembly(
         retriever_task(parts, stage.distillation),
         train,
         validation,
         frozen={"generator": parts.lowered(parts.stage_params(run, stage.generator))},
-        initial=lambda _: start,
+        # Loaded when it is asked for: what this holds stays in memory beside what training keeps.
+        initial=lambda _: parts.retriever_params(run, stage.start_from),
     )
 
 
@@ -119,15 +119,18 @@ def build_joint(stage: JointStage, run: RunContext) -> Assembly:
     parts = Parts.of(run)
     train, validation = _examples(parts, run, stage)
     judge = parts.stage_params(run, stage.generator)
-    retriever = parts.retriever_params(run, stage.retriever)
     task, frozen = joint_task(parts, stage), {"generator": parts.lowered(judge)}
     # It outlives this, and must not hold the weights as they were loaded beside those that training keeps.
-    lasting = dataclasses.replace(parts, generator=dataclasses.replace(parts.generator, params=None))
+    lasting = dataclasses.replace(
+        parts,
+        generator=dataclasses.replace(parts.generator, params=None),
+        encoder=dataclasses.replace(parts.encoder, params=None),
+    )
     refresh = Refresh(lasting, run, stage, train)
 
     def initial(params: Params) -> Params:
         generator = judge if stage.warm_up else params["generator"]
-        return {"retriever": retriever, "generator": generator}
+        return {"retriever": parts.retriever_params(run, stage.retriever), "generator": generator}
 
     if parts.settings.lora is None:
         return Assembly(task, train, validation, frozen=frozen, initial=initial, on_refresh=refresh)
@@ -135,6 +138,7 @@ def build_joint(stage: JointStage, run: RunContext) -> Assembly:
     first = load_params(run.files.stage(stage.generator))
 
     def initial_adapters(params: Params) -> Params:
+        retriever = parts.retriever_params(run, stage.retriever)
         # G2 goes on with G1's adapters on the same weights, so that in the end there is one set of them.
         if not stage.warm_up:
             return {**params, "trained": {**params["trained"], "retriever": retriever}}
