@@ -292,7 +292,8 @@ def policy_batch(inputs: Inputs) -> PolicyBatch:
     )
     nothing = jnp.zeros((rows, 1), jnp.int32)
     numbers = jnp.arange(rows, dtype=jnp.int32)
-    return PolicyBatch(batch, numbers, nothing, nothing > 0, jnp.zeros((rows, 1, 3)), jnp.zeros(rows, jnp.int32))
+    wanted, turn, merit = jnp.zeros((rows, 1, 3)), jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
+    return PolicyBatch(batch, numbers, nothing, nothing > 0, wanted, turn, merit)
 
 
 def even_share(rollout: Rollout) -> jax.Array:

@@ -24,7 +24,7 @@ from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
 from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
-from empax.systems.emprl.expectations import expected_levels
+from empax.systems.emprl.expectations import expected_levels, f1_gains
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings
 
@@ -41,29 +41,29 @@ def empathy_reward(
 
     Args:
       probabilities: of each mechanism's levels for (context, response).
-      wanted: what each level earns, see `wanted_levels`.
+      wanted: what each level earns.
       valid: False on filler rows.
     """
     earned = jnp.einsum("BML,BML->BM", probabilities.astype(jnp.float32), wanted)
     return jnp.where(valid, jnp.exp(jnp.log(jnp.maximum(earned, 1e-30)).sum(axis=1)), 0.0)
 
 
-def wanted_levels(
-    levels: Int[np.ndarray, "N M"], expected: Float[np.ndarray, "N M 3"] | None = None, *, balance: float = 0.0
-) -> Float[np.ndarray, "N M 3"]:
-    """What each level of each mechanism earns: 1 for the gold response's, or how much it is to be expected.
+def empathy_gain(
+    probabilities: Float[Array, "B M 3"], gains: Float[Array, "B M 3"], valid: Bool[Array, " B"]
+) -> Float[Array, " B"]:
+    r"""What a response is expected to add to the mean of the mechanisms' weighted F1; 0 on filler rows.
+
+    .. math:: R = \frac{1}{M} \sum_m \sum_l p_m(l) \, G_{m,l}
+
+    Source: ours; EmpRL's Emp-F1 is the mean of the three F1.
 
     Args:
-      levels: of the gold responses, index into LEVELS.
-      expected: probabilities of the gold response's levels given the context alone; None = the gold ones are wanted.
-      balance: rare levels earn more than frequent ones, by the power `balance` of the ratio of their shares; the
-        rarest that occurs earns most, what is said above. Source: ours.
+      probabilities: of each mechanism's levels for (context, response).
+      gains: G, see `expectations.f1_gains`.
+      valid: False on filler rows.
     """
-    wanted = np.eye(len(LEVELS), dtype=np.float32)[levels] if expected is None else expected
-    shares = np.eye(len(LEVELS))[levels].mean(axis=0)
-    rarest = np.where(shares > 0.0, shares, 1.0).min(axis=1, keepdims=True)
-    factors = np.where(shares > 0.0, (rarest / np.maximum(shares, 1e-9)) ** balance, 1.0)
-    return (wanted * factors).astype(np.float32)
+    gained = jnp.einsum("BML,BML->BM", probabilities.astype(jnp.float32), gains)
+    return jnp.where(valid, gained.mean(axis=1), 0.0)
 
 
 def trajectory_reward(
@@ -116,14 +116,14 @@ class EmpathyReward:
     Attributes:
       judges: together one for each mechanism.
       tokenizer: the generator's.
-      shift_penalty, balance: see RewardSettings.
-      encoder: embeds contexts, for the levels that they let expect; None = those of the gold response are wanted.
+      shift_penalty: see RewardSettings.
+      encoder: embeds contexts, for the levels that they let expect, and what these add to the F1; None = the levels of
+        the gold response are wanted.
     """
 
     judges: tuple[IdentifierJudge, ...]
     tokenizer: Tokenizer
     shift_penalty: float = 0.0
-    balance: float = 0.0
     encoder: CorpusEncoder | None = None
 
     @functools.cached_property
@@ -157,12 +157,15 @@ class EmpathyReward:
         if not path.exists():
             levels = self._levels(contexts, responses)
             write_atomically(path, lambda temporary: np.save(temporary, levels))
-        gold, expected = np.load(path), None
-        if self.encoder is not None:
+        gold = np.load(path)
+        if self.encoder is None:
+            wanted = np.eye(len(LEVELS), dtype=np.float32)[gold]
+        else:
             embeddings = self.encoder.embed_queries(instances, progress="contexts")
-            expected = expected_levels(embeddings, gold, [i.dialogue_id for i in instances])
-        wanted = wanted_levels(gold, expected, balance=self.balance)
-        return JudgedContexts(ids, wanted, first.tokenizer.pad_id, self._context)
+            wanted = f1_gains(expected_levels(embeddings, gold, [i.dialogue_id for i in instances]))
+        earned = np.take_along_axis(wanted, gold[:, :, None], axis=2).mean(axis=(1, 2))
+        merit = (earned - earned.mean()) / max(earned.std(), 1e-6)
+        return JudgedContexts(ids, wanted, first.tokenizer.pad_id, self._context, merit.astype(np.float32))
 
     def _levels(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Int[np.ndarray, "N M"]:
         """The likeliest of each response, in the order of MECHANISMS."""
@@ -200,6 +203,8 @@ class EmpathyReward:
         turn: Int[Array, " B"],
         valid: Bool[Array, " B"],
     ) -> Float[Array, " B"]:
+        if self.encoder is not None:
+            return empathy_gain(probabilities, wanted, valid)
         scores = empathy_reward(probabilities, wanted, valid)
         if not self.shift_penalty:
             return scores
@@ -321,7 +326,7 @@ def make_reward(
       tokenizer: the generator's.
       instances: that batches' rows count.
       judges: loads the identifiers of a stage.
-      encoder: makes what embeds contexts; needed, and called, where levels = "expected".
+      encoder: makes what embeds contexts; needed, and called, where goal = "f1".
 
     Raises:
       ConfigError: two parts of "empathy", or a function that is not there.
@@ -332,9 +337,9 @@ def make_reward(
     for part in settings:
         if part.kind == "empathy":
             found = tuple(judges(stage) for stage in part.stages)
-            assert encoder is not None or part.levels == "gold"
-            expects = None if encoder is None or part.levels == "gold" else encoder()
-            made = EmpathyReward(found, tokenizer, part.shift_penalty, part.balance, expects)
+            assert encoder is not None or part.goal == "gold"
+            expects = None if encoder is None or part.goal == "gold" else encoder()
+            made = EmpathyReward(found, tokenizer, part.shift_penalty, expects)
         elif part.kind == "compiled":
             made = CompiledReward(load_function(part.function))
         else:

@@ -24,8 +24,9 @@ class PolicyBatch:
     row: Int[Array, " B"]  # number of the example, -1 on filler rows
     context: Int[Array, "B C"]  # as the identifiers read it; C = 1 where there are none
     context_mask: Bool[Array, "B C"]
-    wanted: Float[Array, "B M 3"]  # what each level of each mechanism earns: 1 for the gold response's, as a rule
+    wanted: Float[Array, "B M 3"]  # what each level of each mechanism earns, see JudgedContexts
     turn: Int[Array, " B"]  # in a batch of whole dialogues: which of its listener turns, from 0
+    merit: Float[Array, " B"]  # of the gold response, see JudgedContexts
 
     @property
     def valid(self) -> Bool[Array, " B"]:
@@ -62,20 +63,23 @@ class JudgedContexts:
 
     Attributes:
       contexts: ids, framed as the identifiers want them.
-      wanted: [N, M, 3] float32, see `rewards.wanted_levels`.
+      wanted: [N, M, 3] float32: 1 for the gold response's level, 0 else; or `expectations.f1_gains`.
       pad_id: of the identifiers' tokenizer.
       max_tokens: of a context.
+      merit: [N] float32, what the gold response itself would earn: standard deviations above the mean of all.
     """
 
     contexts: list[list[int]]
     wanted: np.ndarray
     pad_id: int
     max_tokens: int
+    merit: np.ndarray
 
     @classmethod
     def nobody(cls, size: int) -> JudgedContexts:
         """Where no identifiers judge."""
-        return cls([[] for _ in range(size)], np.zeros((size, 1, len(LEVELS)), np.float32), 0, 1)
+        nothing = np.zeros((size, 1, len(LEVELS)), np.float32)
+        return cls([[] for _ in range(size)], nothing, 0, 1, np.zeros(size, np.float32))
 
 
 class PolicyExamples:
@@ -99,15 +103,16 @@ class PolicyExamples:
         judged = self.judged
         contexts = [judged.contexts[i] if i >= 0 else [] for i in indices]
         context, context_mask = features.pad(contexts, judged.max_tokens, judged.pad_id)
-        wanted = judged.wanted[np.maximum(indices, 0)]
+        known = np.maximum(indices, 0)
         # Numpy arrays until they are put on devices; the annotations are those of the step.
         return PolicyBatch(
             self.examples.collate(indices, length, rng),
             indices.astype(np.int32),  # pyright: ignore[reportArgumentType]
             context,  # pyright: ignore[reportArgumentType]
             context_mask,  # pyright: ignore[reportArgumentType]
-            wanted,  # pyright: ignore[reportArgumentType]
+            judged.wanted[known],  # pyright: ignore[reportArgumentType]
             turn.astype(np.int32),  # pyright: ignore[reportArgumentType]
+            judged.merit[known],  # pyright: ignore[reportArgumentType]
         )
 
 

@@ -20,10 +20,8 @@ class RewardSettings:
       kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "compiled" (a function of
         arrays) or "text" (a function of strings).
       weight: factor of the part.
-      levels: of "empathy": which are wanted. "gold": those of the gold response (Eq. 2 to 5); "expected": each as much
-        as the context lets expect it (`systems.emprl.expectations`), the mean of what many gold responses would say.
-      balance: of "empathy": what a rare level earns beside a frequent one, the ratio of their shares to this power;
-        0 = as much (Eq. 2 to 5).
+      goal: of "empathy". "gold": the levels of the gold response (Eq. 2 to 5); "f1": the levels that add most to the
+        weighted F1, by what the context lets expect (`systems.emprl.expectations`): the mean of many gold responses.
       stages: of "empathy": the stages that trained the identifiers, together one for each mechanism.
       function: of the others: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
         `systems.emprl.rollouts.Rollout`, or as (params, rollout) where it has an attribute `params`, a tree of arrays
@@ -34,8 +32,7 @@ class RewardSettings:
 
     kind: Literal["empathy", "compiled", "text"] = "empathy"
     weight: float = 1.0
-    levels: Literal["gold", "expected"] = "gold"
-    balance: float = 0.0
+    goal: Literal["gold", "f1"] = "gold"
     stages: tuple[str, ...] = ("identifiers",)
     function: str = ""
     shift_penalty: float = 0.0
@@ -48,11 +45,11 @@ class RewardSettings:
             )
         if self.function and self.function.count(":") != 1:
             raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
-        own = {"shift_penalty": self.shift_penalty, "balance": self.balance, "levels": self.levels != "gold"}
+        own = {"shift_penalty": self.shift_penalty, "goal": self.goal != "gold"}
         for name in (name for name, changed in own.items() if changed and self.kind != "empathy"):
             raise ConfigError(f"{name} goes with kind = 'empathy', not with {self.kind!r}.")
-        if self.balance < 0.0:
-            raise ConfigError(f"balance = {self.balance} must be at least 0.")
+        if self.goal == "f1" and self.shift_penalty:
+            raise ConfigError(f"shift_penalty = {self.shift_penalty} goes with goal = 'gold', not with 'f1'.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +98,8 @@ class PolicyStage:
       entropy_weight: of a bonus for the policy's entropy.
       likelihood_weight: of the gold responses' negative log-likelihood per token, added to the loss: it holds the
         policy to how people answer (PPO-ptx; Ouyang et al. 2022, Eq. 2).
+      likelihood_focus: gold responses count by the exponential of this times their merit, what they would earn in
+        standard deviations (advantage-weighted regression; Peng et al. 2019); 0 = all alike.
       kept_share: how far from the first model towards the trained one the model lies that answers and is exported, 1 =
         all the way. What a reward teaches lies early on that way, what it costs in likelihood late.
       mask_first_token: leave each response's first token out, as EmpRL's runs did (see `losses.advantages`).
@@ -124,6 +123,7 @@ class PolicyStage:
     max_ratio: float = 10.0
     entropy_weight: float = 0.0
     likelihood_weight: float = 0.0
+    likelihood_focus: float = 0.0
     kept_share: float = 1.0
     mask_first_token: bool = False
     guard_tolerance: float = 1e-3
@@ -138,8 +138,8 @@ class PolicyStage:
             raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
         if self.clip <= 0.0 or self.max_ratio <= 1.0 or self.guard_tolerance <= 0.0:
             raise ConfigError("clip and guard_tolerance must be above 0, max_ratio above 1.")
-        if self.entropy_weight < 0.0 or self.likelihood_weight < 0.0:
-            raise ConfigError("entropy_weight and likelihood_weight must be at least 0.")
+        if min(self.entropy_weight, self.likelihood_weight, self.likelihood_focus) < 0.0:
+            raise ConfigError("entropy_weight, likelihood_weight and likelihood_focus must be at least 0.")
         if not 0.0 < self.kept_share <= 1.0:
             raise ConfigError(f"kept_share = {self.kept_share} must lie in (0, 1].")
         if self.max_turns < 1:

@@ -200,7 +200,8 @@ def _sketch_contexts(parts: Parts, stage: PolicyStage, rows: int, length: int) -
         passages = (rows, parts.settings.passages, length)
         inputs = dataclasses.replace(inputs, source=shape(*passages), source_mask=shape(*passages, kind=bool))
     wanted = shape(rows, 3, 3, kind=jnp.float32)
-    return PolicyBatch(inputs, shape(rows), shape(rows, 1), shape(rows, 1, kind=bool), wanted, shape(rows))
+    merit = shape(rows, kind=jnp.float32)
+    return PolicyBatch(inputs, shape(rows), shape(rows, 1), shape(rows, 1, kind=bool), wanted, shape(rows), merit)
 
 
 def _sketch_rollout(batch: PolicyBatch, rows: int, tokens: int, *, has_values: bool) -> Rollout:

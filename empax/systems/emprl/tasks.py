@@ -33,7 +33,7 @@ from empax.losses.advantages import (
 from empax.losses.cross_entropy import token_log_probs
 from empax.losses.kl import AdaptiveKL, FixedKL, kl_penalty, sequence_kl
 from empax.models.heads import ClassificationHead
-from empax.systems.dialogue.generator import Generator, apply
+from empax.systems.dialogue.generator import Generator, apply, row_nll
 from empax.systems.emprl.rewards import Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout, repeat_rows
 from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
@@ -196,20 +196,36 @@ class Policy:
         return ppo.weighted_sum((1.0, loss), (-settings.entropy_weight * factor, bonus))
 
     def with_likelihood(
-        self, loss: Mean, params: Params, frozen: Params, rollout: Rollout, factor: Float[Array, ""] | float
+        self, loss: Mean, params: Params, rollout: Rollout, factor: Float[Array, ""] | float
     ) -> tuple[Mean, Metrics]:
-        """The loss and, times its weight, the mean negative log-likelihood of a gold token; and the latter, to log."""
+        r"""The loss and, times its weight, the mean negative log-likelihood of a gold token; and the latter, to log.
+
+        .. math:: L = L_{policy} + w \frac{\sum_n e^{f m_n} \, NLL_n}{\sum_n e^{f m_n} \, T_n}
+
+        Source: Ouyang et al. 2022, Eq. 2 (w); Peng et al. 2019, Eq. 9 (f), with the merit m in place of the advantage.
+        """
         weight = self.settings.likelihood_weight
         if not weight:
             return loss, {}
-        nll, metrics = self.on_gold(params, frozen, rollout.batch)
+        nll, metrics = self.on_gold(params, rollout.batch, focus=self.settings.likelihood_focus)
         return ppo.weighted_sum((1.0, loss), (weight * factor, Mean(nll.value() * loss.weight, loss.weight))), metrics
 
-    def on_gold(self, params: Params, frozen: Params, batch: PolicyBatch) -> tuple[Mean, Metrics]:
-        """Of examples that nobody has answered: the likelihood of the gold responses."""
-        whole = {"model": params["model"], "emotion": frozen["emotion"]}
-        _, metrics = self.generator.loss(whole, {}, _inputs(batch), None)
-        return metrics["nll"], {"nll": metrics["nll"]}
+    def on_gold(self, params: Params, batch: PolicyBatch, *, focus: float = 0.0) -> tuple[Mean, Metrics]:
+        """The mean negative log-likelihood of a gold token, weighted by the merit of its response; and without weights.
+
+        Args:
+          params: of the policy.
+          batch: contexts, answered or not.
+          focus: see PolicyStage.likelihood_focus.
+        """
+        inputs, model = _inputs(batch), self.generator.model
+        states = apply(model, params["model"], inputs.source, inputs.source_mask, method="encode", rng=None)
+        mask = model.states_mask(inputs.source_mask)
+        nll, tokens = row_nll(model, params["model"], inputs, states, mask)
+        nll, tokens = jnp.where(batch.valid, nll, 0.0), jnp.where(batch.valid, tokens, 0.0)
+        weights = jnp.exp(focus * batch.merit)
+        weighted = Mean((weights * nll).sum(), (weights * tokens).sum())
+        return weighted, {"nll": Mean(nll.sum(), tokens.sum())}
 
     def guarded(self, log_probs: Float[Array, "B T"], rollout: Rollout, mask: Bool[Array, "B T"]) -> dict[str, Mean]:
         """Means over tokens of what must be 0 before anything is learnt."""
@@ -283,7 +299,7 @@ class Ppo(Policy):
         """Eq. 13 to 15 on a rollout; on mere contexts, the likelihood of their gold responses."""
         del rng  # no dropout: it would make the ratio noise
         if isinstance(batch, PolicyBatch):
-            return self.on_gold(params, frozen, batch)
+            return self.on_gold(params, batch)
         settings, mask = self.settings, self.counted(batch)
         warm = batch.policy_weight[0]
         log_probs, values, logits = self.read(params, batch.batch, batch.tokens, 1.0 - warm)
@@ -296,7 +312,7 @@ class Ppo(Policy):
         value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **options)
         loss = ppo.weighted_sum((warm, policy), (settings.value_weight, value))
         loss = self.with_entropy(loss, logits, mask, warm)
-        loss, gold = self.with_likelihood(loss, params, frozen, batch, warm)
+        loss, gold = self.with_likelihood(loss, params, batch, warm)
         return loss, {
             **metrics,
             **more,
@@ -327,7 +343,7 @@ class Grpo(Policy):
         """`ppo.grpo_loss` on a rollout; on mere contexts, the likelihood of their gold responses."""
         del rng
         if isinstance(batch, PolicyBatch):
-            return self.on_gold(params, frozen, batch)
+            return self.on_gold(params, batch)
         settings, mask = self.settings, self.counted(batch)
         log_probs, _, logits = self.read(params, batch.batch, batch.tokens)
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
@@ -343,7 +359,7 @@ class Grpo(Policy):
             keep=keep,
         )
         loss = self.with_entropy(loss, logits, mask, 1.0)
-        loss, gold = self.with_likelihood(loss, params, frozen, batch, 1.0)
+        loss, gold = self.with_likelihood(loss, params, batch, 1.0)
         metrics["token_kl"] = metrics.pop("kl")
         return loss, {
             **metrics,

@@ -1,11 +1,14 @@
-"""What contexts let expect: scikit-learn's logistic regression as the oracle, and that no gold level leaks."""
+"""What contexts let expect, and what that is worth: scikit-learn as the oracle, and that no gold level leaks."""
+
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
 
-from empax.systems.emprl.expectations import FOLDS, STRENGTH, expected_levels, fit
+from empax.systems.emprl.expectations import FOLDS, STRENGTH, expected_levels, f1_gains, fit
 
 ROWS, SIZE = 400, 6
 
@@ -49,3 +52,31 @@ def test_expectations_follow_the_contexts_and_never_the_own_dialogue():
     same_fold = np.array([row // 2 % FOLDS == 0 for row in range(ROWS)])
     np.testing.assert_array_equal(found[same_fold], other[same_fold])
     assert (np.abs(found - other)[~same_fold].max(axis=(1, 2)) > 1e-6).any()
+
+
+@pytest.mark.oracle
+def test_gains_are_what_single_responses_add_to_scikit_learns_weighted_f1():
+    """Each context stands there once with every level as the gold one, with the level's probability as its weight."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(ROWS, 3, 3)) * 1.5 + np.array([[1.0, 0.0, -1.0], [1.5, -20.0, -1.0], [0.0, -2.0, 0.0]])
+    expected = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
+    gains = f1_gains(expected)
+    for m in range(3):
+        best = gains[:, m].argmax(axis=1)
+        gold, weights = np.tile(np.arange(3), ROWS), expected[:, m].ravel()
+
+        def weighted_f1(said, gold=gold, weights=weights):
+            said = np.repeat(said, 3)
+            return ROWS * f1_score(gold, said, average="weighted", sample_weight=weights, zero_division=0.0)
+
+        whole, missed = weighted_f1(best), []
+        for row, level in itertools.product(range(0, ROWS, 20), range(3)):
+            if level == best[row] or expected[:, m, level].sum() < 1e-3:
+                continue
+            other = best.copy()
+            other[row] = level
+            added = weighted_f1(other) - whole
+            missed.append(added - (gains[row, m, level] - gains[row, m, best[row]]))
+            assert added < 0.01  # nobody can do better alone
+        assert len(missed) >= ROWS // 20
+        np.testing.assert_allclose(missed, 0.0, atol=0.03)  # of gains around 0.5; a step is not a derivative

@@ -1,7 +1,6 @@
 """Rewards: the formulas by hand, whole dialogues, functions of others, and what is wrong with them."""
 
 import dataclasses
-import itertools
 import types
 
 import jax
@@ -21,11 +20,11 @@ from empax.systems.emprl.rewards import (
     EmpathyReward,
     Reward,
     TextReward,
+    empathy_gain,
     empathy_reward,
     load_function,
     make_reward,
     trajectory_reward,
-    wanted_levels,
 )
 from empax.systems.emprl.rollouts import (
     DialogueExamples,
@@ -45,7 +44,7 @@ def probabilities(rows, seed=0):
 
 def test_the_empathy_reward_is_the_product_of_the_gold_levels_probabilities():
     given, levels = probabilities(3), np.array([[0, 1, 2], [2, 2, 0], [1, 0, 1]])
-    wanted = jnp.asarray(wanted_levels(levels))
+    wanted = jnp.asarray(np.eye(3)[levels])
     found = empathy_reward(jnp.asarray(given, jnp.float32), wanted, jnp.asarray([True, True, False]))
     expected = [np.prod([given[b, m, levels[b, m]] for m in range(3)]) for b in range(2)]
     cross_entropies = -np.log([[given[b, m, levels[b, m]] for m in range(3)] for b in range(2)]).sum(1)
@@ -56,30 +55,18 @@ def test_the_empathy_reward_is_the_product_of_the_gold_levels_probabilities():
 
 def test_what_is_impossible_earns_nothing_and_breaks_nothing():
     certain = jnp.asarray(np.tile([1.0, 0.0, 0.0], (1, 3, 1)), jnp.float32)
-    wanted = jnp.asarray(wanted_levels(np.array([[1, 1, 1]])))
+    wanted = jnp.asarray(np.eye(3)[np.array([[1, 1, 1]])])
     assert float(empathy_reward(certain, wanted, jnp.asarray([True]))[0]) == 0.0
 
 
-def test_what_a_context_lets_expect_earns_its_mean_over_gold_responses():
-    """Of many gold responses drawn from the expected levels, the printed reward has this mean."""
-    given, expected = probabilities(4), probabilities(4, seed=1)
-    valid = jnp.ones(4, bool)
-    found = empathy_reward(jnp.asarray(given, jnp.float32), jnp.asarray(expected, jnp.float32), valid)
-    total = np.zeros(4)
-    for levels in itertools.product(range(3), repeat=3):
-        chance = np.prod([expected[:, m, level] for m, level in enumerate(levels)], axis=0)
-        wanted = wanted_levels(np.tile(levels, (4, 1)))
-        total += chance * np.asarray(empathy_reward(jnp.asarray(given, jnp.float32), jnp.asarray(wanted), valid))
-    np.testing.assert_allclose(found, total, rtol=1e-5)
-
-
-def test_rare_levels_earn_more_by_the_power_of_their_shares():
-    levels = np.array([[0, 0, 2], [0, 1, 2], [0, 1, 2], [1, 2, 2]])
-    found = wanted_levels(levels, balance=0.5)
-    np.testing.assert_allclose(found[0], [[3**-0.5, 0, 0], [1, 0, 0], [0, 0, 1]], rtol=1e-6)
-    np.testing.assert_allclose(found[3], [[0, 1, 0], [0, 0, 1], [0, 0, 1]], rtol=1e-6)
-    np.testing.assert_allclose(found[1, 1], [0, 2**-0.5, 0], rtol=1e-6)
-    np.testing.assert_array_equal(wanted_levels(levels), np.eye(3)[levels])
+def test_a_gain_is_the_mean_over_mechanisms_of_what_the_likely_levels_add():
+    given, gains = probabilities(3), np.random.default_rng(1).normal(size=(3, 3, 3))
+    valid = jnp.asarray([True, True, False])
+    found = empathy_gain(jnp.asarray(given, jnp.float32), jnp.asarray(gains, jnp.float32), valid)
+    for row in range(2):
+        added = [sum(given[row, m, level] * gains[row, m, level] for level in range(3)) for m in range(3)]
+        assert float(found[row]) == pytest.approx(sum(added) / 3, rel=1e-5)
+    assert found[2] == 0.0
 
 
 def test_a_trajectory_pays_for_sudden_shifts_alone():
@@ -89,7 +76,7 @@ def test_a_trajectory_pays_for_sudden_shifts_alone():
     turn, valid = np.array([0, 1, 2, 0, 1, 2]), np.array([1, 1, 1, 1, 0, 0], bool)
     scores = np.array([0.2, 0.4, 0.9, 0.5, 7.0, 7.0])
     found = trajectory_reward(
-        *map(jnp.asarray, (scores.astype(np.float32), given.astype(np.float32), wanted_levels(levels), turn, valid)),
+        *map(jnp.asarray, (scores.astype(np.float32), given.astype(np.float32), np.eye(3)[levels], turn, valid)),
         shift_penalty=0.5,
     )
     expected = given @ np.arange(3.0)
@@ -123,7 +110,7 @@ class Turns:
 
 def test_a_batch_of_dialogues_has_their_listener_turns_side_by_side():
     wanted = np.arange(54, dtype=np.float32).reshape(6, 3, 3)
-    judged = JudgedContexts([[i] for i in range(6)], wanted, pad_id=9, max_tokens=2)
+    judged = JudgedContexts([[i] for i in range(6)], wanted, pad_id=9, max_tokens=2, merit=np.arange(6.0))
     examples = DialogueExamples(PolicyExamples(Turns(), judged), max_turns=2)
     assert len(examples) == 3
     np.testing.assert_array_equal(examples.lengths, [2, 4, 6])
@@ -218,7 +205,9 @@ def answered(reward, tokenizer, folder):
     wanted = jnp.asarray([*judged.wanted, judged.wanted[0]])
     inputs = Batch(*(jnp.asarray(leaf) for leaf in (tokens, mask, tokens, mask)), valid)
     rows = jnp.asarray([0, 1, -1])
-    batch = PolicyBatch(inputs, rows, jnp.asarray(context), jnp.asarray(context_mask), wanted, jnp.zeros(3, jnp.int32))
+    batch = PolicyBatch(
+        inputs, rows, jnp.asarray(context), jnp.asarray(context_mask), wanted, jnp.zeros(3, jnp.int32), jnp.zeros(3)
+    )
     return Rollout(batch, inputs.source, inputs.source_mask, jnp.zeros((3, 10)), jnp.zeros((3, 10)))
 
 
@@ -245,6 +234,7 @@ def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkey
     reward = EmpathyReward((judge,), judge.tokenizer)
     first = reward.judged(EXCHANGES, tmp_path)
     assert first.wanted.shape == (2, 3, 3)
+    np.testing.assert_array_equal(first.merit, 0.0)  # all gold responses earn as much, where theirs are the levels
     monkeypatch.setattr(IdentifierJudge, "__call__", None)
     np.testing.assert_array_equal(reward.judged(EXCHANGES, tmp_path).wanted, first.wanted)
     other = EmpathyReward((dataclasses.replace(judge, hash="another"),), judge.tokenizer)
@@ -277,8 +267,8 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
         (lambda: RewardSettings("text"), "need 'module:name'"),
         (lambda: RewardSettings("text", function="module.name"), "must be 'module:name'"),
         (lambda: RewardSettings("text", function="a:b", shift_penalty=1.0), "goes with kind = 'empathy'"),
-        (lambda: RewardSettings("text", function="a:b", levels="expected"), "levels goes with kind = 'empathy'"),
-        (lambda: RewardSettings(balance=-1.0), "balance = -1.0 must be at least 0"),
+        (lambda: RewardSettings("text", function="a:b", goal="f1"), "goal goes with kind = 'empathy'"),
+        (lambda: RewardSettings(goal="f1", shift_penalty=1.0), "shift_penalty = 1.0 goes with goal = 'gold'"),
         (lambda: KlSettings(coefficient=-1.0), "at least 0"),
         (lambda: PolicyStage(kept_share=0.0), r"lie in \(0, 1\]"),
         (lambda: KlSettings(target=0.0), "above 0"),

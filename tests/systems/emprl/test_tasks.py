@@ -199,6 +199,21 @@ def test_the_gold_responses_likelihood_is_added_once_the_policy_learns(toy, batc
         assert float(found(held, warming)[0]) == float(found(task, warming)[0])
 
 
+def test_gold_responses_count_by_their_merit(toy, batch):
+    task = toy.policy()
+    params = jax.jit(task.init)(jax.random.key(5), batch)
+    merit, valid = np.array([1.0, -2.0, 0.5, 3.0]), np.asarray(batch.valid)
+    batch = batch.replace(merit=jnp.asarray(merit))
+    logits = toy.MODEL.apply(
+        {"params": params["model"]}, batch.inputs.source, batch.inputs.source_mask, batch.inputs.target
+    )
+    each = -np.asarray(jax.nn.log_softmax(logits))[:, np.arange(3), [20, 19, toy.EOS]].mean(axis=1)
+    assert list(valid) == [True, True, True, False]
+    weighted, metrics = task.on_gold(params, batch, focus=0.5)
+    assert float(weighted.value()) == pytest.approx(np.average(each[:3], weights=np.exp(0.5 * merit[:3])), rel=1e-4)
+    assert float(metrics["nll"].value()) == pytest.approx(each[:3].mean(), rel=1e-4)
+
+
 def test_a_group_is_compared_with_itself(toy, batch):
     task, frozen = toy.policy(grpo=True), toy.frozen()
     params = {"model": frozen["reference"]["model"]}

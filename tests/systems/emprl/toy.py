@@ -102,7 +102,9 @@ class Contexts:
         inputs = LabelledBatch(source, mask, target, target > 0, valid, emotion)
         empty = np.zeros((len(rows), 1), np.int32)
         wanted, turn = np.zeros((len(rows), 1, 3), np.float32), np.zeros(len(rows), np.int32)
-        return PolicyBatch(inputs, np.asarray(indices, np.int32), empty, empty > 0, wanted, turn)
+        return PolicyBatch(
+            inputs, np.asarray(indices, np.int32), empty, empty > 0, wanted, turn, np.zeros(len(rows), np.float32)
+        )
 
 
 def frozen(seed=0):
