@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from empax.core import distributed
 from empax.core.config import ConfigError, check_keys, to_settings
 from empax.core.files import WorkDir, write_json
@@ -116,6 +118,7 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) 
             distributed.wait_for(files.done(stage.name))
             continue
         log.info("%s: begins", stage.name)
+        jax.clear_caches()  # programs of the stage before, some hundred megabytes, which nobody calls again
         give_back_freed_memory()
         begin = time.perf_counter()
         module = importlib.import_module(f"empax.pipeline.{stage.kind}")
@@ -136,8 +139,6 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) 
 
 def enable_compilation_cache() -> None:
     """Keeps compiled programs across runs."""
-    import jax
-
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 

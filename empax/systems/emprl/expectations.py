@@ -50,8 +50,8 @@ def f1_gains(expected: Float[np.ndarray, "N M 3"]) -> Float[np.ndarray, "N M 3"]
 
     with a = 1 where response n has level l, s and t the shares of the levels in q and in a. G depends on all responses
     through F and t; these are of the best ones, a = 1 at the largest G of each, by iteration.
-    Source: ours; Koyejo et al. 2014 (Consistent binary classification with generalized performance metrics), Theorem 2,
-    that the best decisions compare probabilities with thresholds, of F1 half its best value.
+    Source: ours; Koyejo et al. 2014 (Consistent binary classification with generalized performance metrics) have the
+    best decisions compare probabilities with a threshold, which is half the best value for F1.
 
     Args:
       expected: q, how likely the gold response to each context has each level.

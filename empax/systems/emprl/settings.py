@@ -99,7 +99,8 @@ class PolicyStage:
       likelihood_weight: of the gold responses' negative log-likelihood per token, added to the loss: it holds the
         policy to how people answer (PPO-ptx; Ouyang et al. 2022, Eq. 2).
       likelihood_focus: gold responses count by the exponential of this times their merit, what they would earn in
-        standard deviations (advantage-weighted regression; Peng et al. 2019); 0 = all alike.
+        standard deviations (advantage-weighted regression; Peng et al. 2019); 0 = all alike, as they are anyway where
+        the goal is "gold".
       kept_share: how far from the first model towards the trained one the model lies that answers and is exported, 1 =
         all the way. What a reward teaches lies early on that way, what it costs in likelihood late.
       mask_first_token: leave each response's first token out, as EmpRL's runs did (see `losses.advantages`).
