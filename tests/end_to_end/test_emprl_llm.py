@@ -14,19 +14,19 @@ from empax.systems.dialogue.parts import Parts
 from empax.systems.emprl.stages import first_params, policy_model
 from empax.training.checkpoint import load_params
 
-STAGES = ("prepare", "generator", "identifiers", "assess", "ppo", "evaluate", "report")
+STAGES = ("prepare", "identifiers", "assess", "generator", "ppo", "evaluate", "report")
 RECIPE = "configs/emprl_llm.py"
 
 pytestmark = pytest.mark.slow
 
 
-def completed(workdir):
+def completed(workdir, least=0.0):
     assert tuple(read_json(workdir / "config.json")["run"]) == STAGES
     assert all((workdir / stage / "DONE").is_file() for stage in STAGES)
     report = read_json(workdir / "report.json")
     assert {"empathy_f1", "distinct_2", "perplexity"} <= set(report["metrics"])
     rows = [row for row in read_jsonl(workdir / "metrics.jsonl") if row["stage"] == "ppo"]
-    assert all(0.0 < row["reward"] <= 1.0 for row in rows if row["split"] == "train")
+    assert all(least < row["reward"] <= 1.0 for row in rows if row["split"] == "train")
     return RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "ppo")
 
 
@@ -74,9 +74,10 @@ def test_groups_need_no_value_head_and_the_reference_has_eight_bits_where_the_po
     completed(tmp_path / "run")
 
 
-def test_a_random_model_needs_nothing(recipe, tmp_path):
-    result = recipe(tmp_path / "run", config=f"{RECIPE}:tiny")
+@pytest.mark.parametrize(("form", "least"), [("", 0.0), (",expected", -1.0)])
+def test_a_random_model_needs_nothing(recipe, tmp_path, form, least):
+    result = recipe(tmp_path / "run", config=f"{RECIPE}:tiny{form}")
     assert result.returncode == 0, result.stderr[-3000:]
-    run = completed(tmp_path / "run")
+    run = completed(tmp_path / "run", least)
     assert Parts.of(run).generator.params is None
     assert set(load_params(tmp_path / "run" / "ppo")) == {"model", "value"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import tqdm
 
+from empax.core.memory import give_back_freed_memory
 from empax.core.sharding import batch_sharding, local_mesh, place_rows, rows_split_as
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
@@ -36,6 +37,7 @@ class Retrieval:
 
 
 MAX_REFERENCE_TOKENS = 512
+_BATCHES_OF_FREED_MEMORY = 8
 
 
 class Responder:
@@ -109,8 +111,7 @@ class Responder:
         rng = jax.random.key(seed)
         shown = None if progress else True  # None: on a terminal only
         with tqdm.tqdm(total=len(instances), desc=progress, disable=shown, unit="ex") as bar:
-            batches = eval_batches(examples, batch_size=batch_size, buckets=self.buckets)
-            for number, (indices, batch) in enumerate(batches):
+            for number, (indices, batch) in enumerate(self._batches(examples, batch_size)):
                 tokens, judged = jax.device_get(
                     self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
                 )
@@ -129,11 +130,18 @@ class Responder:
             return [{} for _ in instances]
         examples, _, _ = self._examples(instances)
         made: dict[int, dict[str, str]] = {}
-        for indices, batch in eval_batches(examples, batch_size=batch_size, buckets=self.buckets):
+        for indices, batch in self._batches(examples, batch_size):
             judged = jax.device_get(self._judge(self._params, self._placed(batch)))
             for b in np.flatnonzero(indices >= 0):
                 made[int(indices[b])] = {head: EMOTIONS[int(judged[head][b])] for head in self.heads}
         return [made[i] for i in range(len(instances))]
+
+    def _batches(self, examples: ContextExamples, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
+        """`eval_batches`; now and then the memory that batches of other shapes have left is given back."""
+        for number, batch in enumerate(eval_batches(examples, batch_size=batch_size, buckets=self.buckets), 1):
+            yield batch
+            if number % _BATCHES_OF_FREED_MEMORY == 0:
+                give_back_freed_memory()
 
     def _examples(self, instances: Sequence[Instance]) -> tuple[ContextExamples, np.ndarray | None, np.ndarray | None]:
         parts, settings = self.parts, self.parts.settings
