@@ -291,9 +291,15 @@ def policy_batch(inputs: Inputs) -> PolicyBatch:
         jnp.asarray(inputs.source, jnp.int32), mask, target, jnp.ones(target.shape, bool), jnp.ones(rows, bool)
     )
     nothing = jnp.zeros((rows, 1), jnp.int32)
-    numbers = jnp.arange(rows, dtype=jnp.int32)
-    wanted, turn, merit = jnp.zeros((rows, 1, 3)), jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
-    return PolicyBatch(batch, numbers, nothing, nothing > 0, wanted, turn, merit)
+    return PolicyBatch(
+        inputs=batch,
+        row=jnp.arange(rows, dtype=jnp.int32),
+        context=nothing,
+        context_mask=nothing > 0,
+        wanted=jnp.zeros((rows, 1, 3)),
+        turn=jnp.zeros(rows, jnp.int32),
+        merit=jnp.zeros(rows),
+    )
 
 
 def even_share(rollout: Rollout) -> jax.Array:

@@ -106,13 +106,13 @@ class PolicyExamples:
         known = np.maximum(indices, 0)
         # Numpy arrays until they are put on devices; the annotations are those of the step.
         return PolicyBatch(
-            self.examples.collate(indices, length, rng),
-            indices.astype(np.int32),  # pyright: ignore[reportArgumentType]
-            context,  # pyright: ignore[reportArgumentType]
-            context_mask,  # pyright: ignore[reportArgumentType]
-            judged.wanted[known],  # pyright: ignore[reportArgumentType]
-            turn.astype(np.int32),  # pyright: ignore[reportArgumentType]
-            judged.merit[known],  # pyright: ignore[reportArgumentType]
+            inputs=self.examples.collate(indices, length, rng),
+            row=indices.astype(np.int32),  # pyright: ignore[reportArgumentType]
+            context=context,  # pyright: ignore[reportArgumentType]
+            context_mask=context_mask,  # pyright: ignore[reportArgumentType]
+            wanted=judged.wanted[known],  # pyright: ignore[reportArgumentType]
+            turn=turn.astype(np.int32),  # pyright: ignore[reportArgumentType]
+            merit=judged.merit[known],  # pyright: ignore[reportArgumentType]
         )
 
 

@@ -80,7 +80,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
     policy = make_policy(parts, stage, reward)
-    frozen = {"emotion": first["emotion"], "reward": reward.frozen()}
+    frozen: dict[str, Any] = {"reward": reward.frozen()}
     # Nobody is rated there: what is watched is the likelihood of the gold responses.
     validation = PolicyExamples(held_out, JudgedContexts.nobody(len(held_out)))
     replies = Replies(parts, run, stage, held_out.instances[: stage.replies], first)
@@ -181,10 +181,7 @@ def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: 
     answers = _sketch_contexts(parts, stage, rows, length)
     rollout = _sketch_rollout(answers, rows, tokens, has_values=policy.has_values)
     params = jax.eval_shape(policy.init, jax.random.key(0), rollout)
-    emotion = jax.eval_shape(
-        EMOTION_HEAD.init, jax.random.key(0), jnp.zeros((1, policy.generator.model.config.d_model))
-    )
-    frozen = {"emotion": emotion["params"], "reward": {}}
+    frozen: dict[str, Any] = {"reward": {}}
     task: Any = policy
     if parts.settings.lora is None:
         frozen["reference"] = jax.eval_shape(parts.lowered, {"model": params["model"]})
@@ -199,9 +196,15 @@ def _sketch_contexts(parts: Parts, stage: PolicyStage, rows: int, length: int) -
     if stage.index:
         passages = (rows, parts.settings.passages, length)
         inputs = dataclasses.replace(inputs, source=shape(*passages), source_mask=shape(*passages, kind=bool))
-    wanted = shape(rows, 3, 3, kind=jnp.float32)
-    merit = shape(rows, kind=jnp.float32)
-    return PolicyBatch(inputs, shape(rows), shape(rows, 1), shape(rows, 1, kind=bool), wanted, shape(rows), merit)
+    return PolicyBatch(
+        inputs=inputs,
+        row=shape(rows),
+        context=shape(rows, 1),
+        context_mask=shape(rows, 1, kind=bool),
+        wanted=shape(rows, 3, 3, kind=jnp.float32),
+        turn=shape(rows),
+        merit=shape(rows, kind=jnp.float32),
+    )
 
 
 def _sketch_rollout(batch: PolicyBatch, rows: int, tokens: int, *, has_values: bool) -> Rollout:

@@ -59,7 +59,7 @@ class Policy:
     """What PPO and GRPO share: a `ReinforcedTask` but for its credit and its loss.
 
     Parameters are {"model"}, with PPO also {"value"}. `frozen` has "reference", {"model"} that training began with,
-    "emotion", its emotion head, and "reward", the parameters of `reward`.
+    and "reward", the parameters of `reward`.
 
     Attributes:
       generator: the model and how it draws responses.

@@ -204,9 +204,14 @@ def answered(reward, tokenizer, folder):
     valid = jnp.asarray([True, True, False])
     wanted = jnp.asarray([*judged.wanted, judged.wanted[0]])
     inputs = Batch(*(jnp.asarray(leaf) for leaf in (tokens, mask, tokens, mask)), valid)
-    rows = jnp.asarray([0, 1, -1])
     batch = PolicyBatch(
-        inputs, rows, jnp.asarray(context), jnp.asarray(context_mask), wanted, jnp.zeros(3, jnp.int32), jnp.zeros(3)
+        inputs=inputs,
+        row=jnp.asarray([0, 1, -1]),
+        context=jnp.asarray(context),
+        context_mask=jnp.asarray(context_mask),
+        wanted=wanted,
+        turn=jnp.zeros(3, jnp.int32),
+        merit=jnp.zeros(3),
     )
     return Rollout(batch, inputs.source, inputs.source_mask, jnp.zeros((3, 10)), jnp.zeros((3, 10)))
 

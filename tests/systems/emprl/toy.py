@@ -101,9 +101,14 @@ class Contexts:
         source = self.source[rows][:, :length] * mask
         inputs = LabelledBatch(source, mask, target, target > 0, valid, emotion)
         empty = np.zeros((len(rows), 1), np.int32)
-        wanted, turn = np.zeros((len(rows), 1, 3), np.float32), np.zeros(len(rows), np.int32)
         return PolicyBatch(
-            inputs, np.asarray(indices, np.int32), empty, empty > 0, wanted, turn, np.zeros(len(rows), np.float32)
+            inputs=inputs,
+            row=np.asarray(indices, np.int32),
+            context=empty,
+            context_mask=empty > 0,
+            wanted=np.zeros((len(rows), 1, 3), np.float32),
+            turn=np.zeros(len(rows), np.int32),
+            merit=np.zeros(len(rows), np.float32),
         )
 
 
@@ -111,7 +116,7 @@ def frozen(seed=0):
     """The model that training begins with."""
     batch = Contexts(4).collate(np.arange(4), SOURCE, np.random.default_rng(0))
     params = jax.jit(policy().generator.init)(jax.random.key(100 + seed), batch.inputs)
-    return {"reference": {"model": params["model"]}, "emotion": params["emotion"], "reward": {"0": {}}}
+    return {"reference": {"model": params["model"]}, "reward": {"0": {}}}
 
 
 def train(workdir, *, seed=0, steps=60, start=None, **changes):
