@@ -61,7 +61,8 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
 
     Those are the stages up to the first that has another name, other settings or is not finished there, if system and
     data are the same. With another seed they end before the first that draws by it: judges with a seed of their own
-    are trained once for all seeds. Evaluations and reports are made anew.
+    are trained once for all seeds. Judges on a pretrained encoder build on no other stage, and are taken behind such an
+    end too. Evaluations and reports are made anew.
 
     Returns:
       `stages`, and the `commit` that the other run began with: for run.json.
@@ -73,17 +74,25 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
         raise ConfigError(f"--reuse={other.root}: there is no run in it; give the work directory of one.")
     old = read_json(other.config)
     taken: list[str] = []
-    end = _first_difference(old, config, ("system", "data", config["system"]))
-    for theirs, name in zip(old["run"], config["run"], strict=False):
-        if not end and theirs != name:
-            end = f"config.run: {theirs!r} there, {name!r} here"
-        seed = () if config[name]["kind"] in _WITHOUT_CHANCE or "seed" in config[name] else ("seed",)
-        end = end or _first_difference(old, config, (*seed, name))
-        if not end and not other.done(name).exists():
-            end = f"{name} is not finished there"
-        if end or config[name]["kind"] in ("evaluate", "report"):
+    shared = end = _first_difference(old, config, ("system", "data"))
+    for place, name in enumerate(config["run"]):
+        section, theirs = config[name], old["run"][place] if place < len(old["run"]) else "nothing"
+        if section["kind"] in ("evaluate", "report"):
             break
-        taken.append(name)
+        alone = _stands_alone(section)
+        obstacle = shared if alone else end
+        if not obstacle and theirs != name and not alone:
+            obstacle = f"config.run: {theirs!r} there, {name!r} here"
+        drawn = section["kind"] not in _WITHOUT_CHANCE
+        read = [name, *(["seed"] if drawn and "seed" not in section else [])]
+        read += [config["system"]] if drawn and not alone else []
+        obstacle = obstacle or _first_difference(old, config, read)
+        if not obstacle and not other.done(name).exists():
+            obstacle = f"{name} is not finished there"
+        if obstacle:
+            end = end or obstacle
+        else:
+            taken.append(name)
     if not taken:
         raise ConfigError(f"--reuse={other.root}: no stage of that run can be used ({end}); leave it out.")
     for name in taken:
@@ -93,6 +102,11 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
         write_jsonl(files.metrics, (row for row in read_jsonl(other.metrics) if row["stage"] in taken))
     log.info("taken from %s: %s%s", other.root, ", ".join(taken), f" (then {end})" if end else "")
     return {"stages": taken, "commit": read_json(other.run).get("commit", "")}
+
+
+def _stands_alone(section: Mapping[str, Any]) -> bool:
+    """Whether a stage reads nothing but its own section and the data: a judge that brings its encoder and tokenizer."""
+    return section.get("task", "").startswith("attributes.") and bool(section.get("encoder", {}).get("pretrained"))
 
 
 def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any], sections: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """What a new work directory takes over from another run's."""
 
+import contextlib
 import copy
 
 import pytest
@@ -72,8 +73,26 @@ def test_judges_with_a_seed_of_their_own_serve_runs_of_every_seed(config, finish
 
 
 @pytest.mark.parametrize(
+    ("section", "name", "value", "others"),
+    [("emprl", "passages", 5, ["prepare"]), ("prepare", "tokenizer", {"vocab_size": 99}, [])],
+)
+def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, tmp_path, section, name, value, others):
+    """What reads the models' settings ends with them; what was judged by a judge that differs, with the judge."""
+    other = copy.deepcopy(config)
+    other[section][name] = value
+    for one in (config, other):
+        one["identifiers"]["encoder"] = {"pretrained": "minilm"}
+    write_json(finished.config, config)
+    names = taken(other, finished, tmp_path)[1]
+    assert names == [*others, "identifiers", *(["assess"] if others else [])]
+    other["identifiers"]["steps"] = 1
+    with pytest.raises(ConfigError) if not others else contextlib.nullcontext():
+        assert taken(other, finished, tmp_path / "again")[1] == others
+
+
+@pytest.mark.parametrize(
     ("section", "name", "value"),
-    [("emprl", "passages", 5), ("prepare", "tokenizer", {"vocab_size": 99})],
+    [("data", "limit", 5), ("prepare", "tokenizer", {"vocab_size": 99})],
 )
 def test_without_a_common_beginning_there_is_nothing_to_use(config, finished, tmp_path, section, name, value):
     other = copy.deepcopy(config)
