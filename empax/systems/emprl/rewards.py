@@ -25,6 +25,7 @@ from empax.models.empathy_identifier import frame
 from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
 from empax.systems.emprl.expectations import expected_levels, f1_gains
+from empax.systems.emprl.novelty import Novelty
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings
 
@@ -318,6 +319,7 @@ def make_reward(
     instances: Sequence[Instance],
     judges: Callable[[str], IdentifierJudge],
     encoder: Callable[[], CorpusEncoder] | None = None,
+    responses: Callable[[], Sequence[str]] | None = None,
 ) -> Reward:
     """The reward that settings describe.
 
@@ -327,6 +329,7 @@ def make_reward(
       instances: that batches' rows count.
       judges: loads the identifiers of a stage.
       encoder: makes what embeds contexts; needed, and called, where goal = "f1".
+      responses: loads all gold responses; needed, and called, where kind = "novelty".
 
     Raises:
       ConfigError: two parts of "empathy", or a function that is not there.
@@ -340,6 +343,10 @@ def make_reward(
             assert encoder is not None or part.goal == "gold"
             expects = None if encoder is None or part.goal == "gold" else encoder()
             made = EmpathyReward(found, tokenizer, part.shift_penalty, expects)
+        elif part.kind == "novelty":
+            assert responses is not None
+            said = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(responses())]
+            made = CompiledReward(Novelty.of(said, outputs=part.outputs, share=part.share))
         elif part.kind == "compiled":
             made = CompiledReward(load_function(part.function))
         else:

@@ -17,8 +17,8 @@ class RewardSettings:
     """One part of the reward; the parts are summed.
 
     Attributes:
-      kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "compiled" (a function of
-        arrays) or "text" (a function of strings).
+      kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "novelty" (what it adds to
+        Distinct-2, see `systems.emprl.novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
       weight: factor of the part.
       goal: of "empathy". "gold": the levels of the gold response (Eq. 2 to 5); "f1": the levels that add most to the
         weighted F1, by what the context lets expect (`systems.emprl.expectations`): the mean of many gold responses.
@@ -28,21 +28,28 @@ class RewardSettings:
         such as a Flax scorer's; "text" as (contexts, responses, references) -> [B], lists of as many.
       shift_penalty: of "empathy", where examples are whole dialogues: what a change of level from one listener turn to
         the next costs, beyond the change in the gold responses; 0 = the reward of each turn alone.
+      outputs: of "novelty": among how many responses a pair of tokens is to be new.
+      share: of "novelty": of the pairs in so many of the policy's responses those that are distinct, in [0, 1). Below
+        what it is, long responses are paid for; above, short ones.
     """
 
-    kind: Literal["empathy", "compiled", "text"] = "empathy"
+    kind: Literal["empathy", "novelty", "compiled", "text"] = "empathy"
     weight: float = 1.0
     goal: Literal["gold", "f1"] = "gold"
     stages: tuple[str, ...] = ("identifiers",)
     function: str = ""
     shift_penalty: float = 0.0
+    outputs: int = 5_000
+    share: float = 0.1
 
     def __post_init__(self) -> None:
-        if (self.kind == "empathy") == bool(self.function):
+        if (self.kind in ("empathy", "novelty")) == bool(self.function):
             raise ConfigError(
                 f"a reward of kind = {self.kind!r} has function = {self.function!r}; 'compiled' and 'text' need "
-                "'module:name', 'empathy' takes none."
+                "'module:name', 'empathy' and 'novelty' take none."
             )
+        if self.outputs < 1 or not 0.0 <= self.share < 1.0:
+            raise ConfigError(f"outputs = {self.outputs} must be at least 1 and share = {self.share} lie in [0, 1).")
         if self.function and self.function.count(":") != 1:
             raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
         own = {"shift_penalty": self.shift_penalty, "goal": self.goal != "gold"}

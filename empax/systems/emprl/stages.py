@@ -74,6 +74,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
         instances=train.instances,
         judges=judges,
         encoder=lambda: corpus_encoder(run, ""),
+        responses=lambda: [instance.response for instance in load_instances(run, "train")],
     )
     held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
     examples: Any = PolicyExamples(train, reward.judged(train.instances, cache_dir() / "levels"))

@@ -53,6 +53,9 @@ class Words:
     def decode(self, ids):
         return " ".join(f"w{i}" for i in ids if i > START)
 
+    def encode_batch(self, texts):
+        return [[int(word[1:]) for word in text.split()] for text in texts]
+
 
 def share_of_texts(contexts, responses, references):
     assert len(contexts) == len(responses) == len(references)
