@@ -40,7 +40,7 @@ class RewardSettings:
     function: str = ""
     shift_penalty: float = 0.0
     outputs: int = 5_000
-    share: float = 0.1
+    share: float = 0.05
 
     def __post_init__(self) -> None:
         if (self.kind in ("empathy", "novelty")) == bool(self.function):
