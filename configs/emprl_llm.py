@@ -6,6 +6,7 @@ r"""EmpRL on a decoder-only model with low-rank adapters.
   python -m empax.main --config=configs/emprl_llm.py:llama-3.1-8b --config.data.dir=DATA     # accelerators
   python -m empax.main --config=configs/emprl_llm.py:FOLDER --config.data.dir=DATA           # any Llama or GPT-2
   python -m empax.main --config=configs/emprl_llm.py:FOLDER,grpo+tiny  # a trial on the built-in sample, as of any form
+  python -m empax.main --config=configs/emprl_llm.py:smollm2+dailydialog --config.data.dir=DATA  # and small talk
   python -m empax.main --config=configs/emprl_llm.py:tiny              # a trial with a random model, without adapters
 
 Models and fine-tuning are those of configs/reg_llm.py, identifiers and rewards those of configs/emprl_transformer.py.
@@ -13,6 +14,8 @@ Fine-tuning's adapters are summed into the weights. That is the reference, and t
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -22,14 +25,23 @@ FORMS = ("", "expected", "sft", "no_kl", "no_reward", "grpo", "trajectory")
 
 
 def get_config(arg: str = "smollm2") -> ConfigDict:
-    name, _, form = arg.removesuffix("+tiny").partition(",")
-    if form not in FORMS:
+    head, *behind = arg.split("+")
+    name, _, form = head.partition(",")
+    known = name in ("tiny", *reg_llm.MODELS) or Path(name).is_dir()
+    if not known or form not in FORMS or not set(behind) <= set(emprl_transformer.BEHIND):
         raise ValueError(
-            f"emprl_llm.py:{arg} is unknown; it takes tiny or a model of reg_llm.py, behind a comma "
-            f"{', '.join(filter(None, FORMS))}, and behind that +tiny."
+            f"emprl_llm.py:{arg} is unknown; it takes tiny, {', '.join(reg_llm.MODELS)} or a folder, behind a comma "
+            f"{', '.join(filter(None, FORMS))}, and behind that "
+            f"{' or '.join(f'+{name}' for name in emprl_transformer.BEHIND)}."
         )
-    if name == "tiny":
-        return random_model(form)
+    config = random_model(form) if name == "tiny" else adapted(name, form)
+    if "tiny" in behind and name != "tiny":
+        config = shrink(config)
+    return emprl_transformer.add_dailydialog(config) if "dailydialog" in behind else config
+
+
+def adapted(name: str, form: str) -> ConfigDict:
+    """A pretrained model with adapters."""
     config = emprl_transformer.reinforced(reg_llm.get_config(f"{name},sft"), form)
     small = name == "smollm2"
     config.evaluate.update({"buckets": (48, 96), "batch_size": 16, "limit": 2000 if small else 0,
@@ -43,7 +55,7 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
             config.ppo.batch_size //= 2
             config.ppo.update({"epochs": 2, "log_every_steps": 5, "eval_every_steps": 50, "checkpoint_every_steps": 25,
                                "refresh_every_steps": 50})  # fmt: skip
-    return shrink(config) if arg.endswith("+tiny") else config
+    return config
 
 
 def shrink(config: ConfigDict) -> ConfigDict:

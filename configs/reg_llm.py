@@ -33,6 +33,8 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
             f"reg_llm.py:{arg} is unknown; it takes {', '.join(MODELS)} or a folder, and behind a comma "
             f"{' or '.join(filter(None, FORMS))}."
         )
+    if form and topology:
+        raise ValueError(f"reg_llm.py:{arg}@{topology}: only the form with retrieval is laid out; leave out ,{form}.")
     model = MODELS.get(name, name)
     small = name == "smollm2"
     config = reg_transformer.get_config("no_retrieval" if form else "")

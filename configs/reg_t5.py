@@ -70,9 +70,11 @@ def get_config(arg: str = "base") -> ConfigDict:
     config.joint.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 100, "groups": slow, **plain})
     config.evaluate.update({"buckets": (160, 250), "batch_size": 64})
     config.report.paper_row = "T5 + REG"
+    if topology and name != arg:
+        raise ValueError(f"reg_t5.py:{arg}@{topology}: a trial is not laid out for a slice; leave out +tiny.")
     if topology:
         return layouts.on_topology(config, name, topology)
-    return shrink(config) if arg.endswith("+tiny") else config
+    return shrink(config) if name != arg else config
 
 
 def shrink(config: ConfigDict) -> ConfigDict:

@@ -26,7 +26,9 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
     return "\n".join([*lines, f"       {seconds:.2f} s"])
 
 
-def main(_: list[str]) -> None:
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     keep_freed_memory()
     # Here and not above, so that --help answers at once.
     from empax.core.config import ConfigError

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from empax.core.types import AnyBatch, Generated, Mean, Metrics, Params, Prediction, Retrieved
+from empax.core.types import AnyBatch, Generated, Mean, Metrics, Params, Retrieved
 
 
 @runtime_checkable
@@ -133,11 +133,6 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
     def token_id(self, token: str) -> int: ...
-
-
-@runtime_checkable
-class Metric(Protocol):
-    def __call__(self, rows: Sequence[Prediction]) -> Mapping[str, float]: ...
 
 
 @runtime_checkable

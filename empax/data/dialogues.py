@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from empax.core.files import DataError
@@ -41,19 +41,6 @@ def to_instances(
             for index in range(2, len(texts) + 1, 1 if every_turn else 2)
         ]
     return instances
-
-
-def count_pairs(splits: Mapping[str, Sequence[Dialogue]], *, moel_compat: bool = False) -> dict[str, dict[str, int]]:
-    """By split: `dialogues`, `utterances` and (context, response) `pairs`, as `to_instances` makes them."""
-    counts = {}
-    for split, dialogues in splits.items():
-        kept = list(_as_moel(dialogues)) if moel_compat else dialogues
-        counts[split] = {
-            "dialogues": len(kept),
-            "utterances": sum(len(dialogue.utterances) for dialogue in kept),
-            "pairs": sum(len(dialogue.utterances) // 2 for dialogue in kept),
-        }
-    return counts
 
 
 def _checked_texts(dialogue: Dialogue, *, merged: bool) -> tuple[str, ...]:

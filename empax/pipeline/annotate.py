@@ -16,7 +16,7 @@ import numpy as np
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from empax.core.config import ConfigError
-from empax.core.files import hash_json, read_json, read_jsonl, write_json, write_jsonl
+from empax.core.files import hash_json, read_jsonl, write_json, write_jsonl
 from empax.core.run import RunContext, cache_dir
 from empax.core.types import ATTRIBUTES, LEVELS, Instance
 from empax.data.dialogues import instance_from_row
@@ -151,9 +151,3 @@ def held_out_quality(stages: Sequence[str], context: RunContext, judges: Sequenc
             }
             log.info("%s: accuracy %.1f, weighted F1 %.1f", key, quality[key]["accuracy"], quality[key]["weighted_f1"])
     return quality
-
-
-def load_quality(context: RunContext) -> dict[str, Any]:
-    """What `run` found out about the classifiers; empty where the recipe has none."""
-    path = context.files.stage("annotate") / "classifiers.json"
-    return read_json(path) if path.exists() else {}

@@ -17,7 +17,9 @@ from empax.core.config import ConfigError, check_keys, to_settings
 from empax.core.files import WorkDir, write_json
 from empax.core.memory import give_back_freed_memory, peak_memory
 from empax.core.run import RunContext, RunOptions, cache_dir
+from empax.core.sharding import batch_shards, make_mesh
 from empax.pipeline.workdirs import claim
+from empax.training.settings import check_batch_sizes
 
 log = logging.getLogger("empax")
 
@@ -103,9 +105,14 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) 
       reuse: another run's work directory; see `pipeline.workdirs.take_stages`. A run that goes on needs it no more.
 
     Raises:
-      ConfigError: a bad config, a work directory that another config made, or nothing to use in `reuse`.
+      ConfigError: a bad config, batches that do not divide over the devices, a work directory that another config
+        made, or nothing to use in `reuse`.
     """
     stages = make_stages(config)
+    shards = batch_shards(make_mesh(RunOptions.of(config).mesh))
+    for stage in stages:
+        if stage.kind == "train":
+            check_batch_sizes(stage.settings.loop, shards, where=f"config.{stage.name}")
     files = WorkDir(workdir)
     claim(files, config, reuse)
     system = load_system(config)

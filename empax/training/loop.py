@@ -113,7 +113,7 @@ def fit(
     if done.exists():
         return FitResult(params=load_params(directory), **read_json(done))
     mesh = make_mesh() if mesh is None else mesh
-    check_batch_sizes(settings, batch_shards(mesh))
+    check_batch_sizes(settings, batch_shards(mesh), where=f"config.{stage}")
     if settings.refresh_every_steps and on_refresh is None:
         raise ConfigError(f"refresh_every_steps = {settings.refresh_every_steps}, but {stage} has nothing to refresh.")
     with contextlib.ExitStack() as stack:

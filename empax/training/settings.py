@@ -91,8 +91,8 @@ class LoopSettings:
             start = stop
 
 
-def check_batch_sizes(settings: LoopSettings, shards: int) -> None:
-    """Raises ConfigError if a batch cannot be split over `shards` devices."""
+def check_batch_sizes(settings: LoopSettings, shards: int, *, where: str) -> None:
+    """Raises ConfigError if a batch cannot be split over `shards` devices; `where` is the stage's section."""
     parts = settings.accumulate * settings.minibatches
     sizes = {"batch_size / (accumulate * minibatches)": settings.batch_size // parts}
     if settings.eval_batch_size is not None:
@@ -100,6 +100,6 @@ def check_batch_sizes(settings: LoopSettings, shards: int) -> None:
     for name, size in sizes.items():
         if size % shards:
             raise ConfigError(
-                f"{name} = {size} does not divide over {shards} devices; make it a multiple of {shards}, or use fewer "
-                "devices (mesh.data, mesh.fsdp)."
+                f"{where}: {name} = {size} does not divide over {shards} devices; make it a multiple of {shards}, or "
+                "use fewer devices (mesh.data, mesh.fsdp)."
             )

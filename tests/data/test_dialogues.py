@@ -6,7 +6,7 @@ import pytest
 
 from empax.core.files import DataError
 from empax.core.types import Dialogue, Instance, Utterance
-from empax.data.dialogues import count_pairs, instance_from_row, instance_to_row, to_instances
+from empax.data.dialogues import instance_from_row, instance_to_row, to_instances
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
 
 
@@ -36,14 +36,6 @@ def test_moel_compat_merges_neighbours_and_loses_the_last():
     found = to_instances(dialogues, moel_compat=True)
     assert [i.id for i in found] == ["a#2", "a#4", "a#6", "c#2", "c#4", "d#2"]
     assert found[2] == Instance("a#6", ("a1", "a2", "a3", "b1", "b2"), "b3", "sad")
-    assert count_pairs({"test": dialogues}, moel_compat=True) == {
-        "test": {"dialogues": 3, "utterances": 12, "pairs": len(found)}
-    }
-    assert count_pairs({"test": dialogues})["test"] == {
-        "dialogues": 5,
-        "utterances": 16,
-        "pairs": len(to_instances(dialogues)),
-    }
 
 
 def test_every_turn_answers_where_there_is_no_listener():
@@ -87,7 +79,6 @@ def test_real_pair_counts(real_data):
     instances = {split: to_instances(dialogues) for split, dialogues in splits.items()}
     counts = {split: len(found) for split, found in instances.items()}
     assert counts == {"train": 40290, "validation": 5724, "test": 5249}
-    assert counts == {split: found["pairs"] for split, found in count_pairs(splits).items()}
     for found in instances.values():
         assert len({i.id for i in found}) == len(found)
         assert all(len(i.context) % 2 == 1 for i in found)

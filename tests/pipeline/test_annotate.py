@@ -78,7 +78,6 @@ def test_only_training_responses_are_ever_read(run, monkeypatch):
     assert len(judge.seen) == 4 * 3  # contexts of three splits, responses of one
     assert all(row["context_attributes"]["sentiment"] == "low" for row in rows["train"])
     assert all(row["response_attributes"]["sentiment"] == "high" for row in rows["train"])
-    assert annotate.load_quality(run) == {"quality": 1}
 
 
 def test_annotations_are_kept_under_what_made_them(run, monkeypatch):
@@ -107,7 +106,3 @@ def test_identifiers_cannot_annotate_contexts(run, monkeypatch):
     monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: identifiers)
     with pytest.raises(ConfigError, match="'attributes', whose identifiers read no context without its response"):
         annotate.load_judges(annotate.Settings(), run)
-
-
-def test_a_run_without_the_stage_has_no_quality(tmp_path):
-    assert annotate.load_quality(RunContext(WorkDir(tmp_path), {}, "report")) == {}

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from configs import emprl_llm, emprl_transformer, layouts, reg_t5
+from configs import emprl_llm, emprl_transformer, layouts, reg_llm, reg_t5
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
 from empax.pipeline.plan import describe
@@ -116,9 +116,28 @@ def test_every_layout_fits_its_slice(model):
         assert chips % config["mesh"]["fsdp"] == 0
         for stage in make_stages(config):
             if stage.kind == "train":
-                check_batch_sizes(stage.settings.loop, chips)
+                check_batch_sizes(stage.settings.loop, chips, where=stage.name)
                 assert stage.settings.loop.steps >= layouts.FEWEST_STEPS
     with pytest.raises(ValueError, match=f"{model}@v5e:3x3 has no layout; {model} has one for v5e:2x4, "):
         recipe(f"{model}@v5e:3x3")
     with pytest.raises(ValueError, match="is unknown"):
         other(f"{model}@v5e:2x4")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "argument", "message"),
+    [
+        (reg_t5, "small+tiny@v5e:2x4", r"leave out \+tiny"),
+        (reg_llm, "llama-3.1-8b,sft@v5e:16x16", "leave out ,sft"),
+        (emprl_llm, "llama-3.1-8b@v5e:16x16", "emprl_llm.py:llama-3.1-8b@v5e:16x16 is unknown"),
+        (emprl_llm, "smollm2,retrieval", r"expected, sft, no_kl, no_reward, grpo, trajectory, and behind that \+tiny"),
+    ],
+)
+def test_arguments_that_a_recipe_lacks_are_refused_and_not_ignored(recipe, argument, message):
+    with pytest.raises(ValueError, match=message):
+        recipe.get_config(argument)
+
+
+def test_small_talk_is_answered_by_a_decoder_only_model_too():
+    run = emprl_llm.get_config("smollm2,expected+dailydialog").run
+    assert run[-4:] == ("evaluate", "dailydialog_before", "dailydialog", "report")

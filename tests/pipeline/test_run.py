@@ -190,6 +190,7 @@ def test_every_ablation_is_a_switch(config, path):
         ("joint.task", "nec.joint", r"config\.system = 'nec' is no module"),
         ("joint.stpes", 3, r"config\.joint\.stpes is not a setting .* did you mean 'steps'\?"),
         ("joint.steps", 0, r"steps = 0 must be at least 1"),
+        ("joint.batch_size", 12, r"config\.joint: batch_size / .* = 12 does not divide over 8 devices"),
         ("joint.optimizer.schedule", "cosin", r"config\.joint\.optimizer\.schedule = 'cosin' .* 'cosine'"),
         ("joint.distillation.sginal", "x", r"config\.joint\.distillation\.sginal .* did you mean 'signal'\?"),
         ("index.store.scann.leafs", 2, r"config\.index\.store\.scann\.leafs is not a setting of ScannSettings"),

@@ -89,6 +89,11 @@ def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
 
     def examples(split: str, most: int) -> SequenceExamples:
         instances = [i for i in load_instances(run, split) if i.emotion]
+        if not instances:
+            raise ConfigError(
+                f"config.{run.stage}: no dialogue of the split {split!r} has an emotion; give them emotions, or take a "
+                "recipe that learns none (configs/reg_transformer.py:semantic, :no_retrieval)."
+            )
         instances = instances[: most or None]
         labels = [[int(emotion)] for emotion in emotion_ids(instances)]
         texts = encode_queries(tokenizer, instances, layout.max_query_tokens)
