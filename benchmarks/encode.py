@@ -1,6 +1,6 @@
 """Embedding the training pairs with MiniLM: empax.retrieval's encoder against sentence-transformers.
 
-The texts are dealt out at random to as many parts as there are rounds; each side embeds each part once.
+In each round each side embeds the whole corpus.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HELD_EQUAL = (
     "from texts to vectors in memory, tokens included; texts of more than 256 tokens are cut there",
     "the same texts, context and response in one; both sides sort them by length",
     "theirs: SentenceTransformer.encode with --their-batch rows a batch, padded to the longest",
-    "ours: buckets of lengths, multiples of 8 where they fill batches; every shape is compiled before",
+    "ours: buckets of lengths, multiples of 4 where they fill batches; every shape is compiled before",
 )
 
 _MAX_TOKENS = 256
@@ -39,7 +39,7 @@ _TOKENS_PER_BATCH = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=5)
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3)
     texts.add_flag(parser)
     parser.add_argument("--texts", type=int, default=40290, help="how many, at most those of the corpus (40290)")
     parser.add_argument("--their-batch", type=int, default=32, help="rows a batch of theirs (32, their default)")
@@ -51,32 +51,32 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(cores())
     found = [" ".join((*i.context, i.response)) for i in texts.instances(options.data, "train")]
     order = np.random.default_rng(0).permutation(len(found))[: options.texts]
-    parts = [[found[i] for i in some] for some in np.array_split(order, options.rounds)]
+    corpus = [found[i] for i in order]
     settings = EncoderSettings(pretrained="minilm", normalize=True, dropout=0.0, unroll=options.unroll)
     loaded = load_encoder(settings, load_tokenizer("minilm"))
     theirs = SentenceTransformer(str(resolve("minilm")), device="cpu")
     theirs.max_seq_length = _MAX_TOKENS
 
-    def our_vectors(part: Sequence[str]) -> np.ndarray:
-        return our_embeddings(loaded, tokens(loaded, part), options.tokens_per_batch)
+    def our_vectors(some: Sequence[str]) -> np.ndarray:
+        return our_embeddings(loaded, tokens(loaded, some), options.tokens_per_batch)
 
-    def their_vectors(part: Sequence[str]) -> Any:
-        return theirs.encode(list(part), batch_size=options.their_batch, show_progress_bar=False)
+    def their_vectors(some: Sequence[str]) -> Any:
+        return theirs.encode(list(some), batch_size=options.their_batch, show_progress_bar=False)
 
-    check(our_vectors(parts[0][:64]), their_vectors(parts[0][:64]))
-    compile_all(loaded, parts, options.tokens_per_batch)
+    check(our_vectors(corpus[:64]), their_vectors(corpus[:64]))
+    compile_all(loaded, corpus, options.tokens_per_batch)
     pairs = in_turns(
-        lambda number: len(parts[number]) / seconds(lambda: our_vectors(parts[number])),
-        lambda number: len(parts[number]) / seconds(lambda: their_vectors(parts[number])),
+        lambda _: len(corpus) / seconds(lambda: our_vectors(corpus)),
+        lambda _: len(corpus) / seconds(lambda: their_vectors(corpus)),
         options.rounds,
     )
     row = Row([pair[0] for pair in pairs], [pair[1] for pair in pairs], "texts/s", more_is_better=True)
-    sizes = f"{len(order)} texts of {texts.name_of(options.data)}, in {options.rounds} parts"
+    sizes = f"{len(corpus)} texts of {texts.name_of(options.data)}"
     return report("encode", {"minilm": row}, (*HELD_EQUAL, sizes), smoke=options.smoke)
 
 
-def tokens(loaded: LoadedEncoder, part: Sequence[str]) -> list[list[int]]:
-    return encode_for_bert(loaded.tokenizer, part, _MAX_TOKENS, keep="left")
+def tokens(loaded: LoadedEncoder, some: Sequence[str]) -> list[list[int]]:
+    return encode_for_bert(loaded.tokenizer, some, _MAX_TOKENS, keep="left")
 
 
 def our_embeddings(loaded: LoadedEncoder, rows: Sequence[Sequence[int]], tokens_per_batch: int) -> np.ndarray:
@@ -85,15 +85,13 @@ def our_embeddings(loaded: LoadedEncoder, rows: Sequence[Sequence[int]], tokens_
     return embed(apply, params, rows, pad_id=pad_id, tokens_per_batch=tokens_per_batch)
 
 
-def compile_all(loaded: LoadedEncoder, parts: Sequence[Sequence[str]], tokens_per_batch: int) -> None:
-    """Runs every shape that the parts are embedded in, once."""
+def compile_all(loaded: LoadedEncoder, corpus: Sequence[str], tokens_per_batch: int) -> None:
+    """Runs every shape that the corpus is embedded in, once."""
     _, apply = embedders(EmotionEncoder(loaded.model))
     run = jax.jit(apply)
-    shapes = set()
-    for part in parts:
-        lengths = np.array([len(ids) for ids in tokens(loaded, part)])
-        shapes |= {(rows, length) for _, length, rows in plan_batches(lengths, np.array(BUCKETS), tokens_per_batch)}
-    for shape in sorted(shapes):
+    lengths = np.array([len(ids) for ids in tokens(loaded, corpus)])
+    plan = plan_batches(lengths, np.array(BUCKETS), tokens_per_batch)
+    for shape in sorted({(rows, length) for _, length, rows in plan}):
         jax.block_until_ready(run({"encoder": loaded.params}, np.ones(shape, np.int32), np.ones(shape, bool)))
 
 

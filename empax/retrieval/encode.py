@@ -20,7 +20,7 @@ Encoder: TypeAlias = Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], F
 BUCKETS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 200, 256)
 """Lengths in tokens to which texts are padded."""
 
-_STEP, _FULL_BATCHES = 8, 16  # between the buckets: multiples of so many tokens that fill so many batches
+_STEP, _FULL_BATCHES = 4, 8  # between the buckets: multiples of so many tokens that fill so many batches
 
 _IN_FLIGHT = 2  # one batch computes while the next is being assembled; more only costs memory
 
@@ -39,7 +39,7 @@ def embed(
 ) -> Float[np.ndarray, "N D"]:
     """Embeds every text of a corpus, in the order given.
 
-    Texts are sorted by length and padded to the next bucket, or to a multiple of 8 below it that fills many batches.
+    Texts are sorted by length and padded to the next bucket, or to a multiple of 4 below it that fills many batches.
     One length always runs with the same number of rows (`tokens_per_batch // length`, fewer only if it has fewer
     texts), the last batch being filled up. So a corpus compiles once per length in use, and embedding it again
     compiles nothing, provided `apply` is the same object.
