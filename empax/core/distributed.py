@@ -31,7 +31,8 @@ def initialize() -> None:
     """Joins the processes that a launcher has started; does nothing where there is one. Call before JAX is used.
 
     Either JAX_COORDINATOR_ADDRESS (HOST:PORT of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who, or
-    EMPAX_DISTRIBUTED=1 has JAX ask the cluster (TPU pods, SLURM).
+    EMPAX_DISTRIBUTED=1 has JAX ask the cluster (TPU pods, SLURM). A process has all devices that it sees; only where
+    SLURM runs several on a node, each has one. JAX_LOCAL_DEVICE_IDS says otherwise.
 
     Raises:
       ConfigError: only some of the three are set, or a number is none.
@@ -40,6 +41,7 @@ def initialize() -> None:
     if not any(values.values()):
         if os.environ.get("EMPAX_DISTRIBUTED", "") == "1":
             _join()
+            _take_all_gpus_of_a_node()
         return
     missing = [name for name, value in values.items() if not value]
     if missing:
@@ -51,13 +53,27 @@ def initialize() -> None:
             "first."
         )
     if int(numbers[0]) > 1:
-        _join(coordinator_address=address, num_processes=int(numbers[0]), process_id=int(numbers[1]))
+        # Not detected: on a node of SLURM, JAX would take one GPU of those that the process sees.
+        _join(
+            coordinator_address=address,
+            num_processes=int(numbers[0]),
+            process_id=int(numbers[1]),
+            cluster_detection_method="deactivate",
+        )
 
 
 def _join(**who: Any) -> None:
     # SIGTERM ends a process, or has the training loop save and leave; JAX's service would note it and go on.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(**who, shutdown_timeout_seconds=_LEAVING_SECONDS)
+
+
+def _take_all_gpus_of_a_node() -> None:
+    """Undoes that JAX gives a task of SLURM one GPU, where the task has its node for itself."""
+    tasks, nodes = (os.environ.get(name) for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_NODES"))
+    if tasks is not None and tasks == nodes and not os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        for kind in ("cuda", "rocm"):
+            jax.config.update(f"jax_{kind}_visible_devices", "all")
 
 
 def is_writer() -> bool:

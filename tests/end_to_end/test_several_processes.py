@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,8 @@ def launched(tmp_path):
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         known = {"PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "EMPAX_CACHE_DIR": str(tmp_path)}
         known |= {"JAX_NUM_CPU_DEVICES": "1", "JAX_COORDINATOR_ADDRESS": address}
-        command = ["bash", "launch/local.sh", "2", *flags]
+        # Run in the background, the tests would hand on that Ctrl-C is ignored.
+        command = ["env", "--default-signal=INT", "bash", "launch/local.sh", "2", *flags]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
         started.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **known}, **pipes))
         return started[-1]
@@ -127,3 +129,21 @@ def test_what_stops_the_first_process_alone_stops_them_all(launched, tmp_path):
     assert "error: " in said
     assert str(missing) in said
     assert not (tmp_path / "run" / "prepare" / "DONE").exists()
+
+
+def test_ctrl_c_has_all_save_and_leave(launched, tmp_path):
+    workdir = tmp_path / "run"
+    flags = ("--config=configs/reg_transformer.py:tiny", f"--workdir={workdir}")
+    rhythm = ("steps=100000", "eval_every_steps=100000", "checkpoint_every_steps=100000")  # nothing is saved unasked
+    process = launched(*flags, *(f"--config.attributes.{setting}" for setting in rhythm))
+    deadline = time.monotonic() + 300
+    metrics = workdir / "metrics.jsonl"
+    while not metrics.exists() or not metrics.stat().st_size:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: the script and the processes at once
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "attributes: stopped and saved after step" in said
+    assert list((workdir / "attributes" / "checkpoints").glob("*/COMPLETE"))

@@ -1,5 +1,9 @@
 """Training by several processes that talk over loopback: the numbers of one, one writer, and what a kill leaves."""
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +77,90 @@ def test_a_killed_process_costs_nothing_but_time(killed, alone, launch, tmp_path
     assert list((workdir / "tiny" / "checkpoints").glob("*/COMPLETE"))
     assert launch(workdir, 2) == [0, 0], said(workdir)
     check_same(workdir, alone)
+
+
+# The first process, which completes a checkpoint, takes longer for it than others wait for it when they end.
+SLOW_WRITER = """
+import os, signal, sys, time
+from pathlib import Path
+
+import jax, tiny
+from empax.core import distributed
+from empax.core.sharding import make_mesh
+from empax.training import checkpoint, loop
+
+def stop():
+    if jax.process_index() == 0:
+        checksums = checkpoint._checksums
+        checkpoint._checksums = lambda path: time.sleep(2) or checksums(path)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+distributed._LEAVING_SECONDS = 1
+distributed.initialize()
+loop.ProgressBar = tiny.stop_at(4, stop)
+tiny.train(Path(sys.argv[1]), mesh=make_mesh())
+"""
+
+
+def test_processes_leave_once_the_checkpoint_counts(processes, tmp_path):
+    """The first one that ends has the launcher end the others."""
+    workdir = tmp_path / "run"
+    path = os.pathsep.join((str(Path(__file__).parents[2]), str(Path(__file__).parent)))
+    codes = processes(2, "-c", SLOW_WRITER, str(workdir), devices=1, logs=logs_of(workdir), PYTHONPATH=path)
+    assert 0 not in codes
+    assert "stopped and saved after step 4" in said(workdir)
+    assert (workdir / "tiny" / "checkpoints" / "4" / "COMPLETE").exists(), said(workdir)
+
+
+DEVICES_SEEN = """
+import jax
+from empax.core import distributed
+
+distributed.initialize()
+seen = [jax.config.read(f"jax_{kind}_visible_devices") for kind in ("cuda", "rocm")]
+print(jax.process_index(), jax.process_count(), *seen)
+"""
+
+
+@pytest.fixture
+def on_slurm():
+    """What tasks of SLURM take for themselves: their number, how many they are, and the GPUs of those they see."""
+
+    def run(tasks, nodes, known=None):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = str(found.getsockname()[1])
+        running = []
+        for task in range(tasks):
+            slurm = {"NTASKS": tasks, "STEP_NUM_NODES": nodes, "PROCID": task, "LOCALID": task % (tasks // nodes)}
+            slurm |= {"JOB_ID": 1, "STEP_NODELIST": "127.0.0.1"}
+            who = {f"SLURM_{name}": str(value) for name, value in slurm.items()} | {"JAX_COORDINATOR_PORT": port}
+            if known is None:
+                who["EMPAX_DISTRIBUTED"] = "1"
+            else:
+                who |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(tasks)}
+                who |= {"JAX_PROCESS_ID": str(task), **known}
+            environment = {**os.environ, **who, "JAX_PLATFORMS": "cpu"}
+            command = [sys.executable, "-c", DEVICES_SEEN]
+            running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        return [process.communicate(timeout=120)[0].split() for process in running]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("tasks", "nodes", "known", "gpus"),
+    [
+        (1, 1, None, ["all"]),
+        (2, 2, None, ["all", "all"]),
+        (2, 1, None, ["0", "1"]),
+        (2, 2, {}, ["all", "all"]),  # who is who is said by the three variables
+        (2, 2, {"JAX_LOCAL_DEVICE_IDS": "0,1"}, ["0,1", "0,1"]),
+    ],
+)
+def test_a_task_of_slurm_takes_all_gpus_of_its_node(tasks, nodes, known, gpus, on_slurm):
+    assert on_slurm(tasks, nodes, known) == [[str(i), str(tasks), gpu, gpu] for i, gpu in enumerate(gpus)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""What signals do while something is to be saved, in processes of their own: they may die of them."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import os, signal, sys, time
+from empax.training import interruption
+
+interruption._SAME_SECONDS = 0.2
+with interruption.InterruptSignals() as signals:
+    {body}
+print("saved" if signals.received else "went on")
+"""
+
+
+def run(body):
+    script = SCRIPT.format(body="\n    ".join(body))
+    return subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60)
+
+
+def send(name):
+    return f"os.kill(os.getpid(), signal.{name})"
+
+
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("second", ["SIGINT", "SIGTERM"])
+def test_two_signals_at_once_count_as_one(first, second):
+    result = run([send(first), send(second)])
+    assert (result.returncode, result.stdout) == (0, "saved\n"), result.stderr
+    assert result.stderr.count("Finishing this step and saving") == 1
+
+
+def test_signals_that_arrive_in_the_same_instant_count_as_one():
+    """Python sees both before it runs a handler, as it does after a long call into XLA."""
+    both = "{signal.SIGINT, signal.SIGTERM}"
+    block, unblock = (f"signal.pthread_sigmask(signal.SIG_{what}, {both})" for what in ("BLOCK", "UNBLOCK"))
+    result = run([block, send("SIGINT"), send("SIGTERM"), unblock])
+    assert (result.returncode, result.stdout) == (0, "saved\n"), result.stderr
+    assert "race condition" not in result.stderr
+
+
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
+def test_a_later_ctrl_c_ends_at_once(first):
+    result = run([send(first), "time.sleep(0.3)", send("SIGINT"), "time.sleep(30)"])
+    assert (result.returncode, result.stdout) == (-2, "")
+
+
+def test_a_later_sigterm_changes_nothing():
+    result = run([send("SIGINT"), "time.sleep(0.3)", send("SIGTERM")])
+    assert (result.returncode, result.stdout) == (0, "saved\n")
+
+
+def test_nothing_is_received_without_a_signal():
+    assert run(["pass"]).stdout == "went on\n"
