@@ -85,7 +85,9 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
     if form == "no_reward":
         config.ppo.rewards = ()
     if form == "trajectory":
-        config.ppo.update({"whole_dialogues": True, "batch_size": 12, "rewards": ({"shift_penalty": 0.5},)})
+        # The longest dialogues have four listener turns: 36 rows.
+        config.ppo.update({"whole_dialogues": True, "max_turns": 4, "batch_size": 9})
+        config.ppo.rewards = ({"shift_penalty": 0.5},)
     if form == "retrieval":
         config.ppo.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
     config.run = ("prepare", "identifiers", "witnesses", "assess", *before[1:], "ppo", "evaluate", "report")

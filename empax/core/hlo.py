@@ -21,8 +21,8 @@ _BYTES = {
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _NO_TRAFFIC = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
-               "after-all", "iota", "partition-id", "copy-done", "custom-call-done", "async-start",
-               "async-done", "async-update", "opt-barrier")  # fmt: skip
+               "after-all", "iota", "partition-id", "async-start", "opt-barrier")  # fmt: skip
+_BEGUN_BEFORE = ("-done", "-update")  # how names end of what is counted where it starts
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -117,8 +117,7 @@ class Program:
                 flops += times * self._flops(name, one)
                 if not fused:
                     traffic += times * self._traffic(name, one)
-                kind = one.opcode.removesuffix("-start")
-                if kind not in COLLECTIVES:
+                if (kind := one.opcode) not in COLLECTIVES:
                     continue
                 if kind == "all-reduce" and "reduce-scatter" in name:  # how TPUs write one: reduce, keep a slice
                     kind = "reduce-scatter"
@@ -234,7 +233,7 @@ class Program:
         return 0.0
 
     def _traffic(self, name: str, one: _Instruction) -> float:
-        if one.opcode in _NO_TRAFFIC:
+        if one.opcode in _NO_TRAFFIC or one.opcode.endswith(_BEGUN_BEFORE):
             return 0.0
         if one.opcode == "fusion":
             return self._fusion_traffic(name, one)
@@ -242,9 +241,6 @@ class Program:
             return 2 * _bytes(one.type, hbm=True)
         if one.opcode == "dynamic-update-slice":
             return 2 * _bytes(self._type(name, one.operands[1]), hbm=True)
-        if one.opcode == "copy-start":  # of three results the second is where it came from
-            first, second = _arrays(one.type)[:2]
-            return _array_bytes(first, hbm=True) + _array_bytes(second, hbm=True)
         inward = sum(_bytes(self._type(name, operand), hbm=True) for operand in one.operands)
         return inward + _bytes(one.type, hbm=True)
 
@@ -292,11 +288,7 @@ class Program:
 
     def _size(self, name: str, one: _Instruction) -> float:
         """Bytes of a collective's larger side."""
-        inward = sum(_bytes(self._type(name, operand)) for operand in one.operands)
-        outward = sum(_array_bytes(array) for array in _arrays(one.type))
-        if one.opcode.endswith("-start"):  # operands and results in one tuple
-            outward = max(outward - inward, inward)
-        return max(inward, outward)
+        return max(sum(_bytes(self._type(name, operand)) for operand in one.operands), _bytes(one.type))
 
     def _type(self, name: str, operand: str) -> str:
         return self.computations[name].instructions[operand].type
@@ -331,7 +323,31 @@ def _instruction(line: str) -> _Instruction:
     assert name is not None
     operands = tuple(_NAME.findall(inside))
     root = head.lstrip().startswith("ROOT")
-    return _Instruction(name.group(1), kind, rest[:start], operands, inside, rest[end:], root)
+    return _started(_Instruction(name.group(1), kind, rest[:start], operands, inside, rest[end:], root))
+
+
+def _started(one: _Instruction) -> _Instruction:
+    """The start of what runs beside other work as the operation itself, with its result alone for a type.
+
+    What starts has (operands, result, marks) for a type; but a copy (result, operand, mark), and an all-reduce its
+    result. What `async-start` starts is a computation of its own, and counted there.
+    """
+    opcode = one.opcode.removesuffix("-start")
+    if opcode in (one.opcode, "async"):
+        return one
+    kind = one.type if opcode == "all-reduce" else _elements(one.type)[0 if opcode == "copy" else 1]
+    return dataclasses.replace(one, opcode=opcode, type=kind)
+
+
+def _elements(kind: str) -> list[str]:
+    """Of a tuple's type, the types."""
+    parts, depth, start = [], 0, 1
+    for i, letter in enumerate(kind):
+        depth += (letter in "({[") - (letter in ")}]")
+        if (letter == "," and depth == 1) or depth == 0:
+            parts.append(kind[start:i])
+            start = i + 1
+    return parts
 
 
 def _balanced(text: str, start: int) -> int:

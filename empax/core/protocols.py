@@ -46,6 +46,10 @@ class ReinforcedTask(Task, Protocol):
     rates_on_host: bool
     """Whether `rate` is plain Python; else it is compiled with the rest."""
 
+    def learns_from(self, name: str) -> int:
+        """The batch, from 0, from which the parameter of that name learns; before, it stays as it is."""
+        ...
+
     def init_memory(self) -> Any:
         """What goes from iteration to iteration and is no parameter (a controller, running statistics): a pytree."""
         ...

@@ -88,7 +88,7 @@ class AdaptiveKL:
     r"""A KL coefficient that steers the KL of whole responses to a target.
 
     .. math:: e = \mathrm{clip}(\mathrm{KL} / \mathrm{target} - 1, -0.2, 0.2), \quad
-      \beta \leftarrow \beta \, (1 + e \, n / \mathrm{horizon})
+      \beta \leftarrow \beta \, \max(0, 1 + e \, n / \mathrm{horizon})
 
     with n responses in the batch. Source: Ziegler et al. 2019, Sec. 2.2, in the form of their code and TRL's (n /
     horizon where the paper has a constant 0.1).
@@ -97,7 +97,7 @@ class AdaptiveKL:
       coefficient: beta, Float[Array, ""].
       target: nats per response.
       horizon: responses after which a steady error of 20% has changed beta by about 20%; well above a batch's n, for at
-        5 n beta could reach 0.
+        a fifth of it beta could fall to 0, and stay there.
     """
 
     coefficient: Any
@@ -119,4 +119,5 @@ class AdaptiveKL:
     def update(self, kl: Mean) -> AdaptiveKL:
         """After a rollout; `kl` is `sequence_kl` of its tokens' estimates (its weight is n; 0 changes nothing)."""
         error = jnp.clip(kl.value() / self.target - 1.0, -0.2, 0.2)
-        return dataclasses.replace(self, coefficient=self.coefficient * (1.0 + error * kl.weight / self.horizon))
+        factor = jnp.maximum(0.0, 1.0 + error * kl.weight / self.horizon)
+        return dataclasses.replace(self, coefficient=self.coefficient * factor)

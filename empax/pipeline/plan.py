@@ -13,8 +13,7 @@ from empax.core.sharding import AXES, LOGICAL, bytes_on_one, shard_params
 from empax.core.tree import count_bytes, count_params
 from empax.models.layers import logical_axes
 from empax.pipeline.run import Stage, make_stages
-from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
-from empax.training.optimizer import make_optimizer
+from empax.pipeline.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
 
 
 def describe(config: Mapping[str, Any]) -> str:
@@ -23,8 +22,8 @@ def describe(config: Mapping[str, Any]) -> str:
     Parameters are those that the stage trains: with adapters no more than they and the heads. Bytes are those of
     parameters, gradients and optimiser state on one device, as `mesh` splits them, of what is frozen beside them there
     (the weights under adapters, in as many bits as they are kept in; a judge), and of the step's whole batch;
-    activations come on top. FLOPs are those of one update on batches of the longest bucket; what a task tries out
-    before an update stands beside them.
+    activations come on top. FLOPs are those of one update on batches of the longest bucket, or of all updates that a
+    reinforced task makes from one; what a task tries out before them stands beside them.
     """
     if topology := RunOptions.of(config).plan.topology:
         from empax.pipeline.topology import describe_topology  # not above: few have libtpu
@@ -42,7 +41,7 @@ def describe(config: Mapping[str, Any]) -> str:
 def _describe_training(config: Mapping[str, Any], stage: Stage) -> str:
     loop, found = stage.settings.loop, sketch_stage(config, stage)
     params, sketch = found.params, found.sketch
-    optimizer = jax.eval_shape(make_optimizer(loop.optimizer, params, loop.steps).init, params)
+    optimizer = jax.eval_shape(optimizer_of(found, loop).init, params)
     settings = RunOptions.of(config).mesh
     mesh = AbstractMesh((1, settings.fsdp, settings.tensor), AXES)  # of devices that need not be here
 
@@ -52,10 +51,14 @@ def _describe_training(config: Mapping[str, Any], stage: Stage) -> str:
 
     bytes_fixed = 2 * held(params) + held(optimizer)
     trials = trial_flops(found)
-    before = f" and at most {trials / 1e9:.1f} of answers tried out before it" if trials else ""
+    together, it = "an update", "it"
+    if loop.updates_per_batch > 1:
+        together, it = f"in {loop.updates_per_batch} updates", "them"
+    before = f" and at most {trials / 1e9:.1f} of answers tried out before {it}" if trials else ""
     frozen = f"{held(sketch.frozen) / 1e6:.0f} MB frozen, " if sketch.frozen else ""
+    flops = step_flops(found, loop) / 1e9
     return (
         f"{loop.steps} steps of {loop.batch_size}, {count_params(params) / 1e6:.2f} M parameters, "
         f"{bytes_fixed / 1e6:.0f} MB for parameters, gradients and optimiser, {frozen}"
-        f"{count_bytes(sketch.batch) / 1e6:.2f} MB a batch, {update_flops(found) / 1e9:.1f} GFLOPs an update{before}"
+        f"{count_bytes(sketch.batch) / 1e6:.2f} MB a batch, {flops:.1f} GFLOPs {together}{before}"
     )

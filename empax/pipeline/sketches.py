@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 
 from empax.core.files import WorkDir
 from empax.core.flops import count_flops
@@ -15,7 +16,8 @@ from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.run import RunContext, Sketch
 from empax.core.types import Params
 from empax.pipeline.run import Stage
-from empax.training.optimizer import trained_mask
+from empax.training.optimizer import first_updates, make_optimizer, trained_mask
+from empax.training.settings import LoopSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,12 @@ def sketch_stage(config: Mapping[str, Any], stage: Stage) -> Sketched:
     return Sketched(sketch, params, trained_mask(loop.optimizer, params))
 
 
+def optimizer_of(found: Sketched, loop: LoopSettings) -> optax.GradientTransformation:
+    """As training makes it."""
+    starts = first_updates(found.sketch.task, found.params, loop.updates_per_batch)
+    return make_optimizer(loop.optimizer, found.params, loop.updates, starts=starts)
+
+
 def trial_flops(found: Sketched) -> int:
     """Of what a task tries out before an update, if every answer becomes as long as it may; 0 where it tries nothing.
 
@@ -58,7 +66,7 @@ def trial_flops(found: Sketched) -> int:
 
 
 def update_flops(found: Sketched) -> int:
-    """Of one update, without what is tried out before it (`trial_flops`)."""
+    """Of one update on the whole batch, without what is tried out before it (`trial_flops`)."""
 
     def update(params: Any, frozen: Any, batch: Any) -> Any:
         def loss(params: Any) -> jax.Array:
@@ -68,3 +76,8 @@ def update_flops(found: Sketched) -> int:
         return jax.grad(loss)(params)
 
     return count_flops(update, found.params, found.sketch.frozen, found.sketch.batch)
+
+
+def step_flops(found: Sketched, loop: LoopSettings) -> int:
+    """Of all updates that are made from one batch."""
+    return loop.epochs * update_flops(found)  # of an epoch, each update has its share of the rows

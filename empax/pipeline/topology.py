@@ -11,7 +11,6 @@ Utilisation (MFU) counts the FLOPs of the model alone: what is computed again to
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 
 from empax.core.config import ConfigError
 from empax.core.hlo import Work
+from empax.core.protocols import ReinforcedTask
 from empax.core.run import RunOptions
 from empax.core.sharding import LOGICAL, batch_sharding, bytes_on_one, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
@@ -29,8 +29,7 @@ from empax.core.types import TrainState
 from empax.models.layers import logical_axes
 from empax.pipeline.compiling import compile_elsewhere, compile_into, libtpu_environment
 from empax.pipeline.run import Stage, make_stages
-from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
-from empax.training.optimizer import make_optimizer
+from empax.pipeline.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
 from empax.training.step import make_train_step
 
 
@@ -64,11 +63,12 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """One update on one chip of a topology.
+    """One step on one chip of a topology: an update, or all those that a reinforced task makes from its answers.
 
     Attributes:
       chips: how many there are.
-      batch: rows of all chips together.
+      batch: rows of all chips together, for a reinforced task the contexts that it answers.
+      updates: of a step.
       parameter_bytes, optimizer_bytes, frozen_bytes: of what is trained, of its optimiser, and of what lies beside it
         untrained (a judge, the weights under adapters), on one chip.
       temporary_bytes: what the step needs beside them at its peak, activations among it.
@@ -80,6 +80,7 @@ class Estimate:
     chip: Chip
     chips: int
     batch: int
+    updates: int
     parameters: int
     parameter_bytes: float
     optimizer_bytes: float
@@ -135,7 +136,7 @@ def describe_topology(config: Mapping[str, Any], topology: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Laid:
-    """A stage's update, and where each of its arguments lies on a slice."""
+    """A stage's step as training compiles it, and where each of its arguments lies on a slice."""
 
     step: Any
     template: TrainState
@@ -145,7 +146,7 @@ class _Laid:
 
 
 def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate:
-    """Compiles the stage's update for `topology` and counts.
+    """Compiles the stage's step for `topology` and counts.
 
     Raises:
       ConfigError: an unknown topology, a mesh that it does not have, more memory than a chip has, or libtpu is not
@@ -159,6 +160,7 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
         chip=chip,
         chips=len(devices),
         batch=stage.settings.loop.batch_size,
+        updates=stage.settings.loop.updates_per_batch,
         parameters=count_params(laid.template.params),
         parameter_bytes=bytes_on_one(laid.template.params, laid.places.params),
         optimizer_bytes=bytes_on_one(laid.template.opt_state, laid.places.opt_state),
@@ -178,10 +180,11 @@ def _lay_out(config: Mapping[str, Any], stage: Stage, devices: list[Any]) -> _La
     logical = {**LOGICAL, **options.mesh.logical}
     loop, found = stage.settings.loop, sketch_stage(config, stage)
     sketch, params = found.sketch, found.params
-    optimizer = make_optimizer(loop.optimizer, params, loop.updates)
+    optimizer = optimizer_of(found, loop)
     rng = jax.eval_shape(lambda: jax.random.key(0))
     count: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    template = TrainState(count, params, jax.eval_shape(optimizer.init, params), rng, {})
+    memory = jax.eval_shape(sketch.task.init_memory) if isinstance(sketch.task, ReinforcedTask) else {}
+    template = TrainState(count, params, jax.eval_shape(optimizer.init, params), rng, memory)
     places = shard_params(template, mesh, axes=logical_axes, logical=logical)
     frozen_places = shard_params(sketch.frozen, mesh, axes=logical_axes, logical=logical)
     step = make_train_step(
@@ -191,25 +194,34 @@ def _lay_out(config: Mapping[str, Any], stage: Stage, devices: list[Any]) -> _La
         batch=batch_sharding(mesh),
         replicated=replicated(mesh),
         accumulate=loop.accumulate,
+        epochs=loop.epochs,
+        minibatches=loop.minibatches,
         trained=found.trained,
     )
     return _Laid(step, template, places, jax.tree.map(_placed, sketch.frozen, frozen_places), sketch.batch)
 
 
 def _write_program(config: Mapping[str, Any], stage: str, topology: str, folder: str) -> None:
-    """Has the compiler write the update of a stage into `folder`."""
-    found = next(one for one in make_stages(config) if one.name == stage)
-    laid = _lay_out(config, found, _devices(topology))
+    """Has the compiler write the step of a stage into `folder`."""
+    laid = _lay_out(config, _stage(config, stage), _devices(topology))
     compile_into(laid.step.lower(laid.template, laid.frozen, laid.batch), folder)
 
 
 def model_flops(config: Mapping[str, Any], stage: Stage) -> float:
-    """Of an update on the whole batch, as if nothing were computed again."""
-    plain = copy.deepcopy(dict(config))
-    for part in plain[plain["system"]].values():
-        if isinstance(part, dict) and "remat" in part:
-            part["remat"] = "none"
-    return update_flops(sketch_stage(plain, stage))
+    """Of a step on the whole batch, as if nothing were computed again."""
+    plain = _without_remat(config)
+    return step_flops(sketch_stage(plain, _stage(plain, stage.name)), stage.settings.loop)
+
+
+def _without_remat(value: Any) -> Any:
+    """A plain config whose models compute nothing again, wherever they are set."""
+    if isinstance(value, Mapping):
+        return {key: "none" if key == "remat" else _without_remat(item) for key, item in value.items()}
+    return [_without_remat(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _stage(config: Mapping[str, Any], name: str) -> Stage:
+    return next(stage for stage in make_stages(config) if stage.name == name)
 
 
 def chip_of(topology: str) -> Chip:
@@ -250,8 +262,9 @@ def _placed(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
 def _lines(found: Estimate) -> list[str]:
     chip = found.chip
     share = (found.state_bytes + found.temporary_bytes) / chip.hbm
+    updates = f" of {found.updates} updates" if found.updates > 1 else ""
     lines = [
-        f"  {found.parameters / 1e6:,.1f} M parameters, {found.batch} rows a step on {found.chips} chips",
+        f"  {found.parameters / 1e6:,.1f} M parameters, {found.batch} rows a step{updates} on {found.chips} chips",
         f"  memory of a chip, GiB: {found.parameter_bytes / 2**30:.2f} parameters, {found.optimizer_bytes / 2**30:.2f} "
         f"optimiser, {found.frozen_bytes / 2**30:.2f} frozen, {found.temporary_bytes / 2**30:.2f} temporary with "
         f"activations; {share:.0%} of {chip.hbm / 2**30:.0f}{'' if found.fits else ': does NOT fit'}",

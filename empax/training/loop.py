@@ -33,7 +33,7 @@ from empax.training.accumulation import Counters, NonFiniteError, RunAhead, Wind
 from empax.training.checkpoint import Checkpointer, load_params, meet
 from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
-from empax.training.optimizer import averaged, learning_rate, make_optimizer, trained_mask
+from empax.training.optimizer import averaged, first_updates, learning_rate, make_optimizer, trained_mask
 from empax.training.profiling import Profiler
 from empax.training.settings import LoopSettings, check_batch_sizes
 from empax.training.step import make_eval_step, make_explore_step, make_iteration_start, make_train_step
@@ -183,8 +183,9 @@ class _Run:
         init_rng, rng = jax.random.split(jax.random.key(settings.seed))
         batch = next(iter(self._batches(0, 1)))
         shapes = jax.eval_shape(self.task.init, init_rng, batch)
-        optimizer = make_optimizer(settings.optimizer, shapes, settings.updates)
         reinforced = self.task if isinstance(self.task, ReinforcedTask) else None
+        starts = first_updates(self.task, shapes, settings.updates_per_batch)
+        optimizer = make_optimizer(settings.optimizer, shapes, settings.updates, starts=starts)
 
         def make(init_rng: jax.Array, rng: jax.Array, batch: AnyBatch) -> TrainState:
             params = self.task.init(init_rng, batch)
@@ -311,6 +312,7 @@ class _Run:
             self._save()
         if interrupted and not over:
             self.checkpointer.wait()
+            meet(f"{self.stage}: saved")  # the first process completes the checkpoint when the others are done with it
             raise Interrupted(f"{self.stage}: stopped and saved after step {step}; run again to go on.")
 
     def _is_over(self) -> bool:

@@ -100,6 +100,9 @@ class ReinforcedLoraTask(LoraTask):
     def rates_on_host(self) -> bool:
         return self.task.rates_on_host
 
+    def learns_from(self, name: str) -> int:
+        return self.task.learns_from(name.removeprefix("trained/"))
+
     def init_memory(self) -> Any:
         return self.task.init_memory()
 

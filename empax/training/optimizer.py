@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Float
 
 from empax.core.config import ConfigError
+from empax.core.protocols import ReinforcedTask, Task
 from empax.core.tree import map_named, named_leaves
 from empax.core.types import Params
 
@@ -126,7 +127,16 @@ def trained_mask(settings: OptimizerSettings, params: Params) -> Params:
     return jax.tree.map(lambda label: label < 0 or not settings.groups[label].frozen, labels)
 
 
-def make_optimizer(settings: OptimizerSettings, params: Params, total_steps: int) -> optax.GradientTransformation:
+def first_updates(task: Task, params: Params, updates_per_batch: int) -> dict[str, int]:
+    """The updates that pass before each parameter learns, where the task says so: `starts` of `make_optimizer`."""
+    if not isinstance(task, ReinforcedTask):
+        return {}
+    return {name: task.learns_from(name) * updates_per_batch for name in named_leaves(params)}
+
+
+def make_optimizer(
+    settings: OptimizerSettings, params: Params, total_steps: int, *, starts: Mapping[str, int] | None = None
+) -> optax.GradientTransformation:
     """Builds the optimizer for `params`.
 
     Frozen parameters get zero updates, have no state, and count neither in the global norm nor in weight decay.
@@ -135,16 +145,16 @@ def make_optimizer(settings: OptimizerSettings, params: Params, total_steps: int
       settings: learning rate, schedule, groups.
       params: arrays or shapes; only names are read.
       total_steps: where "linear" and "cosine" reach 0.
+      starts: updates that pass before the parameter of a name learns: so long it stays as it is, and its moments, with
+        their correction for having begun at 0, begin only then. Without a name: at once.
 
     Raises:
       ConfigError: a group's pattern is found in no name, or everything is frozen.
     """
     labels = _labels(settings, params)
     trained = jax.tree.map(lambda kept: "trained" if kept else "frozen", trained_mask(settings, params))
-    parts = [
-        optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps),
-        _scale_by_learning_rate(settings, labels, total_steps),
-    ]
+    late = {name: start for name, start in (starts or {}).items() if start}
+    parts = [_moments(settings, late), _scale_by_learning_rate(settings, labels, total_steps, late)]
     if settings.weight_decay:
         parts.insert(1, optax.add_decayed_weights(settings.weight_decay, mask=_decay_mask(settings)))
     if settings.clip_norm is not None:
@@ -193,7 +203,24 @@ def _running_mean(decay: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def _scale_by_learning_rate(settings: OptimizerSettings, labels: Params, steps: int) -> optax.GradientTransformation:
+def _moments(settings: OptimizerSettings, late: Mapping[str, int]) -> optax.GradientTransformation:
+    adam = optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps)
+    if not late:
+        return adam
+
+    def after(start: int) -> optax.GradientTransformation:
+        def begun(step: Any, **_: Any) -> Array:
+            return step >= start
+
+        return optax.conditionally_mask(adam, begun)
+
+    parts: dict[Hashable, optax.GradientTransformation] = {start: after(start) for start in {0, *late.values()}}
+    return optax.partition(parts, lambda params: map_named(lambda name, _: late.get(name, 0), params))
+
+
+def _scale_by_learning_rate(
+    settings: OptimizerSettings, labels: Params, steps: int, late: Mapping[str, int]
+) -> optax.GradientTransformation:
     """Minus the learning rate of each parameter's group; label -1 = no group."""
     names = named_leaves(labels)
     rates = {label: learning_rate(settings, steps, settings.groups[label]) for label in set(names.values()) - {-1}}
@@ -206,8 +233,12 @@ def _scale_by_learning_rate(settings: OptimizerSettings, labels: Params, steps: 
     def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
         del params
         now = {label: rate(state.count) for label, rate in rates.items()}
-        scaled = map_named(lambda name, leaf: -now[names[name]].astype(leaf.dtype) * leaf, updates)
-        return scaled, optax.ScaleByScheduleState(count=state.count + 1)
+
+        def scaled(name: str, leaf: Array) -> Array:
+            rate = now[names[name]] * (state.count >= late[name]) if name in late else now[names[name]]
+            return -rate.astype(leaf.dtype) * leaf
+
+        return map_named(scaled, updates), optax.ScaleByScheduleState(count=state.count + 1)
 
     return optax.GradientTransformation(init, update)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ class Operation:
 class Profiler:
     """Traces the updates `first` (from 0 in this process; those before may compile) to `first + updates - 1`.
 
-    The trace goes to `directory`, for TensorBoard or Perfetto; what it says in short, to the log.
+    The trace goes to `directory`, for TensorBoard or Perfetto; what it says in short, to the log. What fails of that is
+    a warning there.
     """
 
     def __init__(self, directory: Path, *, first: int = 8, updates: int = 4) -> None:
@@ -50,16 +52,18 @@ class Profiler:
 
         def watched(*args: Any) -> Any:
             if self.seen == self.first:
-                jax.profiler.start_trace(self.directory)
-                self.tracing = True
-            # The arguments may be donated: only their shapes are left afterwards.
-            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
+                with _failing_softly():
+                    jax.profiler.start_trace(self.directory)
+                    self.tracing = True
+            # The arguments may be donated: only their shapes and places are left afterwards.
+            shapes = jax.tree.map(_shape, args)
             results = step(*args)
-            if self.seen == self.last:
+            if self.seen == self.last and self.tracing:
                 jax.block_until_ready(results)
-                self.close()
-                found = expensive_operations(self.directory, step.lower(*shapes).compile().as_text())
-                log.info("%d updates, see %s:\n%s", self.last - self.first + 1, self.directory, table(found))
+                with _failing_softly():
+                    self._stop()
+                    found = expensive_operations(self.directory, step.lower(*shapes).compile().as_text())
+                    log.info("%d updates, see %s:\n%s", self.last - self.first + 1, self.directory, table(found))
             self.seen += 1
             return results
 
@@ -68,8 +72,26 @@ class Profiler:
     def close(self) -> None:
         """Ends the trace, also one that the end of training cuts short."""
         if self.tracing:
-            jax.profiler.stop_trace()
-            self.tracing = False
+            with _failing_softly():
+                self._stop()
+
+    def _stop(self) -> None:
+        self.tracing = False
+        jax.profiler.stop_trace()
+
+
+@contextlib.contextmanager
+def _failing_softly() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the profiler, the compiler and the disk may raise anything; training goes on
+        log.warning("no profile: %s: %s", type(error).__name__, error)
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    """What the compiler knows of an argument, its place among it where it has one of its own."""
+    place = leaf.sharding if getattr(leaf, "committed", False) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=getattr(leaf, "weak_type", False))
 
 
 def expensive_operations(directory: Path, program: str = "", *, most: int = 10) -> list[Operation]:

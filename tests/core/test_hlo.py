@@ -223,6 +223,98 @@ def test_what_passes_through_a_fusion_or_is_sliced_in_it_is_not_moved():
     assert Program(FUSIONS).work().hbm_bytes == 2 * (8 * 4 * 2) + 4 + 2 * (2 * 4 * 2)
 
 
+BESIDE = """HloModule m
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%twice_reduced (x: f32[1024]) -> f32[256] {
+  %x = f32[1024]{0} parameter(0)
+  %y = f32[1024]{0} add(%x, %x)
+  ROOT %r = f32[256]{0} reduce-scatter(%y), channel_id=9, replica_groups={{0,1,2,3}}, to_apply=%add
+}
+
+%doubled (x: f32[1024]) -> f32[1024] {
+  %x = f32[1024]{0} parameter(0)
+  ROOT %y = f32[1024]{0} add(%x, %x)
+}
+
+ENTRY %main (p: f32[1024], q: f32[1024]) -> f32[256] {
+  %p = f32[1024]{0:T(1024)} parameter(0)
+  %q = f32[1024]{0} parameter(1)
+  LINES
+}
+"""
+FOUR = "channel_id=2, replica_groups={{0,1,2,3}}"
+EACH = 4 * 1024
+
+
+@pytest.mark.parametrize(
+    ("lines", "traffic", "kind", "size"),
+    [
+        (
+            "%s = (f32[1024]{0:T(1024)}, f32[1024]{0:T(1024)}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start"
+            "(%p), channel_id=1, source_target_pairs={{0,1},{1,0}}\n %d = f32[1024] collective-permute-done(%s)",
+            2 * EACH, "collective-permute", EACH,
+        ),
+        (
+            f"%s = f32[1024]{{0}} all-reduce-start(%p), {FOUR}, to_apply=%add\n %d = f32[1024] all-reduce-done(%s)",
+            2 * EACH, "all-reduce", EACH,
+        ),
+        (
+            f"%s = (f32[1024]{{0}}, f32[1024]{{0}}) all-reduce-start(%p, %q), {FOUR}, to_apply=%add\n"
+            " %d = (f32[1024], f32[1024]) all-reduce-done(%s)",
+            4 * EACH, "all-reduce", 2 * EACH,
+        ),
+        (
+            f"%s = (f32[1024], f32[4096]) all-gather-start(%p), {FOUR}\n %d = f32[4096] all-gather-done(%s)",
+            5 * EACH, "all-gather", 4 * EACH,
+        ),
+        (
+            f"%s = ((f32[1024], f32[1024]), (f32[4096], f32[4096])) all-gather-start(%p, %q), {FOUR}\n"
+            " %d = (f32[4096], f32[4096]) all-gather-done(%s)",
+            10 * EACH, "all-gather", 8 * EACH,
+        ),
+        (
+            f"%s = ((f32[1024]), f32[256], s32[]) reduce-scatter-start(%p), {FOUR}, to_apply=%add\n"
+            " %u = ((f32[1024]), f32[256], s32[]) reduce-scatter-update(%s)\n %d = f32[256] reduce-scatter-done(%u)",
+            1.25 * EACH, "reduce-scatter", EACH,
+        ),
+        (
+            "%s = ((f32[1024]), f32[256], s32[]) async-start(%p), calls=%twice_reduced\n %d = f32[256] async-done(%s)",
+            (3 + 1.25) * EACH, "reduce-scatter", EACH,  # the sum reads its operand twice
+        ),
+    ],
+)  # fmt: skip
+def test_a_collective_that_starts_and_ends_apart_counts_once(lines, traffic, kind, size):
+    work = Program(BESIDE.replace("LINES", lines)).work()
+    assert work.hbm_bytes == traffic
+    assert [(one.kind, one.count, one.bytes, one.largest) for one in work.collectives] == [(kind, 1, size, size)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "traffic"),
+    [
+        ("%s = (f32[1024]{0:S(1)}, f32[1024], u32[]) copy-start(%p)\n %d = f32[1024]{0:S(1)} copy-done(%s)", EACH),
+        (
+            "%s = ((f32[1024]), f32[256]{0}, s32[]) slice-start(%p), slice={[0:256]}\n %d = f32[256] slice-done(%s)",
+            0.5 * EACH,
+        ),
+        (
+            "%s = ((f32[1024]), f32[1024], s32[]) fusion-start(%p), kind=kLoop, calls=%doubled\n"
+            " %d = f32[1024] fusion-done(%s)",
+            2 * EACH,
+        ),
+    ],
+)
+def test_other_work_that_runs_beside_counts_once_too(lines, traffic):
+    work = Program(BESIDE.replace("LINES", lines)).work()
+    assert (work.hbm_bytes, work.collectives) == (traffic, ())
+
+
 def test_what_cannot_be_read_says_so():
     with pytest.raises(ValueError, match="has no ENTRY"):
         Program("nothing")

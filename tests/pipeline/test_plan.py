@@ -102,7 +102,7 @@ def test_an_update_of_a_policy_costs_what_it_reads_and_answers():
         return update_flops(sketch_stage(config, make_stages(config)[-1]))
 
     alone = cost("")
-    assert cost("trajectory") == 3 * alone  # three turns of each dialogue
+    assert cost("trajectory") == 4 * alone  # turns of each dialogue
     assert cost("retrieval") > 1.5 * alone  # two exemplars for each context
 
 

@@ -2,16 +2,24 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from configs import emprl_transformer, reg_transformer
+from empax.core import distributed
 from empax.core.config import ConfigError
-from empax.core.hlo import Work
-from empax.pipeline import run
+from empax.core.flops import count_flops
+from empax.core.hlo import Program, Work
+from empax.core.run import Sketch, TaskSpec
+from empax.core.sharding import MeshSettings, batch_sharding, make_mesh
+from empax.pipeline import run, topology
 from empax.pipeline.plan import describe
-from empax.pipeline.sketches import sketch_stage, trial_flops, update_flops
+from empax.pipeline.sketches import sketch_stage, step_flops, trial_flops, update_flops
 from empax.pipeline.topology import CHIPS, Estimate, chip_of, model_flops
+from empax.pipeline.train import Settings, TaskName
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +30,7 @@ def config():
 def test_times_are_those_of_the_roofline():
     chip = CHIPS["v5e"]
     found = Estimate(
-        chip=chip, chips=4, batch=8, parameters=10,
+        chip=chip, chips=4, batch=8, updates=1, parameters=10,
         parameter_bytes=3 * 2**30, optimizer_bytes=6 * 2**30, frozen_bytes=2**30, temporary_bytes=7 * 2**30,
         model_flops=4 * 197e9, work=Work(394e9, 819e6, ()),
         compute_seconds=2e-3, memory_seconds=1e-3, communication_seconds=3e-3,
@@ -44,6 +52,16 @@ def test_the_models_flops_are_those_without_recomputation(config):
         found.append(update_flops(sketch_stage(again, stage)))
         assert model_flops(again, stage) == plain
     assert plain < found[0] < found[1]
+
+
+def test_nor_does_an_encoder_set_in_the_stage_itself_count_twice(config):
+    def with_remat(remat):
+        section = config["attributes"]
+        again = {**config, "attributes": {**section, "encoder": {**section["encoder"], "remat": remat}}}
+        return again, next(stage for stage in run.make_stages(again) if stage.name == "attributes")
+
+    plain, full = (update_flops(sketch_stage(*with_remat(remat))) for remat in ("none", "full"))
+    assert model_flops(*with_remat("full")) == plain < full
 
 
 def trials(config, name, **changes):
@@ -73,6 +91,77 @@ def test_a_rollout_is_counted_as_well():
     decoding = config["ppo"]["rollout"]
     short, long = (trials(config, "ppo", rollout={**decoding, "max_tokens": tokens}) for tokens in (8, 16))
     assert 0 < short < long
+
+
+def work_of(lowered):
+    return Program(lowered.compile().as_text()).work()
+
+
+@pytest.mark.multidevice
+def test_the_step_that_is_planned_is_the_one_that_trains(load_module, tmp_path, monkeypatch):
+    """Of a reinforced task that makes several updates from a batch and remembers something."""
+    tiny = load_module(Path(__file__).parents[1] / "training" / "tiny.py")
+
+    class Reinforced(tiny.TinyTask):
+        rates_on_host = False
+
+        def learns_from(self, name):
+            return 1 if name.startswith("out") else 0
+
+        def init_memory(self):
+            return {"seen": jnp.zeros((), jnp.int32)}
+
+        def rollout(self, params, frozen, batch, rng):
+            return batch
+
+        def rate(self, frozen, batch):
+            return batch
+
+        def credit(self, frozen, batch, memory):
+            return batch, {"seen": memory["seen"] + 1}, {}
+
+        def check_start(self, metrics, *, step):
+            pass
+
+        def check_progress(self, metrics, *, step):
+            pass
+
+    trained = []
+
+    class Loop(tiny.loop._Run):
+        def _update(self, batch):
+            super()._update(batch)
+            batch = distributed.place(batch, batch_sharding(self.mesh))
+            trained.append(self.train_step.lower(self.state, self.frozen, batch))
+
+    monkeypatch.setattr(tiny.loop, "_Run", Loop)
+    settings = tiny.settings(steps=1, batch_size=16, epochs=3, minibatches=2, refresh_every_steps=0)
+    task, devices = Reinforced(), jax.devices()[:4]
+    tiny.train(tmp_path, task=task, settings=settings, mesh=make_mesh(MeshSettings(fsdp=2), devices))
+
+    rows = tiny.TinyExamples(24).collate(jnp.arange(16), tiny.LENGTH, None)
+    batch, frozen = (jax.eval_shape(lambda tree=tree: tree) for tree in (rows, tiny.frozen()))
+    spec = TaskSpec(type(None), lambda *_: None, lambda *_: Sketch(task, batch, frozen))
+    stage = run.Stage("tiny", "train", Settings(TaskName("tiny"), settings, spec, None))
+    laid = topology._lay_out({"mesh": {"fsdp": 2}}, stage, devices)
+    planned = laid.step.lower(laid.template, laid.frozen, laid.batch)
+    assert jax.tree.map(str, planned.in_avals) == jax.tree.map(str, trained[0].in_avals)
+    assert work_of(planned) == work_of(trained[0])
+    flops = count_flops(laid.step, laid.template, laid.frozen, laid.batch)
+    assert flops == step_flops(sketch_stage({}, stage), settings)
+
+
+@pytest.mark.slow  # as long, of tracing
+def test_all_updates_that_a_policy_makes_from_a_batch_are_counted():
+    config = run.plain(emprl_transformer.get_config("tiny"))
+    assert (config["ppo"]["epochs"], config["ppo"]["minibatches"]) == (2, 2)
+    dropped = set(config["run"]) - {"prepare", "ppo"}
+    config = {name: value for name, value in config.items() if name not in dropped} | {"run": ["prepare", "ppo"]}
+    config["ppo"]["epochs"] = 3
+    stage = run.make_stages(config)[-1]
+    one = update_flops(sketch_stage(config, stage))
+    assert model_flops(config, stage) == 3 * one
+    assert f" {3 * one / 1e9:.1f} GFLOPs in 6 updates and at most " in describe(config)
 
 
 @pytest.mark.parametrize("topology", ["v4:2x2", "v5e", "v5e:", "v5e:2xtwo"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -111,6 +112,29 @@ def test_groups_scale_and_schedule_by_name():
     factors = {("encoder", "layers", "kernel"): 0.5, ("encoder", "layers", "bias"): 1.5, ("head", "kernel"): 1.0}
     for path, factor in factors.items():
         np.testing.assert_allclose(moved(grouped, *path), factor * moved(plain, *path), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_what_learns_later_begins_as_if_it_were_the_first_update(weight_decay):
+    settings = OptimizerSettings(learning_rate=0.1, clip_norm=None, weight_decay=weight_decay)
+    params = {"early": jnp.ones(3), "late": {"a": jnp.ones(3), "frozen": jnp.ones(3)}}
+    settings = dataclasses.replace(settings, groups=(ParamGroup(pattern="frozen", frozen=True),))
+    optimizer = make_optimizer(settings, params, 10, starts={"late/a": 4, "late/frozen": 4, "early": 0})
+    state, now, seen = optimizer.init(params), params, []
+    gradients = jax.random.normal(jax.random.key(0), (8, 3))
+    for step, gradient in enumerate(gradients):
+        grads = {"early": gradient, "late": {"a": gradient * (step >= 4), "frozen": gradient}}
+        updates, state = jax.jit(optimizer.update)(grads, state, now)
+        now = optax.apply_updates(now, updates)
+        seen.append(now)
+    np.testing.assert_array_equal(seen[3]["late"]["a"], 1.0)
+    plain = make_optimizer(settings, params, 10)
+    alone, state = params, plain.init(params)
+    for gradient, expected in zip(gradients[4:], seen[4:], strict=True):
+        updates, state = plain.update(jax.tree.map(lambda _, g=gradient: g, params), state, alone)
+        alone = optax.apply_updates(alone, updates)
+        np.testing.assert_allclose(expected["late"]["a"], alone["late"]["a"], rtol=1e-6)
+        np.testing.assert_array_equal(expected["late"]["frozen"], 1.0)
 
 
 def test_frozen_gradients_do_not_count_in_the_global_norm():

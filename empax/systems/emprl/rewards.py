@@ -340,6 +340,7 @@ def make_reward(
     for part in settings:
         if part.kind == "empathy":
             found = tuple(judges(stage) for stage in part.stages)
+            _check_alike(part.stages, found)
             assert encoder is not None or part.goal == "gold"
             expects = None if encoder is None or part.goal == "gold" else encoder()
             made = EmpathyReward(found, tokenizer, part.shift_penalty, expects)
@@ -355,6 +356,20 @@ def make_reward(
     if not parts:
         parts = [(1.0, CompiledReward(_nothing))]
     return Reward(tuple(parts))
+
+
+def _check_alike(stages: Sequence[str], judges: Sequence[IdentifierJudge]) -> None:
+    """Raises ConfigError if the identifiers cannot be shown the same ids."""
+    first = judges[0]
+    for stage, judge in zip(stages[1:], judges[1:], strict=True):
+        if not tokenizers_agree(judge.tokenizer, first.tokenizer):
+            raise ConfigError(f"rewards: the identifiers of {stage!r} and {stages[0]!r} have different tokenizers.")
+        own, other = judge.stage.max_context_tokens, first.stage.max_context_tokens
+        if own != other:
+            raise ConfigError(
+                f"rewards: max_context_tokens is {own} in {stage!r} and {other} in {stages[0]!r}; identifiers that "
+                "reward together read contexts of one length."
+            )
 
 
 def _nothing(rollout: Rollout) -> jax.Array:

@@ -48,6 +48,10 @@ class RewardSettings:
                 f"a reward of kind = {self.kind!r} has function = {self.function!r}; 'compiled' and 'text' need "
                 "'module:name', 'empathy' and 'novelty' take none."
             )
+        if self.kind == "empathy" and not self.stages:
+            raise ConfigError("a reward of kind = 'empathy' has stages = (); name those that trained the identifiers.")
+        if self.shift_penalty < 0.0:
+            raise ConfigError(f"shift_penalty = {self.shift_penalty} must be at least 0.")
         if self.outputs < 1 or not 0.0 <= self.share < 1.0:
             raise ConfigError(f"outputs = {self.outputs} must be at least 1 and share = {self.share} lie in [0, 1).")
         if self.function and self.function.count(":") != 1:
@@ -146,8 +150,9 @@ class PolicyStage:
             raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
         if self.clip <= 0.0 or self.max_ratio <= 1.0 or self.guard_tolerance <= 0.0:
             raise ConfigError("clip and guard_tolerance must be above 0, max_ratio above 1.")
-        if min(self.entropy_weight, self.likelihood_weight, self.likelihood_focus) < 0.0:
-            raise ConfigError("entropy_weight, likelihood_weight and likelihood_focus must be at least 0.")
+        for name in ("missing_eos_penalty", "entropy_weight", "likelihood_weight", "likelihood_focus"):
+            if getattr(self, name) < 0.0:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 0.")
         if not 0.0 < self.kept_share <= 1.0:
             raise ConfigError(f"kept_share = {self.kept_share} must lie in (0, 1].")
         if self.max_turns < 1:
@@ -173,7 +178,8 @@ class PpoStage(PolicyStage):
         values when training is over, so they may know what the policy must not (Pinto et al. 2018, Sec. III). Without a
         reward of kind "empathy" there are no levels, and it changes nothing.
       value_clip: None = not clipped (Eq. 15 as printed).
-      value_warmup_steps: batches from which the value head learns alone, the rest of the model untouched.
+      value_warmup_steps: batches from which the value head learns alone, the rest of the model untouched and its
+        optimizer not begun.
       reduction: see `losses.ppo.reduce_tokens`; the paper prints "sequences".
     """
 
@@ -195,6 +201,8 @@ class PpoStage(PolicyStage):
             raise ConfigError(f"gamma = {self.gamma} and lam = {self.lam} must lie in [0, 1].")
         if self.value_warmup_steps < 0 or self.value_hidden < 0:
             raise ConfigError("value_warmup_steps and value_hidden must be at least 0.")
+        if self.value_clip is not None and self.value_clip <= 0.0:
+            raise ConfigError(f"value_clip = {self.value_clip} must be above 0; None switches clipping off.")
         if self.rollout.num_samples != 1:
             raise ConfigError("rollout.num_samples must be 1: PPO has a value head, groups are GRPO's.")
 
@@ -216,3 +224,8 @@ class GrpoStage(PolicyStage):
         super().__post_init__()
         if self.rollout.num_samples < 2:
             raise ConfigError(f"rollout.num_samples = {self.rollout.num_samples} must be at least 2: a group.")
+        if any(reward.shift_penalty for reward in self.rewards):
+            raise ConfigError(
+                "shift_penalty goes with PPO alone: in a group, the answers to one turn would stand between those of a "
+                "dialogue."
+            )

@@ -83,6 +83,10 @@ class Policy:
 
     has_values: ClassVar[bool] = False
 
+    def learns_from(self, name: str) -> int:
+        del name
+        return 0
+
     @property
     def rates_on_host(self) -> bool:
         return self.reward.on_host
@@ -103,25 +107,31 @@ class Policy:
         batch = repeat_rows(batch, drawn.shape[1])
         tokens = drawn.reshape(-1, drawn.shape[2])
         mask = response_mask(tokens, batch.valid, eos_id=generator.decoder.eos_id)
-        log_probs, values, _ = self.read(params, batch, tokens)
-        reference, _, _ = self.read(frozen["reference"], batch, tokens)
+        log_probs, values, _ = self.read(params, batch, tokens, self.encoded(params, batch))
+        old = frozen["reference"]
+        reference, _, _ = self.read(old, batch, tokens, self.encoded(old, batch))
         return Rollout(batch, tokens, mask, log_probs, reference, values=values)
+
+    def encoded(self, params: Params, batch: PolicyBatch) -> tuple[Any, Bool[Array, "B R"]]:
+        """What the model makes of its contexts, without dropout, and which of it is real."""
+        model, inputs = self.generator.model, _inputs(batch)
+        states = apply(model, params["model"], inputs.source, inputs.source_mask, method="encode", rng=None)
+        return states, model.states_mask(inputs.source_mask)
 
     def read(
         self,
         params: Params,
         batch: PolicyBatch,
         tokens: Int[Array, "B T"],
+        encoded: tuple[Any, Bool[Array, "B R"]],
         frozen_trunk: Float[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"] | None, Float[Array, "B T V"]]:
         """Teacher-forced, without dropout: log-probabilities of `tokens`, the value before each, and all logits.
 
         `frozen_trunk` = 1 lets no gradient of the values into the model, 0 lets all of it.
         """
-        model, own, inputs = self.generator.model, params["model"], batch.inputs
-        states = apply(model, own, inputs.source, inputs.source_mask, method="encode", rng=None)
-        mask = model.states_mask(inputs.source_mask)
-        hidden = apply(model, own, tokens, states, mask, method="decode_hidden", rng=None)
+        model, own = self.generator.model, params["model"]
+        hidden = apply(model, own, tokens, *encoded, method="decode_hidden", rng=None)
         logits: Any = model.apply({"params": own}, hidden, method="logits_from")
         log_probs = token_log_probs(logits, tokens).astype(jnp.float32)
         if "value" not in params:
@@ -186,7 +196,7 @@ class Policy:
         return rollout.replace(kl_coefficient=coefficient * rows), after, metrics
 
     def with_entropy(
-        self, loss: Mean, logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], factor: Float[Array, ""] | float
+        self, loss: Mean, logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], factor: Float[Array, ""]
     ) -> Mean:
         """The loss less the bonus for entropy; without a weight nothing is differentiated for it."""
         settings = self.settings
@@ -196,7 +206,12 @@ class Policy:
         return ppo.weighted_sum((1.0, loss), (-settings.entropy_weight * factor, bonus))
 
     def with_likelihood(
-        self, loss: Mean, params: Params, rollout: Rollout, factor: Float[Array, ""] | float
+        self,
+        loss: Mean,
+        params: Params,
+        rollout: Rollout,
+        encoded: tuple[Any, Bool[Array, "B R"]],
+        factor: Float[Array, ""],
     ) -> tuple[Mean, Metrics]:
         r"""The loss and, times its weight, the mean negative log-likelihood of a gold token; and the latter, to log.
 
@@ -207,21 +222,21 @@ class Policy:
         weight = self.settings.likelihood_weight
         if not weight:
             return loss, {}
-        nll, metrics = self.on_gold(params, rollout.batch, focus=self.settings.likelihood_focus)
+        nll, metrics = self.on_gold(params, rollout.batch, encoded, focus=self.settings.likelihood_focus)
         return ppo.weighted_sum((1.0, loss), (weight * factor, Mean(nll.value() * loss.weight, loss.weight))), metrics
 
-    def on_gold(self, params: Params, batch: PolicyBatch, *, focus: float = 0.0) -> tuple[Mean, Metrics]:
+    def on_gold(
+        self, params: Params, batch: PolicyBatch, encoded: tuple[Any, Bool[Array, "B R"]], *, focus: float = 0.0
+    ) -> tuple[Mean, Metrics]:
         """The mean negative log-likelihood of a gold token, weighted by the merit of its response; and without weights.
 
         Args:
           params: of the policy.
           batch: contexts, answered or not.
+          encoded: they, see there.
           focus: see PolicyStage.likelihood_focus.
         """
-        inputs, model = _inputs(batch), self.generator.model
-        states = apply(model, params["model"], inputs.source, inputs.source_mask, method="encode", rng=None)
-        mask = model.states_mask(inputs.source_mask)
-        nll, tokens = row_nll(model, params["model"], inputs, states, mask)
+        nll, tokens = row_nll(self.generator.model, params["model"], _inputs(batch), *encoded)
         nll, tokens = jnp.where(batch.valid, nll, 0.0), jnp.where(batch.valid, tokens, 0.0)
         weights = jnp.exp(focus * batch.merit)
         weighted = Mean((weights * nll).sum(), (weights * tokens).sum())
@@ -245,8 +260,9 @@ class Policy:
         }
         for name, value in found.items():
             if not value <= limit:  # NaN is not
+                after = f" of this process (step {step})" if step else ""
                 raise TrainingError(
-                    f"before the first update {name} = {value:.3g} must be at most guard_tolerance = {limit:g}: "
+                    f"before the first update{after} {name} = {value:.3g} must be at most guard_tolerance = {limit:g}: "
                     f"{causes[name]}. In bfloat16 the two computations round differently: set dtype = 'float32', or "
                     "raise guard_tolerance if that is all."
                 )
@@ -275,6 +291,9 @@ class Ppo(Policy):
     settings: PpoStage
     has_values: ClassVar[bool] = True
 
+    def learns_from(self, name: str) -> int:
+        return 0 if name.startswith("value/") else self.settings.value_warmup_steps
+
     def credit(self, frozen: Params, batch: Any, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
         del frozen
         settings, mask = self.settings, self.counted(batch)
@@ -299,10 +318,10 @@ class Ppo(Policy):
         """Eq. 13 to 15 on a rollout; on mere contexts, the likelihood of their gold responses."""
         del rng  # no dropout: it would make the ratio noise
         if isinstance(batch, PolicyBatch):
-            return self.on_gold(params, batch)
-        settings, mask = self.settings, self.counted(batch)
+            return self.on_gold(params, batch, self.encoded(params, batch))
+        settings, mask, encoded = self.settings, self.counted(batch), self.encoded(params, batch.batch)
         warm = batch.policy_weight[0]
-        log_probs, values, logits = self.read(params, batch.batch, batch.tokens, 1.0 - warm)
+        log_probs, values, logits = self.read(params, batch.batch, batch.tokens, encoded, 1.0 - warm)
         assert values is not None
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
         options: dict[str, Any] = {"reduction": settings.reduction, "keep": keep}
@@ -311,8 +330,8 @@ class Ppo(Policy):
         )
         value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **options)
         loss = ppo.weighted_sum((warm, policy), (settings.value_weight, value))
-        loss = self.with_entropy(loss, logits, mask, warm)
-        loss, gold = self.with_likelihood(loss, params, batch, warm)
+        loss = self.with_entropy(loss, logits, mask, warm * keep)
+        loss, gold = self.with_likelihood(loss, params, batch, encoded, warm * keep)
         return loss, {
             **metrics,
             **more,
@@ -343,9 +362,9 @@ class Grpo(Policy):
         """`ppo.grpo_loss` on a rollout; on mere contexts, the likelihood of their gold responses."""
         del rng
         if isinstance(batch, PolicyBatch):
-            return self.on_gold(params, batch)
-        settings, mask = self.settings, self.counted(batch)
-        log_probs, _, logits = self.read(params, batch.batch, batch.tokens)
+            return self.on_gold(params, batch, self.encoded(params, batch))
+        settings, mask, encoded = self.settings, self.counted(batch), self.encoded(params, batch.batch)
+        log_probs, _, logits = self.read(params, batch.batch, batch.tokens, encoded)
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
         loss, metrics = ppo.grpo_loss(
             log_probs,
@@ -358,8 +377,8 @@ class Grpo(Policy):
             reduction=settings.reduction,
             keep=keep,
         )
-        loss = self.with_entropy(loss, logits, mask, 1.0)
-        loss, gold = self.with_likelihood(loss, params, batch, 1.0)
+        loss = self.with_entropy(loss, logits, mask, keep.astype(jnp.float32))
+        loss, gold = self.with_likelihood(loss, params, batch, encoded, keep.astype(jnp.float32))
         metrics["token_kl"] = metrics.pop("kl")
         return loss, {
             **metrics,

@@ -283,11 +283,34 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
         (lambda: PpoStage(rollout=dataclasses.replace(PpoStage().rollout, num_samples=2)), "groups are GRPO's"),
         (lambda: PpoStage(lam=1.5), r"lie in \[0, 1\]"),
         (lambda: GrpoStage(rollout=PpoStage().rollout), "at least 2: a group"),
+        (lambda: GrpoStage(rewards=(RewardSettings(shift_penalty=1.0),), whole_dialogues=True), "goes with PPO alone"),
+        (lambda: RewardSettings(shift_penalty=-1.0), "shift_penalty = -1.0 must be at least 0"),
+        (lambda: RewardSettings(stages=()), r"stages = \(\); name those"),
+        (lambda: PolicyStage(missing_eos_penalty=-1.0), "missing_eos_penalty = -1.0 must be at least 0"),
+        (lambda: PpoStage(value_clip=0.0), "None switches clipping off"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "tokens", "message"),
+    [
+        (("a long walk",), 64, "'two' and 'one' have different tokenizers"),
+        ((), 32, "max_context_tokens is 32 in 'two' and 64"),
+    ],
+)
+def test_identifiers_that_reward_together_read_the_same_ids(toy, vocabulary, tokens, message):
+    def judge(stage):
+        second = stage == "two"
+        words = train_bpe(["i see", *(vocabulary if second else ())], vocab_size=300)
+        settings = types.SimpleNamespace(max_context_tokens=tokens if second else 64)
+        return types.SimpleNamespace(tokenizer=words, stage=settings)
+
+    with pytest.raises(ConfigError, match=message):
+        make_reward([RewardSettings(stages=("one", "two"))], tokenizer=toy.Words(), instances=[], judges=judge)
 
 
 def test_two_empathy_rewards_are_one_too_many(toy):

@@ -269,21 +269,24 @@ def toy_reward(toy, seed):
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_ends_with_the_same_bits(toy, tmp_path):
+@pytest.mark.parametrize("form", ["ppo", "warmup", "host", "grpo"])
+def test_killed_and_started_again_it_ends_with_the_same_bits(toy, tmp_path, form):
     """Parameters, optimizer, controller, running statistics: everything that later batches depend on."""
     script = Path(toy.__file__)
     environment = {**os.environ, "PYTHONPATH": str(script.parents[3])}
 
     def run(*words):
         return subprocess.run(
-            [sys.executable, script, *map(str, words)], env=environment, capture_output=True, text=True
+            [sys.executable, script, form, *map(str, words)], env=environment, capture_output=True, text=True
         )
 
     assert run(tmp_path / "whole").returncode == 0
     killed = run(tmp_path / "broken", 10)
     assert killed.returncode == -9, killed.stderr
     assert not (tmp_path / "broken" / "ppo" / "DONE").exists()
-    assert run(tmp_path / "broken").returncode == 0
+    again = run(tmp_path / "broken")
+    assert again.returncode == 0, again.stderr
+    assert "Going on from the checkpoint" in again.stderr
     whole, broken = (load_params(tmp_path / name / "ppo", "last") for name in ("whole", "broken"))
     assert hash_tree(whole) == hash_tree(broken)
     for rows in zip(*(logged(tmp_path / name) for name in ("whole", "broken")), strict=True):
@@ -303,20 +306,62 @@ def test_an_update_that_computes_something_else_is_noticed(toy, rolled):
     shifted = credited.replace(log_probs=credited.log_probs + 0.01)
     _, metrics = task.loss(params, frozen, shifted, None)
     values = {name: float(mean.value()) for name, mean in metrics.items()}
-    with pytest.raises(TrainingError, match=r"ratio_error = 0\.00995 must be at most guard_tolerance = 0\.001"):
+    with pytest.raises(
+        TrainingError,
+        match=r"of this process \(step 7\) ratio_error = 0\.00995 must be at most",
+    ):
         task.check_start(values, step=7)
     task.check_start({**values, "ratio_error": 0.0}, step=7)  # later the reference may be far
     with pytest.raises(TrainingError, match="ratio_error = nan"):
         task.check_start({**values, "ratio_error": float("nan")}, step=7)
 
 
-def test_a_collapse_is_a_warning(toy, caplog):
+@pytest.mark.parametrize(
+    ("sign", "value", "least"), [("distinct_responses", 0.05, 0.2), ("entropy", 0.01, 0.1), ("response_tokens", 1.5, 3)]
+)
+def test_a_collapse_is_a_warning(toy, caplog, sign, value, least):
     sound = {"distinct_responses": 0.9, "entropy": 2.0, "response_tokens": 9.0}
     with caplog.at_level(logging.WARNING, logger="empax"):
         toy.policy().check_progress(sound, step=5)
         assert not caplog.records
-        toy.policy().check_progress({**sound, "distinct_responses": 0.05}, step=5)
-    assert "collapsed at step 5: distinct_responses = 0.05 (below 0.2)" in caplog.text
+        toy.policy().check_progress({**sound, sign: value}, step=5)
+    assert f"collapsed at step 5: {sign} = {value} (below {least})" in caplog.text
+
+
+@pytest.mark.parametrize("grpo", [False, True])
+def test_batches_that_are_too_far_away_teach_nothing_whatever_is_in_the_loss(toy, rolled, grpo):
+    _, params, frozen, _ = rolled
+    task = toy.policy(grpo=grpo, entropy_weight=0.1, likelihood_weight=0.2, max_ratio=1.5)
+    params = params if task.has_values else {"model": params["model"]}
+    given = toy.Contexts(6).collate(np.array([0, 1, 2, 3]), toy.SOURCE, np.random.default_rng(0))
+    rollout = jax.jit(task.rollout)(params, frozen, jax.tree.map(jnp.asarray, given), jax.random.key(1))
+    credited, _, _ = jax.jit(task.credit)(frozen, task.rate(frozen, rollout), task.init_memory())
+    size = jax.jit(jax.grad(lambda params, batch: task.loss(params, frozen, batch, None)[0].total))
+    near, far = (size(params, credited.replace(log_probs=credited.log_probs - by)) for by in (0.0, 1.0))
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(near)) > 0
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(far))
+
+
+def test_the_settings_of_the_score_reach_the_advantages(toy, rolled):
+    """The last token's alone differ where answers were cut off, and so does where the sum of Eq. 9 ends."""
+    _, _, frozen, rollout = rolled
+
+    def credited(**changes):
+        task = toy.policy(whiten_advantages=False, whiten_rewards=False, normalize_scores=False, **changes)
+        return task, task.credit(frozen, task.rate(frozen, rollout), task.init_memory())[0]
+
+    _, plain = credited()
+    cut = np.asarray(rollout.mask.any(1) & ~((rollout.tokens == toy.EOS) & rollout.mask).any(1))
+    assert cut.any()
+    _, penalized = credited(missing_eos_penalty=2.0)
+    moved = np.asarray(plain.advantages - penalized.advantages)
+    np.testing.assert_allclose(moved[cut, -1], 2.0, rtol=1e-5)
+    np.testing.assert_array_equal(moved[~cut], 0.0)
+    _, literal = credited(advantages="paper_literal")
+    assert not np.allclose(literal.advantages, plain.advantages)
+    task, first = credited(mask_first_token=True)
+    assert np.asarray(plain.advantages)[:3, 0].all()
+    assert not np.asarray(task.counted(first))[:, 0].any()
 
 
 def test_a_policy_is_a_hashable_value(toy):

@@ -1,12 +1,15 @@
 """A policy small enough to learn in seconds: say what counts, without leaving the first policy by more than 10 nats.
 
-python toy.py WORKDIR [STEP]: trains, and with STEP dies by SIGKILL once that many batches have been learnt from.
+python toy.py FORM WORKDIR [STEP]: trains, and with STEP dies by SIGKILL once that many batches have been learnt from
+and there is a checkpoint to go on from.
 """
 
 import dataclasses
+import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -29,6 +32,9 @@ from empax.training.optimizer import OptimizerSettings, ParamGroup
 VOCABULARY, SOURCE, TOKENS, EOS, PAD, START = 24, 6, 8, 1, 0, 2
 WANTED = 18
 """Ids from here on are what the reward counts: a quarter of the vocabulary."""
+
+FORMS = {"ppo": {}, "warmup": {"value_warmup_steps": 7}, "host": {"host": True}, "grpo": {"grpo": True}}
+"""Ways to train it, by the name that the command line takes."""
 
 MODEL = EncoderDecoder(
     scratch(
@@ -147,15 +153,19 @@ def train(workdir, *, seed=0, steps=60, start=None, **changes):
 
 
 if __name__ == "__main__":
-    workdir, *rest = sys.argv[1:]
+    form, workdir, *rest = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, force=True)
     if rest:
         deadly = int(rest[0])
 
         class Dying(loop.MetricsLog):
             def write(self, step, *arguments):
                 super().write(step, *arguments)
-                if step >= deadly:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if step < deadly:
+                    return
+                while not any(Path(workdir).glob("ppo/checkpoints/*/COMPLETE")):  # they are written in the background
+                    time.sleep(0.05)
+                os.kill(os.getpid(), signal.SIGKILL)
 
         loop.MetricsLog = Dying
-    train(workdir, steps=12)
+    train(workdir, steps=12, **FORMS[form])
