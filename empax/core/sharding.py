@@ -179,7 +179,7 @@ def shard_params(
                 return NamedSharding(mesh, spec)
         names = axes(name, leaf.shape) if axes is not None else ()
         if any(names):
-            return NamedSharding(mesh, _by_names(names, leaf.shape, mesh, logical))
+            return NamedSharding(mesh, _by_names(name, names, leaf.shape, mesh, logical))
         return NamedSharding(mesh, _largest_axis(leaf.shape, mesh.shape["fsdp"]))
 
     return map_named(place, shapes)
@@ -195,7 +195,11 @@ def bytes_on_one(shapes: Any, places: Any) -> int:
 
 
 def _by_names(
-    names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh | AbstractMesh, logical: Mapping[str, str]
+    leaf: str,
+    names: tuple[str | None, ...],
+    shape: tuple[int, ...],
+    mesh: Mesh | AbstractMesh,
+    logical: Mapping[str, str],
 ) -> PartitionSpec:
     """Axes that do not divide stay whole."""
 
@@ -204,6 +208,13 @@ def _by_names(
         return along if along and mesh.shape[along] > 1 and size % mesh.shape[along] == 0 else None
 
     parts = [part(name, size) for name, size in zip(names, shape, strict=True)]
+    for along in AXES:
+        if parts.count(along) > 1:
+            twice = ", ".join(repr(name) for name, found in zip(names, parts, strict=True) if found == along)
+            raise ConfigError(
+                f"mesh.logical splits {twice} over {along!r}, but {leaf} has all of these axes, and one axis of the "
+                "mesh splits one of them; set the others to another axis or to ''."
+            )
     while parts and parts[-1] is None:
         parts.pop()
     return PartitionSpec(*parts)

@@ -118,6 +118,48 @@ class ExactIndex:
         return next(count for count in range(fewest, self._chunks + 1) if self._chunks % count == 0)
 
 
+class ExactInParts:
+    """As `ExactIndex`, of rows that are too many for the devices: some at a time are put there, and let go again.
+
+    Args:
+      embeddings: N >= 1 rows; a memory-mapped array is read part by part.
+      groups: as for ExactIndex.
+      mesh: as for ExactIndex.
+      part_rows: rows on the devices at a time.
+    """
+
+    def __init__(
+        self,
+        embeddings: Float[np.ndarray, "N D"],
+        *,
+        groups: Int[np.ndarray, " N"] | None = None,
+        mesh: Mesh | None = None,
+        part_rows: int = 262_144,
+    ):
+        self.num_rows = len(embeddings)
+        self._embeddings, self._groups, self._mesh, self._part_rows = embeddings, groups, mesh, part_rows
+
+    def search(
+        self,
+        queries: Float[np.ndarray | Array, "Q D"],
+        k: int,
+        *,
+        query_groups: Int[np.ndarray, " Q"] | None = None,
+    ) -> Retrieved:
+        """As `ExactIndex.search`."""
+        ids, scores = np.full((len(queries), 0), -1, np.int32), np.zeros((len(queries), 0), np.float32)
+        for start in range(0, self.num_rows, self._part_rows):
+            part = slice(start, start + self._part_rows)
+            groups = None if self._groups is None else self._groups[part]
+            index = ExactIndex(self._embeddings[part], groups=groups, mesh=self._mesh)
+            found = index.search(queries, k, query_groups=query_groups)
+            ids = np.concatenate([ids, np.where(found.ids >= 0, found.ids + start, -1)], axis=1, dtype=np.int32)
+            scores = np.concatenate([scores, found.scores], axis=1)
+            best = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # of equal scores the lower id first
+            ids, scores = np.take_along_axis(ids, best, axis=1), np.take_along_axis(scores, best, axis=1)
+        return Retrieved(ids=ids, scores=scores)
+
+
 def largest_group(groups: Int[np.ndarray, " N"] | None) -> int:
     """Rows of the largest group: as many candidates at most does a query's own group push out."""
     members = np.zeros(0, np.int64) if groups is None else groups[groups > NO_GROUP]

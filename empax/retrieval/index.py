@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, hash_file, read_json, write_json
 from empax.core.types import Retrieved
-from empax.retrieval.exact import ExactIndex
+from empax.retrieval.exact import ExactIndex, ExactInParts
 from empax.retrieval.milvus import MilvusIndex, MilvusSettings
 from empax.retrieval.scann import ScannIndex, ScannSettings
 
@@ -92,8 +92,8 @@ class Index:
         return self._searcher
 
     @property
-    def exact(self) -> ExactIndex:
-        """The exact index of the same rows, for measuring recall."""
+    def exact(self) -> ExactIndex | ExactInParts:
+        """Exact search of the same rows, for measuring recall."""
         return self.searcher if isinstance(self.searcher, ExactIndex) else self.searcher.exact
 
     def search(
@@ -230,7 +230,7 @@ def load_index(
 
 
 def measure_recall(
-    index: Index | Searcher, exact: ExactIndex, queries: Float[np.ndarray | Array, "Q D"], k: int = 10
+    index: Index | Searcher, exact: ExactIndex | ExactInParts, queries: Float[np.ndarray | Array, "Q D"], k: int = 10
 ) -> float:
     """Share of the exact k best rows that `index` finds, in [0, 1]; over queries with at least one row.
 

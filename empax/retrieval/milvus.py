@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Retrieved
-from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search, largest_group
+from empax.retrieval.exact import NO_GROUP, ExactInParts, check_search, largest_group
 
 _QUERY_BLOCK = 256
 _SAMPLED_ROWS = 1024  # of the embeddings, that name a collection
@@ -58,7 +59,7 @@ class MilvusIndex:
       settings: where and how.
       encoder_hash: part of the collection's name, beside a digest of the rows.
       groups: as for ExactIndex; stored with the rows.
-      mesh: where the exact index goes, if it is asked for.
+      mesh: where `exact` searches.
 
     Raises:
       ConfigError: pymilvus is not installed, or the server cannot be reached or does not take the settings.
@@ -84,10 +85,10 @@ class MilvusIndex:
         except _milvus().MilvusException as error:
             raise ConfigError(f"Milvus at {settings.uri!r} does not take index.milvus: {error}") from error
 
-    @functools.cached_property
-    def exact(self) -> ExactIndex:
-        """The exact index of the same rows; put on the device when first asked for."""
-        return ExactIndex(self._embeddings, groups=self._groups, mesh=self._mesh)
+    @property
+    def exact(self) -> ExactInParts:
+        """Exact search of the same rows, never all of them on the devices."""
+        return ExactInParts(self._embeddings, groups=self._groups, mesh=self._mesh)
 
     def search(
         self,
@@ -133,10 +134,10 @@ class MilvusIndex:
     def _fill(self) -> None:
         client, settings = self._client, self._settings
         if client.has_collection(self.collection):
-            if int(client.get_collection_stats(self.collection)["row_count"]) == self.num_rows:
-                client.load_collection(self.collection)
-                return
-            client.drop_collection(self.collection)  # of a process that did not get to the end
+            client.load_collection(self.collection)
+            return
+        # It has its name once it is whole; meanwhile another run may be filling one with the same rows.
+        filled = f"{self.collection}_{uuid.uuid4().hex[:8]}"
         kinds = _milvus().DataType
         schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", kinds.INT64, is_primary=True)
@@ -145,18 +146,24 @@ class MilvusIndex:
         index = client.prepare_index_params()
         build = dict(settings.build)
         index.add_index("vector", index_type=settings.index_type, metric_type="IP", params=build)
-        client.create_collection(self.collection, schema=schema, index_params=index)
+        client.create_collection(filled, schema=schema, index_params=index)
         for start in range(0, self.num_rows, settings.insert_rows):
             rows = np.asarray(self._embeddings[start : start + settings.insert_rows], np.float32)
             groups = np.full(len(rows), NO_GROUP) if self._groups is None else self._groups[start : start + len(rows)]
             client.insert(
-                self.collection,
+                filled,
                 [
                     {"id": start + i, "group": int(group), "vector": row}
                     for i, (group, row) in enumerate(zip(groups, rows, strict=True))
                 ],
             )
-        client.flush(self.collection)
+        client.flush(filled)
+        try:
+            client.rename_collection(filled, self.collection)
+        except _milvus().MilvusException:
+            if not client.has_collection(self.collection):
+                raise
+            client.drop_collection(filled)  # another run was first
         client.load_collection(self.collection)
 
 

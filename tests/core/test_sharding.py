@@ -85,6 +85,8 @@ def test_the_logical_axes_of_a_mesh_can_be_changed():
 
     assert spec(LOGICAL) == PartitionSpec("fsdp", "tensor")
     assert spec({**LOGICAL, **settings.logical}) == PartitionSpec(None, "fsdp")
+    with pytest.raises(ConfigError, match=r"splits 'embed', 'mlp' over 'fsdp', but wi has all of these axes"):
+        spec({**LOGICAL, "mlp": "fsdp"})
     with pytest.raises(
         ConfigError, match=r"'mlp' = 'datta' is not allowed; axes of parameters are embed, .* data, fsdp"
     ):

@@ -4,7 +4,7 @@ import pytest
 
 from empax.core.protocols import Retriever
 from empax.retrieval import exact
-from empax.retrieval.exact import NO_GROUP, ExactIndex
+from empax.retrieval.exact import NO_GROUP, ExactIndex, ExactInParts
 
 ROWS, DIM = 203, 8
 
@@ -70,6 +70,19 @@ def test_fewer_rows_than_devices():
     found = ExactIndex(integers(3, 0), mesh=mesh).search(integers(2, 1), 5)
     assert np.sort(np.asarray(found.ids)[:, :3], axis=1).tolist() == [[0, 1, 2]] * 2
     assert np.asarray(found.ids)[:, 3:].tolist() == [[-1, -1]] * 2
+
+
+@pytest.mark.parametrize("part_rows", [7, 50, 1000])
+def test_rows_in_parts_are_searched_as_one(part_rows):
+    rng = np.random.default_rng(3)
+    rows = rng.integers(-2, 3, (60, 4)).astype(np.float32)  # many scores are equal
+    groups, queries = np.arange(60) // 4, rng.integers(-2, 3, (9, 4)).astype(np.float32)
+    whole, parts = ExactIndex(rows, groups=groups), ExactInParts(rows, groups=groups, part_rows=part_rows)
+    for k in (3, 70):
+        one = whole.search(queries, k, query_groups=groups[:9])
+        other = parts.search(queries, k, query_groups=groups[:9])
+        np.testing.assert_array_equal(other.ids, one.ids)
+        np.testing.assert_array_equal(other.scores, one.scores)
 
 
 def test_never_returns_the_own_group():

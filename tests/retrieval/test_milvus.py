@@ -61,6 +61,25 @@ def test_rows_are_sent_once_for_each_encoder_and_corpus(corpus, settings, monkey
         MilvusIndex(rows, settings, encoder_hash="other")
 
 
+def test_one_of_two_runs_that_fill_the_same_rows_is_first(corpus, settings, monkeypatch):
+    rows, _, _ = corpus
+    client = type(MilvusIndex(rows, settings, encoder_hash="any")._client)
+    flush, others = client.flush, []
+
+    def meanwhile(self, name):
+        flush(self, name)
+        if not others:
+            others.append(None)
+            others[0] = MilvusIndex(rows, settings, encoder_hash="twice")
+
+    monkeypatch.setattr(client, "flush", meanwhile)
+    late = MilvusIndex(rows, settings, encoder_hash="twice")
+    for index in (late, others[0]):
+        np.testing.assert_array_equal(np.asarray(index.search(rows[:5], 1).ids)[:, 0], np.arange(5))
+    names = [name for name in late._client.list_collections() if name.startswith(late.collection)]
+    assert names == [others[0].collection] == [late.collection]
+
+
 def test_an_index_is_saved_and_loaded(corpus, settings, tmp_path):
     rows, queries, groups = corpus
     made = build_index(rows, IndexSettings("milvus", milvus=settings), encoder_hash="saved", groups=groups)

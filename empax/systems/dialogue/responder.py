@@ -32,7 +32,8 @@ class Retrieval:
 
     def search(self, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the corpus and scores, [N, k]; never of an instance's own dialogue."""
-        found = self.index.search(self.encoder.embed_queries(instances), k, query_groups=dialogue_groups(instances))
+        queries = self.encoder.embed_queries(instances, mesh=local_mesh())
+        found = self.index.search(queries, k, query_groups=dialogue_groups(instances))
         return np.asarray(found.ids), np.asarray(found.scores)
 
 

@@ -18,6 +18,7 @@ from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import hash_json, write_atomically
 from empax.core.protocols import Tokenizer
+from empax.core.sharding import local_mesh
 from empax.core.types import LEVELS, MECHANISMS, Instance, Params
 from empax.data import features
 from empax.data.tokenizers import tokenizers_agree
@@ -162,7 +163,7 @@ class EmpathyReward:
         if self.encoder is None:
             wanted = np.eye(len(LEVELS), dtype=np.float32)[gold]
         else:
-            embeddings = self.encoder.embed_queries(instances, progress="contexts")
+            embeddings = self.encoder.embed_queries(instances, progress="contexts", mesh=local_mesh())
             wanted = f1_gains(expected_levels(embeddings, gold, [i.dialogue_id for i in instances]))
         earned = np.take_along_axis(wanted, gold[:, :, None], axis=2).mean(axis=(1, 2))
         merit = (earned - earned.mean()) / max(earned.std(), 1e-6)

@@ -14,6 +14,7 @@ from empax.core import distributed
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import write_json
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec, cache_dir
+from empax.core.sharding import local_mesh
 from empax.core.types import Instance, Params
 from empax.data.exemplars import ContextExamples
 from empax.data.store import load_instances
@@ -259,5 +260,5 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
 def _retrieval(parts: Parts, run: RunContext, settings: PolicyStage) -> Retrieval:
     """The exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
     encoder = corpus_encoder(run, run.section(settings.index)["encoder"])
-    index = load_index(run.files.index(settings.index), encoder_hash=encoder.hash)
+    index = load_index(run.files.index(settings.index), encoder_hash=encoder.hash, mesh=local_mesh())
     return Retrieval(encoder, index, parts.corpus(load_instances(run, "train")))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.run import RunContext
+from empax.core.sharding import local_mesh
 from empax.core.types import Params
 from empax.data.store import load_instances
 from empax.retrieval.index import load_index
@@ -43,9 +44,10 @@ def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence
         )
     fields = {k: v for k, v in section.items() if k in JointStage.__dataclass_fields__}
     settings = to_settings(JointStage, fields, where=f"config.{stage}")
+    maker = _maker_of_index(run, parts, settings, stage, params)
     retrieval = Retrieval(
         corpus_encoder_of(parts, params["retriever"]),
-        load_index(run.files.index(index), encoder_hash=_maker_of_index(run, parts, settings, stage, params)),
+        load_index(run.files.index(index), encoder_hash=maker, mesh=local_mesh()),
         parts.corpus(load_instances(run, "train")),
     )
     params = {**params, "generator": parts.lowered(params["generator"])}
