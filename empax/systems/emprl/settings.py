@@ -211,8 +211,8 @@ class PpoStage(PolicyStage):
 class GrpoStage(PolicyStage):
     """The sibling without a value head: `rollout.num_samples` responses to each context are compared with each other.
 
-    The loss has the KL by estimator k3 (Shao et al. 2024, Eq. 4), logged as `token_kl`; `kl.estimator` is that of the KL
-    of whole responses, which is logged as `kl` and steers an adaptive coefficient.
+    The loss has the KL by estimator k3 (Shao et al. 2024, Eq. 4), logged as `token_kl`; `kl.estimator` is that of the
+    KL of whole responses, which is logged as `kl` and steers an adaptive coefficient.
 
     Attributes:
       scale_by_std: divide by the group's deviation; False is Dr. GRPO.
