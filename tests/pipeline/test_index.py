@@ -96,3 +96,21 @@ def test_a_limited_search_is_part_of_a_larger_one_and_of_the_seed(run):
 def test_recall_is_measured_without_queries_too(run):
     build(run, queries={})
     assert read_json(run.directory / "index.json")["recall_at_10"] == 1.0
+
+
+def test_a_corpus_beyond_one_machine_is_embedded_by_beam_and_searched_by_milvus(run):
+    build(run)
+    alone = {split: load_candidates(run, "index", split) for split in ("train", "validation")}
+    uri = str(run.files.root / "rows.db")
+    store = {"method": "milvus", "milvus": {"uri": uri, "index_type": "FLAT", "build": {}, "search": {}}}
+    build(run, beam=("--runner=DirectRunner",), store=store)
+    keys = Angles().embed_keys(make_instances("train"))
+    for split, (positions, ids) in alone.items():
+        again = load_candidates(run, "index", split)
+        np.testing.assert_array_equal(again[0], positions)
+        queries = Angles().embed_queries(make_instances(split))[positions]
+        scores = [np.einsum("QD,QMD->QM", queries, keys[found]) for found in (ids, again[1])]
+        np.testing.assert_allclose(*scores, atol=1e-6)  # neighbours on either side may be as near
+    about = read_json(run.directory / "index.json")
+    assert (about["method"], about["recall_at_10"]) == ("milvus", 1.0)
+    assert list((run.directory / "parts").glob("*/part-000000.npy"))
