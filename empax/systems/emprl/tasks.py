@@ -233,7 +233,7 @@ class Policy:
         Args:
           params: of the policy.
           batch: contexts, answered or not.
-          encoded: they, see there.
+          encoded: what `encoded` gives for them.
           focus: see PolicyStage.likelihood_focus.
         """
         nll, tokens = row_nll(self.generator.model, params["model"], _inputs(batch), *encoded)
