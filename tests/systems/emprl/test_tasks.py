@@ -209,7 +209,7 @@ def test_gold_responses_count_by_their_merit(toy, batch):
     )
     each = -np.asarray(jax.nn.log_softmax(logits))[:, np.arange(3), [20, 19, toy.EOS]].mean(axis=1)
     assert list(valid) == [True, True, True, False]
-    weighted, metrics = task.on_gold(params, batch, focus=0.5)
+    weighted, metrics = task.on_gold(params, batch, task.encoded(params, batch), focus=0.5)
     assert float(weighted.value()) == pytest.approx(np.average(each[:3], weights=np.exp(0.5 * merit[:3])), rel=1e-4)
     assert float(metrics["nll"].value()) == pytest.approx(each[:3].mean(), rel=1e-4)
 
