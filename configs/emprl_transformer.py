@@ -69,6 +69,7 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
     )  # fmt: skip
     if form == "grpo":
         config.ppo.update({"batch_size": 16, "kl": ConfigDict({"coefficient": 0.04, "controller": "fixed"})})
+        config.ppo.optimizer.learning_rate = 1.5e-4
     else:
         heads = [{"pattern": "^(trained/)?value/", "learning_rate_scale": 32.0}]  # it starts from nothing
         config.ppo.optimizer.groups = heads
