@@ -54,6 +54,8 @@ class MilvusSettings:
 class MilvusIndex:
     """Rows in a collection of Milvus: filled if it does not hold them yet, used as it is if it does.
 
+    While it is filled it has another name, eight digits longer; one that was left behind half full may be dropped.
+
     Args:
       embeddings: N >= 1 rows; may be memory-mapped: they are sent in parts.
       settings: where and how.

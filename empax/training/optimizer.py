@@ -214,7 +214,8 @@ def _moments(settings: OptimizerSettings, late: Mapping[str, int]) -> optax.Grad
 
         return optax.conditionally_mask(adam, begun)
 
-    parts: dict[Hashable, optax.GradientTransformation] = {start: after(start) for start in {0, *late.values()}}
+    parts: dict[Hashable, optax.GradientTransformation] = {start: after(start) for start in set(late.values())}
+    parts[0] = adam
     return optax.partition(parts, lambda params: map_named(lambda name, _: late.get(name, 0), params))
 
 
