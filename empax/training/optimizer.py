@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from empax.core.config import ConfigError
 from empax.core.protocols import ReinforcedTask, Task
@@ -207,16 +207,36 @@ def _moments(settings: OptimizerSettings, late: Mapping[str, int]) -> optax.Grad
     adam = optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps)
     if not late:
         return adam
-
-    def after(start: int) -> optax.GradientTransformation:
-        def begun(step: Any, **_: Any) -> Array:
-            return step >= start
-
-        return optax.conditionally_mask(adam, begun)
-
-    parts: dict[Hashable, optax.GradientTransformation] = {start: after(start) for start in set(late.values())}
+    parts: dict[Hashable, optax.GradientTransformation] = {start: _begun_late(adam, start) for start in late.values()}
     parts[0] = adam
     return optax.partition(parts, lambda params: map_named(lambda name, _: late.get(name, 0), params))
+
+
+class Late(NamedTuple):
+    """Updates so far, and the state of what begins late."""
+
+    updates: Int[Array, ""]
+    inner: Any
+
+
+def _begun_late(inner: optax.GradientTransformation, start: int) -> optax.GradientTransformation:
+    """`inner` from update `start` on, from 0; before, updates are 0.
+
+    As `optax.conditionally_mask`, but without a branch: around one, devices of a CPU that share parameters have met in
+    different orders, and waited for each other for ever.
+    """
+
+    def init(params: Params) -> Late:
+        return Late(jnp.zeros((), jnp.int32), inner.init(params))
+
+    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        begun = state.updates >= start
+        changed, after = inner.update(updates, state.inner, params)
+        changed = jax.tree.map(lambda leaf: jnp.where(begun, leaf, jnp.zeros_like(leaf)), changed)
+        after = jax.tree.map(lambda new, old: jnp.where(begun, new, old), after, state.inner)
+        return changed, Late(state.updates + 1, after)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _scale_by_learning_rate(
