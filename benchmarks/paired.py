@@ -133,12 +133,19 @@ def machine() -> dict[str, Any]:
             continue
     return {
         "processor": _first("/proc/cpuinfo", "model name") or platform.machine(),
+        "vectors": _vectors(_first("/proc/cpuinfo", "flags")),
         "cores": cores(),
         "memory": _first("/proc/meminfo", "MemTotal"),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **versions,
     }
+
+
+def _vectors(flags: str) -> str:
+    """What of the processor's flags products are made with: names alone do not tell generations apart."""
+    known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+    return " ".join(flag for flag in known if flag in flags.split())
 
 
 def cores() -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 
 from empax.core.config import ConfigError
@@ -119,15 +120,15 @@ def import_params(
     if problems:
         listing = "\n  ".join(problems)
         raise DataError(f"The weights do not fit this {architecture} ({len(problems)} problems):\n  {listing}")
-    params: dict[str, Any] = {}
+    read_leaves: dict[str, Any] = {}
     with ThreadPoolExecutor(_READERS) as pool:
         for row in mapping.rows:
             leaf = LeafBuilder(shapes[row.ours], dtype, places[row.ours])
             read = functools.partial(_read, leaf, row, named)
             for _ in pool.map(read, _parts(row, shapes[row.ours])):
                 pass
-            _put(params, row.ours, leaf.finish())
-    return params
+            read_leaves[row.ours] = leaf.finish()
+    return unflatten_dict(read_leaves, sep="/")
 
 
 def _read(leaf: LeafBuilder, row: mappings.Row, tensors: Tensors, part: _Part) -> None:
@@ -356,10 +357,3 @@ def _architecture(name: str) -> Architecture:
     if name not in ARCHITECTURES:
         raise ConfigError(f"{name!r} is not an architecture here; it is one of {', '.join(ARCHITECTURES)}.")
     return ARCHITECTURES[name]
-
-
-def _put(tree: dict[str, Any], name: str, value: Any) -> None:
-    *parents, leaf = name.split("/")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-    tree[leaf] = value

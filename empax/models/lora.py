@@ -24,6 +24,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from flax.core import meta
+from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -165,14 +166,14 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
         raise ConfigError(
             f"pattern = {settings.pattern!r} is found in the name of no weight that LoRA can adapt; they are {shown}."
         )
-    adapters: Params = {}
+    adapters: dict[str, Params] = {}
     for number, (name, (shape, axes)) in enumerate(found.items()):
         layers, shape = (shape[:1], shape[1:]) if axes.stacked else ((), shape)
         inputs, outputs = shape[: axes.inputs], shape[axes.inputs :]
         normal = jax.random.normal(jax.random.fold_in(rng, number), (*layers, *inputs, settings.rank))
         a, b = normal * math.prod(inputs) ** -0.5, jnp.zeros((*layers, settings.rank, *outputs))
-        _put(adapters, name, {"a": a, "b": b})
-    return adapters
+        adapters[name] = {"a": a, "b": b}
+    return unflatten_dict(adapters, sep="/")
 
 
 def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array | None = None) -> Params:
@@ -218,13 +219,13 @@ def merge(base: Params, adapters: Params, settings: LoraSettings) -> Params:
     """Plain parameters with W + alpha / r * A B in place of every adapted weight, and floats in place of eight bits."""
     adapted = adapt(base, adapters, settings)
     named = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapted, is_leaf=_is_box)}
-    merged: Params = {}
+    merged: dict[str, Any] = {}
     for name, leaf in named.items():
         if isinstance(leaf, LowRank):
             stacked = leaf.a.ndim + leaf.b.ndim - 2 > _ndim(leaf.base)
             leaf = jax.vmap(LowRank.summed)(leaf) if stacked else leaf.summed()
-        _put(merged, name, _open(leaf))
-    return merged
+        merged[name] = _open(leaf)
+    return unflatten_dict(merged, sep="/")
 
 
 def quantize(base: Params) -> Params:
@@ -287,10 +288,3 @@ def _is_box(leaf: Any) -> bool:
 
 def _name(path: tuple[Any, ...]) -> str:
     return "/".join(str(part.key) for part in path)
-
-
-def _put(tree: dict[str, Any], name: str, value: Any) -> None:
-    *parents, leaf = name.split("/")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-    tree[leaf] = value

@@ -34,7 +34,7 @@ def test_the_last_line_is_the_promised_object(name, capsys):
         result["row"]
     ].items()
     assert all(row["ours"] > 0 and row["theirs"] > 0 for row in result["rows"].values())
-    assert {"processor", "cores", "python", "jax"} <= set(result["machine"])
+    assert {"processor", "vectors", "cores", "python", "jax"} <= set(result["machine"])
     for place in (Path.home(), FOLDER.parent, Path(tempfile.gettempdir())):
         assert f"{place}/" not in line
 
