@@ -331,7 +331,8 @@ def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
     tokens = ended(inputs.target, eos_id, ours.task.generator.decoder.pad_id)
     mask = np.asarray(response_mask(jnp.asarray(tokens), eos_id=eos_id))
     batch, (source, source_mask), loop = ours.batches[0], theirs.batches[0], theirs.loop
-    log_probs, values, _ = jax.jit(ours.task.read)(ours.state.params, batch, jnp.asarray(tokens))
+    read = jax.jit(lambda params: ours.task.read(params, batch, jnp.asarray(tokens), ours.task.encoded(params, batch)))
+    log_probs, values, _ = read(ours.state.params)
     with torch.no_grad():
         expected, hidden, _ = loop.read(loop.model, source, source_mask, torch.tensor(tokens).long())
         agree("log-probabilities", log_probs[mask], expected.numpy()[mask])
