@@ -68,14 +68,14 @@ def test_processes_train_as_one_does(count, alone, launch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_process_costs_nothing_but_time(killed, alone, launch, tmp_path):
+@pytest.mark.parametrize(("count", "killed"), [(2, 0), (2, 1), (4, 2)])
+def test_a_killed_process_costs_nothing_but_time(count, killed, alone, launch, tmp_path):
     workdir = tmp_path / "run"
-    codes = launch(workdir, 2, 8, killed)
+    codes = launch(workdir, count, 8, killed)
     assert codes[killed] == -9
     assert not (workdir / "tiny" / "DONE").exists()
     assert list((workdir / "tiny" / "checkpoints").glob("*/COMPLETE"))
-    assert launch(workdir, 2) == [0, 0], said(workdir)
+    assert launch(workdir, count) == [0] * count, said(workdir)
     check_same(workdir, alone)
 
 
