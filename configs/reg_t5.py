@@ -53,8 +53,8 @@ def get_config(arg: str = "base") -> ConfigDict:
     # Steps and rates: ours, but for the paper's 1e-4 of the generator. None of them was tuned on an accelerator.
     config.generator.update({"steps": 6000, "batch_size": 64, "buckets": (96, 160, 250)})
     config.emotions.update({"steps": 1300, "batch_size": 64, "buckets": (64, 128)})
-    config.retriever.update({"steps": 1500, "batch_size": 32, "buckets": (160, 250)})
-    config.joint.update({"steps": 4000, "batch_size": 32, "buckets": (160, 250), "refresh_every_steps": 1000})
+    config.retriever.update({"steps": 1500, "batch_size": 32, "buckets": (128, 160, 200, 250)})
+    config.joint.update({"steps": 4000, "batch_size": 32, "buckets": (128, 160, 200, 250), "refresh_every_steps": 1000})
     del config.retriever.accumulate, config.joint.accumulate  # those were for a CPU's 4 GB
     plain = {"clip_norm": 1.0, "schedule": "linear"}
     config.attributes.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 80, **plain})
