@@ -120,15 +120,15 @@ def import_params(
     if problems:
         listing = "\n  ".join(problems)
         raise DataError(f"The weights do not fit this {architecture} ({len(problems)} problems):\n  {listing}")
-    read_leaves: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     with ThreadPoolExecutor(_READERS) as pool:
         for row in mapping.rows:
             leaf = LeafBuilder(shapes[row.ours], dtype, places[row.ours])
             read = functools.partial(_read, leaf, row, named)
             for _ in pool.map(read, _parts(row, shapes[row.ours])):
                 pass
-            read_leaves[row.ours] = leaf.finish()
-    return unflatten_dict(read_leaves, sep="/")
+            leaves[row.ours] = leaf.finish()
+    return unflatten_dict(leaves, sep="/")
 
 
 def _read(leaf: LeafBuilder, row: mappings.Row, tensors: Tensors, part: _Part) -> None:
