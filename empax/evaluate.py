@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def _sum_up(paths: list[Path]) -> int:
-    from empax.pipeline import seeds
+    from empax.reporting import seeds
 
     summary = seeds.summarize(paths)
     print(seeds.text(summary, variants=_VARIANTS.value))
@@ -63,16 +63,16 @@ def _sum_up(paths: list[Path]) -> int:
 
 def _evaluate(source: Path) -> int:
     from empax.evaluation.scoring import VARIANTS, ScoringSettings
-    from empax.pipeline import scored
+    from empax.reporting import score_file
 
     names = VARIANTS if _VARIANTS.value or _OUTPUT.value else ()
     settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=names)
     other, judge = (Path(value) if value else None for value in (_COMPARE.value, _EMPATHY.value))
-    corpus = scored.load_corpus(_DATA.value) if _DATA.value else None
-    found = scored.score_file(source, settings, other=other, judge=judge, corpus=corpus, skip_bad_lines=_SKIP.value)
-    print(scored.text(found, variants=_VARIANTS.value))
+    corpus = score_file.load_corpus(_DATA.value) if _DATA.value else None
+    found = score_file.score_file(source, settings, other=other, judge=judge, corpus=corpus, skip_bad_lines=_SKIP.value)
+    print(score_file.text(found, variants=_VARIANTS.value))
     if _OUTPUT.value:
-        scored.write(found, Path(_OUTPUT.value))
+        score_file.write(found, Path(_OUTPUT.value))
         print(f"\nwrote report.json, report.md and report.html to {_OUTPUT.value}")
     return 0
 

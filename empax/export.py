@@ -34,8 +34,8 @@ def main(argv: list[str]) -> int:
     # Here and not above, so that --help answers at once.
     from empax.core.config import ConfigError, to_settings
     from empax.core.files import DataError
-    from empax.pipeline.export import ExportSettings, export_run
     from empax.pipeline.run import quiet_logging
+    from empax.serving.export import ExportSettings, export_run
     from empax.training.checkpoint import CheckpointError
 
     quiet_logging()

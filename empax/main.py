@@ -35,7 +35,8 @@ def main(argv: list[str]) -> None:
         name, _, argument = _CONFIG.value.partition(":")
         workdir = Path(_WORKDIR.value or Path("runs") / "-".join(filter(None, (Path(name).stem, argument))))
         from empax.core import distributed
-        from empax.pipeline import plan, run
+        from empax.pipeline import run
+        from empax.planning import plan
 
         run.quiet_logging(logging.INFO)
         plain = run.plain(config)

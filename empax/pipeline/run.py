@@ -23,8 +23,11 @@ from empax.training.settings import check_batch_sizes
 
 log = logging.getLogger("empax")
 
-KINDS = ("prepare", "annotate", "train", "assess", "index", "evaluate", "report")
-"""What a section's `kind` may be: a module of this package, with `Settings` and `run`."""
+KINDS = {
+    **{kind: f"empax.pipeline.{kind}" for kind in ("prepare", "annotate", "train", "assess", "index", "evaluate")},
+    "report": "empax.reporting.report",  # by name: reporting is built on this package
+}
+"""What a section's `kind` may be → the module, with `Settings` and `run`."""
 
 _OWN_KEYS = ("system", "seed", "run", "data")
 
@@ -89,11 +92,10 @@ def _make_stage(name: str, config: Mapping[str, Any]) -> Stage:
     kind = section["kind"]
     if kind not in KINDS:
         raise ConfigError(f"{where}.kind = {kind!r} must be one of {', '.join(KINDS)}.")
-    module = importlib.import_module(f"empax.pipeline.{kind}")
+    module = importlib.import_module(KINDS[kind])
     if kind == "train":
         return Stage(name, kind, module.make_settings(section, config["system"], where))
-    settings = module.ReportSettings if kind == "report" else module.Settings
-    return Stage(name, kind, to_settings(settings, section, where=where))
+    return Stage(name, kind, to_settings(module.Settings, section, where=where))
 
 
 def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) -> None:
@@ -128,7 +130,7 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) 
         jax.clear_caches()  # programs of the stage before, some hundred megabytes, which nobody calls again
         give_back_freed_memory()
         begin = time.perf_counter()
-        module = importlib.import_module(f"empax.pipeline.{stage.kind}")
+        module = importlib.import_module(KINDS[stage.kind])
         if stage.kind in ("index", "evaluate"):
             module.run(stage.settings, context, system)
         else:

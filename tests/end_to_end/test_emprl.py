@@ -11,7 +11,7 @@ from empax.core.files import read_json, read_jsonl
 from empax.core.tree import hash_tree
 from empax.core.types import MECHANISMS
 from empax.interop.export import load_exported
-from empax.pipeline.export import ExportSettings, export_run
+from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import load_params
 
 

@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from empax.core.files import read_json, read_jsonl
-from empax.pipeline.export import ExportSettings, export_run
+from empax.serving.export import ExportSettings, export_run
 from empax.serving.session import Session
 
 

@@ -10,8 +10,8 @@ from string import Template
 from typing import Any
 
 from empax.evaluation.scoring import METRICS
-from empax.pipeline import charts, evaluations
-from empax.pipeline.tables import (
+from empax.reporting import charts, other_corpora
+from empax.reporting.tables import (
     Row,
     format_difference,
     format_value,
@@ -61,7 +61,7 @@ def markdown(report: Report) -> str:
     names = _shown_metrics(report)
     lines = [f"# {report['system']}: report", "", "## Results", ""]
     lines += markdown_results(names, _rows(report))
-    lines += ["", NOTE, "", *evaluations.markdown(report)]
+    lines += ["", NOTE, "", *other_corpora.markdown(report)]
     for title, table in _facts(report).items():
         lines += [f"## {title}", "", *markdown_table(["name", "value"], table), ""]
     for row in report["replies"]:
@@ -141,12 +141,12 @@ def _levels(attributes: Any) -> list[str]:
     return [f"{name.replace('_', ' ')} {level}" for name, level in (attributes or {}).items()]
 
 
-def page(report: Report) -> str:
+def html(report: Report) -> str:
     """The report as one HTML page."""
-    template = Template(resources.files("empax.pipeline").joinpath("report.html").read_text(encoding="utf-8"))
+    template = Template(resources.files("empax.reporting").joinpath("page.html").read_text(encoding="utf-8"))
     sections = [
         ("Results", _results(report)),
-        ("Other test sets", evaluations.section(report)),
+        ("Other test sets", other_corpora.section(report)),
         ("Ablations in the paper", _ablations(report)),
         ("Learning curves", _curves(report)),
         ("Emotion and attributes", _attributes(report)),

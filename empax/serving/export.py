@@ -17,7 +17,7 @@ from empax.interop.peft import export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.models.decoder_only import DecoderOnly
 from empax.pipeline import evaluate, run
-from empax.pipeline.model_card import Exported, model_card
+from empax.reporting.model_card import Exported, model_card
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from empax.core.files import DataError, WorkDir, read_json
 from empax.evaluation.published import OTHER_CORPORA
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, ScoringSettings, score
-from empax.pipeline.tables import Row, format_value, html_results, intervals, markdown_results
+from empax.reporting.tables import Row, format_value, html_results, intervals, markdown_results
 
 Evaluations = Mapping[str, Mapping[str, Any]]
 

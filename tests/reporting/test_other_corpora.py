@@ -9,7 +9,7 @@ from empax.core.files import DataError, WorkDir, read_json, write_json, write_js
 from empax.core.types import Prediction
 from empax.evaluation.published import EMPRL_DAILYDIALOG
 from empax.evaluation.scoring import ScoringSettings, score
-from empax.pipeline import evaluations, report
+from empax.reporting import other_corpora, report
 
 RUN = ["evaluate", "dailydialog_before", "dailydialog", "again", "report"]
 EMOTIONS = {"emotion": "sad", "emotion_prediction": "sad"}
@@ -41,14 +41,14 @@ def files(tmp_path):
 @pytest.fixture
 def made(files):
     values = {"bootstrap_samples": 10, "paper_row": "EmpRL"}
-    settings = to_settings(report.ReportSettings, values, where="config.report")
+    settings = to_settings(report.Settings, values, where="config.report")
     report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN}))
     return files.root
 
 
 def test_scores_are_of_each_stages_own_rows(files):
     settings = ScoringSettings(bootstrap_samples=10)
-    found = evaluations.score_evaluations(files, {"run": RUN}, settings)
+    found = other_corpora.score_evaluations(files, {"run": RUN}, settings)
     assert list(found) == ["dailydialog_before", "dailydialog", "again"]  # as they ran
     wanted = score(rows("I am fine."), settings=settings).metrics
     assert {name: found["dailydialog"]["metrics"][name] for name in ("bleu_1", "bleu_2", "rouge_l", "perplexity")} == {
@@ -65,7 +65,7 @@ def test_scores_are_of_each_stages_own_rows(files):
     assert found["dailydialog"]["counts"]["rows"] == 4
     files.evaluation("again").write_text("{}\n")
     with pytest.raises(DataError, match=r"again.predictions\.jsonl, line 1: lacks .*run the stage again again"):
-        evaluations.score_evaluations(files, {"run": RUN}, settings)
+        other_corpora.score_evaluations(files, {"run": RUN}, settings)
 
 
 def test_report_json_holds_them_apart_from_the_main_ones(made):
@@ -97,7 +97,7 @@ def test_each_corpus_has_its_table_with_intervals_and_what_was_published(made):
 def test_without_any_there_is_no_section(files):
     for stage in ("dailydialog", "dailydialog_before", "again"):
         files.evaluation(stage).unlink()
-    settings = to_settings(report.ReportSettings, {"bootstrap_samples": 10}, where="config.report")
+    settings = to_settings(report.Settings, {"bootstrap_samples": 10}, where="config.report")
     report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN}))
     assert read_json(files.root / "report.json")["evaluations"] == {}
     assert "Other test sets" not in (files.root / "report.html").read_text()

@@ -9,8 +9,8 @@ from typing import Any
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json, write_json, write_text
 from empax.evaluation.significance import mean_interval
-from empax.pipeline.tables import format_value, markdown_table
 from empax.pipeline.workdirs import differences
+from empax.reporting.tables import format_value, markdown_table
 
 Summary = dict[str, Any]
 

@@ -13,7 +13,7 @@ from empax.core.sharding import AXES, LOGICAL, bytes_on_one, shard_params
 from empax.core.tree import count_bytes, count_params
 from empax.models.layers import logical_axes
 from empax.pipeline.run import Stage, make_stages
-from empax.pipeline.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
+from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
 
 
 def describe(config: Mapping[str, Any]) -> str:
@@ -26,7 +26,7 @@ def describe(config: Mapping[str, Any]) -> str:
     reinforced task makes from one; what a task tries out before them stands beside them.
     """
     if topology := RunOptions.of(config).plan.topology:
-        from empax.pipeline.topology import describe_topology  # not above: few have libtpu
+        from empax.planning.slices import describe_topology  # not above: few have libtpu
 
         return describe_topology(config, topology)
     lines = [f"system {config['system']}, data {config['data']['name']}, {jax.device_count()} device(s)"]

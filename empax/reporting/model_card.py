@@ -10,8 +10,8 @@ from typing import Any
 from empax.data.sources import INSTRUCTION
 from empax.evaluation.scoring import METRICS
 from empax.models.lora import LoraSettings
-from empax.pipeline.render import NOTE
-from empax.pipeline.tables import TITLES, format_value
+from empax.reporting.page import NOTE
+from empax.reporting.tables import TITLES, format_value
 
 _LICENCES = {
     "empathetic_dialogues": (

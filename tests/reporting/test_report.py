@@ -13,7 +13,7 @@ from empax.core.files import DataError, WorkDir, read_json, write_json, write_js
 from empax.core.types import EMOTIONS, Prediction
 from empax.evaluation.published import REG_ABLATIONS, REG_PAPER
 from empax.evaluation.scoring import ScoringSettings, score
-from empax.pipeline import charts, findings, report
+from empax.reporting import charts, findings, report
 
 FAST = ScoringSettings(bootstrap_samples=10)
 
@@ -205,7 +205,7 @@ def test_run_reads_the_work_directory(tmp_path):
     peers = tmp_path / "others"
     write_jsonl(peers / "moel.jsonl", [{"context": ["a"], "response": "b c", "reference": "b c"}])
     settings = to_settings(
-        report.ReportSettings, {"bootstrap_samples": 10, "examples": 2, "peers": str(peers)}, where="config.report"
+        report.Settings, {"bootstrap_samples": 10, "examples": 2, "peers": str(peers)}, where="config.report"
     )
     report.run(settings, types.SimpleNamespace(files=files, config={"system": "reg", "seed": 3, "run": []}))
     found = read_json(tmp_path / "report.json")
@@ -248,7 +248,7 @@ def test_settings_refuse_what_cannot_work():
         ({"bootstrap_samples": 0}, "at least 1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            to_settings(report.ReportSettings, values, where="config.report")
+            to_settings(report.Settings, values, where="config.report")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (3.2, 3.21), (-5, 1200), (7, 7), (0, 0), (1e-5, 3e-4)])

@@ -9,7 +9,7 @@ from scipy import stats
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json, write_json
-from empax.pipeline import seeds
+from empax.reporting import seeds
 
 VALUES = {"bleu_1": (20.0, 22.0, 21.5), "rouge_l": (0.1, 0.12, 0.11)}
 

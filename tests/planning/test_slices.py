@@ -11,15 +11,16 @@ import pytest
 from configs import emprl_transformer, reg_transformer
 from empax.core import distributed
 from empax.core.config import ConfigError
-from empax.core.flops import count_flops
-from empax.core.hlo import Program, Work
 from empax.core.run import Sketch, TaskSpec
 from empax.core.sharding import MeshSettings, batch_sharding, make_mesh
-from empax.pipeline import run, topology
-from empax.pipeline.plan import describe
-from empax.pipeline.sketches import sketch_stage, step_flops, trial_flops, update_flops
-from empax.pipeline.topology import CHIPS, Estimate, chip_of, model_flops
+from empax.pipeline import run
 from empax.pipeline.train import Settings, TaskName
+from empax.planning import slices
+from empax.planning.flops import count_flops
+from empax.planning.hlo import Program, Work
+from empax.planning.plan import describe
+from empax.planning.sketches import sketch_stage, step_flops, trial_flops, update_flops
+from empax.planning.slices import CHIPS, Estimate, chip_of, model_flops
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_the_step_that_is_planned_is_the_one_that_trains(load_module, tmp_path, 
     batch, frozen = (jax.eval_shape(lambda tree=tree: tree) for tree in (rows, tiny.frozen()))
     spec = TaskSpec(type(None), lambda *_: None, lambda *_: Sketch(task, batch, frozen))
     stage = run.Stage("tiny", "train", Settings(TaskName("tiny"), settings, spec, None))
-    laid = topology._lay_out({"mesh": {"fsdp": 2}}, stage, devices)
+    laid = slices._lay_out({"mesh": {"fsdp": 2}}, stage, devices)
     planned = laid.step.lower(laid.template, laid.frozen, laid.batch)
     assert jax.tree.map(str, planned.in_avals) == jax.tree.map(str, trained[0].in_avals)
     assert work_of(planned) == work_of(trained[0])

@@ -24,9 +24,9 @@ from empax.models.heads import EMOTION_HEAD
 from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
-from empax.pipeline.export import ExportSettings, export_run
-from empax.pipeline.model_card import Exported, model_card
 from empax.pipeline.run import plain
+from empax.reporting.model_card import Exported, model_card
+from empax.serving.export import ExportSettings, export_run
 from empax.systems.dialogue.parts import Parts
 from empax.training.checkpoint import Checkpointer, CheckpointError
 

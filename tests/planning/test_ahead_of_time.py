@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.hlo import Program
-from empax.pipeline.compiling import compile_elsewhere, compile_into, libtpu_environment, temporary_bytes
+from empax.planning.ahead_of_time import compile_elsewhere, compile_into, libtpu_environment, temporary_bytes
+from empax.planning.hlo import Program
 
 BUFFERS = """BufferAssignment:
 allocation 0: size 64, page 0, parameter 0, shape |f32[4,4]| at ShapeIndex {}:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from empax.core.config import ConfigError
-from empax.core.hlo import Program
+from empax.planning.hlo import Program
 
 _PROGRAM = "*after_optimizations.txt"
 _BUFFERS = "*after_optimizations-buffer-assignment.txt"

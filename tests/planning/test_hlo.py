@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from empax.core.hlo import Program
+from empax.planning.hlo import Program
 
 DEVICES = 8
 

@@ -20,16 +20,16 @@ import jax
 import jax.numpy as jnp
 
 from empax.core.config import ConfigError
-from empax.core.hlo import Work
 from empax.core.protocols import ReinforcedTask
 from empax.core.run import RunOptions
 from empax.core.sharding import LOGICAL, batch_sharding, bytes_on_one, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
 from empax.core.types import TrainState
 from empax.models.layers import logical_axes
-from empax.pipeline.compiling import compile_elsewhere, compile_into, libtpu_environment
 from empax.pipeline.run import Stage, make_stages
-from empax.pipeline.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
+from empax.planning.ahead_of_time import compile_elsewhere, compile_into, libtpu_environment
+from empax.planning.hlo import Work
+from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
 from empax.training.step import make_train_step
 
 

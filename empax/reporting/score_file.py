@@ -14,7 +14,8 @@ from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import SPLITS, find_archive, read_dialogues
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import Scores, ScoringSettings, compare, score
-from empax.pipeline import judging, report, tables
+from empax.pipeline import judging
+from empax.reporting import report, tables
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ import pytest
 from configs import emprl_llm, emprl_transformer, layouts, reg_llm, reg_t5
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
-from empax.pipeline.plan import describe
 from empax.pipeline.run import make_stages, plain
-from empax.pipeline.sketches import sketch_stage, update_flops
+from empax.planning.plan import describe
+from empax.planning.sketches import sketch_stage, update_flops
 from empax.training.settings import check_batch_sizes
 
 SMALL = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2}

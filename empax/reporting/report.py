@@ -19,7 +19,7 @@ from empax.evaluation.empathy import confusion_matrix
 from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import VARIANTS, Scores, ScoringSettings, score
-from empax.pipeline import evaluations, findings, render
+from empax.reporting import findings, other_corpora, page
 
 Report = dict[str, Any]
 
@@ -27,7 +27,7 @@ _MAX_POINTS = 200  # of a learning curve: more than a chart of 460 pixels can sh
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportSettings:
+class Settings:
     """Settings of the `report` stage.
 
     Attributes:
@@ -69,7 +69,7 @@ class ReportContext(Protocol):
     def config(self) -> Mapping[str, Any]: ...
 
 
-def run(settings: ReportSettings, context: ReportContext) -> None:
+def run(settings: Settings, context: ReportContext) -> None:
     """Scores the predictions of the work directory and writes report.json, report.md and report.html.
 
     Raises:
@@ -82,7 +82,7 @@ def run(settings: ReportSettings, context: ReportContext) -> None:
     config = dict(context.config)
     history = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
     scores = score(predictions, settings=settings.scoring())
-    others = evaluations.score_evaluations(files, config, settings.scoring())
+    others = other_corpora.score_evaluations(files, config, settings.scoring())
     table = PAPER_OF.get(settings.paper_row, "")
     paper, ablations = TABLES.get(table, ({}, {}))
     report = build_report(
@@ -157,7 +157,7 @@ def build_report(
       paper_row: the row of `paper` that is this system; its values become report["paper"].
       examples: how many predictions to show.
       replies: `findings.find_replies`.
-      evaluations: `evaluations.score_evaluations`.
+      evaluations: `other_corpora.score_evaluations`.
 
     Raises:
       ConfigError: `paper_row` is not a row of `paper`.
@@ -195,8 +195,8 @@ def write_report(report: Report, folder: Path) -> None:
     """
     kept = {name: part for name, part in report.items() if name not in ("examples", "replies")}
     write_json(folder / "report.json", _finite(kept))
-    write_text(folder / "report.md", render.markdown(report))
-    write_text(folder / "report.html", render.page(report))
+    write_text(folder / "report.md", page.markdown(report))
+    write_text(folder / "report.html", page.html(report))
 
 
 def _finite(value: Any) -> Any:

@@ -11,11 +11,11 @@ import jax
 import optax
 
 from empax.core.files import WorkDir
-from empax.core.flops import count_flops
 from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.run import RunContext, Sketch
 from empax.core.types import Params
 from empax.pipeline.run import Stage
+from empax.planning.flops import count_flops
 from empax.training.optimizer import first_updates, make_optimizer, trained_mask
 from empax.training.settings import LoopSettings
 
