@@ -14,7 +14,7 @@ class Layout:
     Attributes:
       rows: of every training step, on each chip.
       fsdp: chips that share one copy of the parameters; the rest of the slice lies along `data`.
-      remat: see `models.stack`.
+      remat: see `models.scanned.rematerialized`.
     """
 
     rows: int

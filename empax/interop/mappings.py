@@ -12,7 +12,7 @@ import numpy as np
 
 from empax.models.bert import BertConfig
 from empax.models.decoder_only import DecoderOnlyConfig
-from empax.models.stack import TransformerConfig
+from empax.models.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)

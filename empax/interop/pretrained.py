@@ -22,9 +22,9 @@ from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretraine
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
-from empax.models.stack import Remat
 from empax.models.t5 import T5Encoder, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
+from empax.models.transformer_config import Remat
 
 _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
 """How a model is run, not what it is: never taken from a checkpoint."""

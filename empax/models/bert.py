@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.models.layers import Dropout, Norm, normal
-from empax.models.stack import Remat, Stack, TransformerConfig
+from empax.models.stack import Stack
+from empax.models.transformer_config import Remat, TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,11 +191,19 @@ class BertEncoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
+        self,
+        ids: Int[Array, "B S"] | None,
+        mask: Bool[Array, "B S"],
+        *,
+        embedded: Float[Array, "B S D"] | None = None,
+        deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """States of `ids`, all of token type 0; those of padding are numbers without meaning."""
+        """States of `ids`, all of token type 0; those of padding are numbers without meaning.
+
+        `embedded` stands for the rows of `ids` in the token embedding, for inputs that are no ids; `ids` is then None.
+        """
         c = self.config
-        length = ids.shape[1]
+        length = mask.shape[1]
         if length > c.max_tokens():
             room = f"max_positions = {c.max_positions}"
             room += "" if c.padding_position is None else f", of which {c.max_tokens()} are for tokens"
@@ -209,8 +218,8 @@ class BertEncoder(nn.Module):
         if c.type_vocab_size:
             types = self.param("type_embedding", init, (c.type_vocab_size, c.d_model))
             places = places + types[None, :1]
-        states = tokens[ids] + places
+        states = (tokens[ids] if embedded is None else embedded) + places
         states = Norm("layer", c.layer_norm_eps, jnp.dtype(c.dtype), name="embedding_norm")(states)
         states = Dropout(c.dropout)(states, deterministic=deterministic)
         stack = Stack(c.transformer(), c.num_layers, decoder=False, name="stack")
-        return stack(states, mask[:, None, :], deterministic=deterministic)
+        return stack(states, mask[:, None, :], deterministic=deterministic)[0]

@@ -17,9 +17,10 @@ from empax.core.config import ConfigError
 from empax.core.sharding import keep_rows_split
 from empax.models.arithmetic import contract
 from empax.models.decoder_only_config import DecoderOnlyConfig, gpt2_config, llama_config
-from empax.models.layers import Attention, Dropout, FeedForward, Norm, normal
+from empax.models.feed_forward import FeedForward
+from empax.models.layers import Attention, Dropout, Norm, normal
 from empax.models.rotary import Rotary, rotary, rotation_rates
-from empax.models.stack import DecodeCache, cache_dtype, extend_cache, rematerialized, scan_layers, step_layers
+from empax.models.scanned import DecodeCache, cache_dtype, extend_cache, rematerialized, scan_layers, step_layers
 
 __all__ = ["DecoderOnly", "DecoderOnlyConfig", "PromptCache", "gpt2_config", "last_tokens", "llama_config"]
 
@@ -303,7 +304,7 @@ class DecoderOnly(nn.Module):
         positions = (cache.prompt_length + cache.position)[:, None]
 
         def body(layer: DecoderLayer, carry: Any, per_layer: Any, *shared: Any) -> tuple[Any, None]:
-            index, *prompt = per_layer
+            index, *prompt, _ = per_layer  # no memories
             return layer.step(*carry, index, tuple(prompt), *shared), None  # type: ignore[call-arg]
 
         states = self._embed(tokens, positions, deterministic=True)

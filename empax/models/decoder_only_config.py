@@ -9,7 +9,7 @@ from typing import Any, Literal
 from empax.core.config import ConfigError
 from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS
 from empax.models.rotary import RopeScaling
-from empax.models.stack import Remat
+from empax.models.transformer_config import Remat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class DecoderOnlyConfig:
       rope_theta: base of the rotation rates.
       rope_scaling: Llama 3.1's; None = none.
       dropout: of embeddings, attention weights and residual branches.
-      remat, unroll, dtype: see `models.stack.TransformerConfig`.
+      remat, unroll, dtype: see `models.transformer_config.TransformerConfig`.
     """
 
     vocab_size: int

@@ -8,8 +8,9 @@ from __future__ import annotations
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.models.stack import DecodeCache, TransformerConfig
+from empax.models.scanned import DecodeCache
 from empax.models.transformer import EncoderDecoder
+from empax.models.transformer_config import TransformerConfig
 
 
 class FusionInDecoder(nn.Module):

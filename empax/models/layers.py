@@ -66,6 +66,10 @@ _LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"feed_forward/(wi|gate)/a$", ("embed", "rank")),
     (r"feed_forward/(wi|gate)/b$", ("rank", "mlp")),
     (r"feed_forward/wo/a$", ("mlp", "rank")),
+    (r"feed_forward/conv_in$", (None, "embed", "mlp")),
+    (r"feed_forward/conv_out$", (None, "mlp", "embed")),
+    (r"feed_forward/conv_in_bias$", ("mlp",)),
+    (r"feed_forward/conv_out_bias$", ("embed",)),
     (r"(attention/out_bias|feed_forward/wo_bias|norm/scale|norm/bias)$", ("embed",)),
 )
 
@@ -118,54 +122,20 @@ class Norm(nn.Module):
         if self.kind == "layer":
             values = values - jnp.mean(values, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(values), axis=-1, keepdims=True)
-        values = values * jax.lax.rsqrt(variance + self.eps) * _over_last(scale, values.ndim)
+        values = values * jax.lax.rsqrt(variance + self.eps) * over_last(scale, values.ndim)
         if self.kind == "layer":
-            values = values + _over_last(self.param("bias", nn.initializers.zeros, (size,)), values.ndim)
+            values = values + over_last(self.param("bias", nn.initializers.zeros, (size,)), values.ndim)
         return values.astype(self.dtype)
 
 
-def _over_last(vector: Num[Array, " D"], ndim: int) -> Num[Array, "*B D"]:
+def over_last(vector: Num[Array, " D"], ndim: int) -> Num[Array, "*B D"]:
+    """`vector` as an array of `ndim` axes that broadcasts over all but the last."""
     return vector.reshape((1,) * (ndim - 1) + vector.shape)
 
 
 def normal(stddev: float) -> nn.initializers.Initializer:
     """Normal initialiser; `stddev` is that of the weights themselves."""
     return nn.initializers.normal(stddev)
-
-
-class FeedForward(nn.Module):
-    """Two projections with an activation between, gated or not.
-
-    Source: Vaswani et al. 2017, Eq. 2; gated: Shazeer 2020, Eq. 6.
-    """
-
-    d_ff: int
-    activation: str
-    use_bias: bool
-    dropout: float
-    init_scale: float = 1.0
-    dtype: DTypeLike = jnp.float32
-
-    @nn.compact
-    def __call__(self, states: Float[Array, "B T D"], *, deterministic: bool) -> Float[Array, "B T D"]:
-        size = states.shape[-1]
-        inward = normal(self.init_scale * size**-0.5)
-        hidden = contract("BTD,DF->BTF", states, self.param("wi", inward, (size, self.d_ff)))
-        if self.use_bias:
-            bias = self.param("wi_bias", nn.initializers.zeros, (self.d_ff,))
-            hidden = add_bias(hidden, _over_last(bias, 3))
-        if self.activation in GATED_ACTIVATIONS:
-            gate = contract("BTD,DF->BTF", states, self.param("gate", inward, (size, self.d_ff)))
-            hidden = ACTIVATIONS[GATED_ACTIVATIONS[self.activation]](gate) * hidden
-        else:
-            hidden = ACTIVATIONS[self.activation](hidden)
-        hidden = Dropout(self.dropout)(hidden, deterministic=deterministic)
-        outward = self.param("wo", normal(self.init_scale * self.d_ff**-0.5), (self.d_ff, size))
-        result = contract("BTF,FD->BTD", hidden, outward)
-        if self.use_bias:
-            bias = self.param("wo_bias", nn.initializers.zeros, (size,))
-            result = add_bias(result, _over_last(bias, 3))
-        return result
 
 
 class Attention(nn.Module):
@@ -240,7 +210,7 @@ class Attention(nn.Module):
     def _out(self, heads: Float[Array, "B H T N"]) -> Float[Array, "B T D"]:
         result = contract("BHTN,HND->BTD", heads, self.out_weight)
         if self.use_bias:
-            result = add_bias(result, _over_last(self.out_offset, 3))
+            result = add_bias(result, over_last(self.out_offset, 3))
         return result
 
     def attend(
@@ -258,14 +228,26 @@ class Attention(nn.Module):
 
         Keys are [B, G, S, N], or [B, G, N, S] if `turned`. Keys and values may be of a wider type than the layer's.
         """
+        weights = self.weights(query, key, mask=mask, bias=bias, turned=turned).astype(self.dtype)
+        weights = self.weights_dropout(weights, deterministic=deterministic)
+        return self._out(self._mix(weights, value))
+
+    def weights(
+        self,
+        query: Float[Array, "B H T N"],
+        key: Float[Array, "B G _ _"],
+        *,
+        mask: Bool[Array, "#B #T S"] | None,
+        bias: Float[Array, "#B H T S"] | None,
+        turned: bool = False,
+    ) -> Float[Array, "B H T S"]:
+        """Attention weights in float32, without dropout; arguments as of `attend`."""
         logits = self._logits(query, key, turned=turned)
         if bias is not None:
             logits = add_bias(logits, bias)
         if mask is not None:
             logits = jnp.where(mask[:, None, :, :], logits, MASKED)
-        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)
-        weights = self.weights_dropout(weights, deterministic=deterministic)
-        return self._out(self._mix(weights, value))
+        return jax.nn.softmax(logits, axis=-1)
 
     def attend_shared_and_own(
         self,

@@ -1,223 +1,26 @@
-"""Scanned Transformer layers, and the settings that tell one Transformer from another.
-
-Layers are scanned: their parameters are stacked, [L, ...], and compile time does not grow with depth.
-"""
+"""One Transformer layer, and the stack of them that is an encoder or a decoder."""
 
 from __future__ import annotations
 
-import dataclasses
-import operator
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.config import ConfigError
 from empax.core.sharding import keep_rows_split
-from empax.core.types import Params
-from empax.models.arithmetic import WEIGHT_PRODUCT
-from empax.models.layers import (
-    ACTIVATIONS,
-    GATED_ACTIVATIONS,
-    Attention,
-    Dropout,
-    FeedForward,
-    Norm,
-    normal,
-    relative_bucket,
-)
-
-Remat: TypeAlias = Literal["none", "minimal", "full"]
-"""What the backward pass computes again, see `rematerialized`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TransformerConfig:
-    """Everything that tells one Transformer from another.
-
-    Attributes:
-      inner_dropout: whether dropout also follows the activation of the feed-forward (T5).
-      attention_scale: logits times head_dim ** -0.5; T5 has none.
-      position: "relative" (T5's bias, shared by all layers of a stack), "sinusoidal" or "learned".
-      max_positions: how many learned positions there are; the others know no limit.
-      position_offset: unused rows before that of the first position (BART: 2).
-      shared_positions: whether encoder and decoder read one table of learned positions; BART has one in each.
-      embedding_norm: whether a norm follows the embeddings, one in each stack (BART).
-      embed_scale: embeddings times sqrt(d_model), as in Vaswani et al. 2017.
-      output_scale: output logits times d_model ** -0.5 (T5 v1.0).
-      output_bias: whether a constant is added to the logits (BART's `final_logits_bias`); it is never trained.
-      init_scale: factor on every initial weight but embeddings.
-      embedding_stddev: of initial embeddings; None = d_model ** -0.5.
-      start_id: what the decoder reads first.
-      remat: what of the layers the backward pass computes again: see `models.stack.rematerialized`.
-      unroll: layers per iteration of the scan. More compile slower; on a CPU they run up to 1.6 times faster, since the
-        backward pass of a loop copies what it saved.
-      dtype: of the arithmetic; parameters, softmax, norms and logits stay float32.
-    """
-
-    vocab_size: int
-    d_model: int
-    num_heads: int
-    head_dim: int
-    d_ff: int
-    num_encoder_layers: int
-    num_decoder_layers: int
-    dropout: float = 0.1
-    inner_dropout: bool = True
-    activation: str = "relu"
-    norm: Literal["rms", "layer"] = "layer"
-    pre_norm: bool = True
-    use_bias: bool = True
-    attention_scale: bool = True
-    position: Literal["relative", "sinusoidal", "learned"] = "relative"
-    relative_buckets: int = 32
-    relative_max_distance: int = 128
-    max_positions: int = 512
-    position_offset: int = 0
-    shared_positions: bool = True
-    embed_scale: bool = False
-    embedding_norm: bool = False
-    tie_embeddings: bool = True
-    output_scale: bool = False
-    output_bias: bool = False
-    layer_norm_eps: float = 1e-6
-    final_norm: bool = True
-    init_scale: float = 1.0
-    embedding_stddev: float | None = None
-    start_id: int = 0
-    remat: Remat = "none"
-    unroll: int = 1
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        known = sorted([*ACTIVATIONS, *GATED_ACTIVATIONS])
-        if self.activation not in known:
-            raise ConfigError(f"activation = {self.activation!r} is unknown; it is one of {', '.join(known)}.")
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(f"dtype = {self.dtype!r} must be float32, bfloat16 or float16.")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1).")
-        for name in ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "unroll"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1.")
-
-    def initial_embedding_stddev(self) -> float:
-        """Of initial embeddings, of tokens as of positions."""
-        return self.d_model**-0.5 if self.embedding_stddev is None else self.embedding_stddev
-
-    def position_rows(self) -> int:
-        """Rows of a table of learned positions."""
-        return self.max_positions + self.position_offset
-
-
-@flax.struct.dataclass
-class DecodeCache:
-    """What decoding remembers. Cross keys and values stand once per example, not once per hypothesis.
-
-    Cross keys are turned to what a matrix product reads fastest, since every step multiplies with them.
-
-    Where the scan over layers is unrolled, `weights` holds each layer's own, and cross keys and values are tuples of L
-    arrays: cut from their stacks within the loop over tokens, all of them would be copied for every token.
-
-    The fields are arrays, but annotated Any: JAX also builds pytrees of specs, axes and placeholders.
-    """
-
-    self_key: Any  # [L, B, K, H, T, N], of `cache_dtype`
-    self_value: Any  # [L, B, K, H, T, N], of `cache_dtype`
-    cross_key: Any  # [L, B, H, N, S]
-    cross_value: Any  # [L, B, H, S, N]
-    source_mask: Any  # [B, S] bool
-    position: Any  # [] int32, how many tokens have been read
-    weights: Any = flax.struct.field(default=None, kw_only=True)  # None where layers are scanned
-
-    def cut(self, weights: Params) -> Any:
-        """The same with each layer's part of what is stacked apart; `weights` are the scanned layers' parameters."""
-
-        def apart(stacked: Any) -> tuple[Any, ...]:
-            return tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(self.self_key.shape[0]))
-
-        cross = {"cross_key": apart(self.cross_key), "cross_value": apart(self.cross_value)}
-        return self.replace(weights=apart(weights), **cross)  # type: ignore[attr-defined]
-
-    def reorder(self, parents: Int[Array, "B K"]) -> DecodeCache:
-        """Makes hypothesis k a continuation of `parents[b, k]`; only the self-attention cache moves."""
-        rows = jnp.arange(parents.shape[0])[:, None]
-        return self.replace(  # type: ignore[attr-defined]
-            self_key=self.self_key[:, rows, parents], self_value=self.self_value[:, rows, parents]
-        )
-
-
-def cache_dtype(dtype: DTypeLike) -> DTypeLike:
-    """The type to keep hypotheses' own keys and values in; they hold numbers of `dtype` all the same.
-
-    XLA has no update of a half-precision slice for CPUs: it would convert the whole cache there and back, every token.
-    """
-    return jnp.float32 if jax.default_backend() == "cpu" else dtype
-
-
-def extend_cache(
-    cache: Float[Array, "L B K H T N"],
-    item: Float[Array, "B K H 1 N"],
-    layer: Int[Array, ""],
-    position: Int[Array, ""],
-) -> tuple[Float[Array, "L B K H T N"], Float[Array, "B K H T N"]]:
-    """Puts `item` into `layer` at `position`; gives the cache of all layers and that of this one."""
-    # Written in place in the loop's carry: no other part of the cache is copied.
-    start = (layer, 0, 0, 0, position, 0)
-    cache = jax.lax.dynamic_update_slice(cache, item[None].astype(cache.dtype), start)
-    return cache, jax.lax.dynamic_index_in_dim(cache, layer, 0, keepdims=False)
-
-
-def scan_layers(
-    function: Any, layers: nn.Module, carry: Any, per_layer: Any, *shared: Any, length: int, unroll: int
-) -> Any:
-    """Scans `function(layer, carry, per_layer, *shared) -> (carry, outputs)` over `length` layers."""
-    scanned = nn.scan(
-        function,
-        variable_axes={"params": 0},
-        split_rngs={"params": True, "dropout": True},
-        in_axes=(0, *(nn.broadcast,) * len(shared)),  # type: ignore[arg-type]
-        length=length,
-        unroll=min(unroll, length),
-    )
-    return scanned(layers, carry, per_layer, *shared)
-
-
-def step_layers(
-    function: Any, layers: nn.Module, carry: Any, cache: DecodeCache, *shared: Any, length: int, unroll: int
-) -> Any:
-    """Takes one token through all layers by `function(layer, carry, (number, cross_key, cross_value), *shared)`.
-
-    A scan, or a plain loop where the cache has the layers' weights apart. Gives the last carry.
-    """
-    if cache.weights is None:
-        per_layer = (jnp.arange(length), cache.cross_key, cache.cross_value)
-        return scan_layers(function, layers, carry, per_layer, *shared, length=length, unroll=unroll)[0]
-    alone = layers.clone(parent=None)
-    for number, (own, *cross) in enumerate(zip(cache.weights, cache.cross_key, cache.cross_value, strict=True)):
-        carry, _ = function(alone.bind({"params": own}), carry, (jnp.asarray(number), *cross), *shared)
-    return carry
-
-
-def rematerialized(function: Any, remat: Remat) -> Any:
-    """The body of `scan_layers` with less kept for the backward pass, and more computed again there.
-
-    "none" keeps everything, "full" what enters a layer alone (a third more time), "minimal" also every product with a
-    weight matrix, so that attention's weights and what is done element by element are computed again and no more. The
-    names are t5x's.
-    """
-    if remat == "none":
-        return function
-    policy = jax.checkpoint_policies.save_only_these_names(WEIGHT_PRODUCT) if remat == "minimal" else None
-    return nn.remat(function, prevent_cse=False, policy=policy)
+from empax.models.feed_forward import ConvFeedForward, ConvWindow, FeedForward
+from empax.models.layers import Dropout, Norm, normal, relative_bucket
+from empax.models.memory_attention import Memories, MemoryAttention
+from empax.models.scanned import DecodeCache, extend_cache, rematerialized, scan_layers, step_layers
+from empax.models.transformer_config import TransformerConfig
 
 
 class Layer(nn.Module):
-    """One layer: self-attention, cross-attention in a decoder, feed-forward; pre- or post-norm."""
+    """Self-attention, in a decoder attention to the source and to memories, feed-forward; pre- or post-norm."""
 
     config: TransformerConfig
     cross: bool
@@ -225,21 +28,17 @@ class Layer(nn.Module):
     def setup(self) -> None:
         c = self.config
         dtype = jnp.dtype(c.dtype)
-
-        def attention() -> Attention:
-            return Attention(
-                c.d_model, c.num_heads, c.head_dim, c.use_bias, c.attention_scale, c.dropout, c.init_scale, dtype
-            )
-
-        def norm() -> Norm:
-            return Norm(c.norm, c.layer_norm_eps, dtype)
-
-        self.attention, self.attention_norm = attention(), norm()
+        self.attention, self.attention_norm = c.make_attention(), c.make_norm()
         if self.cross:
-            self.cross_attention, self.cross_attention_norm = attention(), norm()
+            self.cross_attention, self.cross_attention_norm = c.make_attention(), c.make_norm()
+            for name in c.memories:
+                setattr(self, name, MemoryAttention(c))
         inner = c.dropout if c.inner_dropout else 0.0
-        self.feed_forward = FeedForward(c.d_ff, c.activation, c.use_bias, inner, c.init_scale, dtype)
-        self.feed_forward_norm = norm()
+        if c.feed_forward_kernel > 1:
+            self.feed_forward = c.make_convolution(causal=self.cross)
+        else:
+            self.feed_forward = FeedForward(c.d_ff, c.activation, c.use_bias, inner, c.init_scale, dtype)
+        self.feed_forward_norm = c.make_norm()
         self.dropout = Dropout(c.dropout)
 
     def _residual(self, norm: Norm, states: jax.Array, sublayer: Any, deterministic: bool) -> jax.Array:
@@ -247,11 +46,30 @@ class Layer(nn.Module):
         states = states + self.dropout(changed, deterministic=deterministic)
         return states if self.config.pre_norm else norm(states)
 
-    def _feed(self, states: Float[Array, "B T D"], deterministic: bool) -> Float[Array, "B T D"]:
+    def _feed(
+        self, states: Float[Array, "B T D"], mask: Bool[Array, "#B T"], deterministic: bool
+    ) -> Float[Array, "B T D"]:
         def feed(inputs: jax.Array) -> jax.Array:
+            if isinstance(self.feed_forward, ConvFeedForward):
+                return self.feed_forward(inputs, mask, deterministic=deterministic)
             return self.feed_forward(inputs, deterministic=deterministic)
 
         return self._residual(self.feed_forward_norm, states, feed, deterministic)
+
+    def _read_memories(
+        self, states: Float[Array, "B T D"], memories: Mapping[str, tuple[Any, Any, Any]], deterministic: bool
+    ) -> Float[Array, "B T D"]:
+        """Attends to each memory in turn; `memories` holds keys, values and mask by name."""
+        for name in self.config.memories:
+            key, value, mask = memories[name]
+            module: MemoryAttention = getattr(self, name)
+
+            def read(inputs: jax.Array, module: Any = module, rest: Any = (key, value, mask)) -> jax.Array:
+                return module(inputs, *rest, deterministic=deterministic)
+
+            changed = self._residual(module.norm, states, read, deterministic)
+            states = jnp.where(jnp.any(mask, axis=1)[:, None, None], changed, states)
+        return states
 
     def __call__(
         self,
@@ -260,43 +78,72 @@ class Layer(nn.Module):
         bias: Float[Array, "1 H T T"] | None,
         source: Float[Array, "B S D"] | None,
         source_mask: Bool[Array, "B S"] | None,
+        memories: Memories,
         *,
         deterministic: bool,
-    ) -> Float[Array, "B T D"]:
+        with_weights: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
+        """The states and, if asked for, the cross-attention's weights, averaged over heads, without dropout."""
+        weights: list[jax.Array] = []
+
         def attend(inputs: jax.Array) -> jax.Array:
             return self.attention(inputs, inputs, mask=mask, bias=bias, deterministic=deterministic)
 
         def attend_source(inputs: jax.Array) -> jax.Array:
             assert source is not None
             assert source_mask is not None
-            mask = source_mask[:, None, :]
-            return self.cross_attention(inputs, source, mask=mask, bias=None, deterministic=deterministic)
+            may = source_mask[:, None, :]
+            if with_weights:
+                key, _ = self.cross_attention.keys_values(source)
+                weights.append(self._copy_weights(inputs, key, may, turned=False))
+            return self.cross_attention(inputs, source, mask=may, bias=None, deterministic=deterministic)
 
         states = self._residual(self.attention_norm, states, attend, deterministic)
         if self.cross:
             states = self._residual(self.cross_attention_norm, states, attend_source, deterministic)
-        return self._feed(states, deterministic)
+            read = {name: (*getattr(self, name).keys_values(one.states), one.mask) for name, one in memories.items()}
+            states = self._read_memories(states, read, deterministic)
+        return self._feed(states, mask[:, -1], deterministic), weights[0] if weights else None
+
+    def _copy_weights(
+        self, inputs: Float[Array, "B T D"], key: Float[Array, "B H _ _"], mask: Bool[Array, "B 1 S"], *, turned: bool
+    ) -> Float[Array, "B T S"]:
+        query = self.cross_attention.queries(inputs)
+        weights = self.cross_attention.weights(query, key, mask=mask, bias=None, turned=turned)
+        return jnp.mean(weights, axis=1)
 
     def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "B H N S"], Float[Array, "B H S N"]]:
         """Keys and values of cross-attention, as the cache has them."""
         key, value = self.cross_attention.keys_values(source)
         return jnp.swapaxes(key, -2, -1), value
 
+    def memory_keys_values(self, memories: Memories) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """The same of each memory."""
+        return {name: getattr(self, name).keys_values(one.states) for name, one in memories.items()}
+
     def step(
         self,
         states: Float[Array, "B K D"],
         self_key: Float[Array, "L B K H T N"],
         self_value: Float[Array, "L B K H T N"],
+        windows: ConvWindow | None,
         layer: Int[Array, ""],
         cross: tuple[Float[Array, "B H N S"], Float[Array, "B H S N"]],
+        memories: Mapping[str, tuple[Any, Any, Any]],
         source_mask: Bool[Array, "B S"],
         bias: Float[Array, "1 H 1 T"] | None,
         position: Int[Array, ""],
-    ) -> tuple[Float[Array, "B K D"], Float[Array, "L B K H T N"], Float[Array, "L B K H T N"]]:
-        """One token of every hypothesis, reading and extending the caches of all layers at `layer`."""
+        with_weights: bool = False,
+    ) -> tuple[Any, Any]:
+        """One token of every hypothesis, reading and extending the caches of all layers at `layer`.
+
+        Returns:
+          The states and caches, and the weights as of `__call__`.
+        """
         batch, hypotheses, size = states.shape
         length = self_key.shape[4]
-        caches = {}
+        caches: dict[str, Any] = {"windows": windows}
+        weights: list[jax.Array] = []
 
         def attend(inputs: jax.Array) -> jax.Array:
             flat = inputs.reshape(batch * hypotheses, 1, size)
@@ -315,11 +162,31 @@ class Layer(nn.Module):
             # Hypotheses stand where the positions of a target stand in training.
             query = self.cross_attention.queries(inputs)
             mask = source_mask[:, None, :]
+            if with_weights:
+                weights.append(self._copy_weights(inputs, cross[0], mask, turned=True))
             return self.cross_attention.attend(query, *cross, mask=mask, bias=None, deterministic=True, turned=True)
+
+        def convolve(inputs: jax.Array) -> jax.Array:
+            assert isinstance(self.feed_forward, ConvFeedForward)
+            own = jax.tree.map(lambda window: jax.lax.dynamic_index_in_dim(window, layer, 0, keepdims=False), windows)
+            flat = jax.tree.map(lambda window: window.reshape(batch * hypotheses, *window.shape[2:]), own)
+            result, flat = self.feed_forward.step(inputs.reshape(batch * hypotheses, 1, size), flat)
+
+            def put_back(window: jax.Array, one: jax.Array) -> jax.Array:
+                return jax.lax.dynamic_update_index_in_dim(window, one.reshape(window.shape[1:]), layer, 0)
+
+            caches["windows"] = jax.tree.map(put_back, windows, flat)
+            return result.reshape(batch, hypotheses, size)
 
         states = self._residual(self.attention_norm, states, attend, True)
         states = self._residual(self.cross_attention_norm, states, attend_source, True)
-        return self._feed(states, True), caches["key"], caches["value"]
+        states = self._read_memories(states, memories, True)
+        if windows is None:
+            states = self._feed(states, jnp.ones((1, hypotheses), bool), True)
+        else:
+            states = self._residual(self.feed_forward_norm, states, convolve, True)
+        carry = (states, caches["key"], caches["value"], caches["windows"])
+        return carry, weights[0] if weights else None
 
 
 class Stack(nn.Module):
@@ -380,17 +247,23 @@ class Stack(nn.Module):
         mask: Bool[Array, "#B #T T"],
         source: Float[Array, "B S D"] | None = None,
         source_mask: Bool[Array, "B S"] | None = None,
+        memories: Memories | None = None,
         *,
         deterministic: bool,
-    ) -> Float[Array, "B T D"]:
-        def body(layer: Layer, states: jax.Array, _: None, *shared: Any) -> tuple[jax.Array, None]:
-            return keep_rows_split(layer(states, *shared, deterministic=deterministic)), None
+        with_weights: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
+        """The last layer's states and, if asked for, its cross-attention's weights, as of `Layer`."""
+
+        def body(layer: Layer, states: jax.Array, _: None, *shared: Any) -> tuple[jax.Array, Any]:
+            states, weights = layer(states, *shared, deterministic=deterministic, with_weights=with_weights)
+            return keep_rows_split(states), weights
 
         states = keep_rows_split(states)
         positions = jnp.arange(states.shape[1])
         bias = self._bias(positions, positions)
-        states, _ = self._scan(rematerialized(body, self.config.remat), states, None, mask, bias, source, source_mask)
-        return self._finish(states, deterministic)
+        shared = (mask, bias, source, source_mask, dict(memories or {}))
+        states, weights = self._scan(rematerialized(body, self.config.remat), states, None, *shared)
+        return self._finish(states, deterministic), None if weights is None else weights[-1]
 
     def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "L B H N S"], Float[Array, "L B H S N"]]:
         """Keys and values of the cross-attention of every layer, as the cache has them."""
@@ -400,19 +273,52 @@ class Stack(nn.Module):
 
         return self._scan(body, None, None, source)[1]
 
-    def step(self, states: Float[Array, "B K D"], cache: DecodeCache) -> tuple[Float[Array, "B K D"], DecodeCache]:
-        """One token of every hypothesis through all layers."""
+    def remember(self, memories: Memories) -> dict[str, tuple[jax.Array, jax.Array, jax.Array]]:
+        """Keys and values of every memory in every layer, with its mask, as the cache has them."""
+        if not memories:
+            return {}
+
+        def body(layer: Layer, carry: None, _: None, memories: Any) -> tuple[None, Any]:
+            return carry, layer.memory_keys_values(memories)
+
+        found = self._scan(body, None, None, dict(memories))[1]
+        return {name: (*found[name], memories[name].mask) for name in memories}
+
+    def empty_windows(self, rows: tuple[int, ...], dtype: DTypeLike) -> ConvWindow | None:
+        """What convolutions remember before the first token, [L, *rows, ...]; None where there are none."""
+        c = self.config
+        if c.feed_forward_kernel == 1:
+            return None
+        shape = (self.num_layers, *rows, c.feed_forward_kernel - 1)
+        return jnp.zeros((*shape, c.d_model), dtype), jnp.zeros((*shape, c.d_ff), dtype)
+
+    def step(
+        self, states: Float[Array, "B K D"], cache: DecodeCache, *, with_weights: bool = False
+    ) -> tuple[Float[Array, "B K D"], DecodeCache, Float[Array, "B K S"] | None]:
+        """One token of every hypothesis through all layers; weights of the last layer as of `__call__`."""
         length = cache.self_key.shape[4]
         bias = self._bias(cache.position[None], jnp.arange(length))
 
         def body(layer: Layer, carry: Any, per_layer: Any, *shared: Any) -> tuple[Any, None]:
-            index, cross_key, cross_value = per_layer
-            return layer.step(*carry, index, (cross_key, cross_value), *shared), None  # type: ignore[call-arg]
+            index, cross_key, cross_value, memories = per_layer
+            masks, *rest = shared
+            read = {name: (*memories[name], mask) for name, mask in masks.items()}
+            states, self_key, self_value, windows, _ = carry
+            cross = (cross_key, cross_value)
+            carry, weights = layer.step(
+                states, self_key, self_value, windows, index, cross, read, *rest, with_weights=with_weights
+            )
+            return (*carry, weights), None
 
-        carry, shared = (states, cache.self_key, cache.self_value), (cache.source_mask, bias, cache.position)
+        masks = {name: mask for name, (_, _, mask) in cache.memories.items()}
+        empty = jnp.zeros((*states.shape[:2], cache.source_mask.shape[1])) if with_weights else None
+        carry = (states, cache.self_key, cache.self_value, cache.windows, empty)
+        shared = (masks, cache.source_mask, bias, cache.position)
         length, unroll = self.num_layers, self.config.unroll
-        states, self_key, self_value = step_layers(
+        states, self_key, self_value, windows, weights = step_layers(
             body, self.layers, carry, cache, *shared, length=length, unroll=unroll
         )
-        changed = cache.replace(self_key=self_key, self_value=self_value, position=cache.position + 1)  # type: ignore[attr-defined]
-        return self._finish(states, True), changed
+        changed = cache.replace(  # type: ignore[attr-defined]
+            self_key=self_key, self_value=self_value, windows=windows, position=cache.position + 1
+        )
+        return self._finish(states, True), changed, weights

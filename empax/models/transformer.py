@@ -13,9 +13,12 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import ConfigError
 from empax.models.arithmetic import contract
 from empax.models.layers import Dropout, normal, sinusoidal_positions
-from empax.models.stack import DecodeCache, Stack, TransformerConfig, cache_dtype
+from empax.models.memory_attention import Memories, Memory
+from empax.models.scanned import DecodeCache, cache_dtype
+from empax.models.stack import Stack
+from empax.models.transformer_config import TransformerConfig
 
-__all__ = ["DecodeCache", "EncoderDecoder", "TransformerConfig", "scratch"]
+__all__ = ["DecodeCache", "EncoderDecoder", "Memory", "TransformerConfig", "scratch"]
 
 
 def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
@@ -60,12 +63,18 @@ class EncoderDecoder(nn.Module):
         self.dropout = Dropout(c.dropout)
 
     def _embed(
-        self, stack: Stack, tokens: Int[Array, "B T"], positions: Int[Array, " #T"], deterministic: bool
+        self,
+        stack: Stack,
+        embedded: Float[Array, "B T D"],
+        positions: Int[Array, " #T"],
+        deterministic: bool,
+        start: Float[Array, "B D"] | None = None,
     ) -> Float[Array, "B T D"]:
+        """What a stack reads; `start` stands for the scaled embedding at position 0."""
         c = self.config
-        states = self.token_embedding[tokens]
-        if c.embed_scale:
-            states = states * c.d_model**0.5
+        states = embedded * c.d_model**0.5 if c.embed_scale else embedded
+        if start is not None:
+            states = jnp.where((positions == 0)[None, :, None], start[:, None].astype(states.dtype), states)
         if c.position == "sinusoidal":
             states = states + sinusoidal_positions(positions, c.d_model)[None]
         if c.position == "learned" and c.shared_positions:
@@ -77,13 +86,40 @@ class EncoderDecoder(nn.Module):
         """Which encoder states are of real tokens."""
         return source_mask
 
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Rows of the token embedding, as `encode` takes them in `embedded`."""
+        return self.token_embedding[tokens]
+
+    def embed_soft(self, probabilities: Float[Array, "B T V"]) -> Float[Array, "B T D"]:
+        """Expected rows of the token embedding; for one-hot probabilities the same as `embed`."""
+        return contract("BTV,VD->BTD", probabilities, self.token_embedding)
+
     def encode(
-        self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], *, deterministic: bool = True
+        self,
+        source: Int[Array, "B S"] | None,
+        source_mask: Bool[Array, "B S"],
+        *,
+        embedded: Float[Array, "B S D"] | None = None,
+        added: Float[Array, "B S D"] | None = None,
+        deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """Encoder states; those of padding are numbers without meaning."""
-        self._check_length(source.shape[1])
-        states = self._embed(self.encoder, source, jnp.arange(source.shape[1]), deterministic)
-        return self.encoder(states, source_mask[:, None, :], deterministic=deterministic)
+        """Encoder states; those of padding are numbers without meaning.
+
+        Args:
+          source: ids, or None where `embedded` stands for their embeddings.
+          source_mask: True = real.
+          embedded: inputs that are no ids, before the embedding's scale and positions.
+          added: vectors to add to those of the tokens (speakers, segments), before scale and positions too.
+          deterministic: without dropout.
+        """
+        self._check_length(source_mask.shape[1])
+        if embedded is None:
+            assert source is not None
+            embedded = self.embed(source)
+        if added is not None:
+            embedded = embedded + added
+        states = self._embed(self.encoder, embedded, jnp.arange(source_mask.shape[1]), deterministic)
+        return self.encoder(states, source_mask[:, None, :], deterministic=deterministic)[0]
 
     def decode_hidden(
         self,
@@ -91,16 +127,67 @@ class EncoderDecoder(nn.Module):
         states: Float[Array, "B S D"],
         states_mask: Bool[Array, "B S"],
         *,
+        memories: Memories | None = None,
+        start: Float[Array, "B D"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
-        """Decoder states, teacher-forced: state t predicts `target[:, t]`, having read the tokens before it."""
+        """Decoder states, teacher-forced: state t predicts `target[:, t]`, having read the tokens before it.
+
+        Args:
+          target: ids.
+          states: of the encoder.
+          states_mask: True = real.
+          memories: what `config.memories` names.
+          start: stands for the scaled embedding of `start_id` (EmpDG, KEMP: the projected logits of the emotion).
+          deterministic: without dropout.
+        """
+        return self._decoded(target, states, states_mask, memories, start, deterministic, with_weights=False)[0]
+
+    def decode_with_weights(
+        self,
+        target: Int[Array, "B T"],
+        states: Float[Array, "B S D"],
+        states_mask: Bool[Array, "B S"],
+        *,
+        memories: Memories | None = None,
+        start: Float[Array, "B D"] | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"]]:
+        """`decode_hidden`, and the last layer's attention to the source, averaged over heads: what copying needs."""
+        hidden, weights = self._decoded(target, states, states_mask, memories, start, deterministic, with_weights=True)
+        assert weights is not None
+        return hidden, weights
+
+    def _decoded(
+        self,
+        target: Int[Array, "B T"],
+        states: Float[Array, "B S D"],
+        states_mask: Bool[Array, "B S"],
+        memories: Memories | None,
+        start: Float[Array, "B D"] | None,
+        deterministic: bool,
+        *,
+        with_weights: bool,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
         length = target.shape[1]
         self._check_length(length)
-        start = jnp.full((target.shape[0], 1), self.config.start_id, target.dtype)
-        shifted = jnp.concatenate([start, target[:, :-1]], axis=1)
-        inputs = self._embed(self.decoder, shifted, jnp.arange(length), deterministic)
+        first = jnp.full((target.shape[0], 1), self.config.start_id, target.dtype)
+        embedded = self.embed(jnp.concatenate([first, target[:, :-1]], axis=1))
+        inputs = self._embed(self.decoder, embedded, jnp.arange(length), deterministic, start)
         causal = jnp.tril(jnp.ones((1, length, length), bool))
-        return self.decoder(inputs, causal, states, states_mask, deterministic=deterministic)
+        read = self._checked(memories)
+        return self.decoder(
+            inputs, causal, states, states_mask, read, deterministic=deterministic, with_weights=with_weights
+        )
+
+    def _checked(self, memories: Memories | None) -> Memories:
+        memories = memories or {}
+        if set(memories) != set(self.config.memories):
+            raise ConfigError(
+                f"the decoder's memories are {', '.join(self.config.memories) or 'none'} (config.memories), "
+                f"but it was given {', '.join(memories) or 'none'}."
+            )
+        return memories
 
     def output_weights(self) -> Float[Array, "V D"]:
         """The matrix E of logits = hidden E^T, with every factor in it: what a fused loss needs.
@@ -149,22 +236,55 @@ class EncoderDecoder(nn.Module):
         return self.decode(target, states, source_mask, deterministic=deterministic)
 
     def start_cache(
-        self, states: Float[Array, "B S D"], states_mask: Bool[Array, "B S"], *, num_hypotheses: int, max_length: int
+        self,
+        states: Float[Array, "B S D"],
+        states_mask: Bool[Array, "B S"],
+        *,
+        num_hypotheses: int,
+        max_length: int,
+        memories: Memories | None = None,
+        start: Float[Array, "B D"] | None = None,
     ) -> DecodeCache:
-        """An empty cache for `num_hypotheses` continuations of at most `max_length` tokens each."""
+        """An empty cache for `num_hypotheses` continuations of at most `max_length` tokens each.
+
+        `memories` and `start` as of `decode_hidden`.
+        """
         c = self.config
         self._check_length(max_length)
         cross_key, cross_value = self.decoder.keys_values(states)
         shape = (c.num_decoder_layers, states.shape[0], num_hypotheses, c.num_heads, max_length, c.head_dim)
         empty = jnp.zeros(shape, cache_dtype(c.dtype))
-        cache = DecodeCache(empty, empty, cross_key, cross_value, states_mask, jnp.zeros((), jnp.int32))
+        cache = DecodeCache(
+            empty,
+            empty,
+            cross_key,
+            cross_value,
+            states_mask,
+            jnp.zeros((), jnp.int32),
+            memories=self.decoder.remember(self._checked(memories)),
+            windows=self.decoder.empty_windows((states.shape[0], num_hypotheses), cache_dtype(c.dtype)),
+            start=start,
+        )
         return cache.cut(self.decoder.variables["params"]["layers"]) if c.unroll >= c.num_decoder_layers else cache
 
     def step(self, tokens: Int[Array, "B K"], cache: DecodeCache) -> tuple[Float[Array, "B K V"], DecodeCache]:
         """Reads one token of every hypothesis (the first is `start_id`) and gives the next one's logits."""
-        states = self._embed(self.decoder, tokens, cache.position[None], deterministic=True)
-        hidden, cache = self.decoder.step(states, cache)
+        hidden, cache, _ = self._step(tokens, cache, with_weights=False)
         return self.logits_from(hidden), cache
+
+    def step_with_weights(
+        self, tokens: Int[Array, "B K"], cache: DecodeCache
+    ) -> tuple[Float[Array, "B K D"], DecodeCache, Float[Array, "B K S"]]:
+        """`step` of `decode_with_weights`: states and weights in place of logits."""
+        hidden, cache, weights = self._step(tokens, cache, with_weights=True)
+        assert weights is not None
+        return hidden, cache, weights
+
+    def _step(
+        self, tokens: Int[Array, "B K"], cache: DecodeCache, *, with_weights: bool
+    ) -> tuple[Float[Array, "B K D"], DecodeCache, Float[Array, "B K S"] | None]:
+        states = self._embed(self.decoder, self.embed(tokens), cache.position[None], True, cache.start)
+        return self.decoder.step(states, cache, with_weights=with_weights)
 
     def _check_length(self, length: int) -> None:
         c = self.config

@@ -14,7 +14,8 @@ from empax.models.arithmetic import contract
 from empax.models.bart import bart_config
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, gpt2_config, llama_config
-from empax.models.layers import FeedForward, logical_axes
+from empax.models.feed_forward import FeedForward
+from empax.models.layers import logical_axes
 from empax.models.lora import Int8, LoraSettings, LowRank, adapt, init_adapters, lower, merge, quantize
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder

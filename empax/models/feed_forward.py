@@ -1,0 +1,111 @@
+"""The feed-forwards of a layer: dense, gated, and convolutions over time."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from empax.models.arithmetic import add_bias, contract
+from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Dropout, normal, over_last
+
+ConvWindow: TypeAlias = tuple[jax.Array, jax.Array]
+"""The inputs that the two convolutions of a causal `ConvFeedForward` still need."""
+
+
+class FeedForward(nn.Module):
+    """Two projections with an activation between, gated or not.
+
+    Source: Vaswani et al. 2017, Eq. 2; gated: Shazeer 2020, Eq. 6.
+    """
+
+    d_ff: int
+    activation: str
+    use_bias: bool
+    dropout: float
+    init_scale: float = 1.0
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, states: Float[Array, "B T D"], *, deterministic: bool) -> Float[Array, "B T D"]:
+        size = states.shape[-1]
+        inward = normal(self.init_scale * size**-0.5)
+        hidden = contract("BTD,DF->BTF", states, self.param("wi", inward, (size, self.d_ff)))
+        if self.use_bias:
+            bias = self.param("wi_bias", nn.initializers.zeros, (self.d_ff,))
+            hidden = add_bias(hidden, over_last(bias, 3))
+        if self.activation in GATED_ACTIVATIONS:
+            gate = contract("BTD,DF->BTF", states, self.param("gate", inward, (size, self.d_ff)))
+            hidden = ACTIVATIONS[GATED_ACTIVATIONS[self.activation]](gate) * hidden
+        else:
+            hidden = ACTIVATIONS[self.activation](hidden)
+        hidden = Dropout(self.dropout)(hidden, deterministic=deterministic)
+        outward = self.param("wo", normal(self.init_scale * self.d_ff**-0.5), (self.d_ff, size))
+        result = contract("BTF,FD->BTD", hidden, outward)
+        if self.use_bias:
+            bias = self.param("wo_bias", nn.initializers.zeros, (size,))
+            result = add_bias(result, over_last(bias, 3))
+        return result
+
+
+class ConvFeedForward(nn.Module):
+    """Two convolutions over time, each followed by the activation and dropout.
+
+    Departure: padding is 0 at either convolution, so that it changes no real position; the released code of MoEL and
+    its successors lets the embedding of the padding token in. Source: Lin et al. 2019 (code).
+
+    Attributes:
+      kernel: positions that one convolution reads.
+      causal: it reads the position itself and those before it; else as many on either side.
+    """
+
+    d_model: int
+    d_ff: int
+    kernel: int
+    activation: str
+    use_bias: bool
+    dropout: float
+    causal: bool
+    init_scale: float = 1.0
+
+    def setup(self) -> None:
+        self.after = Dropout(self.dropout)
+        for name, inputs, outputs in (("conv_in", self.d_model, self.d_ff), ("conv_out", self.d_ff, self.d_model)):
+            init = normal(self.init_scale * (self.kernel * inputs) ** -0.5)
+            setattr(self, f"{name}_weight", self.param(name, init, (self.kernel, inputs, outputs)))
+            if self.use_bias:
+                setattr(self, f"{name}_offset", self.param(f"{name}_bias", nn.initializers.zeros, (outputs,)))
+
+    def _convolve(self, padded: Float[Array, "B P D"], name: str) -> Float[Array, "B T F"]:
+        weights = getattr(self, f"{name}_weight")
+        length = padded.shape[1] - self.kernel + 1
+        result = contract("BTD,DF->BTF", padded[:, :length], weights[0])
+        for place in range(1, self.kernel):
+            result = result + contract("BTD,DF->BTF", padded[:, place : place + length], weights[place])
+        if self.use_bias:
+            result = add_bias(result, over_last(getattr(self, f"{name}_offset"), 3))
+        return ACTIVATIONS[self.activation](result)
+
+    def __call__(
+        self, states: Float[Array, "B T D"], mask: Bool[Array, "#B T"], *, deterministic: bool
+    ) -> Float[Array, "B T D"]:
+        """The layer on whole sequences; `mask` True = real."""
+        before = self.kernel - 1 if self.causal else (self.kernel - 1) // 2
+        around = ((0, 0), (before, self.kernel - 1 - before), (0, 0))
+        for name in ("conv_in", "conv_out"):
+            padded = jnp.pad(jnp.where(mask[..., None], states, 0.0), around)
+            states = self.after(self._convolve(padded, name), deterministic=deterministic)
+        return states
+
+    def step(self, states: Float[Array, "B 1 D"], window: ConvWindow) -> tuple[Float[Array, "B 1 D"], ConvWindow]:
+        """One token; `window` holds the last kernel - 1 inputs of either convolution."""
+        kept = []
+        for name, old in zip(("conv_in", "conv_out"), window, strict=True):
+            read = jnp.concatenate([old, states.astype(old.dtype)], axis=1)
+            kept.append(read[:, 1:])
+            states = self._convolve(read.astype(states.dtype), name)
+        return states, (kept[0], kept[1])

@@ -1,0 +1,133 @@
+"""Layers whose parameters are stacked, [L, ...], and scanned over, so that compile time does not grow with depth.
+
+In decoding they read and extend one cache.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from empax.core.types import Params
+from empax.models.arithmetic import WEIGHT_PRODUCT
+from empax.models.transformer_config import Remat
+
+
+@flax.struct.dataclass
+class DecodeCache:
+    """What decoding remembers. Cross keys and values stand once per example, not once per hypothesis.
+
+    Cross keys are turned to what a matrix product reads fastest, since every step multiplies with them.
+
+    Where the scan over layers is unrolled, `weights` holds each layer's own, and cross keys and values are tuples of L
+    arrays: cut from their stacks within the loop over tokens, all of them would be copied for every token.
+
+    The fields are arrays, but annotated Any: JAX also builds pytrees of specs, axes and placeholders.
+    """
+
+    self_key: Any  # [L, B, K, H, T, N], of `cache_dtype`
+    self_value: Any  # [L, B, K, H, T, N], of `cache_dtype`
+    cross_key: Any  # [L, B, H, N, S]
+    cross_value: Any  # [L, B, H, S, N]
+    source_mask: Any  # [B, S] bool
+    position: Any  # [] int32, how many tokens have been read
+    weights: Any = flax.struct.field(default=None, kw_only=True)  # None where layers are scanned
+    # By name (keys, values, mask), the first two as those of the source.
+    memories: Any = flax.struct.field(default_factory=dict, kw_only=True)
+    windows: Any = flax.struct.field(default=None, kw_only=True)  # a ConvWindow, [L, B, K, W, D] and [L, B, K, W, F]
+    start: Any = flax.struct.field(default=None, kw_only=True)  # [B, D]: what stands for the start token
+
+    def cut(self, weights: Params) -> Any:
+        """The same with each layer's part of what is stacked apart; `weights` are the scanned layers' parameters."""
+
+        def apart(stacked: Any) -> tuple[Any, ...]:
+            return tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(self.self_key.shape[0]))
+
+        cross: dict[str, Any] = {"cross_key": apart(self.cross_key), "cross_value": apart(self.cross_value)}
+        memories = {name: (apart(key), apart(value), mask) for name, (key, value, mask) in self.memories.items()}
+        cross["memories"] = memories
+        return self.replace(weights=apart(weights), **cross)  # type: ignore[attr-defined]
+
+    def reorder(self, parents: Int[Array, "B K"]) -> DecodeCache:
+        """Makes hypothesis k a continuation of `parents[b, k]`; only what each hypothesis has of its own moves."""
+        rows = jnp.arange(parents.shape[0])[:, None]
+        return self.replace(  # type: ignore[attr-defined]
+            self_key=self.self_key[:, rows, parents],
+            self_value=self.self_value[:, rows, parents],
+            windows=jax.tree.map(lambda window: window[:, rows, parents], self.windows),
+        )
+
+
+def cache_dtype(dtype: DTypeLike) -> DTypeLike:
+    """The type to keep hypotheses' own keys and values in; they hold numbers of `dtype` all the same.
+
+    XLA has no update of a half-precision slice for CPUs: it would convert the whole cache there and back, every token.
+    """
+    return jnp.float32 if jax.default_backend() == "cpu" else dtype
+
+
+def extend_cache(
+    cache: Float[Array, "L B K H T N"],
+    item: Float[Array, "B K H 1 N"],
+    layer: Int[Array, ""],
+    position: Int[Array, ""],
+) -> tuple[Float[Array, "L B K H T N"], Float[Array, "B K H T N"]]:
+    """Puts `item` into `layer` at `position`; gives the cache of all layers and that of this one."""
+    # Written in place in the loop's carry: no other part of the cache is copied.
+    start = (layer, 0, 0, 0, position, 0)
+    cache = jax.lax.dynamic_update_slice(cache, item[None].astype(cache.dtype), start)
+    return cache, jax.lax.dynamic_index_in_dim(cache, layer, 0, keepdims=False)
+
+
+def scan_layers(
+    function: Any, layers: nn.Module, carry: Any, per_layer: Any, *shared: Any, length: int, unroll: int
+) -> Any:
+    """Scans `function(layer, carry, per_layer, *shared) -> (carry, outputs)` over `length` layers."""
+    scanned = nn.scan(
+        function,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(0, *(nn.broadcast,) * len(shared)),  # type: ignore[arg-type]
+        length=length,
+        unroll=min(unroll, length),
+    )
+    return scanned(layers, carry, per_layer, *shared)
+
+
+def step_layers(
+    function: Any, layers: nn.Module, carry: Any, cache: DecodeCache, *shared: Any, length: int, unroll: int
+) -> Any:
+    """Takes one token through all layers by `function(layer, carry, per_layer, *shared)`.
+
+    `per_layer` is the layer's number, its cross keys and values, and by name those of its memories.
+    A scan, or a plain loop where the cache has the layers' weights apart. Gives the last carry.
+    """
+    memories = {name: (key, value) for name, (key, value, _) in cache.memories.items()}
+    if cache.weights is None:
+        per_layer = (jnp.arange(length), cache.cross_key, cache.cross_value, memories)
+        return scan_layers(function, layers, carry, per_layer, *shared, length=length, unroll=unroll)[0]
+    alone = layers.clone(parent=None)
+    for number, (own, *cross) in enumerate(zip(cache.weights, cache.cross_key, cache.cross_value, strict=True)):
+        read = {name: (key[number], value[number]) for name, (key, value) in memories.items()}
+        carry, _ = function(alone.bind({"params": own}), carry, (jnp.asarray(number), *cross, read), *shared)
+    return carry
+
+
+def rematerialized(function: Any, remat: Remat) -> Any:
+    """The body of `scan_layers` with less kept for the backward pass, and more computed again there.
+
+    "none" keeps everything, "full" what enters a layer alone (a third more time), "minimal" also every product with a
+    weight matrix, so that attention's weights and what is done element by element are computed again and no more. The
+    names are t5x's.
+    """
+    if remat == "none":
+        return function
+    policy = jax.checkpoint_policies.save_only_these_names(WEIGHT_PRODUCT) if remat == "minimal" else None
+    return nn.remat(function, prevent_cse=False, policy=policy)

@@ -1,0 +1,139 @@
+"""The settings that tell one Transformer from another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, TypeAlias
+
+import jax.numpy as jnp
+
+from empax.core.config import ConfigError
+from empax.models.feed_forward import ConvFeedForward
+from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm
+
+Remat: TypeAlias = Literal["none", "minimal", "full"]
+"""What the backward pass computes again, see `models.scanned.rematerialized`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """Everything that tells one Transformer from another.
+
+    Attributes:
+      inner_dropout: whether dropout also follows the activation of the feed-forward (T5).
+      feed_forward_kernel: 1 = a feed-forward at each position, gated if its activation is; more = convolutions over so
+        many positions, see `models.feed_forward.ConvFeedForward`.
+      memories: names of what every decoder layer attends to between source and feed-forward, see
+        `models.memory_attention`.
+      memory_gate: "scalar" multiplies what is read from a memory by a sigmoid of the state and of it, one number for
+        each position; "none" adds it as it is.
+      attention_scale: logits times head_dim ** -0.5; T5 has none.
+      position: "relative" (T5's bias, shared by all layers of a stack), "sinusoidal" or "learned".
+      max_positions: how many learned positions there are; the others know no limit.
+      position_offset: unused rows before that of the first position (BART: 2).
+      shared_positions: whether encoder and decoder read one table of learned positions; BART has one in each.
+      embedding_norm: whether a norm follows the embeddings, one in each stack (BART).
+      embed_scale: embeddings times sqrt(d_model), as in Vaswani et al. 2017.
+      output_scale: output logits times d_model ** -0.5 (T5 v1.0).
+      output_bias: whether a constant is added to the logits (BART's `final_logits_bias`); it is never trained.
+      init_scale: factor on every initial weight but embeddings.
+      embedding_stddev: of initial embeddings; None = d_model ** -0.5.
+      start_id: what the decoder reads first.
+      remat: what of the layers the backward pass computes again: see `models.scanned.rematerialized`.
+      unroll: layers per iteration of the scan. More compile slower; on a CPU they run up to 1.6 times faster, since the
+        backward pass of a loop copies what it saved.
+      dtype: of the arithmetic; parameters, softmax, norms and logits stay float32.
+    """
+
+    vocab_size: int
+    d_model: int
+    num_heads: int
+    head_dim: int
+    d_ff: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    dropout: float = 0.1
+    inner_dropout: bool = True
+    activation: str = "relu"
+    feed_forward_kernel: int = 1
+    memories: tuple[str, ...] = ()
+    memory_gate: Literal["scalar", "none"] = "scalar"
+    norm: Literal["rms", "layer"] = "layer"
+    pre_norm: bool = True
+    use_bias: bool = True
+    attention_scale: bool = True
+    position: Literal["relative", "sinusoidal", "learned"] = "relative"
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
+    max_positions: int = 512
+    position_offset: int = 0
+    shared_positions: bool = True
+    embed_scale: bool = False
+    embedding_norm: bool = False
+    tie_embeddings: bool = True
+    output_scale: bool = False
+    output_bias: bool = False
+    layer_norm_eps: float = 1e-6
+    final_norm: bool = True
+    init_scale: float = 1.0
+    embedding_stddev: float | None = None
+    start_id: int = 0
+    remat: Remat = "none"
+    unroll: int = 1
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        known = sorted([*ACTIVATIONS, *GATED_ACTIVATIONS])
+        if self.activation not in known:
+            raise ConfigError(f"activation = {self.activation!r} is unknown; it is one of {', '.join(known)}.")
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ConfigError(f"dtype = {self.dtype!r} must be float32, bfloat16 or float16.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1).")
+        sizes = ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "unroll")
+        for name in (*sizes, "feed_forward_kernel"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1.")
+        if self.feed_forward_kernel > 1 and self.activation in GATED_ACTIVATIONS:
+            allowed = " or ".join(ACTIVATIONS)
+            raise ConfigError(f"activation = {self.activation!r} is gated, and convolutions are not; set {allowed}.")
+        if taken := sorted(set(self.memories) & {"attention", "cross_attention", "feed_forward", "dropout"}):
+            raise ConfigError(f"memories = {self.memories} must not take the name of a part of the layer, {taken[0]}.")
+
+    def make_attention(self) -> Attention:
+        """One attention of a layer."""
+        return Attention(
+            self.d_model,
+            self.num_heads,
+            self.head_dim,
+            self.use_bias,
+            self.attention_scale,
+            self.dropout,
+            self.init_scale,
+            jnp.dtype(self.dtype),
+        )
+
+    def make_norm(self) -> Norm:
+        """One norm."""
+        return Norm(self.norm, self.layer_norm_eps, jnp.dtype(self.dtype))
+
+    def make_convolution(self, *, causal: bool) -> ConvFeedForward:
+        """The feed-forward where `feed_forward_kernel` > 1."""
+        return ConvFeedForward(
+            self.d_model,
+            self.d_ff,
+            self.feed_forward_kernel,
+            self.activation,
+            self.use_bias,
+            self.dropout,
+            causal,
+            self.init_scale,
+        )
+
+    def initial_embedding_stddev(self) -> float:
+        """Of initial embeddings, of tokens as of positions."""
+        return self.d_model**-0.5 if self.embedding_stddev is None else self.embedding_stddev
+
+    def position_rows(self) -> int:
+        """Rows of a table of learned positions."""
+        return self.max_positions + self.position_offset

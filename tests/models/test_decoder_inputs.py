@@ -1,0 +1,170 @@
+"""What an encoder-decoder takes beside ids, and what it gives beside logits: off, they change nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.models.memory_attention import Memory
+from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
+
+B, S, T, V, M, D = 2, 7, 5, 29, 4, 20
+SMALL = {"d_model": D, "num_heads": 3, "head_dim": 5, "d_ff": 28, "num_encoder_layers": 1, "num_decoder_layers": 2}
+
+
+def make(**changes):
+    model = EncoderDecoder(scratch(V, **(SMALL | changes)))
+    rng = np.random.default_rng(1)
+    ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
+    memories = {name: Memory(jnp.zeros((1, 2, D)), jnp.ones((1, 2), bool)) for name in changes.get("memories", ())}
+
+    def init(rng):
+        def run(module):
+            states = module.encode(ids, mask)
+            return module.decode_hidden(ids, states, mask, memories=memories)
+
+        return model.init(rng, method=run)
+
+    leaves, tree = jax.tree.flatten(jax.jit(init)(jax.random.key(0))["params"])
+    # Away from the initial ones and zeros, or a forgotten bias would not show.
+    return model, tree.unflatten([leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves])
+
+
+def example():
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(1, V, size=(B, S)), rng.integers(1, V, size=(B, T))
+    mask = np.ones((B, S), bool)
+    mask[1, 4:] = False
+    return jnp.asarray(source), jnp.asarray(mask), jnp.asarray(target)
+
+
+def facts(seed=3, mask=((1, 1, 1, 0), (1, 0, 0, 0))):
+    states = np.random.default_rng(seed).normal(size=(B, M, D)).astype(np.float32)
+    return Memory(jnp.asarray(states), jnp.asarray(mask, bool))
+
+
+def logits(model, params, source, mask, target, *, added=None, embedded=None, **more):
+    def run(module):
+        states = module.encode(None if embedded is not None else source, mask, embedded=embedded, added=added)
+        return module.logits_from(module.decode_hidden(target, states, mask, **more))
+
+    return jax.jit(lambda params: model.apply({"params": params}, method=run))(params)
+
+
+def cached(model, params, source, mask, target, **more):
+    """Logits of `target` by cached steps of two hypotheses, the second reordered to be the first after two tokens."""
+    states = model.apply({"params": params}, source, mask, method="encode")
+    options = {"num_hypotheses": 2, "max_length": T, **more}
+    cache = model.apply({"params": params}, states, mask, **options, method="start_cache")
+    step = jax.jit(lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"))
+    tokens, rows = jnp.full((B, 2), model.config.start_id), []
+    for t in range(T):
+        found, cache = step(tokens, cache)
+        rows.append(found[:, 1])
+        other = target[:, t] if t >= 1 else (target[:, t] + 1) % V
+        if t == 1:  # the second has read another token: from here it goes on as the first
+            cache = cache.reorder(jnp.zeros((B, 2), jnp.int32))
+        tokens = jnp.stack([target[:, t], other], axis=1)
+    return jnp.stack(rows, axis=1)
+
+
+FORMS = {
+    "memory": {"memories": ("facts",)},
+    "two memories, no gate, post-norm": {"memories": ("facts", "concepts"), "memory_gate": "none", "pre_norm": False},
+    "convolution": {"feed_forward_kernel": 3},
+    "unrolled": {"memories": ("facts",), "feed_forward_kernel": 3, "unroll": 2},
+    "start": {"position": "sinusoidal"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_cached_decoding_equals_teacher_forcing(form):
+    model, params = make(**FORMS[form])
+    source, mask, target = example()
+    more = {}
+    if model.config.memories:
+        more["memories"] = {name: facts(seed) for seed, name in enumerate(model.config.memories)}
+    if form == "start":
+        more["start"] = jnp.asarray(np.random.default_rng(5).normal(size=(B, D)), jnp.float32)
+    expected = logits(model, params, source, mask, target, **more)
+    found = cached(model, params, source, mask, target, **more)
+    # Position 1 of the second hypothesis followed another token.
+    for t in (0, 2, 3, 4):
+        np.testing.assert_allclose(found[:, t], expected[:, t], rtol=1e-5, atol=1e-5)
+    assert float(jnp.abs(found[:, 1] - expected[:, 1]).max()) > 1e-3
+
+
+@pytest.mark.parametrize("pre_norm", [True, False])
+def test_an_empty_memory_leaves_the_plain_model(pre_norm):
+    model, params = make(memories=("facts",), pre_norm=pre_norm)
+    plain = EncoderDecoder(scratch(V, **SMALL, pre_norm=pre_norm))
+    own = jax.tree.map(lambda leaf: leaf, params)
+    del own["decoder"]["layers"]["facts"]
+    inputs = example()
+    expected = logits(plain, own, *inputs)
+    nothing = facts(mask=np.zeros((B, M)))
+    np.testing.assert_allclose(logits(model, params, *inputs, memories={"facts": nothing}), expected, atol=1e-5)
+    one_row = facts(mask=((0, 0, 0, 0), (1, 1, 0, 0)))
+    found = logits(model, params, *inputs, memories={"facts": one_row})
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    assert float(jnp.abs(found[1] - expected[1]).max()) > 1e-3
+
+
+def test_padding_of_a_memory_changes_nothing_and_its_order_neither():
+    model, params = make(memories=("facts",))
+    inputs = example()
+    one = facts()
+    expected = logits(model, params, *inputs, memories={"facts": one})
+    changed = Memory(jnp.where(one.mask[..., None], one.states, 7.0), one.mask)
+    np.testing.assert_array_equal(logits(model, params, *inputs, memories={"facts": changed}), expected)
+    order = jnp.asarray([2, 3, 1, 0])
+    turned = Memory(one.states[:, order], one.mask[:, order])
+    np.testing.assert_allclose(logits(model, params, *inputs, memories={"facts": turned}), expected, atol=1e-5)
+
+
+def test_memories_are_those_of_the_config():
+    model, params = make(memories=("facts",))
+    with pytest.raises(ConfigError, match="memories are facts"):
+        logits(model, params, *example())
+    with pytest.raises(ConfigError, match="given other"):
+        logits(model, params, *example(), memories={"other": facts()})
+    with pytest.raises(ConfigError, match="name of a part"):
+        TransformerConfig(V, **SMALL, memories=("feed_forward",))
+
+
+def test_weights_are_the_attention_of_the_last_layer():
+    """They sum to 1 over real tokens, cached as teacher-forced, and moving a source's token moves its weight."""
+    model, params = make()
+    source, mask, target = example()
+    states = model.apply({"params": params}, source, mask, method="encode")
+    hidden, weights = model.apply({"params": params}, target, states, mask, method="decode_with_weights")
+    plain = model.apply({"params": params}, target, states, mask, method="decode_hidden")
+    np.testing.assert_array_equal(hidden, plain)
+    np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=1e-5)
+    assert float(jnp.max(jnp.where(mask[:, None], 0.0, weights))) < 1e-6
+    order = jnp.asarray([1, 0, 2, 3, 4, 5, 6])
+    _, moved = model.apply({"params": params}, target, states[:, order], mask, method="decode_with_weights")
+    np.testing.assert_allclose(moved, weights[..., order], atol=1e-6)
+    cache = model.apply({"params": params}, states, mask, num_hypotheses=1, max_length=T, method="start_cache")
+    tokens = jnp.full((B, 1), model.config.start_id)
+    for t in range(T):
+        found = model.apply({"params": params}, tokens, cache, method="step_with_weights")
+        np.testing.assert_allclose(found[0][:, 0], hidden[:, t], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found[2][:, 0], weights[:, t], rtol=1e-5, atol=1e-6)
+        cache, tokens = found[1], target[:, t : t + 1]
+
+
+def test_inputs_that_are_no_ids():
+    model, params = make()
+    source, mask, target = example()
+    expected = logits(model, params, source, mask, target)
+    rows = model.apply({"params": params}, source, method="embed")
+    np.testing.assert_allclose(logits(model, params, source, mask, target, embedded=rows), expected, atol=1e-5)
+    soft = model.apply({"params": params}, jax.nn.one_hot(source, V), method="embed_soft")
+    np.testing.assert_allclose(soft, rows, atol=1e-6)
+    added = jnp.asarray(np.random.default_rng(2).normal(size=(B, S, D)), jnp.float32)
+    found = logits(model, params, source, mask, target, added=added)
+    other = logits(model, params, source, mask, target, embedded=rows + added)
+    np.testing.assert_allclose(found, other, atol=1e-5)
+    assert float(jnp.abs(found - expected).max()) > 1e-3
