@@ -158,17 +158,23 @@ class ChatForm:
     instruction: str = INSTRUCTION
 
     @property
+    def _frames(self) -> ChatTemplate:
+        return self.template.mapped(self.tokenizer.mark)
+
+    @property
     def prefix(self) -> tuple[int, ...]:
         """What stands in front of every source; put there by the model."""
-        return tuple(self.tokenizer.encode(self.template.opening + self.instruction))
+        return tuple(self.tokenizer.encode(self._frames.opened(self.instruction)))
 
     @property
     def _ending(self) -> list[int]:
-        return self.tokenizer.encode(self.template.answer)
+        return self.tokenizer.encode(self._frames.answer)
 
     @property
     def start_id(self) -> int:
         """The prompt's last token, the same in all: what a decoder starts from."""
+        if not self._ending:
+            raise ConfigError("the chat template puts nothing behind the last turn, where the model could write on.")
         return self._ending[-1]
 
     @property
@@ -177,30 +183,33 @@ class ChatForm:
         return self.layout.max_passage_tokens if self.exemplars else 0
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
-        template, ending = self.template, self._ending[:-1]
-        before = self.tokenizer.encode_batch([self._in_words(i, "context_attributes") for i in instances])
-        heads = self.tokenizer.encode(template.first_user)
-        room = self.layout.max_context_tokens - len(heads) - len(ending)
+        words = [self._in_words(i, "context_attributes") for i in instances]
+        if self.template.system_last:  # they stand behind the instruction, among the turns
+            return [Text([], self._dialogue(i.context, word)) for i, word in zip(instances, words, strict=True)]
+        before = self.tokenizer.encode_batch(words)
+        return [Text(own, self._dialogue(i.context)) for i, own in zip(instances, before, strict=True)]
+
+    def _dialogue(self, context: Sequence[str], words: str = "") -> list[int]:
+        """The newest turns that fit whole, beginning with the speaker's, in their frames; of the last one, its end."""
+        frames, instruction, encode = self._frames, self.instruction + words, self.tokenizer.encode
+        room, fits = self.layout.max_context_tokens, []
+        for first in range(len(context) - 1, -1, -2):
+            # In one pass: a turn's first letters may share a token with what stands before them.
+            ids = encode(frames.continued(context[first:], instruction))[:-1]
+            if len(ids) > room:
+                break
+            fits = ids
+        if fits:
+            return fits
+        heads = encode((instruction if frames.system_last else "") + frames.first_user)
+        ending = self._ending[:-1]
+        room -= len(heads) + len(ending)
         if room < 2:
             raise ConfigError(
                 f"max_context_tokens = {self.layout.max_context_tokens} leaves {room} tokens beside the "
                 f"{len(heads) + len(ending)} of the chat template; set it higher."
             )
-        dialogues = [self._dialogue(instance.context, room) for instance in instances]
-        return [Text(own, [*heads, *ids, *ending]) for own, ids in zip(before, dialogues, strict=True)]
-
-    def _dialogue(self, context: Sequence[str], room: int) -> list[int]:
-        """The newest turns that fit whole, beginning with the speaker's; of the last one, its last tokens."""
-        kept = self.tokenizer.encode(context[-1])[-room:]
-        for first in range(len(context) - 3, -1, -2):
-            speaker, listener = context[first], context[first + 1]
-            earlier = self.tokenizer.encode(
-                speaker + self.template.user_to_assistant + listener + self.template.assistant_to_user
-            )
-            if len(earlier) + len(kept) > room:
-                break
-            kept = [*earlier, *kept]
-        return kept
+        return [*heads, *encode(context[-1])[-room:], *ending]
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
         texts = [f"\n\nSomebody said: {i.context[-1]}\nA good answer: " for i in instances]

@@ -66,7 +66,8 @@ def test_a_context_that_is_too_long_keeps_whole_newest_turns_then_the_last_ones_
     tighter = LayoutSettings(max_context_tokens=frame + 4, max_passage_tokens=24, max_target_tokens=8)
     kept = form(tokenizer, layout=tighter).contexts(INSTANCES[1:2])[0].ids
     assert len(kept) == frame + 4
-    assert tokenizer.encode(LONG[2])[-4:] == kept[-len(tokenizer.encode(TEMPLATE.answer)) - 3 :][:4]
+    ending = tokenizer.encode(tokenizer.mark(TEMPLATE.answer))
+    assert tokenizer.encode(LONG[2])[-4:] == kept[-len(ending) - 3 :][:4]
     with pytest.raises(ConfigError, match="max_context_tokens = 3 leaves"):
         form(tokenizer, layout=LayoutSettings(max_context_tokens=3)).contexts(INSTANCES)
 
