@@ -1,7 +1,7 @@
 """Renders a chat template in a process of its own: Python runs this file, no module of empax imports it.
 
 A template comes with a model, from somebody else: it may never end, or fill the memory. Here it has limits, and what it
-does to this process does no harm to the other. Reads one JSON object from standard input, writes one to standard output.
+does to this process does no harm to the other. One JSON object comes on standard input, a list goes to standard output.
 
 The environment is that of transformers (`apply_chat_template`), but for the date.
 """
@@ -12,7 +12,7 @@ import datetime
 import json
 import resource
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.ext
@@ -25,7 +25,7 @@ import jinja2.utils
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}`, around what the model wrote in training data: its body as it is."""
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno

@@ -80,8 +80,8 @@ class SubwordTokenizer:
 
     @functools.cached_property
     def _plain(self) -> PlainText:
-        framing = (self.backend.id_to_token(i) for i in (self.cls_id, self.sep_id))
-        return PlainText(self.backend, (*self.names.values(), *framing))
+        framing = map(self.backend.id_to_token, (self.cls_id, self.sep_id))
+        return PlainText(self.backend, (*self.names.values(), *filter(None, framing)))
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; no special ids are added."""
