@@ -56,18 +56,22 @@ def main(argv: list[str]) -> None:
     except (ConfigError, DataError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    for stream in (sys.stdin, sys.stdout):
-        # What somebody types, or a terminal cannot show, ends no conversation.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    read_anything()
     try:
-        converse(session)
+        converse(session, _EXEMPLARS.value)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
 
 
-def converse(session: Any) -> None:
+def read_anything() -> None:
+    """What somebody types that is no text, or a terminal cannot show, ends no conversation: it becomes a mark."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def converse(session: Any, exemplars: int) -> None:
     """Answers line by line until the end of standard input."""
     print("Tell me what happened. An empty line starts over, Ctrl-D ends.", flush=True)
     context: list[str] = []
@@ -82,7 +86,7 @@ def converse(session: Any) -> None:
             continue
         begin = time.perf_counter()
         prediction = session.reply([*context, text])
-        print(describe(prediction, time.perf_counter() - begin, _EXEMPLARS.value), flush=True)
+        print(describe(prediction, time.perf_counter() - begin, exemplars), flush=True)
         context += [text, prediction.response or "..."]
 
 

@@ -144,7 +144,8 @@ class ChatForm:
     """A chat prompt: the instruction, exemplars, and the dialogue with the model as the one who listens.
 
     Context and exemplar lie in columns of their own, the exemplar's first: so several exemplars can be read before one
-    context (`models.prompted.FusionInPrompt`). Attributes are put into words.
+    context (`models.prompted.FusionInPrompt`). Attributes are put into words. Without either, a prompt has the ids of
+    transformers' `apply_chat_template` wherever a control token follows the system's text.
 
     Attributes:
       exemplars: whether rows have columns for an exemplar.
@@ -162,9 +163,18 @@ class ChatForm:
         return self.template.mapped(self.tokenizer.mark)
 
     @property
+    def _opening_text(self) -> str:
+        """The end of an opening that is text: a turn that follows may share a token with it."""
+        opening, mark = self.template.opening, self.tokenizer.mark
+        if not self.template.system_last:
+            return ""  # the system's text follows, which is the same in all prompts
+        return next(opening[i:] for i in range(len(opening) + 1) if mark(opening[:i]) + opening[i:] == mark(opening))
+
+    @property
     def prefix(self) -> tuple[int, ...]:
         """What stands in front of every source; put there by the model."""
-        return tuple(self.tokenizer.encode(self._frames.opened(self.instruction)))
+        opened = self._frames.opened(self.instruction)
+        return tuple(self.tokenizer.encode(opened.removesuffix(self._opening_text)))
 
     @property
     def _ending(self) -> list[int]:
@@ -192,16 +202,16 @@ class ChatForm:
     def _dialogue(self, context: Sequence[str], words: str = "") -> list[int]:
         """The newest turns that fit whole, beginning with the speaker's, in their frames; of the last one, its end."""
         frames, instruction, encode = self._frames, self.instruction + words, self.tokenizer.encode
-        room, fits = self.layout.max_context_tokens, []
+        room, fits, opening = self.layout.max_context_tokens, [], self._opening_text
         for first in range(len(context) - 1, -1, -2):
             # In one pass: a turn's first letters may share a token with what stands before them.
-            ids = encode(frames.continued(context[first:], instruction))[:-1]
+            ids = encode(opening + frames.continued(context[first:], instruction))[:-1]
             if len(ids) > room:
                 break
             fits = ids
         if fits:
             return fits
-        heads = encode((instruction if frames.system_last else "") + frames.first_user)
+        heads = encode(opening + (instruction if frames.system_last else "") + frames.first_user)
         ending = self._ending[:-1]
         room -= len(heads) + len(ending)
         if room < 2:

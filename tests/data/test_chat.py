@@ -6,9 +6,24 @@ from empax.core.config import ConfigError
 from empax.data import chat
 from empax.data.chat import PLAIN, chat_template
 
-TURN = "<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}"
+TURN = "<|{{ m.role }}|>{{ m.content }}{{ eos_token }}"
 ANSWER = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-EACH = "{% for m in messages %}" + TURN + "{% endfor %}" + ANSWER
+
+
+def each(turn, start="for m in messages"):
+    return "{% " + start + " %}" + turn + "{% endfor %}" + ANSWER
+
+
+EACH = each(TURN)
+SKIP = "{% if m.role == 'tool' %}{% continue %}{% endif %}"
+END = "{% if loop.index0 > 90 %}{% break %}{% endif %}"
+GENERATED = (
+    "{% if m.role == 'assistant' %}{% generation %}\n  "
+    + TURN
+    + "{%- endgeneration %}{% else %}"
+    + TURN
+    + "{% endif %}"
+)
 TEMPLATES = {
     "chatml with a default": (
         "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -16,30 +31,32 @@ TEMPLATES = {
         "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     ),
-    "trimmed": "{{ bos_token }}{% for m in messages %}\n  [{{ m.role }}]\n\n{{ m.content | trim }}\n{% endfor %}[answer]",
+    "trimmed": "{{ bos_token }}" + each("\n  [{{ m.role }}]\n\n{{ m.content | trim }}\n"),
     "tools": "{% if tools is not none %}TOOLS {{ tools }}{% endif %}" + EACH,
     "documents": "{% if documents is not none %}DOCUMENTS{% endif %}{% if documents %}!{% endif %}" + EACH,
     "json": "{{ {'a': '<é>'} | tojson }}{{ [1, 2] | tojson(indent=2) }}" + EACH,
-    "json, options": "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=True, separators=(',', ':')) }}" + EACH,
-    "generation": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}" + TURN
-    + "{%- endgeneration %}{% else %}" + TURN + "{% endif %}{% endfor %}" + ANSWER,
-    "continue": "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}" + TURN + "{% endfor %}" + ANSWER,
-    "break": "{% for m in messages %}{% if loop.index0 > 90 %}{% break %}{% endif %}" + TURN + "{% endfor %}" + ANSWER,
-    "namespace": "{% set ns = namespace(last=-1) %}{% for m in messages %}{% set ns.last = loop.index0 %}" + TURN
-    + "{% endfor %}" + ANSWER,
-    "dict": "{% set d = dict(user='U', assistant='A', system='S') %}{% for m in messages %}{{ d[m.role] }}: {{ m.content }}\n"
-    "{% endfor %}A: ",
-    "macro": "{% macro turn(m) %}" + TURN + "{% endmacro %}{% for m in messages %}{{ turn(m) }}{% endfor %}" + ANSWER,
+    "json, options": "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=True, separators=(',', ':')) }}"
+    + EACH,
+    "generation": each(GENERATED),
+    "continue": each(SKIP + TURN),
+    "break": each(END + TURN),
+    "namespace": "{% set ns = namespace(last=-1) %}" + each("{% set ns.last = loop.index0 %}" + TURN),
+    "dict": "{% set d = dict(user='U', assistant='A', system='S') %}" + each("{{ d[m.role] }}: {{ m.content }}\n"),
+    "macro": "{% macro turn(m) %}" + TURN + "{% endmacro %}" + each("{{ turn(m) }}"),
     "padding": "{{ pad_token }}" + EACH,
     "undefined": "{{ cls_token }}{% if thinking is defined %}THINK{% endif %}" + EACH,
-    "escape": "{% for m in messages %}<|{{ m.role }}|>{{ m.content | e }}{% endfor %}" + ANSWER,
-    "parts or string": "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}" + ANSWER,
-    "system last": "{{ bos_token }}{% if messages[0].role == 'system' %}{% set system = messages[0].content %}"
-    "{% set turns = messages[1:] %}{% else %}{% set turns = messages %}{% endif %}{% for m in turns %}"
-    "{% if m.role == 'user' %}[INST] {% if loop.last and system is defined %}{{ system }}\n\n{% endif %}{{ m.content }}"
-    "[/INST]{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
-}  # fmt: skip
+    "escape": each("<|{{ m.role }}|>{{ m.content | e }}"),
+    "parts or string": each(
+        "<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
+    ),
+    "system last": (
+        "{{ bos_token }}{% if messages[0].role == 'system' %}{% set system = messages[0].content %}"
+        "{% set turns = messages[1:] %}{% else %}{% set turns = messages %}{% endif %}{% for m in turns %}"
+        "{% if m.role == 'user' %}[INST] {% if loop.last and system is defined %}{{ system }}\n\n{% endif %}"
+        "{{ m.content }}[/INST]{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
+}
 NO_SYSTEM = (
     "{% for message in messages %}{% if message['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     "[{{ message['role'] }}]{{ message['content'] }}{% endfor %}[assistant]"
@@ -66,9 +83,8 @@ def test_parts_make_the_prompt_that_transformers_renders(name):
         ]
         messages = [{"role": ["user", "assistant"][i % 2], "content": turn} for i, turn in enumerate(turns)]
         messages = [{"role": "system", "content": "Be kind."}, *messages]
-        (expected,), _ = render_jinja_template(
-            [messages], chat_template=TEMPLATES[name], add_generation_prompt=True, **TOKENS
-        )
+        options = {"chat_template": TEMPLATES[name], "add_generation_prompt": True, **TOKENS}
+        (expected,), _ = render_jinja_template([messages], **options)
         assert joined(parts, "Be kind.", turns) == expected
 
 
@@ -93,10 +109,10 @@ def test_the_date_does_not_change_with_the_day():
         ("{% for %}", "cannot be rendered: TemplateSyntaxError: "),
         ("{{ messages[1]['content'] }}", "leaves a turn out"),
         ("", "leaves a turn out"),
-        (EACH.replace("m['content']", "m['content'] | upper"), "changes one"),
-        (EACH.replace("m['content']", "m['content'] | lower"), "changes one"),
+        (EACH.replace("m.content", "m.content | upper"), "changes one"),
+        (EACH.replace("m.content", "m.content | lower"), "changes one"),
         (EACH + "{{ messages[0].content }}", "repeats"),
-        ("{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}", "in a chat of one, three or five turns"),
+        (each("{{ loop.length }}{{ m.content }}"), "in a chat of one, three or five turns"),
         ("{{ 1 + messages }}", "cannot be rendered: TypeError: unsupported operand"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages[99].content.missing }}", "UndefinedError"),
@@ -107,11 +123,11 @@ def test_the_date_does_not_change_with_the_day():
         ("{% for i in range(10**9) %}{% endfor %}", "OverflowError: Range too big"),
         ("{{ 'x' * 10**10 }}", "MemoryError"),
         ("{{ 'x' * 10**6 }}" + EACH, "more than 200000 characters"),
-        ("{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}", "MemoryError"),
+        (each("{% set ns.x = ns.x ~ ns.x %}", "set ns = namespace(x='x') %}{% for i in range(99)"), "MemoryError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ " + "(" * 3_000 + "1" + ")" * 3_000 + " }}", "cannot be rendered|ended"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_template_of_a_chat_is_refused(source, message):
     with pytest.raises(ConfigError, match=f"^template of x .*({message})") as error:
         chat_template(source, where="template of x")

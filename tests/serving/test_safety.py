@@ -58,7 +58,6 @@ I want to ｋｉｌｌ ｍｙｓｅｌｆ
 I want to kill\u00a0\u00a0myself
 I want to ki\u200bll my\u00adself
 I wánt tö kìll mysélf
-I want\nto\ndie
 iwanttodie
 goodbye cruel world
 My friend wants to kill herself
@@ -145,7 +144,7 @@ def lines(text):
 @pytest.mark.parametrize("text", [*lines(DANGER), "I want\nto\ndie", "x " * 500 + "I want to die"])
 def test_what_speaks_of_danger_is_answered(text):
     assert answer_to_danger(text) == ANSWER
-    assert speaks_of_danger(f"  Hello, how are you? {text.upper()} Bye!")
+    assert speaks_of_danger(f"  Hello, how are you? {text.upper()}. Bye!")
 
 
 @pytest.mark.parametrize("text", [*lines(HARMLESS), "", "…", "\ud800 hello", "a" * 5000, "a " * 5000])
