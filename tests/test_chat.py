@@ -31,11 +31,22 @@ def test_chat_shows_reply_feeling_attributes_and_exemplars(command, finished):
     assert "sentiment high" in turns[3]  # the sad beginning is forgotten
 
 
-class Echo:
-    """A session that says what it has heard."""
+ECHO = """
+from empax import chat
+from empax.core.types import Prediction
 
+class Echo:
     def reply(self, context):
         return Prediction(tuple(context), f"I heard {context[-1]!r}.", reference="")
+
+chat.read_anything()
+chat.converse(Echo(), exemplars=0)
+"""
+
+
+def run_python(code, encoding, written=b""):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    return subprocess.run([sys.executable, "-c", code], input=written, capture_output=True, env=environment)
 
 
 @pytest.mark.parametrize(
@@ -48,21 +59,14 @@ class Echo:
     ids=["no UTF-8", "CRLF", "signs"],
 )
 def test_whatever_comes_on_standard_input_is_answered(written, heard):
-    code = (
-        "import sys; sys.path.insert(0, 'tests'); from empax import chat; import test_chat;"
-        "chat.read_anything(); chat.converse(test_chat.Echo(), exemplars=0)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run([sys.executable, "-c", code], input=written, capture_output=True, env=environment)
+    done = run_python(ECHO, "utf-8", written)
     assert done.returncode == 0, done.stderr
     replies = re.findall(r"empax> I heard (.*)\.\n", done.stdout.decode())
     assert replies == [repr(text) for text in heard]
 
 
 def test_a_terminal_that_cannot_show_a_letter_shows_another():
-    code = "from empax import chat; chat.read_anything(); print('caf\u00e9 \U0001f389')"
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
+    done = run_python("from empax import chat; chat.read_anything(); print('caf\u00e9 \U0001f389')", "ascii")
     assert done.stdout.strip() == b"caf? ?"
 
 
