@@ -18,7 +18,7 @@ def session(finished):
 
 def with_head(session):
     """The same, quoting the emotion head even where it is at chance, as in a run of seconds."""
-    return dataclasses.replace(session, head="joint")
+    return dataclasses.replace(session, head=session.responder.heads[0])
 
 
 def test_a_reply_comes_with_what_stands_behind_it(session):
