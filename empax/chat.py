@@ -1,7 +1,12 @@
-"""Talks to a finished run: `python -m empax.chat --workdir=DIR`, showing what stands behind every reply."""
+"""Talks to a finished run: `python -m empax.chat --workdir=DIR`, showing what stands behind every reply.
+
+Messages that speak of self-harm or danger get a fixed answer that names help; `--nosafety` turns that off. What chat is
+for, and what not: docs/intended-use.md.
+"""
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from pathlib import Path
@@ -14,10 +19,15 @@ from empax.core.recipe import parse_flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a finished run.", required=True)
 _EXEMPLARS = flags.DEFINE_integer("exemplars", 3, "How many exemplars to show.", lower_bound=0)
+_SAFETY = flags.DEFINE_boolean(
+    "safety", True, "Whether messages that speak of self-harm or danger get a fixed answer in the model's place."
+)
 
 
 def describe(prediction: Any, seconds: float, exemplars: int) -> str:
     """A reply with the attributes and exemplars behind it."""
+    if "answered_by" in prediction.notes:
+        return f"empax> {prediction.response}\n       [a fixed answer, not the model's]"
     attributes = ", ".join(f"{name} {level}" for name, level in prediction.attributes.items())
     mood = f"you seem {prediction.emotion_prediction}; " if prediction.emotion_prediction else ""
     lines = [f"empax> {prediction.response}", f"       [{mood}{attributes or '-'}]"]
@@ -34,23 +44,41 @@ def main(argv: list[str]) -> None:
     from empax.core.config import ConfigError
     from empax.core.files import DataError
     from empax.pipeline.run import enable_compilation_cache, quiet_logging
+    from empax.serving.safety import answer_to_danger
     from empax.serving.session import Session
     from empax.training.checkpoint import CheckpointError
 
     quiet_logging()
     enable_compilation_cache()
     try:
-        session = Session.load(Path(_WORKDIR.value))
+        session = Session.load(Path(_WORKDIR.value).expanduser(), before=answer_to_danger if _SAFETY.value else None)
         session.reply(["Hello."])  # compiles
     except (ConfigError, DataError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    read_anything()
+    try:
+        converse(session, _EXEMPLARS.value)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def read_anything() -> None:
+    """What somebody types that is no text, or a terminal cannot show, ends no conversation: it becomes a mark."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def converse(session: Any, exemplars: int) -> None:
+    """Answers line by line until the end of standard input."""
     print("Tell me what happened. An empty line starts over, Ctrl-D ends.", flush=True)
     context: list[str] = []
     while True:
         try:
             text = input("you> ").strip()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             print()
             return
         if not text:
@@ -58,7 +86,7 @@ def main(argv: list[str]) -> None:
             continue
         begin = time.perf_counter()
         prediction = session.reply([*context, text])
-        print(describe(prediction, time.perf_counter() - begin, _EXEMPLARS.value), flush=True)
+        print(describe(prediction, time.perf_counter() - begin, exemplars), flush=True)
         context += [text, prediction.response or "..."]
 
 

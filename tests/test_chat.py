@@ -1,8 +1,15 @@
 """Talking to a finished run in a terminal."""
 
+import os
 import re
+import subprocess
+import sys
 
-from empax.core.types import ATTRIBUTES
+import pytest
+
+from empax import chat
+from empax.core.types import ATTRIBUTES, Prediction
+from empax.serving.safety import ANSWER
 
 
 def test_chat_shows_reply_feeling_attributes_and_exemplars(command, finished):
@@ -16,12 +23,72 @@ def test_chat_shows_reply_feeling_attributes_and_exemplars(command, finished):
         reply, about, exemplar, seconds = turn.rstrip("\n").split("\n")
         assert reply.startswith("empax>")
         levels = ", ".join(f"{name} (low|mid|high)" for name in ATTRIBUTES)
-        assert re.fullmatch(rf" +\[you seem \w+; {levels}\]", about)
+        assert re.fullmatch(rf" +\[(you seem \w+; )?{levels}\]", about)
         assert re.fullmatch(r" +\(\w+\) .+ -> .+", exemplar)
         assert float(seconds.removesuffix(" s")) < 5  # nothing is compiled any more
     assert turns[2] == ""
     assert "sentiment low" in turns[0]
     assert "sentiment high" in turns[3]  # the sad beginning is forgotten
+
+
+ECHO = """
+from empax import chat
+from empax.core.types import Prediction
+
+class Echo:
+    def reply(self, context):
+        return Prediction(tuple(context), f"I heard {context[-1]!r}.", reference="")
+
+chat.read_anything()
+chat.converse(Echo(), exemplars=0)
+"""
+
+
+def run_python(code, encoding, written=b""):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    return subprocess.run([sys.executable, "-c", code], input=written, capture_output=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("written", "heard"),
+    [
+        (b"I am sad\n\xff\xfe caf\xe9\nand you?\n", ["I am sad", "\ufffd\ufffd caf\ufffd", "and you?"]),
+        (b"I am sad\r\n\r\nI am happy", ["I am sad", "I am happy"]),
+        ("\u2028na\u00efve \U0001f389\x00\x1b[2J\n".encode(), ["na\u00efve \U0001f389\x00\x1b[2J"]),
+    ],
+    ids=["no UTF-8", "CRLF", "signs"],
+)
+def test_whatever_comes_on_standard_input_is_answered(written, heard):
+    done = run_python(ECHO, "utf-8", written)
+    assert done.returncode == 0, done.stderr
+    replies = re.findall(r"empax> I heard (.*)\.\n", done.stdout.decode())
+    assert replies == [repr(text) for text in heard]
+
+
+def test_a_terminal_that_cannot_show_a_letter_shows_another():
+    done = run_python("from empax import chat; chat.read_anything(); print('caf\u00e9 \U0001f389')", "ascii")
+    assert done.stdout.strip() == b"caf? ?"
+
+
+def test_a_fixed_answer_is_named_as_such_and_a_feeling_only_where_there_is_one():
+    fixed = Prediction(("x",), "Call for help.", reference="", notes={"answered_by": "before"})
+    assert chat.describe(fixed, 0.1, 3) == "empax> Call for help.\n       [a fixed answer, not the model's]"
+    plain = Prediction(("x",), "Oh.", reference="", attributes={"sentiment": "low"})
+    assert "[sentiment low]" in chat.describe(plain, 0.1, 3)
+    felt = Prediction(("x",), "Oh.", reference="", emotion_prediction="sad", attributes={"sentiment": "low"})
+    assert "[you seem sad; sentiment low]" in chat.describe(felt, 0.1, 3)
+
+
+def test_danger_gets_the_fixed_answer_and_the_conversation_goes_on(command, finished):
+    said = "My dog died.\nI want to kill myself.\nHe was old.\n"
+    result = command("-m", "empax.chat", f"--workdir={finished}", "--exemplars=0", input=said)
+    assert result.returncode == 0, result.stderr
+    turns = result.stdout.split("you> ")[1:]
+    assert [turn.startswith(f"empax> {ANSWER}") for turn in turns] == [False, True, False, False]
+    assert turns[2].startswith("empax> ")
+    without = command("-m", "empax.chat", f"--workdir={finished}", "--exemplars=0", "--nosafety", input=said)
+    assert ANSWER not in without.stdout
+    assert without.stdout.count("empax> ") == 3
 
 
 def test_a_run_without_its_checkpoint_is_refused(command, finished, tmp_path):

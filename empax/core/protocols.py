@@ -121,7 +121,10 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to ids and back. `encode` adds no special ids; `token_id` looks one token up by its text."""
+    """Text to ids and back. `encode` reads plain text and adds no special ids; `token_id` looks one token up.
+
+    `mark` prepares a frame of ours, so that `encode` reads the control tokens in it as such.
+    """
 
     pad_id: int
     eos_id: int
@@ -135,6 +138,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def mark(self, frame: str) -> str: ...
     def decode(self, ids: Sequence[int]) -> str: ...
     def token_id(self, token: str) -> int: ...
 

@@ -144,7 +144,8 @@ class ChatForm:
     """A chat prompt: the instruction, exemplars, and the dialogue with the model as the one who listens.
 
     Context and exemplar lie in columns of their own, the exemplar's first: so several exemplars can be read before one
-    context (`models.prompted.FusionInPrompt`). Attributes are put into words.
+    context (`models.prompted.FusionInPrompt`). Attributes are put into words. Without either, a prompt has the ids of
+    transformers' `apply_chat_template` wherever a control token follows the system's text.
 
     Attributes:
       exemplars: whether rows have columns for an exemplar.
@@ -158,17 +159,32 @@ class ChatForm:
     instruction: str = INSTRUCTION
 
     @property
+    def _frames(self) -> ChatTemplate:
+        return self.template.mapped(self.tokenizer.mark)
+
+    @property
+    def _opening_text(self) -> str:
+        """The end of an opening that is text: a turn that follows may share a token with it."""
+        opening, mark = self.template.opening, self.tokenizer.mark
+        if not self.template.system_last:
+            return ""  # the system's text follows, which is the same in all prompts
+        return next(opening[i:] for i in range(len(opening) + 1) if mark(opening[:i]) + opening[i:] == mark(opening))
+
+    @property
     def prefix(self) -> tuple[int, ...]:
         """What stands in front of every source; put there by the model."""
-        return tuple(self.tokenizer.encode(self.template.opening + self.instruction))
+        opened = self._frames.opened(self.instruction)
+        return tuple(self.tokenizer.encode(opened.removesuffix(self._opening_text)))
 
     @property
     def _ending(self) -> list[int]:
-        return self.tokenizer.encode(self.template.answer)
+        return self.tokenizer.encode(self._frames.answer)
 
     @property
     def start_id(self) -> int:
         """The prompt's last token, the same in all: what a decoder starts from."""
+        if not self._ending:
+            raise ConfigError("the chat template puts nothing behind the last turn, where the model could write on.")
         return self._ending[-1]
 
     @property
@@ -177,30 +193,33 @@ class ChatForm:
         return self.layout.max_passage_tokens if self.exemplars else 0
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
-        template, ending = self.template, self._ending[:-1]
-        before = self.tokenizer.encode_batch([self._in_words(i, "context_attributes") for i in instances])
-        heads = self.tokenizer.encode(template.first_user)
-        room = self.layout.max_context_tokens - len(heads) - len(ending)
+        words = [self._in_words(i, "context_attributes") for i in instances]
+        if self.template.system_last:  # they stand behind the instruction, among the turns
+            return [Text([], self._dialogue(i.context, word)) for i, word in zip(instances, words, strict=True)]
+        before = self.tokenizer.encode_batch(words)
+        return [Text(own, self._dialogue(i.context)) for i, own in zip(instances, before, strict=True)]
+
+    def _dialogue(self, context: Sequence[str], words: str = "") -> list[int]:
+        """The newest turns that fit whole, beginning with the speaker's, in their frames; of the last one, its end."""
+        frames, instruction, encode = self._frames, self.instruction + words, self.tokenizer.encode
+        room, fits, opening = self.layout.max_context_tokens, [], self._opening_text
+        for first in range(len(context) - 1, -1, -2):
+            # In one pass: a turn's first letters may share a token with what stands before them.
+            ids = encode(opening + frames.continued(context[first:], instruction))[:-1]
+            if len(ids) > room:
+                break
+            fits = ids
+        if fits:
+            return fits
+        heads = encode(opening + (instruction if frames.system_last else "") + frames.first_user)
+        ending = self._ending[:-1]
+        room -= len(heads) + len(ending)
         if room < 2:
             raise ConfigError(
                 f"max_context_tokens = {self.layout.max_context_tokens} leaves {room} tokens beside the "
                 f"{len(heads) + len(ending)} of the chat template; set it higher."
             )
-        dialogues = [self._dialogue(instance.context, room) for instance in instances]
-        return [Text(own, [*heads, *ids, *ending]) for own, ids in zip(before, dialogues, strict=True)]
-
-    def _dialogue(self, context: Sequence[str], room: int) -> list[int]:
-        """The newest turns that fit whole, beginning with the speaker's; of the last one, its last tokens."""
-        kept = self.tokenizer.encode(context[-1])[-room:]
-        for first in range(len(context) - 3, -1, -2):
-            speaker, listener = context[first], context[first + 1]
-            earlier = self.tokenizer.encode(
-                speaker + self.template.user_to_assistant + listener + self.template.assistant_to_user
-            )
-            if len(earlier) + len(kept) > room:
-                break
-            kept = [*earlier, *kept]
-        return kept
+        return [*heads, *encode(context[-1])[-room:], *ending]
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
         texts = [f"\n\nSomebody said: {i.context[-1]}\nA good answer: " for i in instances]

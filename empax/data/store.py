@@ -76,6 +76,9 @@ class PlannedTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         raise NotImplementedError("a plan reads no text")
 
+    def mark(self, frame: str) -> str:
+        return frame
+
     def decode(self, ids: Sequence[int]) -> str:
         raise NotImplementedError("a plan writes no text")
 

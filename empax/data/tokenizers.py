@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,7 @@ from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json, write_text
 from empax.core.protocols import Tokenizer
 from empax.data.gguf import find_gguf, gguf_tokenizer, read_gguf
+from empax.data.plain_text import PlainText
 
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
 SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN = "<sep>", "<speaker>", "<listener>"
@@ -37,35 +39,64 @@ _ROLES = {
 class SubwordTokenizer:
     """A `core.protocols.Tokenizer` on a Rust tokenizer: batches are encoded in parallel, nothing is padded or cut.
 
+    A text is plain text: what looks like a control token in it (`</s>`, `<sentiment:high>`, `<|im_end|>`) is encoded
+    letter by letter. Control tokens come from `token_id`, or from frames that went through `mark`.
+
     Attributes:
       backend: the Rust tokenizer.
       pad_id, eos_id, start_id: padding, end of a target, and what a decoder reads first.
       cls_id, sep_id: what frames a text for an encoder: BERT's [CLS] and [SEP] where the vocabulary has them, else the
         start id, and `<sep>` or the end-of-sequence id.
       vocab_size: number of ids, added tokens included.
-      names: texts of the pad, eos and start token, as `pad_token` and so on.
+      names: texts of the pad, eos and start token, as `pad_token` and so on; `bos_token` where one is declared.
       chat_template: how the model that this is of frames a dialogue (Jinja); None if it has no such way.
+      source: the folder or file that this was loaded from, for messages.
     """
 
-    def __init__(self, backend: rust.Tokenizer, *, pad: str, eos: str, start: str, chat_template: str | None = None):
+    def __init__(
+        self,
+        backend: rust.Tokenizer,
+        *,
+        pad: str,
+        eos: str,
+        start: str,
+        bos: str = "",
+        chat_template: str | None = None,
+        source: str = "the tokenizer",
+    ):
         # A tokenizer.json may ask for both; lengths are the caller's business here.
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.chat_template = chat_template
+        self.source = source
         self.names = {"pad_token": pad, "eos_token": eos, "start_token": start}
+        if bos:
+            self.names["bos_token"] = bos
         self.pad_id, self.eos_id, self.start_id = map(self.token_id, (pad, eos, start))
         self.cls_id = self._first_of("[CLS]", start)
         self.sep_id = self._first_of("[SEP]", SEPARATOR, eos)
 
+    @functools.cached_property
+    def _plain(self) -> PlainText:
+        framing = map(self.backend.id_to_token, (self.cls_id, self.sep_id))
+        return PlainText(self.backend, (*self.names.values(), *filter(None, framing)))
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; no special ids are added."""
-        return self.backend.encode(text, add_special_tokens=False).ids
+        return self._plain.backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, all texts in parallel."""
-        return [row.ids for row in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [row.ids for row in self._plain.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def mark(self, frame: str) -> str:
+        """`frame`, a text of ours, such that `encode` reads its control tokens as such.
+
+        The result may be joined with texts of users, and is then encoded in one pass with them.
+        """
+        return self._plain.mark(frame)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text up to the first end-of-sequence id; special and added tokens leave no trace."""
@@ -205,7 +236,7 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
         backend, declared, template = gguf_tokenizer(read_gguf(gguf))
     else:
         backend, declared, template = *_from_transformers(name_or_folder, folder), None
-    backend.add_special_tokens([token for token in extra_tokens if backend.token_to_id(token) is None])
+    backend.add_special_tokens(list(extra_tokens))  # one that the vocabulary has keeps its id
     eos = declared.get("eos_token") or _known(backend, "eos")
     if not eos:
         raise ConfigError(
@@ -215,7 +246,10 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     pad = declared.get("pad_token") or _known(backend, "pad") or eos
     # T5 and its kin start from the padding token; they name no other.
     start = declared.get("start_token") or declared.get("bos_token") or declared.get("cls_token") or pad
-    return SubwordTokenizer(backend, pad=pad, eos=eos, start=start, chat_template=template)
+    bos = declared.get("bos_token", "")
+    return SubwordTokenizer(
+        backend, pad=pad, eos=eos, start=start, bos=bos, chat_template=template, source=str(name_or_folder)
+    )
 
 
 def tokenizers_agree(first: Tokenizer, second: Tokenizer) -> bool:

@@ -25,6 +25,13 @@ _LICENCES = {
 
 _UNKNOWN = ("other", "The licence of the training data applies; find it out before you pass the model on.")
 
+_LIMITS = (
+    "For research on empathetic dialogue. It is no therapy, no counselling and no crisis line: replies imitate what "
+    "people wrote, prejudices included, and nobody reads what is written to it. Nothing in this folder watches for "
+    "messages that speak of self-harm or danger; `python -m empax.chat` answers some of them with a fixed text. Encode "
+    "what users write with `split_special_tokens=True`, or they can write control tokens.\n"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
@@ -88,6 +95,8 @@ def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, 
         _results(about, report) + _beyond(about, config[config["system"]]),
         "## Training\n",
         _training(config, report),
+        "## Intended use and limits\n",
+        _LIMITS,
         "## Licence\n",
         sentence + (f" The licence of `{base}` applies as well." if base else "") + "\n",
     ]

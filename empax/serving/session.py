@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import WorkDir, read_json
+from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Instance, Prediction
 from empax.pipeline import annotate, evaluate, run
+from empax.serving.safety import answer_to_danger
 from empax.systems.attributes import ClassifierJudge
 from empax.systems.dialogue.responder import Responder
+
+Before = Callable[[str], str | None]
+After = Callable[[str], str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +27,10 @@ class Session:
 
     Attributes:
       judges: classifiers of the attributes; none where the recipe has no `annotate`.
-      head: the emotion head that evaluation chose; empty where none has learnt emotions.
+      head: the emotion head that evaluation chose; empty where none has learnt emotions better than chance.
+      before: a hook that sees the user's newest text; what it returns is the reply, in the model's place, unless it is
+        None.
+      after: a hook that sees the model's reply, and returns what is said instead.
     """
 
     responder: Responder
@@ -29,10 +38,18 @@ class Session:
     sentiment_threshold: float
     head: str
     seed: int
+    before: Before | None = None
+    after: After | None = None
 
     @classmethod
-    def load(cls, workdir: Path) -> Session:
+    def load(cls, workdir: Path, *, before: Before | None = answer_to_danger, after: After | None = None) -> Session:
         """Loads what `python -m empax.main --workdir=DIR` left.
+
+        Args:
+          workdir: of the run.
+          before: see `Session`; by default, messages that speak of self-harm or danger get a fixed answer that names
+            help (`serving.safety`). None: the model answers everything.
+          after: see `Session`.
 
         Raises:
           ConfigError: the run is not there or not finished.
@@ -62,17 +79,25 @@ class Session:
             )
             threshold = labels.sentiment_threshold
         head = read_json(files.stage(context.stage) / "evaluate.json").get("emotion_head", "")
-        return cls(responder, judges, threshold, head, config["seed"])
+        if head and not (files.predictions.exists() and beats_chance(read_jsonl(files.predictions))):
+            head = ""
+        return cls(responder, judges, threshold, head, config["seed"], before, after)
 
     def reply(self, context: Sequence[str]) -> Prediction:
         """Answers a conversation; `context` alternates and ends with the speaker's turn.
 
+        A reply of the hook `before` comes with nothing but the note `answered_by`.
+
         Raises:
           ConfigError: there is nothing to answer.
         """
-        turns = tuple(turn.strip() for turn in context)
+        # Half of a surrogate pair is no text: it becomes a question mark.
+        turns = tuple(turn.encode(errors="replace").decode().strip() for turn in context)
         if not turns or not turns[-1]:
             raise ConfigError("there is nothing to answer: the last turn is empty.")
+        answer = self.before(turns[-1]) if self.before else None
+        if answer is not None:
+            return Prediction(turns, answer, reference="", id="chat#1", notes={"answered_by": "before"})
         notes = {}
         if self.judges:
             levels = annotate.judge_levels(self.judges, [turns], [""], self.sentiment_threshold)
@@ -80,4 +105,25 @@ class Session:
         instance = Instance(id="chat#1", context=turns, response="", emotion="", notes=notes)
         prediction = self.responder.respond([instance], batch_size=1, seed=self.seed)[0]
         emotion = prediction.notes["emotion_by_head"][self.head] if self.head else ""
-        return dataclasses.replace(prediction, emotion_prediction=emotion)
+        response = self.after(prediction.response) if self.after else prediction.response
+        return dataclasses.replace(prediction, response=response, emotion_prediction=emotion)
+
+
+def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether predicted emotions are right more often than the most frequent emotion would be, by a clear margin.
+
+    Clear: the lower end of the 95% interval of the accuracy (Wilson 1927) is above the share of that emotion.
+
+    Args:
+      rows: of predictions.jsonl; those without a known or a predicted emotion do not count.
+    """
+    pairs = [(row["emotion"], row["emotion_prediction"]) for row in rows]
+    pairs = [(gold, found) for gold, found in pairs if gold and found]
+    if not pairs:
+        return False
+    count, z = len(pairs), 1.96
+    right = sum(gold == found for gold, found in pairs) / count
+    spread = z * math.sqrt(right * (1 - right) / count + (z / (2 * count)) ** 2)
+    low = (right + z**2 / (2 * count) - spread) / (1 + z**2 / count)
+    golds = [gold for gold, _ in pairs]
+    return low > max(map(golds.count, set(golds))) / count

@@ -3,74 +3,152 @@
 import pytest
 
 from empax.core.config import ConfigError
+from empax.data import chat
 from empax.data.chat import PLAIN, chat_template
 
-CHATML = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\\nYou are helpful<|im_end|>\\n' }}{% endif %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+TURN = "<|{{ m.role }}|>{{ m.content }}{{ eos_token }}"
+ANSWER = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+def each(turn, start="for m in messages"):
+    return "{% " + start + " %}" + turn + "{% endfor %}" + ANSWER
+
+
+EACH = each(TURN)
+SKIP = "{% if m.role == 'tool' %}{% continue %}{% endif %}"
+END = "{% if loop.index0 > 90 %}{% break %}{% endif %}"
+GENERATED = (
+    "{% if m.role == 'assistant' %}{% generation %}\n  "
+    + TURN
+    + "{%- endgeneration %}{% else %}"
+    + TURN
+    + "{% endif %}"
 )
-LLAMA_LIKE = (
-    "{{ bos_token }}{% set day = strftime_now('%Y') %}{% for message in messages %}"
-    "<|start|>{{ message['role'] }}<|end|>\n\n"
-    "{% if message['role'] == 'system' %}Today: {{ day }}\n{% endif %}{{ message['content'] | trim }}{{ eos_token }}"
-    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
-)
+TEMPLATES = {
+    "chatml with a default": (
+        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+        "{{ '<|im_start|>system\\nYou are helpful<|im_end|>\\n' }}{% endif %}"
+        "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    ),
+    "trimmed": "{{ bos_token }}" + each("\n  [{{ m.role }}]\n\n{{ m.content | trim }}\n"),
+    "tools": "{% if tools is not none %}TOOLS {{ tools }}{% endif %}" + EACH,
+    "documents": "{% if documents is not none %}DOCUMENTS{% endif %}{% if documents %}!{% endif %}" + EACH,
+    "json": "{{ {'a': '<é>'} | tojson }}{{ [1, 2] | tojson(indent=2) }}" + EACH,
+    "json, options": "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=True, separators=(',', ':')) }}"
+    + EACH,
+    "generation": each(GENERATED),
+    "continue": each(SKIP + TURN),
+    "break": each(END + TURN),
+    "namespace": "{% set ns = namespace(last=-1) %}" + each("{% set ns.last = loop.index0 %}" + TURN),
+    "dict": "{% set d = dict(user='U', assistant='A', system='S') %}" + each("{{ d[m.role] }}: {{ m.content }}\n"),
+    "macro": "{% macro turn(m) %}" + TURN + "{% endmacro %}" + each("{{ turn(m) }}"),
+    "padding": "{{ pad_token }}" + EACH,
+    "undefined": "{{ cls_token }}{% if thinking is defined %}THINK{% endif %}" + EACH,
+    "escape": each("<|{{ m.role }}|>{{ m.content | e }}"),
+    "parts or string": each(
+        "<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
+    ),
+    "system last": (
+        "{{ bos_token }}{% if messages[0].role == 'system' %}{% set system = messages[0].content %}"
+        "{% set turns = messages[1:] %}{% else %}{% set turns = messages %}{% endif %}{% for m in turns %}"
+        "{% if m.role == 'user' %}[INST] {% if loop.last and system is defined %}{{ system }}\n\n{% endif %}"
+        "{{ m.content }}[/INST]{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
+}
 NO_SYSTEM = (
     "{% for message in messages %}{% if message['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     "[{{ message['role'] }}]{{ message['content'] }}{% endfor %}[assistant]"
 )
+DATED = "{{ strftime_now('%d %B %Y') }}" + EACH
+TOKENS = {"bos_token": "<b>", "eos_token": "<e>", "pad_token": "<p>"}
+CHATS = (["Hello."], ["I lost my dog.", "Oh no!", "He was old."], ["One <b>?", "Two & 2", "Three", "Four", "Five"])
 
 
 def joined(parts, system, turns):
-    """The prompt that the parts make of turns that begin and end with the user's."""
-    text = parts.opening + system + parts.first_user
-    for place, turn in enumerate(turns):
-        text += turn
-        if place < len(turns) - 1:
-            text += parts.assistant_to_user if place % 2 else parts.user_to_assistant
-    return text + parts.answer
+    return parts.opened(system) + parts.continued(turns, system)
 
 
-@pytest.mark.parametrize("turns", [["Hello."], ["I lost my dog.", "Oh no!", "He was old."]])
-@pytest.mark.parametrize("source", [CHATML, LLAMA_LIKE])
-def test_parts_make_the_prompt_that_the_template_makes(source, turns):
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_parts_make_the_prompt_that_transformers_renders(name):
+    from transformers.utils.chat_template_utils import render_jinja_template
 
-    # The date is fixed on our side; the template's own would change with the day.
-    source = source.replace("strftime_now('%Y')", "'2025'")
-    reference = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel({"?": 0}, "?")), bos_token="<b>", eos_token="<e>"
-    )
-    roles = ["user", "assistant"]
-    messages = [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]
-    expected = reference.apply_chat_template(
-        [{"role": "system", "content": "Be kind."}, *messages],
-        chat_template=source, tokenize=False, add_generation_prompt=True,
-    )  # fmt: skip
-    parts = chat_template(source, bos_token="<b>", eos_token="<e>")
-    assert joined(parts, "Be kind.", turns) == expected
+    parts = chat_template(TEMPLATES[name], **TOKENS)
+    assert parts.system_last == (name == "system last")
+    for turns in CHATS:
+        turns = [
+            turn if name != "escape" else turn.replace("&", "").replace("<", "").replace(">", "") for turn in turns
+        ]
+        messages = [{"role": ["user", "assistant"][i % 2], "content": turn} for i, turn in enumerate(turns)]
+        messages = [{"role": "system", "content": "Be kind."}, *messages]
+        options = {"chat_template": TEMPLATES[name], "add_generation_prompt": True, **TOKENS}
+        (expected,), _ = render_jinja_template([messages], **options)
+        assert joined(parts, "Be kind.", turns) == expected
 
 
-def test_a_template_without_a_systems_turn_gets_its_text_in_front_of_the_users():
-    parts = chat_template(NO_SYSTEM)
+@pytest.mark.parametrize(
+    "source",
+    [NO_SYSTEM, "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"],
+    ids=["refused", "left out"],
+)
+def test_a_template_without_a_systems_turn_gets_its_text_in_front_of_the_users(source):
+    parts = chat_template(source)
     assert joined(parts, "Be kind.", ["Hello."]) == "[user]Be kind.\n\nHello.[assistant]"
+    assert joined(parts, "S", ["1", "2", "3"]) == "[user]S\n\n1[assistant]2[user]3[assistant]"
 
 
 def test_the_date_does_not_change_with_the_day():
-    assert "Today: 2025\n" in chat_template(LLAMA_LIKE, bos_token="", eos_token="").opening
+    assert chat_template(DATED, eos_token="").opening.startswith("01 January 2025<")
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("{% for %}", "cannot be rendered"), ("{{ messages[1]['content'] }}", "leaves a turn out")],
+    [
+        ("{% for %}", "cannot be rendered: TemplateSyntaxError: "),
+        ("{{ messages[1]['content'] }}", "leaves a turn out"),
+        ("", "leaves a turn out"),
+        (EACH.replace("m.content", "m.content | upper"), "changes one"),
+        (EACH.replace("m.content", "m.content | lower"), "changes one"),
+        (EACH + "{{ messages[0].content }}", "repeats"),
+        (each("{{ loop.length }}{{ m.content }}"), "in a chat of one, three or five turns"),
+        ("{{ 1 + messages }}", "cannot be rendered: TypeError: unsupported operand"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages[99].content.missing }}", "UndefinedError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{% set ns = namespace(_x=1) %}", "SecurityError"),
+        ("{% include 'other' %}", "TypeError: no loader"),
+        ("{{ raise_exception('not for you') }}", "not for you"),
+        ("{% for i in range(10**9) %}{% endfor %}", "OverflowError: Range too big"),
+        ("{{ 'x' * 10**10 }}", "MemoryError"),
+        ("{{ 'x' * 10**6 }}" + EACH, "more than 200000 characters"),
+        (each("{% set ns.x = ns.x ~ ns.x %}", "set ns = namespace(x='x') %}{% for i in range(99)"), "MemoryError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ " + "(" * 3_000 + "1" + ")" * 3_000 + " }}", "cannot be rendered|ended"),
+    ],
 )
 def test_what_is_no_template_of_a_chat_is_refused(source, message):
-    with pytest.raises(ConfigError, match=message):
-        chat_template(source)
+    with pytest.raises(ConfigError, match=f"^template of x .*({message})") as error:
+        chat_template(source, where="template of x")
+    assert "template of x" in str(error.value)
+
+
+def test_a_template_that_does_not_end_is_ended(monkeypatch):
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(chat, "CPU_SECONDS", 1)
+    with pytest.raises(ConfigError, match="x was ended: it computed more than 1 s"):
+        chat_template(endless, where="x")
+    monkeypatch.setattr(chat, "CPU_SECONDS", 60)
+    monkeypatch.setattr(chat, "WAIT_SECONDS", 1)
+    with pytest.raises(ConfigError, match="x was ended: it took more than 1 s"):
+        chat_template(endless, where="x")
+
+
+def test_a_template_is_rendered_once(monkeypatch):
+    first = chat_template(EACH, eos_token="<once>")
+    monkeypatch.setattr(chat.subprocess, "run", None)
+    assert chat_template(EACH, eos_token="<once>") is first
 
 
 def test_the_plain_form_names_who_speaks():

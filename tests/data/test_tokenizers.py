@@ -71,7 +71,7 @@ def test_pieces_are_sane(bpe):
 
 
 def test_special_tokens_are_atomic_and_leave_no_trace(bpe):
-    ids = bpe.encode("<sentiment:low>my dog<sep>")
+    ids = bpe.encode(bpe.mark("<sentiment:low>") + "my dog" + bpe.mark("<sep>"))
     assert ids == [bpe.token_id("<sentiment:low>"), *bpe.encode("my dog"), bpe.sep_id]
     assert bpe.decode([bpe.start_id, *ids, bpe.pad_id]) == "my dog"
     assert bpe.decode([*bpe.encode("my"), bpe.eos_id, *bpe.encode("dog")]) == "my"
@@ -131,7 +131,7 @@ def test_minilm_neither_pads_nor_cuts(minilm):
 
 def test_extra_tokens_stand_behind_the_vocabulary(minilm):
     assert minilm.vocab_size == 30522 + 2
-    assert minilm.encode("<listener>hello") == [30523, *minilm.encode("hello")]
+    assert minilm.encode(minilm.mark("<listener>") + "hello") == [30523, *minilm.encode("hello")]
     assert minilm.decode([30522, *minilm.encode("hello, you")]) == "hello, you"
 
 

@@ -28,9 +28,9 @@ def test_forty_greedy_tokens_on_twenty_prompts_are_those_of_torch():
     folder = resolve("smollm2")
     tokenizer = load_tokenizer("smollm2")
     assert tokenizer.chat_template is not None
-    template = chat_template(tokenizer.chat_template, bos_token="", eos_token="")
+    frames = chat_template(tokenizer.chat_template, bos_token="", eos_token="").mapped(tokenizer.mark)
     contexts = [dialogue.situation for dialogue in load_dialogues()["train"][:PROMPTS]]
-    rows = [tokenizer.encode(f"{template.opening}Be kind.{template.first_user}{t}{template.answer}") for t in contexts]
+    rows = [tokenizer.encode(frames.opened("Be kind.") + frames.continued([t], "")) for t in contexts]
     width = max(map(len, rows))
     ids = np.array([[tokenizer.pad_id] * (width - len(row)) + row for row in rows], np.int32)
     mask = np.arange(width)[None] >= np.array([[width - len(row)] for row in rows])

@@ -158,10 +158,9 @@ class Parts:
             return TaggedForm(tokenizer, settings.layout, settings.attributes)
         template = PLAIN
         if isinstance(tokenizer, SubwordTokenizer) and tokenizer.chat_template:
-            names = tokenizer.names
-            template = chat_template(
-                tokenizer.chat_template, bos_token=names["start_token"], eos_token=names["eos_token"]
-            )
+            names = {name: text for name, text in tokenizer.names.items() if name != "start_token"}
+            where = f"the chat template of {tokenizer.source}"
+            template = chat_template(tokenizer.chat_template, where=where, **names)
         return ChatForm(tokenizer, settings.layout, settings.attributes, template, exemplars)
 
     @property
