@@ -42,7 +42,7 @@ def test_json_round_trip_of_what_settings_hold(tmp_path):
     write_json(path, {"n": np.float32(0.5), "path": Path("x/y"), "text": "ü"})
     assert read_json(path) == {"n": 0.5, "path": "x/y", "text": "ü"}
     path.write_text('{"n": ')
-    with pytest.raises(DataError, match=r"a\.json is not valid JSON"):
+    with pytest.raises(DataError, match=r"a\.json: not valid JSON"):
         read_json(path)
 
 
