@@ -1,4 +1,4 @@
-"""The one reader of text files: UTF-8 in lines, JSON, JSON lines, gzip; whatever is wrong is a DataError with its place.
+"""The one reader of text files: lines, JSON, JSON lines, gzip; whatever is wrong is a DataError with its place.
 
 UTF-8 may begin with a byte order mark, lines end in LF or CR LF. Refused are other encodings, NUL, a CR inside a line,
 numbers that JSON or 64 bits do not have, lone surrogates, deep nesting, texts of more than MAX_TEXT_CHARACTERS, damaged
@@ -13,8 +13,9 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 MAX_TEXT_CHARACTERS = 100_000
 """Of a line's text, such as an utterance: longer ones are damage, and some metrics take the square of it."""
@@ -223,7 +224,7 @@ def check_regular(path: Path) -> None:
         raise DataError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}, not a file.")
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
     check_regular(path)
     try:
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")

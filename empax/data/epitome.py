@@ -112,11 +112,12 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
         header = next(reader, [])
         if tuple(header) != _COLUMNS:
             raise DataError(f"{path}, line 1: the columns are {', '.join(header)}; must be {', '.join(_COLUMNS)}.")
-        number = 0
-        for number, cells in enumerate(reader, start=1):
+        found = False
+        for cells in reader:
             if cells:
+                found = True
                 yield reader.line_num, cells
-        if not number:
+        if not found:
             raise DataError(f"{path}, line 1: the file ends without a pair of posts.")
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}).") from error
@@ -125,7 +126,7 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _checked_row(cells: list[str], where: str) -> dict[str, str]:
     if len(cells) != len(_COLUMNS):
         raise DataError(f"{where}: {len(cells)} columns, must be {len(_COLUMNS)}: {', '.join(_COLUMNS)}.")
-    row = dict(zip(_COLUMNS, cells, strict=True))
+    row: dict[str, str] = dict(zip(_COLUMNS, cells, strict=True))
     if row["level"] not in ("0", "1", "2"):
         raise DataError(f"{where}: level is {row['level'][:60]!r}, must be 0, 1 or 2.")
     try:

@@ -70,7 +70,7 @@ def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
         texts = [text.strip() for text in row["utterances"]]
         yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts))
     if not found:
-        raise DataError(f"{path}, line {max(number, 1)}: the file ends without a dialogue; write one a line, or delete it.")
+        raise DataError(f"{path}, line {max(number, 1)}: the file ends without a dialogue; one a line, or delete it.")
 
 
 def _problem(row: dict[str, Any]) -> str:

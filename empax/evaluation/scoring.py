@@ -169,8 +169,9 @@ def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str
     num_tokens = [row.notes["num_tokens"] if has else 0 for row, has in zip(rows, known, strict=True)]
     num_words = [len(words.tokenize(row.reference)) for row in rows]
     num_bytes = [len(row.reference.encode()) for row in rows]
+    sizes = (np.asarray(size, np.float64) for size in (num_tokens, num_words, num_bytes))
     with np.errstate(over="ignore"):  # said below
-        made = perplexity_statistics(nll, *(np.asarray(sizes, np.float64) for sizes in (num_tokens, num_words, num_bytes)))
+        made = perplexity_statistics(nll, *sizes)
         values = {name: estimate(made[name]) for name in names}
     if beyond := [name for name, value in values.items() if math.isinf(value)]:
         per_token = [nll[i] / num_tokens[i] if has else 0.0 for i, has in enumerate(known)]

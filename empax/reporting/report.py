@@ -23,6 +23,7 @@ from empax.core.files import (
     write_json,
     write_together,
 )
+from empax.core.paths import expand
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.empathy import confusion_matrix
 from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES
@@ -105,7 +106,7 @@ def run(settings: Settings, context: ReportContext) -> None:
         speed=findings.find_speed(history, findings.find_seconds(files)) | findings.find_peak_memory(files),
         paper=paper,
         paper_row=settings.paper_row,
-        peers=score_peers(Path(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
+        peers=score_peers(expand(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
         if settings.peers
         else {},
         history=history,
