@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.text_files import DataError, decode_line, parse_object, raw_lines
-from empax.core.types import Instance, Prediction
+from empax.core.types import LEVELS, MECHANISMS, Instance, Prediction
 
 _MAX_NATS = 700.0
 """Of a row's mean negative log-likelihood a token: exp of more is no number of 64 bits."""
@@ -180,3 +180,6 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
         # The mechanisms of EPITOME by name, of whatever judge.
         if name.endswith(("reference_attributes", "response_attributes")) and levels is not None:
             _check_levels(repr(name), levels)
+            wrong = [levels[key] for key in MECHANISMS if levels.get(key, "") not in ("", *LEVELS)]
+            if wrong:
+                raise DataError(f"{name!r} holds the level {wrong[0]!r}, must be one of {', '.join(LEVELS)}")
