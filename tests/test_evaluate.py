@@ -133,29 +133,6 @@ def test_a_perplexity_beyond_all_numbers_is_said(tmp_path, capsys):
     assert "690 nats, is that of prediction 1 (long)" in said
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"reference_attributes": "strong"}, "'reference_attributes' must map names to strings"),
-        ({"independent_response_attributes": {"exploration": 2}}, "'independent_response_attributes' must map names"),
-        ({"response_attributes": {"exploration": "huge"}}, "holds the level 'huge', must be one of low, mid, high"),
-        ({"context": [["a", "b"]]}, "'context' must be a list of strings"),
-        ({"exemplars": [{}]}, "one of 'exemplars' has none of id, context, response, text, emotion"),
-        ({"exemplars": [{"score": 1.0}]}, "one of 'exemplars' has none of"),
-        ({"exemplars": [{"response": 3}]}, "'response' of one of 'exemplars' is of type int, must be a string"),
-        ({"exemplars": [{"id": True}]}, "'id' of one of 'exemplars' is of type bool"),
-        ({"exemplars": [{"context": [1]}]}, "'context' of one of 'exemplars' must be a list of strings"),
-        ({"exemplars": [{"text": "a", "attributes": ["high"]}]}, "'attributes' of one of 'exemplars' must map"),
-        ({"attributes": ["high"]}, "'attributes' must map names to strings"),
-        ({"num_tokens": -1}, "'num_tokens' is -1, must be a number of at least 0"),
-    ],
-)
-def test_fields_that_the_report_reads_are_checked_line_by_line(tmp_path, capsys, fields, reason):
-    path = write(tmp_path / "mine.jsonl", [GOOD, GOOD | fields])
-    assert run(predictions=path) == 2
-    assert f"line 2: {reason}" in capsys.readouterr().err.replace("'response_attributes' holds", "holds")
-
-
 @pytest.mark.parametrize("lines", [[], ["", ""]])
 def test_nothing_to_score_is_an_error(tmp_path, capsys, lines):
     assert run(predictions=write(tmp_path / "empty.jsonl", lines)) == 2
