@@ -59,7 +59,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def json_text(value: Any) -> str:
     """The text of a JSON file; nan and infinity, for which JSON has no word, become null."""
-    return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False, default=_plain) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -164,9 +164,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help=f"groups, comma between them, of {', '.join(TARGETS)}")
     parser.add_argument("--jobs", type=int, default=1, help="trees that are tested at a time")
     parser.add_argument("--tests", default="not slow", help="expression over pytest's markers")
-    parser.add_argument(
-        "--limit_seconds", type=float, default=300.0, help="a quarter of what whole tests may take"
-    )
+    parser.add_argument("--limit_seconds", type=float, default=300.0, help="a quarter of what whole tests may take")
     options = parser.parse_args()
     if unknown := set(filter(None, options.only.split(","))) - set(TARGETS):
         parser.error(f"--only: no group {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
