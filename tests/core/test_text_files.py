@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from empax.core.files import DataError, read_json, read_jsonl
+from empax.core.text_files import parse_json
 from empax.data import dailydialog, empathetic_dialogues, epitome, own
 from empax.data.dialogues import instance_from_row
 from empax.evaluation.rows import read_predictions
@@ -134,6 +135,8 @@ REFUSED_JSON: dict[str, tuple[bytes, str]] = {
     "nesting that it survives": (b'{"a":' * 80 + b"1" + b"}" * 80, "nested more than 64 deep"),
     "5,000 digits": (b"9" * 5000, "a number of 5000 digits"),
     "65 bits": (b"18446744073709551616", "must fit into 64 bits"),
+    "64 bits without a sign": (b"9223372036854775808", "must fit into 64 bits"),
+    "65 lists": (b"[" * 65 + b"]" * 65, "nested more than 64 deep"),
     "NaN": (b"NaN", "NaN is no number in JSON"),
     "Infinity": (b"-Infinity", "-Infinity is no number in JSON"),
     "1e999": (b"1e999", "1e999 is too large"),
@@ -276,3 +279,10 @@ def test_json_files_of_a_run_hold_json(tmp_path, change):
     path.write_bytes(b'{"a": ' + value + b"}")
     with pytest.raises(DataError, match=rf"config\.json: .*{re.escape(says)}"):
         read_json(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["9223372036854775807", "-9223372036854775807", "[" * 64 + "]" * 64, '"\\ud83d\\ude00"']
+)
+def test_what_is_just_allowed_is_read(text):
+    assert parse_json(text) == json.loads(text)
