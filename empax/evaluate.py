@@ -18,6 +18,7 @@ from pathlib import Path
 
 from absl import app, flags
 
+from empax.core.paths import check_folder, expand
 from empax.core.recipe import parse_flags
 
 _PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score.")
@@ -44,36 +45,41 @@ def main(argv: list[str]) -> int:
     from empax.core.files import DataError
 
     try:
-        return _evaluate(Path(_PREDICTIONS.value)) if _PREDICTIONS.value else _sum_up([Path(word) for word in argv[1:]])
+        output = expand(_OUTPUT.value) if _OUTPUT.value else None
+        if output:
+            check_folder(output, "--output")
+        if _PREDICTIONS.value:
+            return _evaluate(expand(_PREDICTIONS.value), output)
+        return _sum_up([expand(word) for word in argv[1:]], output)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _sum_up(paths: list[Path]) -> int:
+def _sum_up(paths: list[Path], output: Path | None) -> int:
     from empax.reporting import seeds
 
     summary = seeds.summarize(paths)
     print(seeds.text(summary, variants=_VARIANTS.value))
-    if _OUTPUT.value:
-        seeds.write(summary, Path(_OUTPUT.value))
-        print(f"\nwrote seeds.json and seeds.md to {_OUTPUT.value}")
+    if output:
+        seeds.write(summary, output)
+        print(f"\nwrote seeds.json and seeds.md to {output}")
     return 0
 
 
-def _evaluate(source: Path) -> int:
+def _evaluate(source: Path, output: Path | None) -> int:
     from empax.evaluation.scoring import VARIANTS, ScoringSettings
     from empax.reporting import score_file
 
-    names = VARIANTS if _VARIANTS.value or _OUTPUT.value else ()
+    names = VARIANTS if _VARIANTS.value or output else ()
     settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=names)
-    other, judge = (Path(value) if value else None for value in (_COMPARE.value, _EMPATHY.value))
+    other, judge = (expand(value) if value else None for value in (_COMPARE.value, _EMPATHY.value))
     corpus = score_file.load_corpus(_DATA.value) if _DATA.value else None
     found = score_file.score_file(source, settings, other=other, judge=judge, corpus=corpus, skip_bad_lines=_SKIP.value)
     print(score_file.text(found, variants=_VARIANTS.value))
-    if _OUTPUT.value:
-        score_file.write(found, Path(_OUTPUT.value))
-        print(f"\nwrote report.json, report.md and report.html to {_OUTPUT.value}")
+    if output:
+        score_file.write(found, output)
+        print(f"\nwrote report.json, report.md and report.html to {output}")
     return 0
 
 

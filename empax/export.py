@@ -11,10 +11,10 @@ and by transformers' AutoModel; `--format=empax` writes any model under our own 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from absl import app, flags
 
+from empax.core.paths import check_folder, expand
 from empax.core.recipe import parse_flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a run.", required=True)
@@ -43,7 +43,9 @@ def main(argv: list[str]) -> int:
     flags_given |= {"max_shard_bytes": _SHARD.value}
     settings = to_settings(ExportSettings, flags_given, where="--")
     try:
-        print(export_run(Path(_WORKDIR.value), Path(_OUTPUT.value), settings))
+        output = expand(_OUTPUT.value)
+        check_folder(output, "--output")
+        print(export_run(expand(_WORKDIR.value), output, settings))
     except (ConfigError, DataError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

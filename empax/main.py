@@ -10,6 +10,7 @@ from absl import app, flags
 
 from empax.core.config import ConfigError
 from empax.core.memory import keep_freed_memory
+from empax.core.paths import check_folder, expand
 from empax.core.recipe import load_recipe, override, parse_flags, split_overrides
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> None:
         config = load_recipe(_CONFIG.value)
         override(config, _OVERRIDES)
         name, _, argument = _CONFIG.value.partition(":")
-        workdir = Path(_WORKDIR.value or Path("runs") / "-".join(filter(None, (Path(name).stem, argument))))
+        workdir = expand(_WORKDIR.value or Path("runs") / "-".join(filter(None, (Path(name).stem, argument))))
         from empax.core import distributed
         from empax.pipeline import run
         from empax.planning import plan
@@ -43,11 +44,12 @@ def main(argv: list[str]) -> None:
         if _MODE.value == "plan":
             print(plan.describe(plain))
             return
+        check_folder(workdir, "--workdir")
         distributed.initialize()
         run.enable_compilation_cache()
         if not distributed.is_writer():
             run.quiet_logging()  # what it says, the first process says too
-        run.run(plain, workdir, reuse=Path(_REUSE.value) if _REUSE.value else None)
+        run.run(plain, workdir, reuse=expand(_REUSE.value) if _REUSE.value else None)
     except (ConfigError, DataError, CheckpointError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -87,6 +87,52 @@ def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys):
     assert "bleu_2                                100.00" in capsys.readouterr().out
 
 
+def test_paths_may_begin_with_the_sign_of_home(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "mine.jsonl", [GOOD, GOOD | {"context": ["2"]}])
+    assert run(predictions="~/mine.jsonl", compare="~/mine.jsonl", output="~/out") == 0
+    assert f"to {tmp_path / 'out'}" in capsys.readouterr().out
+    assert (tmp_path / "out" / "report.html").exists()
+    assert run(predictions="~/mine.jsonl", data="~/nothing") == 2
+    assert "'~/nothing' holds no EmpatheticDialogues" in capsys.readouterr().err
+    assert run(predictions="~/mine.jsonl", empathy="~/no-run") == 2
+    assert str(tmp_path / "no-run") in capsys.readouterr().err
+    assert run("~/out", "~/out", seeds=True) == 2
+    assert str(tmp_path / "out" / "report.json") in capsys.readouterr().err
+
+
+def test_an_output_that_takes_no_files_is_told_before_the_predictions_are_read(tmp_path, capsys):
+    (tmp_path / "taken").touch()
+    for words, flags in (((), {"predictions": "none.jsonl"}), (("a", "b"), {"seeds": True})):
+        assert run(*words, output=str(tmp_path / "taken"), **flags) == 2
+        assert (
+            capsys.readouterr().err
+            == f"error: --output={tmp_path / 'taken'} is not a folder; name one, or what does not exist yet.\n"
+        )
+
+
+def test_the_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = write(tmp_path / "mine.jsonl", [GOOD])
+    monkeypatch.setattr("empax.reporting.page.html", lambda report: "half a pair: \ud83d")
+    with pytest.raises(UnicodeEncodeError):
+        run(predictions=path, output=str(tmp_path / "out"))
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_perplexity_beyond_all_numbers_is_said(tmp_path, capsys):
+    path = write(tmp_path / "one.jsonl", [GOOD, GOOD | {"nll": 1e6, "num_tokens": 3}])
+    assert run(predictions=path) == 2
+    assert (
+        "line 2: 'nll' is 1e+06 for 3 tokens: the perplexity of more than 700 nats a token" in capsys.readouterr().err
+    )
+    assert run(predictions=path, skip_bad_lines=True) == 0
+    path = write(tmp_path / "words.jsonl", [GOOD | {"id": "long", "nll": 69_000.0, "num_tokens": 100}])
+    assert run(predictions=path) == 2
+    said = capsys.readouterr().err
+    assert "perplexity_per_word" in said
+    assert "690 nats, is that of prediction 1 (long)" in said
+
+
 @pytest.mark.parametrize("lines", [[], ["", ""]])
 def test_nothing_to_score_is_an_error(tmp_path, capsys, lines):
     assert run(predictions=write(tmp_path / "empty.jsonl", lines)) == 2

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ said = []
 for words in json.loads(sys.argv[1]):
     main._OVERRIDES.clear()
     flags.FLAGS.unparse_flags()
-    for name in ("config", "workdir", "mode"):
+    for name in ("config", "workdir", "mode", "reuse"):
         flags.FLAGS[name].unparse()
     sys.argv = ["empax.main", *words]
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
@@ -45,6 +46,8 @@ def test_help_is_there_before_any_array_library(command):
 def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tmp_path):
     here = f"--workdir={tmp_path / 'run'}"
     real = "--config=configs/reg_transformer.py"
+    taken = tmp_path / "taken"
+    taken.touch()
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "empatheticdialogues.tar.gz").write_bytes(b"\x1f\x8b\x08\x00 not the whole archive")
@@ -70,6 +73,10 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tm
         ([real, f"{here}-2", f"--config.data.dir={broken}"], "empatheticdialogues.tar.gz"),
         ([TINY, f"--workdir={finished}", "--config.joint.steps=5"], "config.joint.steps: 4 there, 5 here"),
         ([TINY, f"--workdir={damaged}"], f"{best} is damaged"),
+        ([TINY, f"--workdir={taken}"], f"--workdir={taken} is not a folder"),
+        ([TINY, f"--workdir={taken}/run"], f"--workdir={taken}/run: {taken} is not a folder"),
+        ([TINY, here, "--reuse=~nobody-of-this-name/run"], "begins with the home folder of nobody"),
+        ([TINY, here, "--reuse=~/no-run-of-this-name"], f"--reuse={Path.home() / 'no-run-of-this-name'}"),
     ]
     result = command("-c", SCRIPT, json.dumps([words for words, _ in cases]))
     assert result.returncode == 0, result.stderr

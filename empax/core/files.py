@@ -6,17 +6,20 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-
-class DataError(ValueError):
-    """A file that is not what it should be; the message names the file, the place and what to do."""
+# Written here, read there: most callers want both.
+from empax.core.text_files import DataError as DataError
+from empax.core.text_files import parse_jsonl as parse_jsonl
+from empax.core.text_files import read_json as read_json
+from empax.core.text_files import read_jsonl as read_jsonl
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -37,22 +40,52 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def write_together(folder: Path, texts: Mapping[str, str]) -> None:
+    """Writes several files, by name: all of them, or none if one cannot be written."""
+    raw = {folder / name: text.encode("utf-8") for name, text in texts.items()}
+
+    def write_rest(left: list[Path]) -> None:
+        if left:
+            path, *rest = left
+            # The renaming of one waits until the others are written.
+            write_atomically(path, lambda temporary: (temporary.write_bytes(raw[path]), write_rest(rest)))
+
+    write_rest(list(raw))
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+    write_text(path, json_text(value))
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); delete it and run again.") from error
+def json_text(value: Any) -> str:
+    """The text of a JSON file; nan and infinity, for which JSON has no word, become null."""
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False, default=_plain) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    value = _plain(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
-    """One JSON object a line, gzipped if the name ends in .gz; dataclasses are written as their fields."""
+    """One JSON object a line, gzipped if the name ends in .gz; dataclasses are written as their fields.
+
+    Raises:
+      DataError: a row holds nan or infinity, for which JSON has no word.
+    """
+
+    def line(number: int, row: Any) -> str:
+        try:
+            return json.dumps(_plain(row), ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
+        except ValueError as error:
+            raise DataError(f"{path}, line {number} cannot be written: it holds nan or infinity.") from error
 
     def write(temporary: Path) -> None:
-        lines = (json.dumps(_plain(row), ensure_ascii=False, default=_plain) + "\n" for row in rows)
+        lines = (line(number, row) for number, row in enumerate(rows, start=1))
         if path.suffix == ".gz":
             temporary.write_bytes(gzip.compress("".join(lines).encode("utf-8"), mtime=0))  # no date: the same bytes
             return
@@ -60,26 +93,6 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
             file.writelines(lines)
 
     write_atomically(path, write)
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON-lines file; a bad line is a DataError with its number."""
-    with path.open(encoding="utf-8") as file:
-        yield from parse_jsonl(file, name=str(path))
-
-
-def parse_jsonl(lines: Iterable[str], *, name: str) -> Iterator[dict[str, Any]]:
-    """The same of lines that have been read; `name` says where, in errors."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{name}, line {number}: not valid JSON ({error}).") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{name}, line {number}: a {type(row).__name__}, must be a JSON object.")
-        yield row
 
 
 def _plain(value: Any) -> Any:

@@ -8,12 +8,12 @@ import inspect
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from empax.core.config import ConfigError
+from empax.core.paths import expand
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -57,7 +57,7 @@ def load_recipe(spec: str) -> Any:
       ConfigError: no such file, no `get_config` in it, or an argument that it refuses.
     """
     name, _, argument = spec.partition(":")
-    path = Path(name)
+    path = expand(name)
     if not path.is_file():
         there = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         raise ConfigError(f"--config={spec}: there is no file {path}. {_nearest(str(path), there)}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir
+from empax.core.paths import expand
 from empax.core.protocols import Examples, Task
 from empax.core.sharding import MeshSettings
 from empax.core.types import Params
@@ -17,7 +18,7 @@ from empax.core.types import Params
 
 def cache_dir() -> Path:
     """Where things named by the hash of their contents are kept across runs: EMPAX_CACHE_DIR or ~/.cache/empax."""
-    return Path(os.environ.get("EMPAX_CACHE_DIR") or Path.home() / ".cache" / "empax")
+    return expand(os.environ.get("EMPAX_CACHE_DIR") or "~/.cache/empax")
 
 
 @dataclasses.dataclass(frozen=True)

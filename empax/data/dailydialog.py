@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError
+from empax.core.paths import expand
+from empax.core.text_files import DataError, check_length, read_lines
 from empax.core.types import Dialogue, Instance, Utterance
 from empax.data.dialogues import to_instances
 
@@ -45,7 +46,7 @@ def find_dailydialog(data_dir: str | os.PathLike[str] | None = None, *, split: s
         raise ConfigError(
             f"DailyDialog is not downloaded by itself: set --config.data.dir or EMPAX_DATA_DIR to {wanted}."
         )
-    root = Path(folder).expanduser()
+    root = expand(folder)
     for place in (root / name, root / FOLDER / name):
         if place.is_file():
             return place
@@ -62,19 +63,19 @@ def load_dialogues(path: Path | str) -> list[Dialogue]:
       DataError: no such file, no text in UTF-8, no dialogue in it, or a line that is none (names line and turn).
     """
     path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")  # splitlines knows stranger ends
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; it must be a file of DailyDialog (dialogues_test.txt).") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 ({error}); take the file as it was released.") from error
-    if lines == [""]:
-        raise DataError(f"{path} holds no dialogue; take the file as it was released.")
     prefix = path.stem.removeprefix("dialogues_")
-    return [
-        Dialogue(f"dailydialog-{prefix}-{number}", "", "", _turns(line, f"{path}, line {number}"))
-        for number, line in enumerate(lines, start=1)
-    ]
+    dialogues, blank = [], 0
+    for number, line in read_lines(path):
+        if not line.strip():
+            blank = blank or number
+            continue
+        if blank:
+            raise DataError(f"{path}, line {blank}: blank, and dialogues follow; take the file as it was released.")
+        turns = _turns(line, f"{path}, line {number}")
+        dialogues.append(Dialogue(f"dailydialog-{prefix}-{number}", "", "", turns))
+    if not dialogues:
+        raise DataError(f"{path}, line {max(blank, 1)}: the file ends without a dialogue; take it as it was released.")
+    return dialogues
 
 
 def _turns(line: str, where: str) -> tuple[Utterance, ...]:
@@ -85,6 +86,11 @@ def _turns(line: str, where: str) -> tuple[Utterance, ...]:
         raise DataError(f"{where}: a dialogue of one turn; it takes two to have one answered.")
     if blank := [turn for turn, text in enumerate(texts, start=1) if not text.strip()]:
         raise DataError(f"{where}: turn {blank[0]} is blank; remove it or the dialogue.")
+    try:
+        for text in texts:
+            check_length(text)
+    except DataError as error:
+        raise DataError(f"{where}: {error}.") from error
     return tuple(Utterance("listener" if number % 2 else "speaker", written(text)) for number, text in enumerate(texts))
 
 

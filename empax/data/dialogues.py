@@ -84,13 +84,18 @@ def instance_from_row(row: Mapping[str, Any]) -> Instance:
     """The inverse of `instance_to_row`.
 
     Raises:
-      DataError: a field is missing or unknown, or a context is no list of texts.
+      DataError: a field is missing, unknown or of another type.
     """
     if set(row) != set(_FIELDS):
         raise DataError(f"an instance has the fields {', '.join(_FIELDS)}; found {', '.join(row) or 'none'}.")
     context = row["context"]
     if not isinstance(context, (list, tuple)) or not all(isinstance(turn, str) for turn in context):
         raise DataError(f"instance {row['id']!r}: context must be a list of texts, found {context!r}.")
+    wrong = [name for name in ("id", "response", "emotion") if not isinstance(row[name], str)]
+    if wrong or not isinstance(row["notes"], Mapping):
+        name = wrong[0] if wrong else "notes"
+        kind = "a text" if wrong else "an object"
+        raise DataError(f"instance {row['id']!r}: {name} must be {kind}, found {row[name]!r}.")
     return Instance(
         id=row["id"], context=tuple(context), response=row["response"], emotion=row["emotion"], notes=dict(row["notes"])
     )

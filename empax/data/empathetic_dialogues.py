@@ -6,10 +6,15 @@ names or is downloaded once; TFDS turns it into `array_record` files, which ever
 
 from __future__ import annotations
 
+import bz2
 import functools
+import gzip
 import hashlib
 import http.client
+import io
+import lzma
 import os
+import re
 import tarfile
 import urllib.request
 import zlib
@@ -19,8 +24,10 @@ from typing import Any, ClassVar
 
 import tensorflow_datasets as tfds
 
-from empax.core.files import DataError, hash_file, write_atomically
+from empax.core.files import hash_file, write_atomically
+from empax.core.paths import expand
 from empax.core.run import cache_dir
+from empax.core.text_files import DataError, check_length, check_regular, split_lines
 from empax.core.types import EMOTIONS, Dialogue
 from empax.data.builder import DialogueBuilder, alternate, example_of, load
 
@@ -34,6 +41,13 @@ SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 
 _COLUMNS = ("conv_id", "utterance_idx", "context", "prompt", "speaker_idx", "utterance")  # those we read
 _WIDTHS = (8, 9)  # some versions end each row with candidate responses
+_SELFEVAL = re.compile(r"(\d(\|\d)*(_\d(\|\d)*)+)?")
+"""What the 7th column holds: the two workers' ratings, "5|5|5_2|2|5", or nothing."""
+
+_GZIP, _XZ, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh"
+_MAX_BYTES = 512 << 20
+"""Of a decompressed archive; the official one holds about a quarter."""
+
 _POINT_TO_FOLDER = (
     f"put {ARCHIVE_NAME} into a folder and name that folder with --config.data.dir=FOLDER or EMPAX_DATA_DIR=FOLDER"
 )
@@ -55,7 +69,7 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
         folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
     if not folder:
         return _downloaded(cache_dir() / "downloads" / ARCHIVE_NAME)
-    root = Path(folder).expanduser()
+    root = expand(folder)
     if root.is_file():
         return root
     places = [root / ARCHIVE_NAME, root / "empathetic_dialogues" / ARCHIVE_NAME]
@@ -115,17 +129,20 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
     """
     member = f"empatheticdialogues/{SPLITS[split]}.csv"
     rows: dict[str, dict[int, list[str]]] = {}
-    for number, line in enumerate(_member_lines(archive, member), start=1):
-        row = line.rstrip("\r").split(",")
+    number = 0
+    for number, line in split_lines(_member(archive, member), f"{archive}: {member}"):
+        row = line.split(",")
         where = f"{archive}: {member}, line {number}"
         if number == 1:
             _check_header(row, where)
         elif line.strip():
-            turns = rows.setdefault(row[0], {})
             index = _checked_index(row, where)
+            turns = rows.setdefault(row[0], {})
             if index in turns:
                 raise DataError(f"{where}: conversation {row[0]!r} has a second utterance {index}.")
             turns[index] = row
+    if not rows:
+        raise DataError(f"{archive}: {member}, line {number}: the file ends without a dialogue.")
     for name, turns in rows.items():
         if sorted(turns) != list(range(1, len(turns) + 1)):
             raise DataError(f"{archive}: {member}: conversation {name!r} has utterances {sorted(turns)}, not 1, 2, ...")
@@ -138,27 +155,46 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
         )
 
 
-def _member_lines(archive: Path, member: str) -> list[str]:
+def _member(archive: Path, name: str) -> bytes:
+    """One file of the archive.
+
+    The whole archive is decompressed first: a checksum stands at its end, and tarfile would not read so far.
+    """
+    raw = _decompressed(archive)
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            file = tar.extractfile(member)
-            if file is None:
-                raise DataError(f"{archive}: {member} is not a file in it.")
-            raw = file.read()
-    except KeyError as error:
-        raise DataError(
-            f"{archive} holds no {member}; it must be the official {ARCHIVE_NAME} or laid out alike."
-        ) from error
-    except (tarfile.ReadError, EOFError, zlib.error, OSError) as error:
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
+            found = [info for info in tar if info.name.removeprefix("./") == name]
+            # No link, and no sparse file, which may be as large as it says without being there.
+            if found and (not found[-1].isreg() or found[-1].issparse()):
+                raise DataError(f"{archive}: {name} is not a plain file in it.")
+            file = tar.extractfile(found[-1]) if found else None
+            if file is not None:
+                return file.read()
+    except DataError:
+        raise
+    except (tarfile.TarError, ValueError, IndexError, OverflowError, RecursionError, OSError, EOFError) as error:
         raise DataError(
             f"{archive} cannot be read ({error}): it is cut short or no .tar.gz; copy or download it again."
         ) from error
+    raise DataError(f"{archive} holds no {name}; it must be the official {ARCHIVE_NAME} or laid out alike.")
+
+
+def _decompressed(archive: Path) -> bytes:
+    check_regular(archive)
     try:
-        # Not splitlines: it would also cut at the exotic line separators that texts may hold.
-        return raw.decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{archive}: {member}, line {line}: not UTF-8 ({error.reason}).") from error
+        with archive.open("rb") as plain:
+            start = plain.read(len(_XZ))
+        open_ = {_GZIP: gzip.open, _XZ: lzma.open, _BZIP2: bz2.open}
+        how = next((how for magic, how in open_.items() if start.startswith(magic)), Path.open)
+        with how(archive, "rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(
+            f"{archive} cannot be read ({error}): it is cut short or no .tar.gz; copy or download it again."
+        ) from error
+    if len(raw) > _MAX_BYTES:
+        raise DataError(f"{archive} holds more than {_MAX_BYTES >> 20} MiB; it is not the official {ARCHIVE_NAME}.")
+    return raw
 
 
 def _check_header(row: list[str], where: str) -> None:
@@ -169,12 +205,22 @@ def _check_header(row: list[str], where: str) -> None:
 def _checked_index(row: list[str], where: str) -> int:
     if len(row) not in _WIDTHS:
         raise DataError(f"{where}: {len(row)} columns, must be 8 or 9; found {','.join(row)[:200]!r}.")
+    if len(row) == max(_WIDTHS) and (not _SELFEVAL.fullmatch(row[6]) or (row[7] and _SELFEVAL.fullmatch(row[7]))):
+        raise DataError(
+            f"{where}: 9 columns, of which the 7th to 9th are not selfeval, tags, candidates; found {row[6][:60]!r}, "
+            f"{row[7][:60]!r}, {row[8][:60]!r}. A comma inside a text must be written _comma_."
+        )
+    try:
+        for field in row:
+            check_length(field)
+    except DataError as error:
+        raise DataError(f"{where}: {error}.") from error
     if row[2] not in EMOTIONS:
         raise DataError(f"{where}: unknown emotion {row[2]!r}; it must be one of {', '.join(EMOTIONS)}.")
     if not _text(row[5]):
         raise DataError(f"{where}: utterance {row[1]} of conversation {row[0]!r} is blank.")
-    if not row[1].isdecimal():
-        raise DataError(f"{where}: utterance_idx is {row[1]!r}, must be a whole number.")
+    if not row[1].isdecimal() or len(row[1]) > 4:
+        raise DataError(f"{where}: utterance_idx is {row[1][:60]!r}, must be a whole number below 10000.")
     return int(row[1])
 
 

@@ -6,13 +6,14 @@ import csv
 import dataclasses
 import os
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError
+from empax.core.paths import expand
+from empax.core.text_files import DataError, check_length, read_lines
 from empax.core.types import LEVELS, MECHANISMS
 
 FILES = {
@@ -51,7 +52,7 @@ def find_epitome(data_dir: str | os.PathLike[str] | None = None) -> Path:
     wanted = f"the folder with {', '.join(FILES.values())}, or to one that holds them under {FOLDER}/"
     if not folder:
         raise ConfigError(f"EPITOME is not downloaded by itself: set --config.data.dir or EMPAX_DATA_DIR to {wanted}.")
-    root = Path(folder).expanduser()
+    root = expand(folder)
     for place in (root, root / FOLDER):
         if all((place / name).is_file() for name in FILES.values()):
             return place
@@ -96,17 +97,44 @@ def _read(path: Path) -> dict[tuple[str, str, int], dict[str, str]]:
         raise DataError(f"{path} does not exist; the folder must hold {', '.join(FILES.values())}.")
     rows: dict[tuple[str, str, int], dict[str, str]] = {}
     seen: Counter[tuple[str, str]] = Counter()
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != _COLUMNS:
-            raise DataError(f"{path}: the columns are {reader.fieldnames}, must be {', '.join(_COLUMNS)}.")
-        for row in reader:
-            if row["level"] not in ("0", "1", "2") or None in row:
-                raise DataError(f"{path}, line {reader.line_num}: level is {row['level']!r}, must be 0, 1 or 2.")
-            pair = row["sp_id"], row["rp_id"]
-            rows[*pair, seen[pair]] = row
-            seen[pair] += 1
+    for number, cells in _records(path):
+        row = _checked_row(cells, f"{path}, line {number}")
+        pair = row["sp_id"], row["rp_id"]
+        rows[*pair, seen[pair]] = row
+        seen[pair] += 1
     return rows
+
+
+def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows behind the header, each with the number of its last line: a text in quotation marks may have several."""
+    reader = csv.reader((line + "\n" for _, line in read_lines(path)), strict=True)
+    try:
+        header = next(reader, [])
+        if tuple(header) != _COLUMNS:
+            raise DataError(f"{path}, line 1: the columns are {', '.join(header)}; must be {', '.join(_COLUMNS)}.")
+        found = False
+        for cells in reader:
+            if cells:
+                found = True
+                yield reader.line_num, cells
+        if not found:
+            raise DataError(f"{path}, line 1: the file ends without a pair of posts.")
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}).") from error
+
+
+def _checked_row(cells: list[str], where: str) -> dict[str, str]:
+    if len(cells) != len(_COLUMNS):
+        raise DataError(f"{where}: {len(cells)} columns, must be {len(_COLUMNS)}: {', '.join(_COLUMNS)}.")
+    row: dict[str, str] = dict(zip(_COLUMNS, cells, strict=True))
+    if row["level"] not in ("0", "1", "2"):
+        raise DataError(f"{where}: level is {row['level'][:60]!r}, must be 0, 1 or 2.")
+    try:
+        check_length(row["seeker_post"])
+        check_length(row["response_post"])
+    except DataError as error:
+        raise DataError(f"{where}: {error}.") from error
+    return row
 
 
 def split_by_seeker(

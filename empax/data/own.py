@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 import tensorflow_datasets as tfds
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, hash_file, hash_json, read_jsonl
+from empax.core.files import hash_file, hash_json
+from empax.core.paths import expand
 from empax.core.run import cache_dir
+from empax.core.text_files import DataError, parse_object, read_lines
 from empax.core.types import EMOTIONS, Dialogue
 from empax.data.builder import DialogueBuilder, alternate, example_of, load
 
@@ -32,7 +34,7 @@ def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
     Raises:
       DataError: a split has none that is not empty.
     """
-    root = Path(folder).expanduser()
+    root = expand(folder)
     found = {split: sorted(p for p in root.glob(f"{split}*.jsonl") if p.stat().st_size) for split in SPLITS}
     missing = [f"{split}*.jsonl" for split, paths in found.items() if not paths]
     if missing or not folder:
@@ -54,12 +56,21 @@ def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
     Raises:
       DataError: a line that is no dialogue; says which, and what it must be.
     """
-    for number, row in enumerate(read_jsonl(Path(path)), start=1):
-        problem = _problem(row)
-        if problem:
-            raise DataError(f"{path}, dialogue {number}: {problem}.")
+    number = found = 0
+    for number, line in read_lines(Path(path)):
+        if not line.strip():
+            continue
+        found += 1
+        try:
+            row = parse_object(line)
+        except DataError as error:
+            raise DataError(f"{path}, line {number}: {error}.") from error
+        if problem := _problem(row):
+            raise DataError(f"{path}, line {number}: {problem}.")
         texts = [text.strip() for text in row["utterances"]]
         yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts))
+    if not found:
+        raise DataError(f"{path}, line {max(number, 1)}: the file ends without a dialogue; one a line, or delete it.")
 
 
 def _problem(row: dict[str, Any]) -> str:

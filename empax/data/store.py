@@ -38,7 +38,7 @@ def load_instances(run: RunContext, split: str) -> list[Instance]:
     path = run.files.annotations(split)
     if not path.exists():
         return instances
-    notes = {row.pop("id"): row for row in read_jsonl(path)}
+    notes = {str(row.pop("id", "")): row for row in read_jsonl(path)}
     if missing := [i.id for i in instances if i.id not in notes]:
         raise DataError(
             f"{path} lacks {len(missing)} instances, the first is {missing[0]}; delete {path.parent} and run again."

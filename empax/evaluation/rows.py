@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import DataError
-from empax.core.types import Instance, Prediction
+from empax.core.text_files import DataError, decode_line, parse_object, raw_lines
+from empax.core.types import LEVELS, MECHANISMS, Instance, Prediction
+
+_MAX_NATS = 700.0
+"""Of a row's mean negative log-likelihood a token: exp of more is no number of 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,24 +42,14 @@ def read_predictions(
         `id` in their place, and what exemplars with an `id` do not say themselves: `released` leaves them out.
 
     Raises:
-      DataError: there is no such file, or it is not UTF-8 text.
+      DataError: there is no such file, it is of another encoding, or it is damaged (gzip).
     """
     rows, bad = [], []
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = data.decode("utf-8").split("\n")
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}; give a JSON-lines file of predictions.") from error
-    except (UnicodeDecodeError, IsADirectoryError, gzip.BadGzipFile, EOFError) as error:
-        raise DataError(f"{path} is not a text file in UTF-8 ({error}); give a JSON-lines file.") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, raw in raw_lines(path):
         try:
-            value = json.loads(line)
-            rows.append(to_prediction(value if corpus is None else _completed(value, corpus)))
-        except json.JSONDecodeError as error:
-            bad.append(BadLine(number, f"not valid JSON ({error.msg} at column {error.colno})"))
+            if line := decode_line(raw).strip():
+                value = parse_object(line)
+                rows.append(to_prediction(value if corpus is None else _completed(value, corpus)))
         except DataError as error:
             bad.append(BadLine(number, str(error)))
     return rows, bad
@@ -73,9 +65,7 @@ def released(row: Prediction) -> dict[str, Any]:
     return {**made, "attributes": dict(row.attributes), "exemplars": exemplars, **row.notes}
 
 
-def _completed(value: Any, corpus: Mapping[str, Instance]) -> Any:
-    if not isinstance(value, dict):
-        return value
+def _completed(value: dict[str, Any], corpus: Mapping[str, Instance]) -> dict[str, Any]:
     if "context" not in value and "reference" not in value:
         identity = str(value.get("id", ""))
         if identity not in corpus:
@@ -114,19 +104,16 @@ def to_prediction(value: Any) -> Prediction:
     identity = value.pop("id", "")
     if isinstance(identity, bool) or not isinstance(identity, (str, int)):
         raise DataError(f"'id' is of type {type(identity).__name__}, must be a string or a whole number")
-    attributes = _pop(value, "attributes", dict, {})
-    if not all(isinstance(level, str) for level in attributes.values()):
-        raise DataError("'attributes' must map names to strings")
+    attributes = value.pop("attributes", {})
+    _check_levels("'attributes'", attributes)
     exemplars = _pop(value, "exemplars", list, [])
-    if not all(isinstance(exemplar, dict) for exemplar in exemplars):
-        raise DataError("'exemplars' must be a list of objects")
     notes = _pop(value, "notes", dict, {})
     _check_notes({**value, **notes})
     return Prediction(
         context=tuple(context),
         id=str(identity),
         attributes=attributes,
-        exemplars=tuple(exemplars),
+        exemplars=tuple(map(_checked_exemplar, exemplars)),
         notes={**value, **notes},
         **text,
     )
@@ -140,11 +127,59 @@ def _pop(value: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     return found
 
 
+_EXEMPLAR_FIELDS = {
+    "id": ((str, int), "a string or a whole number"),
+    "context": ((list, str), "a list of strings, or one"),
+    "response": ((str,), "a string"),
+    "text": ((str,), "a string"),
+    "emotion": ((str,), "a string"),
+    "score": ((int, float), "a number"),
+}
+"""What the report reads of an exemplar; it needs one of them but the score."""
+
+
+def _checked_exemplar(exemplar: Any) -> dict[str, Any]:
+    if not isinstance(exemplar, dict):
+        raise DataError("'exemplars' must be a list of objects")
+    found = {key: item for key, item in exemplar.items() if item is not None}
+    if not (found.keys() & _EXEMPLAR_FIELDS.keys()) - {"score"}:
+        wanted = ", ".join(name for name in _EXEMPLAR_FIELDS if name != "score")
+        raise DataError(f"one of 'exemplars' has none of {wanted}")
+    for name, (kinds, what) in _EXEMPLAR_FIELDS.items():
+        item = found.get(name, "")
+        if name in found and (not isinstance(item, kinds) or isinstance(item, bool)):
+            raise DataError(f"{name!r} of one of 'exemplars' is of type {type(item).__name__}, must be {what}")
+        if isinstance(item, list) and not all(isinstance(turn, str) for turn in item):
+            raise DataError(f"{name!r} of one of 'exemplars' must be {what}")
+    _check_levels("'attributes' of one of 'exemplars'", found.get("attributes", {}))
+    return exemplar
+
+
+def _check_levels(name: str, levels: Any) -> None:
+    if not isinstance(levels, dict) or not all(isinstance(level, str) for level in levels.values()):
+        raise DataError(f"{name} must map names to strings")
+
+
 def _check_notes(notes: Mapping[str, Any]) -> None:
     for name in ("nll", "num_tokens"):
         number = notes.get(name)
-        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float)) or number < 0):
+        if number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
             raise DataError(f"{name!r} is {number!r}, must be a number of at least 0")
+    nll, num_tokens = notes.get("nll"), notes.get("num_tokens")
+    if nll is not None and num_tokens and nll / num_tokens > _MAX_NATS:
+        raise DataError(
+            f"'nll' is {nll:.6g} for {num_tokens} tokens: the perplexity of more than {_MAX_NATS:.0f} nats a token is "
+            "no number"
+        )
     for name in ("intent", "intent_prediction"):
         if notes.get(name) is not None and not isinstance(notes[name], str):
             raise DataError(f"{name!r} is of type {type(notes[name]).__name__}, must be a string")
+    for name, levels in notes.items():
+        # The mechanisms of EPITOME by name, of whatever judge.
+        if name.endswith(("reference_attributes", "response_attributes")) and levels is not None:
+            _check_levels(repr(name), levels)
+            wrong = [levels[key] for key in MECHANISMS if levels.get(key, "") not in ("", *LEVELS)]
+            if wrong:
+                raise DataError(f"{name!r} holds the level {wrong[0]!r}, must be one of {', '.join(LEVELS)}")

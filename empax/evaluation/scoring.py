@@ -167,14 +167,21 @@ def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str
         row = int(np.flatnonzero(~np.isfinite(nll))[0])
         raise DataError(f"prediction {row + 1} ({rows[row].id or 'no id'}) has a likelihood (nll) of {nll[row]}.")
     num_tokens = [row.notes["num_tokens"] if has else 0 for row, has in zip(rows, known, strict=True)]
-    made = perplexity_statistics(
-        nll,
-        np.asarray(num_tokens, np.float64),
-        np.asarray([len(words.tokenize(row.reference)) for row in rows], np.float64),
-        np.asarray([len(row.reference.encode()) for row in rows], np.float64),
-    )
+    num_words = [len(words.tokenize(row.reference)) for row in rows]
+    num_bytes = [len(row.reference.encode()) for row in rows]
+    sizes = (np.asarray(size, np.float64) for size in (num_tokens, num_words, num_bytes))
+    with np.errstate(over="ignore"):  # said below
+        made = perplexity_statistics(nll, *sizes)
+        values = {name: estimate(made[name]) for name in names}
+    if beyond := [name for name, value in values.items() if math.isinf(value)]:
+        per_token = [nll[i] / num_tokens[i] if has else 0.0 for i, has in enumerate(known)]
+        row = int(np.argmax(per_token))
+        raise DataError(
+            f"{', '.join(sorted(beyond))} of these predictions is larger than any number of 64 bits. The largest nll a "
+            f"token, {per_token[row]:.6g} nats, is that of prediction {row + 1} ({rows[row].id or 'no id'})."
+        )
     # A perplexity of references without a word or a byte is no number.
-    return {name: made[name] for name in names if math.isfinite(estimate(made[name]))}
+    return {name: made[name] for name in names if math.isfinite(values[name])}
 
 
 def _bleu(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json
+from empax.core.paths import expand
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.gguf import find_gguf
@@ -330,7 +331,7 @@ def resolve(name_or_folder: str) -> Path:
     Raises:
       ConfigError: it is none of these, or the hub cannot be reached.
     """
-    path = Path(name_or_folder).expanduser()
+    path = expand(name_or_folder)
     if path.is_dir() or path.suffix == ".gguf":
         return path
     if name_or_folder in WHEELS:

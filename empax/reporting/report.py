@@ -6,14 +6,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, WorkDir, hash_file, hash_json, read_json, read_jsonl, write_json, write_text
+from empax.core.files import (
+    DataError,
+    WorkDir,
+    hash_file,
+    hash_json,
+    json_text,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_together,
+)
+from empax.core.paths import expand
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.empathy import confusion_matrix
 from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES
@@ -96,7 +106,7 @@ def run(settings: Settings, context: ReportContext) -> None:
         speed=findings.find_speed(history, findings.find_seconds(files)) | findings.find_peak_memory(files),
         paper=paper,
         paper_row=settings.paper_row,
-        peers=score_peers(Path(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
+        peers=score_peers(expand(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
         if settings.peers
         else {},
         history=history,
@@ -188,24 +198,15 @@ def build_report(
 
 
 def write_report(report: Report, folder: Path) -> None:
-    """Writes report.json, report.md and report.html (one file, nothing loaded from anywhere) into `folder`.
+    """Writes report.json, report.md and report.html (one file, nothing loaded from anywhere) into `folder`,
+    all three or none.
 
     Examples and replies quote the corpus, so they are on the pages only: report.json may be passed on, whatever its
     licence.
     """
     kept = {name: part for name, part in report.items() if name not in ("examples", "replies")}
-    write_json(folder / "report.json", _finite(kept))
-    write_text(folder / "report.md", page.markdown(report))
-    write_text(folder / "report.html", page.html(report))
-
-
-def _finite(value: Any) -> Any:
-    """nan and infinity as null: JSON has no word for them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+    texts = {"report.json": json_text(kept), "report.md": page.markdown(report), "report.html": page.html(report)}
+    write_together(folder, texts)
 
 
 def score_peers(

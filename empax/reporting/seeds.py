@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, read_json, write_json, write_text
+from empax.core.files import DataError, json_text, read_json, write_together
 from empax.evaluation.significance import mean_interval
 from empax.pipeline.workdirs import differences
 from empax.reporting.tables import format_value, markdown_table
@@ -150,5 +150,4 @@ def write(summary: Summary, folder: Path) -> None:
     lines.append(
         "Mean, standard deviation (n - 1) and 95% t-interval of the mean over runs that differ in their seeds."
     )
-    write_json(folder / "seeds.json", summary)
-    write_text(folder / "seeds.md", "\n".join(lines) + "\n")
+    write_together(folder, {"seeds.json": json_text(summary), "seeds.md": "\n".join(lines) + "\n"})

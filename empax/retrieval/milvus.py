@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.core.paths import expand
 from empax.core.types import Retrieved
 from empax.retrieval.exact import NO_GROUP, ExactInParts, check_search, largest_group
 
@@ -193,6 +194,7 @@ def _milvus() -> Any:
 
 def _connect(settings: MilvusSettings) -> Any:
     try:
-        return _milvus().MilvusClient(settings.uri, token=os.environ.get("MILVUS_TOKEN", ""))
+        uri = settings.uri if "://" in settings.uri else str(expand(settings.uri))
+        return _milvus().MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""))
     except _milvus().MilvusException as error:
         raise ConfigError(f"there is no Milvus at index.milvus.uri = {settings.uri!r}: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +42,8 @@ class MetricsLog:
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Writes one row; it is in the file, whatever happens to this process, when the call returns."""
-        row: dict[str, Any] = {"stage": self._stage, "step": step, "split": split, **values}
+        known = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no nan
+        row: dict[str, Any] = {"stage": self._stage, "step": step, "split": split, **known}
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
         if self._board is not None:

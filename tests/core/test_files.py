@@ -17,6 +17,7 @@ from empax.core.files import (
     write_json,
     write_jsonl,
     write_text,
+    write_together,
 )
 
 
@@ -42,7 +43,7 @@ def test_json_round_trip_of_what_settings_hold(tmp_path):
     write_json(path, {"n": np.float32(0.5), "path": Path("x/y"), "text": "ü"})
     assert read_json(path) == {"n": 0.5, "path": "x/y", "text": "ü"}
     path.write_text('{"n": ')
-    with pytest.raises(DataError, match=r"a\.json is not valid JSON"):
+    with pytest.raises(DataError, match=r"a\.json: not valid JSON"):
         read_json(path)
 
 
@@ -67,6 +68,31 @@ def test_a_bad_line_is_named_by_its_number_counting_blank_ones(tmp_path, line, r
     assert next(rows) == {"a": 1}
     with pytest.raises(DataError, match=rf"a\.jsonl, line 3: {reason}"):
         next(rows)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -np.float64("inf")])
+def test_json_has_no_word_for_what_is_no_number(tmp_path, number):
+    write_json(tmp_path / "a.json", {"a": [1.5, number], "b": Row("x", (number,))})
+    assert read_json(tmp_path / "a.json") == {"a": [1.5, None], "b": {"name": "x", "parts": [None]}}
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2 cannot be written: it holds nan or infinity"):
+        write_jsonl(tmp_path / "a.jsonl", [{"a": 1.0}, {"a": number}])
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_files_are_written_together_or_not_at_all(tmp_path):
+    write_together(tmp_path / "new", {"a": "ü", "b": "2", "c": "3"})
+    assert {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "new").iterdir()} == {
+        "a": "ü", "b": "2", "c": "3",
+    }  # fmt: skip
+    with pytest.raises(UnicodeEncodeError):
+        write_together(tmp_path / "half", {"a": "1", "b": "\ud83d"})
+    assert not (tmp_path / "half").exists()
+    (tmp_path / "new" / "c").unlink()
+    (tmp_path / "new" / "c").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_together(tmp_path / "new", {"a": "4", "b": "5", "c": "6"})
+    assert (tmp_path / "new" / "a").read_text(encoding="utf-8") == "ü"
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a", "b", "c"]
 
 
 def test_hashes_depend_on_content_alone(tmp_path):

@@ -51,7 +51,7 @@ def test_blanks_of_the_tokeniser_go(text, wanted):
     ("line", "says"),
     [
         ("Hi . __eou__ Ho . ", r"line 3: 'Ho \.' stands behind the last __eou__"),
-        ("", "line 3: 'nothing' stands behind"),
+        ("", "line 3: blank, and dialogues follow"),
         ("Hi . __eou__", "line 3: a dialogue of one turn"),
         ("Hi . __eou__  __eou__ Ho . __eou__", "line 3: turn 2 is blank"),
     ],
@@ -63,13 +63,13 @@ def test_a_bad_line_is_named(path, line, says):
 
 
 def test_a_bad_file_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"none\.txt does not exist"):
+    with pytest.raises(DataError, match=r"there is no file .*none\.txt"):
         load_dialogues(tmp_path / "none.txt")
     (tmp_path / "empty.txt").write_text("", encoding="utf-8")
-    with pytest.raises(DataError, match=r"empty\.txt holds no dialogue"):
+    with pytest.raises(DataError, match=r"empty\.txt, line 1: the file ends without a dialogue"):
         load_dialogues(tmp_path / "empty.txt")
     (tmp_path / "latin.txt").write_bytes("Caf\xe9 __eou__ Oui __eou__".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin\.txt is not text in UTF-8"):
+    with pytest.raises(DataError, match=r"latin\.txt, line 1: not UTF-8 \(byte 0xe9 at place 4\)"):
         load_dialogues(tmp_path / "latin.txt")
 
 

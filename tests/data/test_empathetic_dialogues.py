@@ -84,6 +84,21 @@ def test_prepared_once_and_anew_for_another_archive(tmp_path, monkeypatch):
     assert len(list((tmp_path / "cache" / "tfds").iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        "c,1,proud,P,1,hi, you,5|5|5_2|2|5,",
+        "c,1,proud,P,1,hi, you,,",
+        "c,1,proud,I passed, too,1,hi,5|5|5_2|2|5,",
+        "c,1,proud,P,1,hi,,5|5|5_2|2|5,",
+    ],
+)
+def test_a_comma_that_is_not_escaped_is_refused_by_name(tmp_path, row):
+    path = write_archive(tmp_path, train=[*TRAIN, row])
+    with pytest.raises(DataError, match=r"train\.csv, line 7: 9 columns, .* must be written _comma_"):
+        list(read_dialogues(path, "train"))
+
+
 def test_tensorflow_and_torch_stay_out(tmp_path):
     write_archive(tmp_path / "data")
     code = f"""

@@ -63,7 +63,7 @@ def test_an_id_comes_once(folder, tmp_path):
 @pytest.mark.parametrize("beam", [(), ("--runner=DirectRunner",)])
 def test_a_bad_line_stops_preparing_and_is_named(folder, tmp_path, beam):
     write(folder / "train-9.jsonl", [row("fine"), row("bad", emotion="blue")])
-    with pytest.raises(DataError, match=r"train-9\.jsonl, dialogue 2: emotion = 'blue'"):
+    with pytest.raises(DataError, match=r"train-9\.jsonl, line 2: emotion = 'blue'"):
         load_dialogues(str(folder), beam=beam, prepared_dir=tmp_path / "cache")
 
 
@@ -85,7 +85,7 @@ def test_bad_dialogues_are_named(tmp_path, change, problem):
     if not problem:  # a dialogue without turns makes no instance, and does no harm
         assert [d.utterances for d in read_file(path)][1] == ()
         return
-    with pytest.raises(DataError, match=f"train.jsonl, dialogue 2: .*{problem}"):
+    with pytest.raises(DataError, match=f"train.jsonl, line 2: .*{problem}"):
         list(read_file(path))
 
 

@@ -197,5 +197,5 @@ def test_released_rows_have_no_word_of_the_corpus_and_get_them_back(tmp_path):
     ]
     assert [line.reason for line in read_predictions(path)[1]] == ["lacks 'context', 'reference'"] * 2
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="not a text file"):
+    with pytest.raises(DataError, match="is cut short or damaged"):
         read_predictions(path)

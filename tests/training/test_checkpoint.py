@@ -138,6 +138,16 @@ def test_best_saved_after_the_restored_step_is_forgotten(tmp_path):
     assert hash_tree(load_params(tmp_path)) == hash_tree(make_state(2).params)
 
 
+def test_best_saved_at_the_restored_step_stays(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save_best(2, make_state(2).params, 1.0)
+    checkpointer.save_best(3, make_state(3).params, 0.5)
+    checkpointer.save(3, make_state(3), {})
+    checkpointer.close()
+    restore(tmp_path)
+    assert hash_tree(load_params(tmp_path)) == hash_tree(make_state(3).params)
+
+
 def test_load_params_needs_no_model(tmp_path):
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save_best(2, make_state(2).params, 1.0)

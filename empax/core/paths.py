@@ -1,0 +1,36 @@
+"""Paths that users give: `~` in them, and whether a folder can be written to, told before any work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from empax.core.config import ConfigError
+
+
+def expand(path: str | os.PathLike[str]) -> Path:
+    """The path with `~` and `~NAME` replaced by the home folder; every path of a user comes through here.
+
+    Raises:
+      ConfigError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{os.fspath(path)!r} begins with the home folder of nobody; write the path out.") from error
+
+
+def check_folder(folder: Path, flag: str) -> None:
+    """Raises ConfigError if files cannot be written into `folder`, which need not be there yet.
+
+    Args:
+      folder: where a command is going to write.
+      flag: the user's word for it, `--output`.
+    """
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ConfigError(f"{flag}={folder} is not a folder; name one, or what does not exist yet.")
+    place = next(parent for parent in (folder, *folder.absolute().parents) if os.path.lexists(parent))
+    if not place.is_dir():
+        raise ConfigError(f"{flag}={folder}: {place} is not a folder, so nothing can be written in it.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag}={folder}: {place} is not writable; choose another folder or change its rights.")

@@ -1,0 +1,251 @@
+"""The one reader of text files: lines, JSON, JSON lines, gzip; whatever is wrong is a DataError with its place.
+
+UTF-8 may begin with a byte order mark, lines end in LF or CR LF. Refused are other encodings, NUL, a CR inside a line,
+numbers that JSON or 64 bits do not have, lone surrogates, deep nesting, texts of more than MAX_TEXT_CHARACTERS, damaged
+gzip files, and what is no regular file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+MAX_TEXT_CHARACTERS = 100_000
+"""Of a line's text, such as an utterance: longer ones are damage, and some metrics take the square of it."""
+
+MAX_LINE_BYTES = 64 << 20
+
+MAX_FILE_BYTES = 1 << 30
+"""Of a file that is read whole, decompressed."""
+
+MAX_DEPTH = 64
+"""Of JSON: how many lists and objects may lie in one another."""
+
+_BOM = b"\xef\xbb\xbf"
+_OTHER_BOMS = ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"))
+_OTHER_BOMS += ((b"\xfe\xff", "UTF-16"),)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_MAX_WHOLE = 2**63
+_COMPRESSION_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
+
+
+class DataError(ValueError):
+    """A file that is not what it should be; the message names the file, the place and what to do."""
+
+
+class MissingFileError(DataError, FileNotFoundError):
+    """There is no such file."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a whole file, gzipped if its name ends in .gz; line ends are kept as they are."""
+    with _opened(path) as file:
+        raw = _guarded(path, lambda: file.read(MAX_FILE_BYTES + 1))
+    if len(raw) > MAX_FILE_BYTES:
+        raise DataError(f"{path} holds more than {MAX_FILE_BYTES >> 20} MiB; it cannot be what is wanted here.")
+    return decode(raw, str(path))
+
+
+def decode(raw: bytes, name: str) -> str:
+    """The bytes of a whole file as text; `name` says where, in errors."""
+    _check_encoding(raw, name)
+    raw = raw.removeprefix(_BOM)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{name}, line {line}: {_not_utf8(error)}.") from error
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise DataError(f"{name}, line {line}: a NUL byte; it is no text file.")
+    return text
+
+
+def split_lines(raw: bytes, name: str) -> Iterator[tuple[int, str]]:
+    """The lines of a file that has been read, each with its number, without their ends.
+
+    Not `str.splitlines`: it also cuts at the exotic line separators that texts may hold.
+    """
+    _check_encoding(raw, name)
+    for number, line in enumerate(raw.removeprefix(_BOM).split(b"\n"), start=1):
+        yield number, _located(lambda line=line: decode_line(line), f"{name}, line {number}")
+
+
+def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, gzipped if its name ends in .gz, with their numbers; `decode_line` makes text of one.
+
+    A damaged file is a DataError when the damage is reached: with a checksum (gzip) that may be at its end.
+    """
+    with _opened(path) as file:
+        number = 0
+        while line := _guarded(path, lambda: file.readline(MAX_LINE_BYTES + 1)):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise DataError(f"{path}, line {number}: more than {MAX_LINE_BYTES >> 20} MiB; it is no file of lines.")
+            if number == 1:
+                _check_encoding(line, str(path))
+                line = line.removeprefix(_BOM)
+            yield number, line
+
+
+def decode_line(raw: bytes) -> str:
+    """A line as text, without its end; the DataError says what is wrong and leaves the place to the caller."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(_not_utf8(error)) from error
+    text = text.removesuffix("\n").removesuffix("\r")
+    if "\0" in text:
+        raise DataError("a NUL byte; it is no text file")
+    if "\r" in text:
+        raise DataError("a carriage return inside the line; lines must end in LF or CR LF")
+    return text
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file as text, with their numbers; a bad one is a DataError with file and line."""
+    for number, raw in raw_lines(path):
+        yield number, _located(lambda raw=raw: decode_line(raw), f"{path}, line {number}")
+
+
+def read_json(path: Path) -> Any:
+    """The one JSON value of a file."""
+    return _located(lambda: parse_json(read_text(path)), str(path), without=str(path))
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a JSON-lines file; a bad line is a DataError with its number."""
+    return parse_jsonl((line for _, line in read_lines(path)), name=str(path))
+
+
+def parse_jsonl(lines: Iterable[str], *, name: str) -> Iterator[dict[str, Any]]:
+    """The same of lines that have been read; `name` says where, in errors."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _located(lambda line=line: parse_object(line), f"{name}, line {number}")
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """The JSON object of one line; the DataError leaves the place to the caller."""
+    value = parse_json(line)
+    if not isinstance(value, dict):
+        raise DataError(f"a {type(value).__name__}, must be a JSON object")
+    if len(line) > MAX_TEXT_CHARACTERS:
+        for text in _texts(value):
+            check_length(text)
+    return value
+
+
+def check_length(text: str) -> None:
+    """Raises DataError, without a place, for a text that is too long to be one of a corpus."""
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise DataError(f"a text of {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are allowed")
+
+
+def parse_json(text: str) -> Any:
+    """A JSON value; the DataError leaves the place to the caller."""
+    try:
+        value = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_constant)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
+        raise DataError(f"not valid JSON ({error.msg} at {line}column {error.colno})") from error
+    except RecursionError as error:
+        raise DataError(f"JSON nested more than {MAX_DEPTH} deep") from error
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise DataError(f"JSON nested more than {MAX_DEPTH} deep")
+    if _ESCAPED_SURROGATE.search(text) and any(map(_SURROGATE.search, _texts(value))):
+        raise DataError("half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20 or abs(int(digits)) >= _MAX_WHOLE:
+        raise DataError(f"a number of {len(digits)} digits; whole numbers must fit into 64 bits")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise DataError(f"the number {digits[:20]} is too large")
+    return value
+
+
+def _constant(name: str) -> float:
+    raise DataError(f"{name} is no number in JSON")
+
+
+def _depth(value: Any) -> int:
+    """How many lists and objects lie in one another; without recursion."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, (dict, list))]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All keys and texts in a JSON value."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            yield from one
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+
+
+def _located(read: Callable[[], Any], place: str, *, without: str = "") -> Any:
+    """What `read` gives; a DataError of it with the place in front, unless it names `without` already."""
+    try:
+        return read()
+    except DataError as error:
+        if without and without in str(error):
+            raise
+        raise DataError(f"{place}: {error}.") from error
+
+
+def check_regular(path: Path) -> None:
+    """Raises DataError where there is no regular file: nothing, a folder, a pipe, a device."""
+    if not path.exists():
+        raise MissingFileError(f"there is no file {path}.")
+    if not path.is_file():
+        raise DataError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}, not a file.")
+
+
+def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
+    check_regular(path)
+    try:
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def _guarded(path: Path, read: Callable[[], bytes]) -> bytes:
+    try:
+        return read()
+    except _COMPRESSION_ERRORS as error:
+        raise DataError(f"{path} is cut short or damaged, or it is not gzipped ({error}); copy it again.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}).") from error
+
+
+def _check_encoding(start: bytes, name: str) -> None:
+    for mark, encoding in _OTHER_BOMS:
+        if start.startswith(mark):
+            raise DataError(f"{name}, line 1: {encoding}, must be UTF-8; save it so.")
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at place {error.start + 1})"

@@ -1,0 +1,58 @@
+"""Anybody's outputs: what of a line is checked, so that the report can rely on it."""
+
+import json
+
+import pytest
+
+from empax.evaluation.rows import read_predictions
+
+GOOD = {"context": ["I passed the exam!"], "response": "Congratulations!", "reference": "That is great."}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"reference_attributes": "strong"}, "'reference_attributes' must map names to strings"),
+        ({"independent_response_attributes": {"exploration": 2}}, "'independent_response_attributes' must map names"),
+        ({"response_attributes": {"exploration": "huge"}}, "holds the level 'huge', must be one of low, mid, high"),
+        ({"context": [["a", "b"]]}, "'context' must be a list of strings"),
+        ({"exemplars": [{}]}, "one of 'exemplars' has none of id, context, response, text, emotion"),
+        ({"exemplars": [{"score": 1.0}]}, "one of 'exemplars' has none of"),
+        ({"exemplars": [{"response": 3}]}, "'response' of one of 'exemplars' is of type int, must be a string"),
+        ({"exemplars": [{"id": True}]}, "'id' of one of 'exemplars' is of type bool"),
+        ({"exemplars": [{"context": [1]}]}, "'context' of one of 'exemplars' must be a list of strings"),
+        ({"exemplars": [{"text": "a", "attributes": ["high"]}]}, "'attributes' of one of 'exemplars' must map"),
+        ({"attributes": ["high"]}, "'attributes' must map names to strings"),
+        ({"num_tokens": -1}, "'num_tokens' is -1, must be a number of at least 0"),
+    ],
+)
+def test_fields_that_the_report_reads_are_checked_line_by_line(tmp_path, fields, reason):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (GOOD, GOOD | fields, GOOD)), encoding="utf-8")
+    rows, bad = read_predictions(path)
+    assert len(rows) == 2
+    assert [line.number for line in bad] == [2]
+    assert reason in bad[0].reason
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"nll": 0, "num_tokens": 0},
+        {"nll": 700.0, "num_tokens": 1},
+        {"nll": None, "num_tokens": None, "intent": None},
+        {"id": 7, "emotion": "sad", "attributes": {"sentiment": "any word"}},
+        {"reference_attributes": None, "response_attributes": {"exploration": "low", "other": "any word"}},
+        {"reference_attributes": {"exploration": ""}},
+        {"exemplars": [{"id": 3, "score": 1}, {"text": "a"}, {"context": "b"}, {"emotion": "sad", "response": None}]},
+        {"exemplars": [{"context": ["a"], "response": "b", "score": -0.5, "attributes": {"sentiment": "low"}}]},
+    ],
+)
+def test_whatever_may_be_there_is_taken(tmp_path, fields):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(GOOD | fields), encoding="utf-8")
+    rows, bad = read_predictions(path)
+    assert bad == []
+    (row,) = rows
+    assert row.context == ("I passed the exam!",)
+    assert list(row.exemplars) == fields.get("exemplars", [])

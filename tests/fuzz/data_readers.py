@@ -1,0 +1,113 @@
+"""What the fuzz tests of data files call in a process of its own: each reader to its end, on damaged bytes."""
+
+import functools
+import io
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.run import RunContext
+from empax.data import dailydialog, empathetic_dialogues, epitome, own
+from empax.data.chat import chat_template
+from empax.data.dialogues import to_instances
+from empax.data.store import load_instances
+from empax.evaluation.rows import read_predictions
+from empax.evaluation.scoring import ScoringSettings
+from empax.reporting import score_file
+
+FAST = ScoringSettings(bootstrap_samples=1)
+
+
+def archive_of(raw: bytes, *, mode: str = "w:gz") -> bytes:
+    """An archive of EmpatheticDialogues with `raw` as its three files."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
+        for name in ("train", "valid", "test"):
+            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
+            entry.size = len(raw)
+            tar.addfile(entry, io.BytesIO(raw))
+    return file.getvalue()
+
+
+def predictions(name: str, raw: bytes) -> Any:
+    """Reads, scores and reports."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        path.write_bytes(raw)
+        rows, _ = read_predictions(path)
+        found = score_file.score_file(path, FAST, skip_bad_lines=True)
+        score_file.text(found, variants=False)
+        score_file.write(found, Path(folder, "report"))
+        return rows
+
+
+def own_corpus(raw: bytes) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "train.jsonl")
+        path.write_bytes(raw)
+        return to_instances(own.read_file(path))
+
+
+def archive(raw: bytes) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "archive")
+        path.write_bytes(raw)
+        return to_instances(empathetic_dialogues.read_dialogues(path, "test"))
+
+
+def table(raw: bytes) -> Any:
+    return archive(archive_of(raw, mode="w"))
+
+
+def epitome_file(raw: bytes, good: bytes) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in zip(epitome.FILES.values(), (raw, good, good), strict=True):
+            Path(folder, name).write_bytes(content)
+        return epitome.load_epitome(folder)
+
+
+def small_talk(raw: bytes) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "dialogues_test.txt")
+        path.write_bytes(raw)
+        return dailydialog.load_instances(path)
+
+
+def template(raw: bytes) -> Any:
+    return chat_template(raw.decode("utf-8", "replace"), bos_token="<s>", eos_token="</s>")
+
+
+def work_directory(files: Mapping[str, bytes]) -> Any:
+    """Instances with their notes, and every other JSON file of a run that is not in a stage's checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, raw in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(raw)
+        run = RunContext(WorkDir(Path(folder)), {"seed": 0}, "evaluate")
+        found: list[Any] = [load_instances(run, "validation")]
+        for name in sorted(set(files) - {"prepare/validation.jsonl", "annotate/validation.jsonl"}):
+            found.append(list(read_jsonl(Path(folder, name))) if name.endswith("l") else read_json(Path(folder, name)))
+        return found
+
+
+READERS = {
+    "predictions": functools.partial(predictions, "rows.jsonl"),
+    "predictions.gz": functools.partial(predictions, "rows.jsonl.gz"),
+    "own": own_corpus,
+    "empathetic_dialogues": table,
+    "archive": archive,
+    "epitome": epitome_file,
+    "dailydialog": small_talk,
+    "template": template,
+    "work_directory": work_directory,
+}
+
+
+def read(reader: str, expected: str, *inputs: Any) -> str:
+    """ "read", or "damaged" where a checksum promises `expected`, the representation of what the whole file gives."""
+    found = READERS[reader](*inputs)
+    return "damaged" if expected and repr(found) != expected else "read"

@@ -1,0 +1,228 @@
+"""Mutation testing: changes one expression at a time in a copy of the tree and runs the tests of the changed module.
+
+  python tests/mutation/mutate.py [--sample=30] [--seed=0] [--only=losses,decoding] [--jobs=1] [--tests=not slow]
+
+A mutant counts as found if a test fails or runs out of time. cosmic-ray makes the mutants. Annotations, decorators
+of data classes, caches and compilation, and `strict=` of `zip` are left as they are: no result depends on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import concurrent.futures
+import dataclasses
+import difflib
+import itertools
+import json
+import os
+import queue
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TARGETS: dict[str, tuple[str, ...]] = {
+    "losses": ("empax/losses/*.py",),
+    "decoding": ("empax/decoding/*.py",),
+    "evaluation": (
+        "empax/evaluation/[!p]*.py",
+        "empax/evaluation/perplexity.py",
+    ),  # without the table of published numbers
+    "retrieval": ("empax/retrieval/*.py",),
+    "files": ("empax/core/files.py", "empax/core/text_files.py"),
+    "checkpoint": ("empax/training/checkpoint.py",),
+}
+"""The groups that are counted, and their modules."""
+
+_LEFT_OUT = (
+    "VariableReplacer",  # take arguments
+    "VariableInserter",
+    "Pow",  # powers, shifts and bits in place of a sum: whatever sees a difference instead of a sum sees these, too
+    "LShift",
+    "RShift",
+    "BitOr",
+    "BitAnd",
+    "BitXor",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """One change: what cosmic-ray's operator does at its n-th place in a module."""
+
+    module: Path
+    operator: str
+    occurrence: int
+    place: tuple[int, int]
+
+    def diff(self) -> str:
+        """The changed lines behind the place and the operator."""
+        before, after = (text.splitlines() for text in (self.source(), self.apply()))
+        lines = [line for line in difflib.unified_diff(before, after, n=0, lineterm="") if line[:2] not in ("--", "++")]
+        place = f"{self.module.relative_to(ROOT)}:{self.place[0]} {self.operator.removeprefix('core/')}"
+        return "\n    ".join([place, *(line for line in lines if not line.startswith("@@"))])
+
+    def is_one(self) -> bool:
+        """Whether it is a program, and another one: cosmic-ray takes the bare `*` of a signature for an operator."""
+        try:
+            return ast.dump(ast.parse(self.apply())) != ast.dump(ast.parse(self.source()))
+        except SyntaxError:
+            return False
+
+    def source(self) -> str:
+        return self.module.read_text(encoding="utf-8")
+
+    def apply(self) -> str:
+        changed = mutate_code(self.source(), get_operator(self.operator)(), self.occurrence)
+        if changed is None:
+            raise RuntimeError(f"{self} changes nothing")
+        return changed
+
+
+def find_mutants(module: Path) -> list[Mutant]:
+    """Every mutant of a module, but of what is left out."""
+    source = module.read_text(encoding="utf-8")
+    quiet = list(_quiet_ranges(ast.parse(source)))
+    tree = get_ast(source)
+    found = []
+    for name in operator_names():
+        if any(part.lower() in name.lower() for part in _LEFT_OUT):
+            continue
+        operator = get_operator(name)()
+        places = (start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node))
+        found += [
+            Mutant(module, name, occurrence, place)
+            for occurrence, place in enumerate(places)
+            if not any(first <= place <= last for first, last in quiet)
+        ]
+    return found
+
+
+def _quiet_ranges(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    for node in ast.walk(tree):
+        quiet = [getattr(node, name, None) for name in ("annotation", "returns")]
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            quiet += [one for one in node.decorator_list if re.search("dataclass|cache|jit", ast.unparse(one))]
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            quiet.append(node.value)
+        for one in quiet:
+            if one is not None:
+                yield (one.lineno, one.col_offset - 1), (one.end_lineno, one.end_col_offset)
+
+
+def draw(mutants: Sequence[Mutant], sample: int, seed: int) -> list[Mutant]:
+    """`sample` places, drawn without replacement, with one mutant of each; all mutants if `sample` is 0."""
+    if not sample:
+        return [mutant for mutant in mutants if mutant.is_one()]
+    places: dict[tuple[Path, tuple[int, int]], list[Mutant]] = collections.defaultdict(list)
+    for mutant in mutants:
+        places[mutant.module, mutant.place].append(mutant)
+    rng = random.Random(seed)
+    drawn = (rng.choice(places[place]) for place in rng.sample(sorted(places), len(places)))
+    return list(itertools.islice((mutant for mutant in drawn if mutant.is_one()), sample))
+
+
+def tests_of(module: Path) -> list[str]:
+    """The test files that mirror a module; those of its package if it has none of its own."""
+    folder = ROOT / "tests" / module.relative_to(ROOT / "empax").parent
+    own = [*folder.glob(f"test_{module.stem}.py"), *folder.glob(f"test_{module.stem}_*.py")]
+    return sorted(str(path.relative_to(ROOT)) for path in own or folder.glob("test_*.py"))
+
+
+def run_tests(tree: Path, files: Sequence[str], chosen: str, limit_seconds: float) -> str:
+    """ "passed", "failed" or "timeout", in a session of its own, so that nothing outlives it."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", chosen, *files]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            return "passed" if process.wait(limit_seconds) in (0, 5) else "failed"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return "timeout"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, default=30, help="mutants of each group; 0 = all")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--only", default="", help=f"groups, comma between them, of {', '.join(TARGETS)}")
+    parser.add_argument("--jobs", type=int, default=1, help="trees that are tested at a time")
+    parser.add_argument("--tests", default="not slow", help="expression over pytest's markers")
+    parser.add_argument("--limit_seconds", type=float, default=300.0, help="a quarter of what whole tests may take")
+    options = parser.parse_args()
+    if unknown := set(filter(None, options.only.split(","))) - set(TARGETS):
+        parser.error(f"--only: no group {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
+    groups = {}
+    for name in options.only.split(",") if options.only else TARGETS:
+        modules = sorted(path for pattern in TARGETS[name] for path in ROOT.glob(pattern))
+        groups[name] = draw([m for module in modules for m in find_mutants(module)], options.sample, options.seed)
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        outcomes = _run_all(groups, Path(folder), options)
+    return _tell(groups, outcomes)
+
+
+def _run_all(groups: dict[str, list[Mutant]], folder: Path, options: argparse.Namespace) -> dict[Mutant, str]:
+    trees: queue.Queue[Path] = queue.Queue()
+    kept = shutil.ignore_patterns(".git", ".venv", "runs", "results", "__pycache__", ".jax_cache")
+    for job in range(options.jobs):
+        trees.put(Path(shutil.copytree(ROOT, folder / str(job), ignore=kept)))
+    limits: dict[tuple[str, ...], float] = {}
+
+    def test(mutant: Mutant) -> str:
+        tree, files = trees.get(), tests_of(mutant.module)
+        changed = tree / mutant.module.relative_to(ROOT)
+        try:
+            if tuple(files) not in limits:  # whole tests first: their time is the measure, and they must pass
+                begin = time.perf_counter()
+                without = run_tests(tree, files, options.tests, 4 * options.limit_seconds)
+                if without != "passed":
+                    raise RuntimeError(f"{' '.join(files)} without a mutant: {without}")
+                limits[tuple(files)] = 30 + 4 * (time.perf_counter() - begin)
+            changed.write_text(mutant.apply(), encoding="utf-8")
+            return run_tests(tree, files, options.tests, limits[tuple(files)])
+        finally:
+            changed.write_text(mutant.source(), encoding="utf-8")
+            trees.put(tree)
+
+    outcomes: dict[Mutant, str] = {}
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        # One of each group in turn: what is stopped early has seen all of them.
+        turns = itertools.zip_longest(*groups.values())
+        mutants = [mutant for turn in turns for mutant in turn if mutant is not None]
+        for mutant, outcome in zip(mutants, pool.map(test, mutants), strict=True):
+            outcomes[mutant] = outcome
+            mark = "SURVIVED" if outcome == "passed" else f"found ({outcome})"
+            print(f"[{len(outcomes)}/{len(mutants)}] {mark}: {mutant.diff()}", flush=True)
+    return outcomes
+
+
+def _tell(groups: dict[str, list[Mutant]], outcomes: dict[Mutant, str]) -> int:
+    survivors = [mutant for mutant, outcome in outcomes.items() if outcome == "passed"]
+    print("\nsurvivors:", *(mutant.diff() for mutant in survivors), sep="\n")
+    counts = {}
+    for name, mutants in groups.items():
+        found = sum(outcomes[mutant] != "passed" for mutant in mutants)
+        counts[name] = {"mutants": len(mutants), "found": found, "survived": len(mutants) - found}
+    total = {key: sum(count[key] for count in counts.values()) for key in ("mutants", "found", "survived")}
+    print(json.dumps({**counts, "total": total}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
