@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError, check_numbers, to_settings
 from empax.core.files import DataError, read_jsonl
 from empax.core.protocols import Tokenizer
 from empax.core.run import RunContext
@@ -30,6 +30,9 @@ class TokenizerSettings:
     tags: bool = True
     vocab_size: int = 12_000
     lowercase: bool = True
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "vocab_size", least=1)
 
 
 def load_instances(run: RunContext, split: str) -> list[Instance]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from empax.core import distributed
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import read_json
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
@@ -25,6 +25,9 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.stack import Remat
 from empax.models.t5 import T5Encoder, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+"""Of the arithmetic of a model."""
 
 _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
 """How a model is run, not what it is: never taken from a checkpoint."""
@@ -57,9 +60,12 @@ class EncoderSettings:
     normalize: bool = False
     remat: Remat = "none"
     unroll: int = 1
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
+        check_numbers(self, "num_layers", least=0)
+        check_numbers(self, "d_model", "num_heads", "d_ff", "max_positions", "unroll", least=1)
+        check_numbers(self, "dropout", least=0, below=1)
         if self.preset and not self.pretrained:
             raise ConfigError(f"preset = {self.preset!r} says what `pretrained` is; name that too, or set the sizes.")
 
@@ -185,9 +191,12 @@ class GeneratorSettings:
     dropout: float = 0.1
     remat: Remat = "none"
     unroll: int = 1
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
+        sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers", "unroll")
+        check_numbers(self, *sizes, least=1)
+        check_numbers(self, "dropout", least=0, below=1)
         name = self.architecture
         if name == "transformer":
             if self.pretrained or self.preset:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_json, read_jsonl, write_json, write_jsonl
 from empax.core.run import RunContext, cache_dir
 from empax.core.types import ATTRIBUTES, LEVELS, Instance
@@ -42,8 +42,9 @@ class Settings:
     sentiment_threshold: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.sentiment_threshold <= 1.0:
-            raise ConfigError(f"sentiment_threshold = {self.sentiment_threshold} must lie in [0, 1].")
+        check_numbers(self, "sentiment_threshold", least=0, most=1)
+        if not self.classifiers:
+            raise ConfigError("classifiers = () must name at least one stage of attributes.classifier.")
 
 
 def sentiment_levels(texts: Sequence[str], threshold: float) -> list[str]:

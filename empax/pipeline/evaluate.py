@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from empax.core.config import to_settings
+from empax.core.config import ConfigError, check_numbers, to_settings
 from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Instance
@@ -20,8 +20,11 @@ from empax.evaluation.rows import released
 from empax.evaluation.scoring import INDEPENDENT
 from empax.pipeline import judging
 from empax.pipeline.prepare import data_settings
+from empax.training.settings import check_buckets
 
 log = logging.getLogger("empax")
+
+SPLITS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +55,13 @@ class Settings:
     head_examples: int = 2000
     judge: str | tuple[str, ...] = ""
     second_judge: str | tuple[str, ...] = ""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "batch_size", "head_examples", least=1)
+        check_numbers(self, "limit", least=0)
+        check_buckets(self.buckets)
+        if self.split not in SPLITS:
+            raise ConfigError(f"split = {self.split!r} must be one of {', '.join(SPLITS)}.")
 
 
 def main_stage(config: Mapping[str, Any]) -> str:

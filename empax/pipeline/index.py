@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from empax.core.config import ConfigError
+from empax.core.config import LARGEST_INT, ConfigError, check_numbers
 from empax.core.files import hash_file, hash_json, write_atomically, write_json
 from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
@@ -21,6 +21,8 @@ from empax.retrieval.index import IndexSettings, build_index, measure_recall
 log = logging.getLogger("empax")
 
 RECALL_QUERIES = 256
+
+SPLITS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,15 @@ class Settings:
     candidates: int = 6
     queries: dict[str, int] = dataclasses.field(default_factory=lambda: {"train": 0, "validation": 0})
     beam: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "candidates", least=1)
+        for split, number in self.queries.items():
+            if split not in SPLITS or not 0 <= number <= LARGEST_INT:
+                raise ConfigError(
+                    f"queries has {split!r} = {number}; it maps {', '.join(SPLITS)} to how many instances are "
+                    "searched, 0 for all."
+                )
 
 
 def run(settings: Settings, context: RunContext, system: Any) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError, check_numbers, to_settings
 from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Dialogue, Instance
@@ -40,6 +40,7 @@ class DataSettings:
     limit: int = 0
 
     def __post_init__(self) -> None:
+        check_numbers(self, "limit", least=0)
         if self.beam and self.name != "jsonl":
             raise ConfigError(f'data.beam is for data.name = "jsonl"; {self.name!r} is prepared without it.')
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError, WorkDir, hash_file, hash_json, read_json, read_jsonl, write_json, write_text
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.empathy import confusion_matrix
@@ -51,8 +51,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.paper_row and self.paper_row not in PAPER_OF:
             raise ValueError(f"paper_row = {self.paper_row!r} is not a row of {', '.join(PAPER_OF)}.")
-        if self.examples < 0:
-            raise ValueError(f"examples must be at least 0, got {self.examples}.")
+        check_numbers(self, "examples", least=0)
         self.scoring()  # a bad number or variant fails here, before any stage runs
 
     def scoring(self) -> ScoringSettings:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.types import Retrieved
 from empax.retrieval.exact import NO_GROUP, ExactInParts, check_search, largest_group
@@ -45,8 +45,7 @@ class MilvusSettings:
     insert_rows: int = 1000
 
     def __post_init__(self) -> None:
-        if self.insert_rows < 1:
-            raise ValueError(f"insert_rows = {self.insert_rows}; it must be at least 1.")
+        check_numbers(self, "insert_rows", least=1)
         if not self.collection.isidentifier():
             raise ValueError(f"collection = {self.collection!r}; it must be a word of letters, digits and underscores.")
 

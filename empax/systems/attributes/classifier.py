@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.sharding import local_mesh
@@ -56,8 +56,8 @@ class ClassifierStage(JudgeStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_tokens < 8:
-            raise ConfigError(f"max_tokens = {self.max_tokens} must be at least 8, to hold a context and a response.")
+        check_numbers(self, "hide_response_probability", least=0, most=1)
+        check_numbers(self, "max_tokens", least=8)  # to hold a context and a response
 
 
 class PairExamples:

@@ -18,7 +18,7 @@ import numpy as np
 import tqdm
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.sharding import local_mesh, place_rows, replicated
@@ -69,10 +69,8 @@ class IdentifierStage(JudgeStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1).")
-        if self.max_context_tokens < 4:
-            raise ConfigError(f"max_context_tokens = {self.max_context_tokens} must be at least 4.")
+        check_numbers(self, "dropout", least=0, below=1)
+        check_numbers(self, "max_context_tokens", least=4)
         ascending = sorted(set(self.response_buckets))
         if not ascending or list(self.response_buckets) != ascending or ascending[0] < 4:
             raise ConfigError(f"response_buckets = {self.response_buckets} must be ascending lengths of at least 4.")

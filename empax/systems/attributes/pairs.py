@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.run import RunContext
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
@@ -39,7 +39,7 @@ class JudgeStage:
     Attributes:
       data: "epitome", or the annotations of the built-in "sample".
       mechanisms: which ones; all three share what reads the texts, or list one per stage for separate encoders.
-      holdout: share of seeker posts kept for validation.
+      holdout: share of seeker posts kept for validation, in (0, 1).
       class_weights: weigh each class by the inverse of its share.
     """
 
@@ -50,6 +50,7 @@ class JudgeStage:
     class_weights: bool = False
 
     def __post_init__(self) -> None:
+        check_numbers(self, "holdout", above=0, below=1)
         if not self.mechanisms or set(self.mechanisms) - set(MECHANISMS):
             raise ConfigError(f"mechanisms = {self.mechanisms} must be some of {', '.join(MECHANISMS)}.")
         if len(set(self.mechanisms)) < len(self.mechanisms):

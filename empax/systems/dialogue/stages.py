@@ -23,7 +23,7 @@ from empax.training.checkpoint import load_params
 def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
     parts = Parts.of(run)
     splits = {split: load_instances(run, split) for split in ("train", "validation")}
-    splits["validation"] = splits["validation"][: stage.max_validation_examples]
+    splits["validation"] = splits["validation"][: stage.max_validation_examples or None]
     options: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
     if stage.index:
         corpus = parts.corpus(splits["train"])
