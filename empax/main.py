@@ -42,7 +42,9 @@ def main(argv: list[str]) -> None:
         plain = run.plain(config)
         if _MODE.value == "plan":
             print(plan.describe(plain))
-            return
+            problems = run.problems_of_plan(plain, workdir)
+            print("".join(f"error: {problem}\n" for problem in problems), end="", file=sys.stderr)
+            sys.exit(2 if problems else 0)
         distributed.initialize()
         run.enable_compilation_cache()
         if not distributed.is_writer():

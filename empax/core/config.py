@@ -33,8 +33,10 @@ def check_numbers(
     Args:
       settings: a dataclass.
       names: its fields, int, float or None.
-      least, above: the lower bound, included or excluded; neither = minus the largest number.
-      most, below: the upper bound, likewise; neither = LARGEST_INT for an int, LARGEST_FLOAT for a float.
+      least: the lower bound; where there is none, nor `above`: minus the largest number.
+      above: the same, excluded.
+      most: the upper bound; where there is none, nor `below`: LARGEST_INT for an int, LARGEST_FLOAT for a float.
+      below: the same, excluded.
     """
     for name in names:
         value = getattr(settings, name)

@@ -19,6 +19,7 @@ from empax.core.types import Params
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretrained, model_config, resolve
+from empax.interop.readers import open_tensors
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
@@ -343,6 +344,30 @@ def grow_vocabulary(params: Params, size: int) -> Params:
         bias = np.asarray(distributed.whole(params["output_bias"]))
         grown["output_bias"] = jnp.asarray(np.pad(bias, (0, size - len(bias)), constant_values=bias.mean()))
     return grown
+
+
+def check_weights(model: str) -> None:
+    """Opens the files of a pretrained model, without reading its weights; "" = none.
+
+    Raises:
+      DataError: files are missing or broken.
+    """
+    if model:
+        open_tensors(resolve(model))
+
+
+def check_fits(model: DualEncoder | EncoderDecoder | DecoderOnly, **texts: int) -> None:
+    """Raises ConfigError if a setting of `texts` lets a model read more tokens than it has positions for."""
+    config = model.encoder.config if isinstance(model, DualEncoder) else model.config
+    if isinstance(config, BertConfig):
+        most = config.max_tokens()
+    elif config.position == "learned":
+        most = config.max_positions
+    else:
+        return
+    for name, tokens in texts.items():
+        if tokens > most:
+            raise ConfigError(f"{name} = {tokens}, but the model reads at most {most} tokens; set it to at most that.")
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:

@@ -14,15 +14,15 @@ from empax.core.config import LARGEST_INT, ConfigError, check_numbers
 from empax.core.files import hash_file, hash_json, write_atomically, write_json
 from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
+from empax.data import own
 from empax.data.exemplars import dialogue_groups
-from empax.data.store import load_instances
-from empax.retrieval.index import IndexSettings, build_index, measure_recall
+from empax.data.store import check_prepared, load_instances
+from empax.retrieval.index import IndexSettings, build_index, check_installed, measure_recall
+from empax.systems.dialogue.checks import RETRIEVER_TASKS
 
 log = logging.getLogger("empax")
 
 RECALL_QUERIES = 256
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,24 @@ class Settings:
     def __post_init__(self) -> None:
         check_numbers(self, "candidates", least=1)
         for split, number in self.queries.items():
-            if split not in SPLITS or not 0 <= number <= LARGEST_INT:
+            if split not in own.SPLITS or not 0 <= number <= LARGEST_INT:
                 raise ConfigError(
-                    f"queries has {split!r} = {number}; it maps {', '.join(SPLITS)} to how many instances are "
+                    f"queries has {split!r} = {number}; it maps {', '.join(own.SPLITS)} to how many instances are "
                     "searched, 0 for all."
                 )
+
+
+def check(settings: Settings, context: RunContext) -> None:
+    """Whether the encoder is trained before, and what searches is installed.
+
+    Raises:
+      ConfigError: no stage before this one trains that retriever; ScaNN, pymilvus or Beam is missing.
+    """
+    check_prepared(context)
+    if settings.encoder:
+        context.earlier("encoder", settings.encoder, tasks=RETRIEVER_TASKS)
+    check_installed(settings.store)
+    own.check_beam(settings.beam, f"config.{context.stage}.beam")
 
 
 def run(settings: Settings, context: RunContext, system: Any) -> None:
@@ -90,13 +103,9 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
 
 
 def _embedded_by_beam(settings: Settings, context: RunContext, system: Any, encoder_hash: str) -> np.ndarray:
-    try:
-        from empax.retrieval.beam import embed_file  # not above: few have it
-    except ImportError as error:
-        raise ConfigError(
-            f"config.{context.stage}.beam needs Apache Beam, which cannot be imported here ({error}); "
-            "pip install 'empax[beam]', or leave it empty."
-        ) from error
+    own.check_beam(settings.beam, f"config.{context.stage}.beam")
+    from empax.retrieval.beam import embed_file  # not above: few have it
+
     path = context.files.instances("train")
     folder = context.directory / "parts" / hash_json([encoder_hash, hash_file(path)])
     make_encoder = functools.partial(system.corpus_encoder, context, settings.encoder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import os
 import uuid
 from collections.abc import Mapping
@@ -178,15 +179,20 @@ def _digest(embeddings: np.ndarray, groups: np.ndarray | None, settings: MilvusS
     return digest.hexdigest()[:16]
 
 
+def require(module: str = "pymilvus") -> None:
+    """Raises ConfigError if pymilvus is not installed; imports nothing."""
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(
+            "store.method = 'milvus' needs pymilvus, which is not installed; pip install 'empax[milvus]', or set "
+            "store.method = 'scann' or 'exact'."
+        )
+
+
 @functools.cache
 def _milvus() -> Any:
-    try:
-        import pymilvus
-    except ImportError as error:
-        raise ConfigError(
-            f"index.method = 'milvus' needs pymilvus, which cannot be imported here ({error}); "
-            "pip install 'empax[milvus]', or set index.method = 'scann' or 'exact'."
-        ) from error
+    require()
+    import pymilvus
+
     return pymilvus
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib.util
 import math
 from pathlib import Path
 from typing import Any
@@ -195,14 +196,19 @@ class ScannIndex:
         self._searcher.serialize(str(folder), relative_path=True)
 
 
-def _scann() -> Any:
-    try:
-        from scann.scann_ops.py import scann_ops_pybind  # type: ignore[import-untyped]
-    except ImportError as error:
+def require(module: str = "scann") -> None:
+    """Raises ConfigError if ScaNN is not installed; imports nothing."""
+    if importlib.util.find_spec(module) is None:
         raise ConfigError(
-            f"index.method = 'scann' needs ScaNN, which cannot be imported here ({error}). "
-            "On Linux: pip install scann. Elsewhere, and for up to some 100,000 rows, set index.method = 'exact'."
-        ) from error
+            "store.method = 'scann' needs ScaNN, which is not installed. On Linux: pip install scann. Elsewhere, and "
+            "for up to some 100,000 rows, set store.method = 'exact'."
+        )
+
+
+def _scann() -> Any:
+    require()
+    from scann.scann_ops.py import scann_ops_pybind  # type: ignore[import-untyped]
+
     return scann_ops_pybind
 
 

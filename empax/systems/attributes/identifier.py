@@ -32,6 +32,7 @@ from empax.systems.attributes.pairs import (
     ClassWeights,
     JudgeStage,
     Pair,
+    check_judge,
     class_weights,
     label_batch,
     levels_loss,
@@ -184,6 +185,17 @@ def _task(stage: IdentifierStage, loaded: LoadedEncoder, weights: ClassWeights) 
     return Identifier(model, weights)
 
 
+def check_identifier(stage: IdentifierStage, run: RunContext) -> None:
+    """See `pairs.check_judge`; contexts must also fit the buckets."""
+    check_judge(stage, run, max_context_tokens=stage.max_context_tokens, response_buckets=stage.response_buckets[-1])
+    longest = run.section(run.stage)["buckets"][-1]
+    if stage.max_context_tokens > longest:
+        raise ConfigError(
+            f"config.{run.stage}.max_context_tokens = {stage.max_context_tokens} is more than the longest of buckets; "
+            f"set it to at most {longest}."
+        )
+
+
 def build_identifier(stage: IdentifierStage, run: RunContext) -> Assembly:
     loaded = load_stage_encoder(stage, run)
     train, holdout = load_pairs(stage, run)
@@ -258,6 +270,14 @@ def load_identifier(stage: IdentifierStage, run: RunContext, params: Params, mad
     return IdentifierJudge(_task(stage, loaded, unweighted(stage)), params, loaded.tokenizer, stage, made_by)
 
 
+def check_mechanisms(covered: Sequence[str]) -> None:
+    """Raises ConfigError unless identifiers cover each mechanism once."""
+    if sorted(covered) != sorted(MECHANISMS):
+        raise ConfigError(
+            f"the identifiers cover {', '.join(covered)}; they must cover each of {', '.join(MECHANISMS)} once."
+        )
+
+
 def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities, tuple[Params, ...]]:
     """All three mechanisms as one jitted function on ids, for a reward that is compiled with what it rewards.
 
@@ -275,11 +295,7 @@ def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities
       ConfigError: a mechanism is missing or there twice.
     """
     tasks = tuple(judge.task for judge in judges)
-    covered = [mechanism for task in tasks for mechanism in task.mechanisms]
-    if sorted(covered) != sorted(MECHANISMS):
-        raise ConfigError(
-            f"the identifiers cover {', '.join(covered)}; they must cover each of {', '.join(MECHANISMS)}."
-        )
+    check_mechanisms([mechanism for task in tasks for mechanism in task.mechanisms])
     return _probabilities(tasks), tuple(judge.params for judge in judges)
 
 

@@ -17,9 +17,9 @@ from empax.core.run import RunContext
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.sample import load_annotated_pairs
-from empax.data.store import run_tokenizer
+from empax.data.store import check_prepared, may_load, run_tokenizer
 from empax.evaluation.empathy import f1_of_confusion
-from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
+from empax.interop.pretrained import EncoderSettings, LoadedEncoder, check_fits, check_weights, load_encoder
 
 ClassWeights = tuple[tuple[float, ...], ...]
 """[mechanism][level]."""
@@ -99,6 +99,29 @@ def load_stage_encoder(
     """The encoder that `stage` describes; a pretrained one needs nothing of the run."""
     tokenizer = None if stage.encoder.pretrained else run_tokenizer(run, planned=planned)
     return load_encoder(stage.encoder, tokenizer, with_params=with_params, planned=planned)
+
+
+def check_judge(stage: JudgeStage, run: RunContext, **texts: int) -> None:
+    """Whether the annotated pairs are there, and texts fit the encoder.
+
+    Args:
+      stage: of the judge.
+      run: at its stage.
+      texts: settings that say how many tokens a text may have.
+
+    Raises:
+      ConfigError: no EPITOME, no such encoder, or one that reads fewer tokens.
+      DataError: EPITOME or the encoder's files cannot be read.
+    """
+    if stage.data == "epitome":
+        load_epitome(find_epitome(run.config["data"]["dir"]))
+    if not stage.encoder.pretrained:
+        check_prepared(run)
+    elif not may_load(run, stage.encoder.pretrained):
+        return
+    encoder = load_stage_encoder(stage, run, with_params=False, planned=not stage.encoder.pretrained)
+    check_weights(stage.encoder.pretrained)
+    check_fits(encoder.model, **texts)
 
 
 def label_batch(

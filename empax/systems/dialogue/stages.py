@@ -15,6 +15,7 @@ from empax.core.types import Params
 from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples, LabelledBatch
 from empax.data.store import load_candidates, load_instances
 from empax.retrieval.corpus import CorpusEncoder
+from empax.systems.dialogue.checks import check_generator
 from empax.systems.dialogue.parts import Parts, corpus_encoder_of
 from empax.systems.dialogue.settings import GeneratorStage
 from empax.training.checkpoint import load_params
@@ -113,4 +114,4 @@ def shape(*sizes: int, kind: Any = jnp.int32) -> Any:
     return jax.ShapeDtypeStruct(sizes, kind)
 
 
-GENERATOR = TaskSpec(GeneratorStage, build_generator, sketch_generator)
+GENERATOR = TaskSpec(GeneratorStage, check_generator, build_generator, sketch_generator)

@@ -17,7 +17,8 @@ class DistillationSettings:
     Attributes:
       signal: "metrics" (Eq. 3), "likelihood" (teacher-forced; the paper's G1+RAG row, Atlas' PDist) or "emdr2".
       utility: weights of F's parts; 0 leaves one out (the paper's w/o BLEU, w/o F1, w/o R-L).
-      target_temperature: tau of Eq. 3, at least LEAST_TEMPERATURE; for the likelihood, of the mean log-likelihood per token.
+      target_temperature: tau of Eq. 3; for the likelihood, of the mean log-likelihood per token. This and the next
+        are at least LEAST_TEMPERATURE.
       score_temperature: divides the retriever's scores before the softmax.
       loss: "softmax", or Eq. 4 to the letter.
       replace_probability: k of Eq. 5; 0 is w/o RCA.
