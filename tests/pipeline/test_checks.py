@@ -21,7 +21,9 @@ def reg():
 
 @pytest.fixture(scope="module")
 def emprl():
-    return run.plain(emprl_transformer.get_config("tiny"))
+    config = run.plain(emprl_transformer.get_config("tiny"))
+    config["mesh"]["data"] = 1
+    return config
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,9 @@ def changed(config, changes):
         for section in sections:
             node = node.setdefault(section, {})
         node[name] = value
+    for name, section in list(config.items()):
+        if isinstance(section, dict) and "kind" in section and name not in config["run"]:
+            del config[name]
     return config
 
 
@@ -60,7 +65,7 @@ REG = {
     "epitome": ({"attributes.data": "epitome"}, r"EPITOME is not downloaded by itself: set --config\.data\.dir"),
     "corpus": ({"data.name": "empathetic_dialogues", "data.dir": "nowhere"}, "holds no EmpatheticDialogues"),
     "own corpus": ({"data.name": "jsonl", "data.dir": "nowhere"}, r"'nowhere' holds no train\*\.jsonl"),
-    "tags": ({"prepare.tokenizer": {"pretrained": "minilm", "tags": False}}, r"lacks <sep>, .* tokenizer\.tags = True"),
+    "tags": ({"prepare.tokenizer": {"pretrained": "minilm", "tags": False}}, r"lacks <sep>, .*prepare\.tokenizer\.tags = True"),
     "tokenizer": ({"prepare.tokenizer": {"pretrained": "/nowhere"}}, "there is no such folder"),
     "vocabulary": ({"prepare.tokenizer.vocab_size": 100}, "vocab_size = 100 is too small"),
     "classifier": (
@@ -76,12 +81,12 @@ REG = {
     "passages": ({"reg.passages": 9}, r"config\.index\.candidates = 4, but config\.generator reads 9 passages"),
     "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
     "frozen": ({"joint.passage_encoder": "frozen", "joint.index": "index"}, "index 'index' know no emotions"),
-    "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 16}, "reads at most 16 tokens"),
+    "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8}, "reads at most 8 tokens"),
     "long queries": (
         {"reg.layout.max_query_tokens": 300, "reg.retriever.pretrained": "", "reg.retriever.max_positions": 512},
         r"config\.reg\.layout\.max_query_tokens = 300 must be at most 256",
     ),
-    "buckets": ({"attributes.max_tokens": 99}, r"config\.attributes\.max_tokens = 99 .* set it to at most 80"),
+    "buckets": ({"attributes.max_tokens": 99}, r"config\.attributes\.max_tokens = 99 .* set it to at most 16"),
     "adapters": ({"reg.lora": {"rank": 2}}, r"config\.reg\.lora adapts a pretrained generator"),
     "model": ({"reg.retriever.pretrained": "./nowhere"}, "'./nowhere' is neither a folder nor"),
     "first token": ({"reg.decoding.first_token": 10**6}, r"decoding\.first_token = 1000000 must be below"),
@@ -124,11 +129,11 @@ def test_rewards_are_told_before_any_work(emprl, tmp_path, name, refused):
 def test_identifiers_that_read_contexts_of_two_lengths_cannot_reward_together(emprl, tmp_path, refused):
     config = changed(emprl, {"identifiers.mechanisms": ["exploration"]})
     assert "the identifiers cover exploration; they must cover each" in refused(config, tmp_path / "run")
-    other = config["identifiers"] | {"mechanisms": ["emotional_reaction", "interpretation"], "max_context_tokens": 16}
+    other = config["identifiers"] | {"mechanisms": ["emotional_reaction", "interpretation"], "max_context_tokens": 8}
     place = emprl["run"].index("identifiers")
     config = config | {"others": other, "run": [*emprl["run"][:place], "others", *emprl["run"][place:]]}
     config["ppo"]["rewards"] = [{"stages": ["identifiers", "others"]}]
-    assert "max_context_tokens is 16 in 'others'" in refused(config, tmp_path / "run")
+    assert "max_context_tokens is 8 in 'others'" in refused(config, tmp_path / "run")
 
 
 def test_identifiers_fit_their_buckets(tmp_path, refused):
