@@ -65,15 +65,69 @@ NEGATIVE = {
 }
 """Negative values that mean something."""
 
-ZERO_REFUSED = (
-    "steps batch_size accumulate epochs minibatches eval_batch_size log_every_steps eval_every_steps "
-    "checkpoint_every_steps patience max_eval_examples vocab_size bootstrap_samples head_examples candidates@index "
-    "num_leaves leaves_to_search dimensions_per_block reorder training_sample insert_rows passages explore_tokens "
-    "target_temperature score_temperature holdout max_tokens max_context_tokens outputs target horizon clip max_ratio "
-    "guard_tolerance kept_share max_turns value_clip max_passage_tokens max_target_tokens max_query_tokens "
-    "max_key_tokens rank alpha max_shard_bytes fsdp tensor data d_model num_heads d_ff max_positions unroll head_dim "
-    "num_encoder_layers num_decoder_layers num_beams num_samples temperature top_p clip_norm eps"
-).split()
+ZERO_REFUSED = [
+    "steps",
+    "batch_size",
+    "accumulate",
+    "epochs",
+    "minibatches",
+    "eval_batch_size",
+    "log_every_steps",
+    "eval_every_steps",
+    "checkpoint_every_steps",
+    "patience",
+    "max_eval_examples",
+    "vocab_size",
+    "bootstrap_samples",
+    "head_examples",
+    "candidates@index",
+    "num_leaves",
+    "leaves_to_search",
+    "dimensions_per_block",
+    "reorder",
+    "training_sample",
+    "insert_rows",
+    "passages",
+    "explore_tokens",
+    "target_temperature",
+    "score_temperature",
+    "holdout",
+    "max_tokens",
+    "max_context_tokens",
+    "outputs",
+    "target",
+    "horizon",
+    "clip",
+    "max_ratio",
+    "guard_tolerance",
+    "kept_share",
+    "max_turns",
+    "value_clip",
+    "max_passage_tokens",
+    "max_target_tokens",
+    "max_query_tokens",
+    "max_key_tokens",
+    "rank",
+    "alpha",
+    "max_shard_bytes",
+    "fsdp",
+    "tensor",
+    "data",
+    "d_model",
+    "num_heads",
+    "d_ff",
+    "max_positions",
+    "unroll",
+    "head_dim",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "num_beams",
+    "num_samples",
+    "temperature",
+    "top_p",
+    "clip_norm",
+    "eps",
+]
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""
 
 

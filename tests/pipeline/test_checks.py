@@ -65,7 +65,10 @@ REG = {
     "epitome": ({"attributes.data": "epitome"}, r"EPITOME is not downloaded by itself: set --config\.data\.dir"),
     "corpus": ({"data.name": "empathetic_dialogues", "data.dir": "nowhere"}, "holds no EmpatheticDialogues"),
     "own corpus": ({"data.name": "jsonl", "data.dir": "nowhere"}, r"'nowhere' holds no train\*\.jsonl"),
-    "tags": ({"prepare.tokenizer": {"pretrained": "minilm", "tags": False}}, r"lacks <sep>, .*prepare\.tokenizer\.tags = True"),
+    "tags": (
+        {"prepare.tokenizer": {"pretrained": "minilm", "tags": False}},
+        r"lacks <sep>, .*prepare\.tokenizer\.tags = True",
+    ),
     "tokenizer": ({"prepare.tokenizer": {"pretrained": "/nowhere"}}, "there is no such folder"),
     "vocabulary": ({"prepare.tokenizer.vocab_size": 100}, "vocab_size = 100 is too small"),
     "classifier": (
