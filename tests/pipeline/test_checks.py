@@ -36,9 +36,10 @@ def refused(monkeypatch):
     """What a run says, which makes nothing."""
 
     def refuse(config, workdir):
-        with monkeypatch.context() as patched, pytest.raises((ConfigError, DataError)) as caught:
+        with monkeypatch.context() as patched:
             patched.setattr(run, "claim", lambda *_: pytest.fail("work has begun"))
-            run.run(config, workdir)
+            with pytest.raises((ConfigError, DataError)) as caught:
+                run.run(config, workdir)
         assert not workdir.exists()
         return str(caught.value)
 

@@ -83,9 +83,7 @@ def test_a_function_that_fails_is_named_with_the_place():
     def fails(contexts, responses, references):
         raise KeyError("no such key")
 
-    with pytest.raises(
-        ConfigError, match=r"the reward m:f raised KeyError: 'no such key' \(.*test_functions\.py, line"
-    ):
+    with pytest.raises(ConfigError, match=r"m:f raised KeyError: 'no such key' \(.*test_functions\.py, line"):
         call_text_function(fails, "m:f", ROWS, ["yes", "no"])
     with pytest.raises(ConfigError, match=r"raised TypeError: .* takes 2 positional arguments"):
         call_text_function(lambda contexts, responses: [1.0, 1.0], "m:f", ROWS, ["yes", "no"])
