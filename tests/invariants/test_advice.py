@@ -817,11 +817,11 @@ def messages():
             if ast.unparse(node.exc.func) not in _ERRORS:
                 continue
             said = node.exc.args[0]
-            name = said.func.value if isinstance(said, ast.Call) and isinstance(said.func, ast.Attribute) else said
-            filled = (
-                re.sub(r"\{\w+[^}]*\}", "{}", named[name.id]) if isinstance(name, ast.Name) and name.id in named else ""
-            )
-            yield path.relative_to(ROOT / "empax").as_posix(), filled or _text(said)
+            if isinstance(said, ast.Call) and isinstance(said.func, ast.Attribute):  # NAME.format(...)
+                said = said.func.value
+            text = named.get(said.id, "{}") if isinstance(said, ast.Name) else _text(said)
+            found.append((path.relative_to(ROOT / "empax").as_posix(), re.sub(r"\{\w+\}", "{}", text)))
+    return found
 
 
 def test_every_message_with_an_advice_has_a_case():
