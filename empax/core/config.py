@@ -27,6 +27,7 @@ def check_numbers(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    hint: str = "",
 ) -> None:
     """Raises ConfigError unless each named field of `settings` lies in a range; None passes, NaN never does.
 
@@ -37,6 +38,7 @@ def check_numbers(
       above: the same, excluded.
       most: the upper bound; where there is none, nor `below`: LARGEST_INT for an int, LARGEST_FLOAT for a float.
       below: the same, excluded.
+      hint: what else may be said to whoever gave another number.
     """
     for name in names:
         value = getattr(settings, name)
@@ -45,8 +47,8 @@ def check_numbers(
         largest = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
         low = -largest if least is None and above is None else least
         high = largest if most is None and below is None else most
-        fits_low = value > above if low is None else value >= low
-        fits_high = value < below if high is None else value <= high
+        fits_low = (low is None or value >= low) and (above is None or value > above)
+        fits_high = (high is None or value <= high) and (below is None or value < below)
         if fits_low and fits_high:
             continue
         one = f"above {above}" if low is None else f"at least {low}"
@@ -57,7 +59,7 @@ def check_numbers(
             wanted = f"lie in {left}{above if low is None else low}, {below if high is None else high}{right}"
         else:
             wanted = f"be {one}" if not fits_low else f"be {other}"
-        raise ConfigError(f"{name} = {value!r} must {wanted}.")
+        raise ConfigError(f"{name} = {value!r} must {wanted}{hint and '; '}{hint}.")
 
 
 def check_keys(values: Mapping[str, Any], allowed: typing.Iterable[str], *, where: str, owner: str) -> None:

@@ -89,7 +89,7 @@ class DecodeSettings:
         check_numbers(self, "num_beams", "num_samples", least=1, most=_MOST_HYPOTHESES)
         check_numbers(self, "top_k", "no_repeat_ngram", "first_token", "rerank_exemplars", least=0)
         check_numbers(self, "length_penalty", "rerank_length", least=-10, most=10)
-        check_numbers(self, "temperature", least=LEAST_TEMPERATURE)
+        check_numbers(self, "temperature", least=LEAST_TEMPERATURE, hint="'greedy' takes the likeliest token")
         check_numbers(self, "top_p", above=0, most=1)
         if self.rerank and num_hypotheses(self) < 2:
             more = {"greedy": "method = 'sample'", "beam": "num_beams", "sample": "num_samples"}[self.method]

@@ -82,7 +82,7 @@ class OptimizerSettings:
         check_numbers(self, "learning_rate", "weight_decay", "warmup_steps", least=0)
         check_numbers(self, "b1", "b2", "ema_decay", least=0, below=1)
         check_numbers(self, "eps", least=1e-30)
-        check_numbers(self, "clip_norm", above=0)
+        check_numbers(self, "clip_norm", above=0, hint="None switches clipping off")
 
 
 def learning_rate(

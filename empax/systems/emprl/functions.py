@@ -126,7 +126,7 @@ def try_functions(settings: Sequence[RewardSettings], instances: Sequence[Instan
             if distributed.is_writer():  # it may be costly
                 call_text_function(function, part.function, instances, [i.response for i in instances])
             continue
-        args = (function.params, rollout) if hasattr(function, "params") else (rollout,)
+        args = (getattr(function, "params"), rollout) if hasattr(function, "params") else (rollout,)  # noqa: B009
         with _blamed(f"the reward {part.function}"):
             found = jax.eval_shape(function, *args)
         shape, kind = getattr(found, "shape", None), getattr(found, "dtype", None)

@@ -194,7 +194,7 @@ class PpoStage(PolicyStage):
         super().__post_init__()
         check_numbers(self, "gamma", "lam", least=0, most=1)
         check_numbers(self, "value_weight", "value_warmup_steps", "value_hidden", least=0)
-        check_numbers(self, "value_clip", above=0)
+        check_numbers(self, "value_clip", above=0, hint="None switches clipping off")
         if self.rollout.num_samples != 1:
             raise ConfigError("rollout.num_samples must be 1: PPO has a value head, groups are GRPO's.")
 
