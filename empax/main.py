@@ -43,7 +43,10 @@ def main(argv: list[str]) -> None:
         plain = run.plain(config)
         if _MODE.value == "plan":
             print(plan.describe(plain))
-            return
+            problems = run.problems_of_plan(plain, workdir)
+            print("".join(f"error: {problem}
+" for problem in problems), end="", file=sys.stderr)
+            sys.exit(2 if problems else 0)
         check_folder(workdir, "--workdir")
         distributed.initialize()
         run.enable_compilation_cache()

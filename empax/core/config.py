@@ -16,6 +16,52 @@ class ConfigError(ValueError):
     """Something that the user can fix: the message names what was found, what is allowed and where to change it."""
 
 
+LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT = 1e30  # squares of larger ones leave float32
+
+
+def check_numbers(
+    settings: Any,
+    *names: str,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    hint: str = "",
+) -> None:
+    """Raises ConfigError unless each named field of `settings` lies in a range; None passes, NaN never does.
+
+    Args:
+      settings: a dataclass.
+      names: its fields, int, float or None.
+      least: the lower bound; where there is none, nor `above`: minus the largest number.
+      above: the same, excluded.
+      most: the upper bound; where there is none, nor `below`: LARGEST_INT for an int, LARGEST_FLOAT for a float.
+      below: the same, excluded.
+      hint: what else may be said to whoever gave another number.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        largest = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
+        low = -largest if least is None and above is None else least
+        high = largest if most is None and below is None else most
+        fits_low = (low is None or value >= low) and (above is None or value > above)
+        fits_high = (high is None or value <= high) and (below is None or value < below)
+        if fits_low and fits_high:
+            continue
+        one = f"above {above}" if low is None else f"at least {low}"
+        other = f"below {below}" if high is None else f"at most {high}"
+        stated = (least is not None or above is not None) and (most is not None or below is not None)
+        if stated:
+            left, right = ("(" if low is None else "["), (")" if high is None else "]")
+            wanted = f"lie in {left}{above if low is None else low}, {below if high is None else high}{right}"
+        else:
+            wanted = f"be {one}" if not fits_low else f"be {other}"
+        raise ConfigError(f"{name} = {value!r} must {wanted}{hint and '; '}{hint}.")
+
+
 def check_keys(values: Mapping[str, Any], allowed: typing.Iterable[str], *, where: str, owner: str) -> None:
     """Raises ConfigError for the first key of `values` that `allowed` lacks, naming the nearest one."""
     allowed = sorted(allowed)
@@ -50,8 +96,6 @@ def to_settings(cls: type[S], values: Mapping[str, Any], *, where: str) -> S:
         raise ConfigError(f"{where} lacks {', '.join(missing)}, which {cls.__name__} needs; set it in the config file.")
     try:
         return cls(**made)
-    except ConfigError:
-        raise
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -94,7 +138,7 @@ def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
             return _convert(value, option, where)
         except ConfigError as error:
             errors.append(error)
-    raise errors[0]
+    raise errors[0] if len(errors) == 1 else ConfigError(" Or: ".join(map(str, errors)))
 
 
 def _convert_tuple(value: Any, args: tuple[Any, ...], where: str) -> tuple[Any, ...]:

@@ -110,7 +110,7 @@ def override(config: Any, values: Mapping[str, str]) -> None:
 
 def _parse(text: str, old: Any) -> Any:
     if isinstance(old, str):
-        return text
+        return None if text == "None" else text  # "none" is a word of some settings
     if text.lower() in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[text.lower()]
     try:

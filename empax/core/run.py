@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,13 @@ class RunContext:
       files: the work directory.
       config: the whole resolved config as plain values.
       stage: name of the stage that is running.
+      planned: whether nothing may be fetched from elsewhere, as in `--mode=plan`.
     """
 
     files: WorkDir
     config: Mapping[str, Any]
     stage: str
+    planned: bool = False
 
     @property
     def seed(self) -> int:
@@ -86,6 +88,52 @@ class RunContext:
         if name not in self.config:
             raise ConfigError(f"config.{self.stage} refers to config.{name}, which the config file does not have.")
         return self.config[name]
+
+    def before(self) -> list[str]:
+        """The stages of the run that come before this one."""
+        stages = list(self.config["run"])
+        return stages[: stages.index(self.stage)] if self.stage in stages else stages
+
+    def task(self, stage: str) -> str:
+        """What a stage trains, "SYSTEM.TASK"; empty if it is no training stage."""
+        section = self.section(stage)
+        if section["kind"] != "train":
+            return ""
+        owner, _, task = section["task"].rpartition(".")
+        return f"{owner or self.config['system']}.{task}"
+
+    def earlier(self, setting: str, name: str, *, kind: str = "train", tasks: Sequence[str] = ()) -> Mapping[str, Any]:
+        """The section of the stage `name`, to which `setting` of this stage refers.
+
+        Args:
+          setting: of this stage.
+          name: its value.
+          kind: of the other stage.
+          tasks: what that may train, "TASK" or "SYSTEM.TASK"; none = anything.
+
+        Raises:
+          ConfigError: the run has no such stage before this one; names those that fit.
+        """
+
+        def fits(stage: str) -> bool:
+            task = self.task(stage)
+            known = not tasks or task in tasks or task.rpartition(".")[2] in tasks
+            return self.config[stage]["kind"] == kind and known
+
+        before = self.before()
+        if name in before and fits(name):
+            return self.config[name]
+        wanted = f"a stage that trains {' or '.join(map(repr, tasks))}" if tasks else f"a stage of kind {kind!r}"
+        found = "config.run has no such stage"
+        if name in before:
+            found = f"that stage trains {self.task(name)!r}" if self.task(name) else "that stage trains nothing"
+            found = found if kind == "train" else f"that stage is of kind {self.config[name]['kind']!r}"
+        elif name in self.config["run"]:
+            found = "that stage does not come before this one"
+        fitting = ", ".join(stage for stage in before if fits(stage)) or "none"
+        raise ConfigError(
+            f"config.{self.stage}.{setting} = {name!r}: {found}; name {wanted} before this one (there are: {fitting})."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +179,12 @@ class TaskSpec:
 
     Attributes:
       settings: the dataclass of its settings.
+      check: raises ConfigError or DataError for whatever is known to be wrong before any work; reads no weights.
       build: makes it, with its data, once the stages before it are done.
       sketch: makes it for batches of (batch size, source tokens) from the config alone.
     """
 
     settings: type
+    check: Callable[[Any, RunContext], None]
     build: Callable[[Any, RunContext], Assembly]
     sketch: Callable[[Any, RunContext, int, int], Sketch]

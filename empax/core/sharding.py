@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.tree import map_named
 
 AXES: tuple[str, ...] = ("data", "fsdp", "tensor")
@@ -54,8 +54,8 @@ class MeshSettings:
                 )
         if self.data != -1 and self.data < 1:
             raise ValueError(f"data = {self.data} must be -1 (the rest of the devices) or at least 1.")
-        if self.fsdp < 1 or self.tensor < 1:
-            raise ValueError(f"fsdp = {self.fsdp} and tensor = {self.tensor} must be at least 1.")
+        check_numbers(self, "fsdp", "tensor", least=1)
+        check_numbers(self, "data")
 
 
 def make_mesh(settings: MeshSettings = MeshSettings(), devices: Sequence[jax.Device] | None = None) -> Mesh:

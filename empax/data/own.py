@@ -6,7 +6,10 @@ split is all files whose names begin with its name: `train.jsonl`, or `train-00.
 
 from __future__ import annotations
 
+import collections
 import functools
+import importlib.util
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -71,6 +74,22 @@ def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
         yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts))
     if not found:
         raise DataError(f"{path}, line {max(number, 1)}: the file ends without a dialogue; one a line, or delete it.")
+
+
+def check_files(folder: str | os.PathLike[str], *, dialogues: int = 1000) -> None:
+    """Reads the first dialogues of every file.
+
+    Raises:
+      DataError: see `find_files` and `read_file`.
+    """
+    for paths in find_files(folder).values():
+        for path in paths:
+            collections.deque(itertools.islice(read_file(path), dialogues), maxlen=0)
+
+
+def has_emotions(folder: str | os.PathLike[str], split: str) -> bool:
+    """Whether any dialogue of a split says its emotion; reads up to the first one that does."""
+    return any(dialogue.emotion for path in find_files(folder)[split] for dialogue in read_file(path))
 
 
 def _problem(row: dict[str, Any]) -> str:
@@ -149,12 +168,16 @@ def load_dialogues(
     return found
 
 
-def _beam_config(options: Sequence[str]) -> Any:
-    try:
-        from apache_beam.options.pipeline_options import PipelineOptions
-    except ImportError as error:
+def check_beam(options: Sequence[str], where: str = "config.data.beam") -> None:
+    """Raises ConfigError if Apache Beam is wanted and not installed."""
+    if options and importlib.util.find_spec("apache_beam") is None:
         raise ConfigError(
-            f"config.data.beam needs Apache Beam, which cannot be imported here ({error}); "
-            "pip install 'empax[beam]', or leave it empty."
-        ) from error
+            f"{where} needs Apache Beam, which is not installed; pip install 'empax[beam]', or leave it empty."
+        )
+
+
+def _beam_config(options: Sequence[str]) -> Any:
+    check_beam(options)
+    from apache_beam.options.pipeline_options import PipelineOptions  # few have it
+
     return tfds.download.DownloadConfig(try_download_gcs=False, beam_options=PipelineOptions(list(options)))

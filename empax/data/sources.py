@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Bool, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.types import Instance
 from empax.data import features
@@ -33,6 +33,10 @@ class LayoutSettings:
     max_target_tokens: int = 50
     max_query_tokens: int = 200
     max_key_tokens: int = 200
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "max_context_tokens", "max_passage_tokens", "max_target_tokens", least=2)
+        check_numbers(self, "max_query_tokens", "max_key_tokens", least=3)
 
     @property
     def max_source_tokens(self) -> int:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError, check_numbers, to_settings
 from empax.core.files import DataError, read_jsonl
 from empax.core.protocols import Tokenizer
 from empax.core.run import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.data.tokenizers import WHEELS, SubwordTokenizer, load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,9 @@ class TokenizerSettings:
     vocab_size: int = 12_000
     lowercase: bool = True
 
+    def __post_init__(self) -> None:
+        check_numbers(self, "vocab_size", least=1)
+
 
 def load_instances(run: RunContext, split: str) -> list[Instance]:
     """The instances of a split, with the notes that annotate added where it ran."""
@@ -44,6 +48,35 @@ def load_instances(run: RunContext, split: str) -> list[Instance]:
             f"{path} lacks {len(missing)} instances, the first is {missing[0]}; delete {path.parent} and run again."
         )
     return [dataclasses.replace(i, notes={**i.notes, **notes[i.id]}) for i in instances]
+
+
+def check_prepared(run: RunContext) -> None:
+    """Raises ConfigError unless the run prepares instances and a tokenizer before this stage."""
+    if "prepare" not in run.before():
+        raise ConfigError(f"config.run has no stage 'prepare' before {run.stage!r}, which reads what that leaves.")
+
+
+def check_candidates(run: RunContext, index: str, splits: Sequence[str], passages: int) -> None:
+    """Raises ConfigError unless the index stage, to which `config.STAGE.index` refers, will leave candidates.
+
+    Args:
+      run: of the stage that wants them.
+      index: name of the index stage.
+      splits: those for which candidates are wanted.
+      passages: how many, at least.
+    """
+    section = run.earlier("index", index, kind="index")
+    queries = section.get("queries", dict.fromkeys(splits, 0))
+    if missing := [split for split in splits if split not in queries]:
+        raise ConfigError(
+            f"config.{index}.queries lacks {', '.join(missing)}, which config.{run.stage} needs; set it to how many "
+            "instances are to be searched, 0 for all."
+        )
+    if section["candidates"] < passages:
+        raise ConfigError(
+            f"config.{index}.candidates = {section['candidates']}, but config.{run.stage} reads {passages} passages; "
+            "set it to at least as many."
+        )
 
 
 def load_candidates(run: RunContext, index: str, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -84,6 +117,11 @@ class PlannedTokenizer:
 
     def token_id(self, token: str) -> int:
         return 0
+
+
+def may_load(run: RunContext, model: str) -> bool:
+    """Whether a model is on this machine, or may be fetched: a plan fetches nothing."""
+    return not run.planned or model in WHEELS or Path(model).expanduser().exists()
 
 
 def pretrained_tokenizer(settings: TokenizerSettings) -> SubwordTokenizer:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
 from empax.decoding.constraints import constrain, force, forced_tokens
@@ -23,8 +24,13 @@ from empax.decoding.sampling import largest, sample_tokens
 
 Method = Literal["greedy", "beam", "sample"]
 
+LEAST_TEMPERATURE = 1e-4
+"""Lower ones divide logits beyond float32; "greedy" is their limit."""
+
 BARRED = -1e9
 """Added to the score of what must not win: finite, as in Hugging Face's search, so that order among barred remains."""
+
+_MOST_TOKENS, _MOST_HYPOTHESES = 1_000_000, 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +43,11 @@ class DecodeSettings:
       min_tokens: fewest tokens before the end-of-sequence token.
       num_beams: hypotheses kept by "beam".
       length_penalty: "beam" ranks by log-probability / length ** length_penalty; length counts the end token.
-      early_stopping: "beam" stops once num_beams hypotheses have ended, even if a better one could still come.
+      early_stopping: True: "beam" stops once num_beams hypotheses have ended, even if a better one could still come.
+        False: it stops once the best running hypothesis, at its present length, is no better than the worst of them.
+        "never": once no running hypothesis can become better at any length.
       num_samples: independent responses drawn by "sample".
-      temperature: of "sample".
+      temperature: of "sample", at least LEAST_TEMPERATURE.
       top_k: of "sample": keeps the k likeliest tokens; 0 = all.
       top_p: of "sample": keeps the likeliest tokens that hold p of the probability; 1 = all.
       no_repeat_ngram: no n-gram of this size comes twice in a response; 0 = may repeat. As in Hugging Face's, the start
@@ -60,7 +68,7 @@ class DecodeSettings:
     min_tokens: int = 0
     num_beams: int = 4
     length_penalty: float = 1.0
-    early_stopping: bool = False
+    early_stopping: bool | Literal["never"] = False
     num_samples: int = 1
     temperature: float = 1.0
     top_k: int = 0
@@ -75,31 +83,21 @@ class DecodeSettings:
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
             allowed = ", ".join(map(repr, get_args(Method)))
-            raise ValueError(f"method = {self.method!r} is not allowed; it takes one of {allowed}.")
-        for name, least in (
-            ("max_tokens", 1),
-            ("min_tokens", 0),
-            ("num_beams", 1),
-            ("num_samples", 1),
-            ("top_k", 0),
-            ("no_repeat_ngram", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} = {getattr(self, name)} is not allowed; it must be at least {least}.")
-        if self.first_token is not None and self.first_token < 0:
-            raise ValueError(f"first_token = {self.first_token} is not allowed; it must be an id, or None for any.")
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens = {self.min_tokens} is not allowed; it must be at most max_tokens = {self.max_tokens}."
-            )
-        if not self.temperature > 0.0:
-            raise ValueError(f"temperature = {self.temperature} is not allowed; it must be above 0.")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p = {self.top_p} is not allowed; it must be above 0 and at most 1.")
+            raise ConfigError(f"method = {self.method!r} is not allowed; it takes one of {allowed}.")
+        check_numbers(self, "max_tokens", least=1, most=_MOST_TOKENS)
+        check_numbers(self, "min_tokens", least=0, most=self.max_tokens)
+        check_numbers(self, "num_beams", "num_samples", least=1, most=_MOST_HYPOTHESES)
+        check_numbers(self, "top_k", "no_repeat_ngram", "first_token", "rerank_exemplars", least=0)
+        check_numbers(self, "length_penalty", "rerank_length", least=-10, most=10)
+        check_numbers(self, "temperature", least=LEAST_TEMPERATURE, hint="'greedy' takes the likeliest token")
+        check_numbers(self, "top_p", above=0, most=1)
         if self.rerank and num_hypotheses(self) < 2:
-            raise ValueError(f"rerank = {self.rerank!r} is not allowed with one hypothesis; set num_samples.")
+            more = {"greedy": "method = 'sample'", "beam": "num_beams", "sample": "num_samples"}[self.method]
+            raise ConfigError(f"rerank = {self.rerank!r} is not allowed with one hypothesis; set {more}.")
         if self.rerank_exemplars and not self.rerank:
-            raise ValueError(f"rerank_exemplars = {self.rerank_exemplars} is not allowed without rerank = 'consensus'.")
+            raise ConfigError(
+                f"rerank_exemplars = {self.rerank_exemplars} is not allowed without rerank = 'consensus'."
+            )
 
 
 def num_hypotheses(settings: DecodeSettings) -> int:
@@ -272,7 +270,8 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
     Each step takes the 2K likeliest continuations, so that K remain even if K of them end. Those among the first K that
     end (or reach `max_tokens`) compete for the pool of the K best, by log-probability / length ** length_penalty.
     An example is done when its pool is full and the best running hypothesis, normalised by its present length, is no
-    better than the worst in the pool; with `early_stopping`, as soon as its pool is full.
+    better than the worst in the pool; with `early_stopping`, as soon as its pool is full; with "never", when the best
+    running one would be no better at any length.
     """
     num, max_tokens = settings.num_beams, settings.max_tokens
     # A table in double precision: the divisor rounds as a Python float does.
@@ -280,7 +279,7 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
 
     def unfinished(beams: _Beams) -> Bool[Array, ""]:
         go_on = jnp.any(beams.improvable)
-        if settings.early_stopping:
+        if settings.early_stopping is True:
             go_on &= ~jnp.all(beams.pool.ended)
         return (beams.index < max_tokens) & go_on
 
@@ -294,19 +293,22 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
         running, best = jax.lax.top_k(log_probs + jnp.where(stops, BARRED, 0.0), num)
         enters = stops & (jnp.arange(2 * num) < num)[None]
         scores = log_probs / norm
-        if settings.early_stopping:
+        if settings.early_stopping is True:
             scores += jnp.where(jnp.all(beams.pool.ended, axis=1, keepdims=True), BARRED, 0.0)
         scores += jnp.where(beams.improvable[:, None], 0.0, BARRED)
         scores += jnp.where(enters, 0.0, BARRED)
         pool = _merge(beams.pool, _Pool(history, log_probs, scores, enters))
 
+        hoped = norm  # log-probabilities are negative: the longer, the better, where length_penalty is positive
+        if settings.early_stopping == "never" and settings.length_penalty > 0.0:
+            hoped = norms[max_tokens - 1 - start.prefix_lengths()]
         worst = jnp.where(pool.ended, jnp.min(pool.scores, axis=1, keepdims=True), BARRED)
         return _Beams(
             index=beams.index + 1,
             history=_gather(history, best),
             log_probs=running,
             pool=pool,
-            improvable=beams.improvable & jnp.any(running[:, :1] / norm > worst, axis=1),
+            improvable=beams.improvable & jnp.any(running[:, :1] / hoped > worst, axis=1),
             cache=cache.reorder(jnp.take_along_axis(parents, best, axis=1)),
         )
 

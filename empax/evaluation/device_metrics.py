@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core.config import check_numbers
+
 Smoothing = Literal["exp", "epsilon", "add_k"]
 
 SMOOTHING_VALUES: dict[str, float] = {"exp": 0.0, "epsilon": 0.1, "add_k": 1.0}
@@ -31,9 +33,7 @@ class UtilityWeights:
     rouge_l: float = 1 / 3
 
     def __post_init__(self) -> None:
-        for name, weight in dataclasses.asdict(self).items():
-            if not weight >= 0.0:
-                raise ValueError(f"{name} = {weight} is not allowed; a weight must be at least 0.")
+        check_numbers(self, "bleu", "f1", "rouge_l", least=0)
         if self.total == 0.0:
             raise ValueError("bleu = f1 = rouge_l = 0 is not allowed; at least one weight must be above 0.")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from empax.core.config import check_numbers
 from empax.core.files import DataError
 from empax.core.types import LEVELS, MECHANISMS, Prediction
 from empax.evaluation import empathy, text, words
@@ -71,8 +72,8 @@ class ScoringSettings:
     variants: tuple[str, ...] = VARIANTS
 
     def __post_init__(self) -> None:
-        if self.bootstrap_samples < 1:
-            raise ValueError(f"bootstrap_samples must be at least 1, got {self.bootstrap_samples}.")
+        check_numbers(self, "bootstrap_samples", least=1)
+        check_numbers(self, "seed", least=0)
         for name in self.variants:
             if name not in VARIANTS:
                 raise ValueError(f"variants has {name!r}, which is not one of {', '.join(VARIANTS)}.")

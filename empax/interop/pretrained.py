@@ -5,26 +5,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from empax.core import distributed
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import read_json
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretrained, model_config, resolve
+from empax.interop.readers import open_tensors
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 from empax.models.transformer_config import Remat
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+"""Of the arithmetic of a model."""
 
 _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
 """How a model is run, not what it is: never taken from a checkpoint."""
@@ -57,9 +61,12 @@ class EncoderSettings:
     normalize: bool = False
     remat: Remat = "none"
     unroll: int = 1
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
+        check_numbers(self, "num_layers", least=0)
+        check_numbers(self, "d_model", "num_heads", "d_ff", "max_positions", "unroll", least=1)
+        check_numbers(self, "dropout", least=0, below=1)
         if self.preset and not self.pretrained:
             raise ConfigError(f"preset = {self.preset!r} says what `pretrained` is; name that too, or set the sizes.")
 
@@ -185,9 +192,12 @@ class GeneratorSettings:
     dropout: float = 0.1
     remat: Remat = "none"
     unroll: int = 1
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
+        sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers", "unroll")
+        check_numbers(self, *sizes, least=1)
+        check_numbers(self, "dropout", least=0, below=1)
         name = self.architecture
         if name == "transformer":
             if self.pretrained or self.preset:
@@ -334,6 +344,30 @@ def grow_vocabulary(params: Params, size: int) -> Params:
         bias = np.asarray(distributed.whole(params["output_bias"]))
         grown["output_bias"] = jnp.asarray(np.pad(bias, (0, size - len(bias)), constant_values=bias.mean()))
     return grown
+
+
+def check_weights(model: str) -> None:
+    """Opens the files of a pretrained model, without reading its weights; "" = none.
+
+    Raises:
+      DataError: files are missing or broken.
+    """
+    if model:
+        open_tensors(resolve(model))
+
+
+def check_fits(model: DualEncoder | EncoderDecoder | DecoderOnly, **texts: int) -> None:
+    """Raises ConfigError if a setting of `texts` lets a model read more tokens than it has positions for."""
+    config = model.encoder.config if isinstance(model, DualEncoder) else model.config
+    if isinstance(config, BertConfig):
+        most = config.max_tokens()
+    elif config.position == "learned":
+        most = config.max_positions
+    else:
+        return
+    for name, tokens in texts.items():
+        if tokens > most:
+            raise ConfigError(f"{name} = {tokens}, but the model reads at most {most} tokens; set it to at most that.")
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:

@@ -28,7 +28,7 @@ from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.tree import map_named, named_leaves
 from empax.core.types import Params
 from empax.models.arithmetic import LowRankSum, dropout
@@ -59,10 +59,9 @@ class LoraSettings:
     int8: bool = False
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"rank = {self.rank} must be at least 1.")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1).")
+        check_numbers(self, "rank", least=1)
+        check_numbers(self, "alpha", above=0)
+        check_numbers(self, "dropout", least=0, below=1)
         try:
             re.compile(self.pattern)
         except re.error as error:

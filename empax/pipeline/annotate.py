@@ -8,18 +8,20 @@ test have none, so that no gold response can reach an input.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_json, read_jsonl, write_json, write_jsonl
 from empax.core.run import RunContext, cache_dir
 from empax.core.types import ATTRIBUTES, LEVELS, Instance
 from empax.data.dialogues import instance_from_row
+from empax.data.store import check_prepared
 from empax.evaluation.empathy import confusion_matrix, weighted_f1
 from empax.systems import attributes
 
@@ -42,8 +44,9 @@ class Settings:
     sentiment_threshold: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.sentiment_threshold <= 1.0:
-            raise ConfigError(f"sentiment_threshold = {self.sentiment_threshold} must lie in [0, 1].")
+        check_numbers(self, "sentiment_threshold", least=0, most=1)
+        if not self.classifiers:
+            raise ConfigError("classifiers = () must name at least one stage of attributes.classifier.")
 
 
 def sentiment_levels(texts: Sequence[str], threshold: float) -> list[str]:
@@ -84,15 +87,29 @@ def load_judges(settings: Settings, context: RunContext) -> list[attributes.Clas
                 "response; name a stage of attributes.classifier."
             )
         judges.append(judge)
-    check_coverage(judges, f"config.{context.stage}.classifiers")
+    levelled = [judge.task.mechanisms for judge in judges]
+    check_coverage(itertools.chain(*levelled), f"config.{context.stage}.classifiers")
     return judges
 
 
-def check_coverage(judges: Sequence[attributes.Judge], where: str) -> None:
-    """Raises ConfigError unless `judges` together level all three mechanisms."""
-    covered = {mechanism for judge in judges for mechanism in judge.task.mechanisms}
+def check_coverage(mechanisms: Iterable[str], where: str) -> None:
+    """Raises ConfigError unless `mechanisms`, those of all judges together, are all three."""
+    covered = set(mechanisms)
     if missing := [name for name in ATTRIBUTES[1:] if name not in covered]:
         raise ConfigError(f"{where} lacks a classifier of {', '.join(missing)}.")
+
+
+def check(settings: Settings, context: RunContext) -> None:
+    """Whether the classifiers are trained before, and cover the mechanisms.
+
+    Raises:
+      ConfigError: a stage that trains no classifier before this one, or a mechanism without a classifier.
+    """
+    check_prepared(context)
+    for stage in settings.classifiers:
+        context.earlier("classifiers", stage, tasks=("attributes.classifier",))
+    levelled = [attributes.judge_stage(context, stage).mechanisms for stage in settings.classifiers]
+    check_coverage(itertools.chain(*levelled), f"config.{context.stage}.classifiers")
 
 
 def run(settings: Settings, context: RunContext) -> None:

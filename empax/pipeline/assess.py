@@ -27,6 +27,12 @@ class Settings:
             raise ConfigError("judges must name at least one stage that trains a judge.")
 
 
+def check(settings: Settings, context: RunContext) -> None:
+    """Raises ConfigError unless each of the judges is trained before."""
+    for stage in settings.judges:
+        context.earlier("judges", stage, tasks=attributes.JUDGE_TASKS)
+
+
 def run(settings: Settings, context: RunContext) -> None:
     """Accuracy, weighted F1 and confusion of every mechanism; what a report shows under "classifiers"."""
     judges = [attributes.load_judge(context, stage) for stage in settings.judges]

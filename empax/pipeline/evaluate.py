@@ -10,16 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from empax.core.config import to_settings
+from empax.core.config import ConfigError, check_numbers, to_settings
 from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Instance
-from empax.data import dailydialog
-from empax.data.store import load_instances
+from empax.data import dailydialog, own
+from empax.data.store import check_prepared, load_instances
 from empax.evaluation.rows import released
 from empax.evaluation.scoring import INDEPENDENT
 from empax.pipeline import judging
 from empax.pipeline.prepare import data_settings
+from empax.training.settings import check_buckets
 
 log = logging.getLogger("empax")
 
@@ -53,6 +54,13 @@ class Settings:
     judge: str | tuple[str, ...] = ""
     second_judge: str | tuple[str, ...] = ""
 
+    def __post_init__(self) -> None:
+        check_numbers(self, "batch_size", "head_examples", least=1)
+        check_numbers(self, "limit", least=0)
+        check_buckets(self.buckets)
+        if self.split not in own.SPLITS:
+            raise ConfigError(f"split = {self.split!r} must be one of {', '.join(own.SPLITS)}.")
+
 
 def main_stage(config: Mapping[str, Any]) -> str:
     """The stage whose predictions are the run's: the first that answers the run's own data; empty if none does.
@@ -64,6 +72,21 @@ def main_stage(config: Mapping[str, Any]) -> str:
         if section["kind"] == "evaluate" and not to_settings(Settings, section, where=where).corpus:
             return name
     return ""
+
+
+def check(settings: Settings, context: RunContext, system: Any) -> None:
+    """Whether what answers and who judges is trained before, and the other corpus is there.
+
+    Raises:
+      ConfigError: a stage that is not there or trains something else, or no DailyDialog where `config.data.dir` says.
+    """
+    check_prepared(context)
+    system.check_responder(context, stage=settings.stage, index=settings.index)
+    for setting in ("judge", "second_judge"):
+        if names := getattr(settings, setting):
+            judging.check_judges(setting, names, context)
+    if settings.corpus:
+        dailydialog.find_dailydialog(data_settings(context).dir, split=settings.split)
 
 
 def run(settings: Settings, context: RunContext, system: Any) -> None:

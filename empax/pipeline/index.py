@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from empax.core.config import ConfigError
+from empax.core.config import LARGEST_INT, ConfigError, check_numbers
 from empax.core.files import hash_file, hash_json, write_atomically, write_json
 from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
+from empax.data import own
 from empax.data.exemplars import dialogue_groups
-from empax.data.store import load_instances
-from empax.retrieval.index import IndexSettings, build_index, measure_recall
+from empax.data.store import check_prepared, load_instances
+from empax.retrieval.index import IndexSettings, build_index, check_installed, measure_recall
+from empax.systems.dialogue.checks import RETRIEVER_TASKS
 
 log = logging.getLogger("empax")
 
@@ -42,6 +44,28 @@ class Settings:
     candidates: int = 6
     queries: dict[str, int] = dataclasses.field(default_factory=lambda: {"train": 0, "validation": 0})
     beam: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "candidates", least=1)
+        for split, number in self.queries.items():
+            if split not in own.SPLITS or not 0 <= number <= LARGEST_INT:
+                raise ConfigError(
+                    f"queries has {split!r} = {number}; it maps {', '.join(own.SPLITS)} to how many instances are "
+                    "searched, 0 for all."
+                )
+
+
+def check(settings: Settings, context: RunContext) -> None:
+    """Whether the encoder is trained before, and what searches is installed.
+
+    Raises:
+      ConfigError: no stage before this one trains that retriever; ScaNN, pymilvus or Beam is missing.
+    """
+    check_prepared(context)
+    if settings.encoder:
+        context.earlier("encoder", settings.encoder, tasks=RETRIEVER_TASKS)
+    check_installed(settings.store)
+    own.check_beam(settings.beam, f"config.{context.stage}.beam")
 
 
 def run(settings: Settings, context: RunContext, system: Any) -> None:
@@ -79,13 +103,9 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
 
 
 def _embedded_by_beam(settings: Settings, context: RunContext, system: Any, encoder_hash: str) -> np.ndarray:
-    try:
-        from empax.retrieval.beam import embed_file  # not above: few have it
-    except ImportError as error:
-        raise ConfigError(
-            f"config.{context.stage}.beam needs Apache Beam, which cannot be imported here ({error}); "
-            "pip install 'empax[beam]', or leave it empty."
-        ) from error
+    own.check_beam(settings.beam, f"config.{context.stage}.beam")
+    from empax.retrieval.beam import embed_file  # not above: few have it
+
     path = context.files.instances("train")
     folder = context.directory / "parts" / hash_json([encoder_hash, hash_file(path)])
     make_encoder = functools.partial(system.corpus_encoder, context, settings.encoder)

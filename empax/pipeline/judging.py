@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,8 +39,28 @@ def load_judges(names: str | Sequence[str], context: RunContext) -> tuple[list[J
             threshold = labels.sentiment_threshold
         else:
             judges.append(attributes.load_judge(context, name))
-    annotate.check_coverage(judges, f"config.{context.stage}.judge")
+    levelled = [judge.task.mechanisms for judge in judges]
+    annotate.check_coverage(itertools.chain(*levelled), f"config.{context.stage}.judge")
     return judges, threshold
+
+
+def check_judges(setting: str, names: str | Sequence[str], context: RunContext) -> None:
+    """Whether `config.STAGE.setting` names stages before this one that together judge all mechanisms.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    levelled: list[str] = []
+    for name in [names] if isinstance(names, str) else names:
+        if name in context.before() and context.section(name)["kind"] == "annotate":
+            labels = to_settings(annotate.Settings, context.section(name), where=f"config.{name}")
+            stages: Sequence[str] = labels.classifiers
+        else:
+            context.earlier(setting, name, tasks=attributes.JUDGE_TASKS)
+            stages = [name]
+        for stage in stages:
+            levelled += attributes.judge_stage(context, stage).mechanisms
+    annotate.check_coverage(levelled, f"config.{context.stage}.{setting}")
 
 
 def find_judges(workdir: Path) -> list[Judge]:

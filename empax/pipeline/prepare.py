@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError, check_numbers, to_settings
 from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Dialogue, Instance
 from empax.data import empathetic_dialogues, own, sample
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.store import TokenizerSettings, pretrained_tokenizer
+from empax.data.store import TokenizerSettings, may_load, pretrained_tokenizer
 from empax.data.tokenizers import train_bpe
 
 log = logging.getLogger("empax")
@@ -40,6 +41,7 @@ class DataSettings:
     limit: int = 0
 
     def __post_init__(self) -> None:
+        check_numbers(self, "limit", least=0)
         if self.beam and self.name != "jsonl":
             raise ConfigError(f'data.beam is for data.name = "jsonl"; {self.name!r} is prepared without it.')
 
@@ -62,6 +64,25 @@ def load_dialogues(settings: DataSettings) -> tuple[Mapping[str, Sequence[Dialog
         return own.load_dialogues(settings.dir, beam=settings.beam), own.files_hash(settings.dir)
     folder = settings.dir or None
     return empathetic_dialogues.load_dialogues(folder), empathetic_dialogues.archive_hash(folder)
+
+
+def check(settings: Settings, context: RunContext) -> None:
+    """Whether the corpus and the tokenizer can be had.
+
+    Raises:
+      DataError: the corpus is not where the settings say, or its first lines cannot be read.
+      ConfigError: there is no such tokenizer, or its vocabulary is too small.
+    """
+    data = data_settings(context)
+    if data.name == "jsonl":
+        own.check_files(data.dir)
+        own.check_beam(data.beam)
+    elif data.name == "empathetic_dialogues" and (data.dir or os.environ.get("EMPAX_DATA_DIR")):
+        empathetic_dialogues.find_archive(data.dir or None)  # else it is downloaded
+    if not settings.tokenizer.pretrained:
+        _tokenizer(settings.tokenizer, [])
+    elif may_load(context, settings.tokenizer.pretrained):
+        pretrained_tokenizer(settings.tokenizer)
 
 
 def run(settings: Settings, context: RunContext) -> None:

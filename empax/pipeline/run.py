@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from empax.core import distributed
-from empax.core.config import ConfigError, check_keys, to_settings
-from empax.core.files import WorkDir, write_json
+from empax.core.config import LARGEST_INT, ConfigError, check_keys, to_settings
+from empax.core.files import DataError, WorkDir, write_json
 from empax.core.memory import give_back_freed_memory, peak_memory
 from empax.core.run import RunContext, RunOptions, cache_dir
 from empax.core.sharding import batch_shards, make_mesh
@@ -68,6 +69,9 @@ def make_stages(config: Mapping[str, Any]) -> list[Stage]:
         raise ConfigError(f"the config lacks {', '.join(missing)}.")
     if type(config["seed"]) is not int:
         raise ConfigError(f"config.seed = {config['seed']!r} must be int.")
+    if not 0 <= config["seed"] <= LARGEST_INT:
+        raise ConfigError(f"config.seed = {config['seed']} must lie in [0, {LARGEST_INT}].")
+    _check_names(config["run"])
     RunOptions.of(config)
     system = load_system(config)
     check_keys(
@@ -80,6 +84,12 @@ def make_stages(config: Mapping[str, Any]) -> list[Stage]:
 
     to_settings(DataSettings, config["data"], where="config.data")
     return [_make_stage(name, config) for name in config["run"]]
+
+
+def _check_names(names: Any) -> None:
+    words = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    if not words or not names or len(set(names)) < len(names):
+        raise ConfigError(f"config.run = {names!r} must be a list of names of stages, each once.")
 
 
 def _make_stage(name: str, config: Mapping[str, Any]) -> Stage:
@@ -98,6 +108,50 @@ def _make_stage(name: str, config: Mapping[str, Any]) -> Stage:
     return Stage(name, kind, to_settings(module.Settings, section, where=where))
 
 
+def find_problems(
+    stages: Sequence[Stage], config: Mapping[str, Any], files: WorkDir, *, planned: bool = False
+) -> Iterator[ConfigError | DataError]:
+    """What is known to be wrong before any work, of the stages that are not done; in their order.
+
+    Args:
+      stages: what `make_stages` gives.
+      config: plain.
+      files: the work directory, which need not exist; nothing is written.
+      planned: fetch nothing; what would have to be fetched is not looked at.
+    """
+    system = load_system(config)
+    shared = [system.check_system] if hasattr(system, "check_system") else []  # judges alone share no models
+    for stage in stages:
+        if files.done(stage.name).exists():
+            continue
+        checks = [functools.partial(_check_stage, stage, system)]
+        if stage.kind in ("train", "index", "evaluate"):
+            checks, shared = [*shared, *checks], []  # once
+        for check in checks:
+            try:
+                check(RunContext(files, config, stage.name, planned))
+            except (ConfigError, DataError) as error:
+                yield error
+
+
+def problems_of_plan(config: Mapping[str, Any], workdir: Path) -> list[ConfigError | DataError]:
+    """What `find_problems` finds for a plan; nothing where it is made for devices that are elsewhere."""
+    if RunOptions.of(config).plan.topology:
+        return []
+    return list(find_problems(make_stages(config), config, WorkDir(workdir), planned=True))
+
+
+def _check_stage(stage: Stage, system: Any, context: RunContext) -> None:
+    module = importlib.import_module(KINDS[stage.kind])
+    if stage.kind in ("index", "evaluate") and not hasattr(system, "load_responder"):
+        raise ConfigError(
+            f"config.run has {stage.name!r} of kind {stage.kind!r}, but the system {context.config['system']!r} trains "
+            "judges alone, which answer nothing; leave that stage out."
+        )
+    more = (system,) if stage.kind == "evaluate" else ()
+    module.check(stage.settings, context, *more)
+
+
 def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) -> None:
     """Runs all stages of a plain config in `workdir`.
 
@@ -107,8 +161,8 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) 
       reuse: another run's work directory; see `pipeline.workdirs.take_stages`. A run that goes on needs it no more.
 
     Raises:
-      ConfigError: a bad config, batches that do not divide over the devices, a work directory that another config
-        made, or nothing to use in `reuse`.
+      ConfigError, DataError: a bad config, batches that do not divide over the devices, whatever `find_problems`
+        finds, a work directory that another config made, or nothing to use in `reuse`. Nothing has been written then.
     """
     stages = make_stages(config)
     shards = batch_shards(make_mesh(RunOptions.of(config).mesh))
@@ -116,6 +170,8 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) 
         if stage.kind == "train":
             check_batch_sizes(stage.settings.loop, shards, where=f"config.{stage.name}")
     files = WorkDir(workdir)
+    for problem in find_problems(stages, config, files):
+        raise problem
     claim(files, config, reuse)
     system = load_system(config)
     for stage in stages:

@@ -64,6 +64,11 @@ def load_system(name: str) -> Any:
         raise ConfigError(f"config.system = {name!r} is no module of empax/systems.") from error
 
 
+def check(settings: Settings, context: RunContext) -> None:
+    """What the task knows to be wrong before any work; see TaskSpec."""
+    settings.spec.check(settings.task, context)
+
+
 def run(settings: Settings, context: RunContext) -> None:
     assembly = settings.spec.build(settings.task, context)
     options = RunOptions.of(context.config)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import (
     DataError,
     WorkDir,
@@ -29,6 +29,7 @@ from empax.evaluation.empathy import confusion_matrix
 from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import VARIANTS, Scores, ScoringSettings, score
+from empax.pipeline.evaluate import main_stage
 from empax.reporting import findings, other_corpora, page
 
 Report = dict[str, Any]
@@ -61,8 +62,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.paper_row and self.paper_row not in PAPER_OF:
             raise ValueError(f"paper_row = {self.paper_row!r} is not a row of {', '.join(PAPER_OF)}.")
-        if self.examples < 0:
-            raise ValueError(f"examples must be at least 0, got {self.examples}.")
+        check_numbers(self, "examples", least=0)
         self.scoring()  # a bad number or variant fails here, before any stage runs
 
     def scoring(self) -> ScoringSettings:
@@ -77,6 +77,28 @@ class ReportContext(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def stage(self) -> str: ...
+
+
+def check(settings: Settings, context: ReportContext) -> None:
+    """Whether there will be predictions, and the other systems' outputs are there.
+
+    Raises:
+      ConfigError: no stage answers the run's own data before this one.
+      DataError: `peers` is no folder, or has no file.
+    """
+    stages = list(context.config["run"])
+    before = stages[: stages.index(context.stage)]
+    if main_stage(context.config) not in before:
+        raise ConfigError(
+            f"config.run has no stage of kind 'evaluate' before {context.stage!r} that answers the run's own data; "
+            "add one, or leave the report out."
+        )
+    folder = Path(settings.peers).expanduser()
+    if settings.peers and not any(folder.glob("*.jsonl")):
+        raise DataError(f"config.report.peers = {settings.peers!r} is no folder with *.jsonl files; set it to one.")
 
 
 def run(settings: Settings, context: ReportContext) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from empax.core.files import DataError
 from empax.core.types import Retrieved
 
 NO_GROUP = -1
@@ -91,6 +92,7 @@ class ExactIndex:
 
         Raises:
           ValueError: k < 1, another dimension than the index has, or groups that do not fit.
+          DataError: a query that is not finite.
         """
         queries = np.asarray(queries, np.float32)
         query_groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
@@ -172,12 +174,17 @@ def check_search(
     """Checks the arguments of a search; returns the groups, NO_GROUP where there are none.
 
     Raises:
-      ValueError: as `ExactIndex.search` says.
+      ValueError, DataError: as `ExactIndex.search` says.
     """
     if queries.ndim != 2 or queries.shape[1] != dim:
         raise ValueError(f"Queries of shape {queries.shape}; the index holds vectors of {dim} numbers: [Q, {dim}].")
     if k < 1:
         raise ValueError(f"k = {k}; it must be at least 1.")
+    if len(bad := np.flatnonzero(~np.isfinite(queries).all(axis=1))):
+        raise DataError(
+            f"{len(bad)} of {len(queries)} queries are not finite, the first is row {bad[0]}: the encoder that made "
+            "them is broken. Train it again with a lower learning rate."
+        )
     if query_groups is None:
         return np.full(len(queries), NO_GROUP, np.int32)
     if not has_groups:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, hash_file, read_json, write_json
 from empax.core.types import Retrieved
+from empax.retrieval import milvus, scann
 from empax.retrieval.exact import ExactIndex, ExactInParts
 from empax.retrieval.milvus import MilvusIndex, MilvusSettings
 from empax.retrieval.scann import ScannIndex, ScannSettings
@@ -148,6 +149,13 @@ class Index:
             "keys_hash": self.keys_hash,
             "files": {str(path.relative_to(folder)): hash_file(path) for path in small},
         }
+
+
+def check_installed(settings: IndexSettings) -> None:
+    """Raises ConfigError if what `settings.method` searches with is not installed."""
+    missing = {"scann": scann.require, "milvus": milvus.require}
+    if settings.method in missing:
+        missing[settings.method]()
 
 
 def build_index(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import os
 import uuid
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.paths import expand
 from empax.core.types import Retrieved
@@ -46,8 +47,7 @@ class MilvusSettings:
     insert_rows: int = 1000
 
     def __post_init__(self) -> None:
-        if self.insert_rows < 1:
-            raise ValueError(f"insert_rows = {self.insert_rows}; it must be at least 1.")
+        check_numbers(self, "insert_rows", least=1)
         if not self.collection.isidentifier():
             raise ValueError(f"collection = {self.collection!r}; it must be a word of letters, digits and underscores.")
 
@@ -180,15 +180,20 @@ def _digest(embeddings: np.ndarray, groups: np.ndarray | None, settings: MilvusS
     return digest.hexdigest()[:16]
 
 
+def require(module: str = "pymilvus") -> None:
+    """Raises ConfigError if pymilvus is not installed; imports nothing."""
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(
+            "store.method = 'milvus' needs pymilvus, which is not installed; pip install 'empax[milvus]', or set "
+            "store.method = 'scann' or 'exact'."
+        )
+
+
 @functools.cache
 def _milvus() -> Any:
-    try:
-        import pymilvus
-    except ImportError as error:
-        raise ConfigError(
-            f"index.method = 'milvus' needs pymilvus, which cannot be imported here ({error}); "
-            "pip install 'empax[milvus]', or set index.method = 'scann' or 'exact'."
-        ) from error
+    require()
+    import pymilvus
+
     return pymilvus
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib.util
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.types import Retrieved
 from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search, largest_group
@@ -22,6 +23,7 @@ BRUTE_FORCE_BELOW = 1_000
 """Rows under which ScaNN looks at all of them: too few to train a tree on, and too few to need one."""
 
 _LEAST_SHARE, _LEAST_ROWS = 0.4, 4_000  # of the leaves, and of the rows in them, that a query looks into by default
+_LEAST_TRAINING = 16  # rows, one for each center of a 4-bit code
 _QUERY_BLOCK = 256  # queries whose candidates are held at once: 256 * reorder * D floats
 _QUERIES_PER_THREAD = 32  # at a time; ScaNN's own 256 would leave all of a block to one thread
 
@@ -52,7 +54,7 @@ class ScannSettings:
       reorder: candidates re-scored exactly for a query, at least. Embeddings of few dimensions have few codes and need
         more: with 16 dimensions (clusters, 9,000 rows) recall@10 is 0.94 at 64, 0.985 at 100, 1.0 at 200. In MiniLM's
         384, 30 find as much as 100 (200 leaves, 18 searched: 0.956 and 0.957) and are twice as fast in batches.
-      training_sample: rows on which tree and codes are trained.
+      training_sample: rows on which tree and codes are trained; at least 16, and one for each leaf.
     """
 
     num_leaves: int | None = None
@@ -63,12 +65,9 @@ class ScannSettings:
     training_sample: int = 100_000
 
     def __post_init__(self):
-        for name in ("num_leaves", "leaves_to_search", "dimensions_per_block", "reorder", "training_sample"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} = {value}; it must be at least 1.")
-        if not 0 <= self.anisotropic_threshold < 1:
-            raise ValueError(f"anisotropic_threshold = {self.anisotropic_threshold}; it must lie in [0, 1).")
+        sizes = ("num_leaves", "leaves_to_search", "dimensions_per_block", "reorder", "training_sample")
+        check_numbers(self, *sizes, least=1)
+        check_numbers(self, "anisotropic_threshold", least=0, below=1)
 
     def leaves(self, num_rows: int) -> tuple[int, int]:
         """How many leaves the tree of `num_rows` rows gets, and how many a query looks into."""
@@ -76,6 +75,12 @@ class ScannSettings:
         if leaves > num_rows:
             raise ConfigError(
                 f"index.scann.num_leaves = {leaves}, but there are only {num_rows} rows; set at most that, or None."
+            )
+        if min(self.training_sample, num_rows) < max(leaves, _LEAST_TRAINING):
+            least = max(leaves, _LEAST_TRAINING)
+            raise ConfigError(
+                f"index.scann.training_sample = {self.training_sample} is too small for {num_rows} rows: a tree of "
+                f"{leaves} leaves and codes of 16 centers are trained on it; set it to at least {least}."
             )
         share = max(_LEAST_SHARE, _LEAST_ROWS / num_rows)
         searched = math.ceil(share * leaves) if self.leaves_to_search is None else self.leaves_to_search
@@ -191,14 +196,19 @@ class ScannIndex:
         self._searcher.serialize(str(folder), relative_path=True)
 
 
-def _scann() -> Any:
-    try:
-        from scann.scann_ops.py import scann_ops_pybind  # type: ignore[import-untyped]
-    except ImportError as error:
+def require(module: str = "scann") -> None:
+    """Raises ConfigError if ScaNN is not installed; imports nothing."""
+    if importlib.util.find_spec(module) is None:
         raise ConfigError(
-            f"index.method = 'scann' needs ScaNN, which cannot be imported here ({error}). "
-            "On Linux: pip install scann. Elsewhere, and for up to some 100,000 rows, set index.method = 'exact'."
-        ) from error
+            "store.method = 'scann' needs ScaNN, which is not installed. On Linux: pip install scann. Elsewhere, and "
+            "for up to some 100,000 rows, set store.method = 'exact'."
+        )
+
+
+def _scann() -> Any:
+    require()
+    from scann.scann_ops.py import scann_ops_pybind  # type: ignore[import-untyped]
+
     return scann_ops_pybind
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import WorkDir, read_json
 from empax.core.run import RunContext
 from empax.core.tree import count_params
@@ -39,6 +39,7 @@ class ExportSettings:
     lora: Literal["merged", "adapters"] = "merged"
 
     def __post_init__(self) -> None:
+        check_numbers(self, "max_shard_bytes", least=1, most=2**62)
         if self.lora == "adapters" and self.format != "transformers":
             raise ConfigError(
                 f"adapters alone are written for PEFT: format = {self.format!r} goes with lora = 'merged'."

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import ReinforcedTask, Task
 from empax.core.tree import map_named, named_leaves
 from empax.core.types import Params
@@ -42,8 +42,7 @@ class ParamGroup:
 
     def __post_init__(self) -> None:
         _check_pattern("pattern", self.pattern)
-        if self.learning_rate_scale < 0:
-            raise ValueError(f"learning_rate_scale = {self.learning_rate_scale} must be at least 0.")
+        check_numbers(self, "learning_rate_scale", "warmup_steps", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +58,8 @@ class OptimizerSettings:
       no_decay_pattern: names of parameters without weight decay: biases and normalisation scales.
       b1: decay of the first moment, in [0, 1).
       b2: decay of the second moment, in [0, 1).
-      eps: added to the root of the second moment.
-      clip_norm: highest global norm of a gradient; None = unlimited.
+      eps: added to the root of the second moment, at least 1e-30.
+      clip_norm: highest global norm of a gradient, above 0; None = unlimited.
       ema_decay: of a running mean of the parameters, in [0, 1), which is evaluated and kept as the best in place of the
         last update's (Polyak & Juditsky 1992); 0 = none. It takes as much memory as the trained parameters.
       groups: parameters that differ; the first group whose pattern is found in a name decides.
@@ -80,13 +79,10 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         _check_pattern("no_decay_pattern", self.no_decay_pattern)
-        if self.learning_rate < 0 or self.weight_decay < 0 or self.warmup_steps < 0:
-            raise ValueError("learning_rate, weight_decay and warmup_steps must be at least 0.")
-        for name in ("b1", "b2", "ema_decay"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must lie in [0, 1).")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise ValueError(f"clip_norm = {self.clip_norm} must be positive; None switches clipping off.")
+        check_numbers(self, "learning_rate", "weight_decay", "warmup_steps", least=0)
+        check_numbers(self, "b1", "b2", "ema_decay", least=0, below=1)
+        check_numbers(self, "eps", least=1e-30)
+        check_numbers(self, "clip_norm", above=0, hint="None switches clipping off")
 
 
 def learning_rate(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.training.optimizer import OptimizerSettings
+
+LONGEST_BUCKET = 1_000_000
+"""Tokens; no model here reads more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +57,14 @@ class LoopSettings:
     optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulate", "epochs", "minibatches", "log_every_steps",
-                     "eval_every_steps", "checkpoint_every_steps", "eval_batch_size", "patience",
-                     "max_eval_examples"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} = {value} must be at least 1.")
-        for name in ("refresh_every_steps", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 0.")
-        if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
-            raise ValueError(f"buckets = {self.buckets} must be ascending lengths in tokens, at least one.")
+        check_numbers(
+            self, "steps", "batch_size", "accumulate", "epochs", "minibatches", "log_every_steps", "eval_every_steps",
+            "checkpoint_every_steps", "eval_batch_size", "patience", "max_eval_examples", least=1,
+        )  # fmt: skip
+        check_numbers(self, "refresh_every_steps", "seed", least=0)
+        check_buckets(self.buckets)
+        if self.best_metric == "":
+            raise ConfigError("best_metric = '' must be a metric, 'loss', or None for the last parameters.")
         if self.patience is not None and self.best_metric is None:
             raise ValueError("patience needs a best_metric to judge by.")
         if self.batch_size % (self.accumulate * self.minibatches):
@@ -89,6 +89,14 @@ class LoopSettings:
             stop = min(self.steps, (start // every + 1) * every) if every else self.steps
             yield start, stop
             start = stop
+
+
+def check_buckets(buckets: Sequence[int]) -> None:
+    """Raises ConfigError unless `buckets` are ascending lengths in tokens, each at most LONGEST_BUCKET."""
+    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] > LONGEST_BUCKET:
+        raise ConfigError(
+            f"buckets = {tuple(buckets)} must be ascending lengths in tokens, at least one, at most {LONGEST_BUCKET:,}."
+        )
 
 
 def check_batch_sizes(settings: LoopSettings, shards: int, *, where: str) -> None:

@@ -30,6 +30,8 @@ def config():
         ("train.buckets", "(4, 5)", (4, 5)),
         ("train.flag", "True", True),
         ("train.patience", "none", None),
+        ("name", "None", None),
+        ("name", "none", "none"),
         ("train.fresh.deep", "adam", "adam"),
     ],
 )

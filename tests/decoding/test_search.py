@@ -148,6 +148,11 @@ BEAMS = [
         (4, 1.0, False, {}),
         (4, 0.6, True, {"no_repeat_ngram": 2}),
         (4, 2.0, False, {"no_repeat_ngram": 3}),
+        (2, 0.6, "never", {}),
+        (4, 1.0, "never", {"min_tokens": 2}),
+        (4, 2.0, "never", {}),
+        (4, 0.0, "never", {}),
+        (4, -1.0, "never", {}),
         (4, 0.0, False, {"min_tokens": 3, "no_repeat_ngram": 2}),
         (4, -1.0, False, {}),
         (4, 1.0, True, {"min_tokens": LENGTH}),
@@ -155,6 +160,16 @@ BEAMS = [
         (8, 2.0, True, {"min_tokens": 2, "no_repeat_ngram": 2}),
     ]
 ]
+
+
+def test_never_stopping_early_finds_what_the_heuristic_misses():
+    table = make_table(0, end=2.5)
+    scores = {}
+    for early in (False, "never"):
+        found = ours(table, beam(num_beams=2, length_penalty=2.0, early_stopping=early))
+        scores[early] = np.asarray(found.log_probs) / lengths(np.asarray(found.tokens)) ** 2.0
+    assert (scores["never"] >= scores[False] - 1e-6).all()
+    assert (scores["never"] > scores[False] + 1e-6).any()
 
 
 @pytest.mark.oracle
@@ -315,15 +330,16 @@ def test_sequences_are_drawn_as_often_as_the_model_says():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens = 0 .* at least 1"),
-        ({"min_tokens": -1}, "min_tokens = -1 .* at least 0"),
-        ({"min_tokens": 31}, "at most max_tokens = 30"),
+        ({"max_tokens": 0}, r"max_tokens = 0 must lie in \[1, 1000000\]"),
+        ({"min_tokens": -1}, r"min_tokens = -1 must lie in \[0, 30\]"),
+        ({"min_tokens": 31}, r"min_tokens = 31 must lie in \[0, 30\]"),
         ({"num_beams": 0}, "num_beams = 0"),
         ({"num_samples": 0}, "num_samples = 0"),
-        ({"temperature": 0.0}, "temperature = 0.0 .* above 0"),
+        ({"temperature": 0.0}, "temperature = 0.0 .* at least 0.0001"),
+        ({"temperature": 1e-38}, "temperature = 1e-38 .* at least 0.0001"),
         ({"top_k": -1}, "top_k = -1"),
         ({"top_p": 0.0}, "top_p = 0.0"),
-        ({"top_p": 1.1}, "at most 1"),
+        ({"top_p": 1.1}, r"top_p = 1.1 must lie in \(0, 1\]"),
         ({"no_repeat_ngram": -2}, "no_repeat_ngram = -2"),
     ],
 )

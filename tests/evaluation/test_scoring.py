@@ -112,7 +112,7 @@ def test_errors_name_what_is_wrong():
         score([full_rows(1)[0], bad], settings=FAST)
     with pytest.raises(ConfigError, match="'bleu_2:mose', which is not one of"):
         to_settings(ScoringSettings, {"variants": ["bleu_2:mose"]}, where="config.report")
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="bootstrap_samples = 0 must be at least 1"):
         ScoringSettings(bootstrap_samples=0)
 
 

@@ -168,6 +168,18 @@ def test_every_ablation_is_a_switch(config, path):
     [
         ("seed", "0", r"config\.seed = '0' must be int"),
         ("seed", ..., r"the config lacks seed"),
+        ("seed", -1, r"config\.seed = -1 must lie in \[0, 2147483647\]"),
+        ("seed", 2**31, r"config\.seed = 2147483648 must lie in \[0, 2147483647\]"),
+        ("data.limit", -1, r"config\.data: limit = -1 must be at least 0"),
+        (
+            "reg.generator.dtype",
+            "float23",
+            r"config\.reg\.generator\.dtype = 'float23' .* one of 'float32'",
+        ),
+        ("joint.best_metric", "", r"config\.joint: best_metric = '' must be a metric, 'loss', or None"),
+        ("reg.decoding.early_stopping", "nevr", r"early_stopping = 'nevr' .* it must be bool\. Or: .* one of 'never'"),
+        ("evaluate.split", "tets", r"config\.evaluate: split = 'tets' must be one of train, validation, test"),
+        ("index.queries", {"tset": 0}, r"config\.index: queries has 'tset' = 0; it maps train, validation, test"),
         (
             "mesh.logical",
             {"embd": "fsdp"},

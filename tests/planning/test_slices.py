@@ -142,7 +142,7 @@ def test_the_step_that_is_planned_is_the_one_that_trains(load_module, tmp_path, 
 
     rows = tiny.TinyExamples(24).collate(jnp.arange(16), tiny.LENGTH, None)
     batch, frozen = (jax.eval_shape(lambda tree=tree: tree) for tree in (rows, tiny.frozen()))
-    spec = TaskSpec(type(None), lambda *_: None, lambda *_: Sketch(task, batch, frozen))
+    spec = TaskSpec(type(None), lambda *_: None, lambda *_: None, lambda *_: Sketch(task, batch, frozen))
     stage = run.Stage("tiny", "train", Settings(TaskName("tiny"), settings, spec, None))
     laid = slices._lay_out({"mesh": {"fsdp": 2}}, stage, devices)
     planned = laid.step.lower(laid.template, laid.frozen, laid.batch)

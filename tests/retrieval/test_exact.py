@@ -2,6 +2,7 @@ import jax
 import numpy as np
 import pytest
 
+from empax.core.files import DataError
 from empax.core.protocols import Retriever
 from empax.retrieval import exact
 from empax.retrieval.exact import NO_GROUP, ExactIndex, ExactInParts
@@ -127,5 +128,11 @@ def test_refuses_what_it_cannot_do():
         index.search(np.zeros((1, 5), np.float32), 1)
     with pytest.raises(ValueError, match="built without groups"):
         index.search(integers(1, 0), 1, query_groups=np.array([0]))
+    for bad in (np.nan, np.inf):
+        queries = np.ones((3, 8), np.float32)
+        queries[1, 5] = bad
+        for searcher in (index, ExactInParts(integers(3, 0))):
+            with pytest.raises(DataError, match="1 of 3 queries are not finite, the first is row 1"):
+                searcher.search(queries, 1)
     with pytest.raises(ValueError, match="0 rows"):
         ExactIndex(np.zeros((0, 3), np.float32))

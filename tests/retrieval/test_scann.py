@@ -1,4 +1,4 @@
-import builtins
+import importlib.util
 import os
 import subprocess
 import sys
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError, to_settings
+from empax.core.files import DataError
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
 from empax.data.exemplars import encode_keys, encode_queries
@@ -193,6 +194,21 @@ def test_settings_scale_with_the_corpus():
         ScannSettings(num_leaves=5_000).leaves(ROWS)
 
 
+def test_a_tree_needs_as_many_training_rows_as_it_has_leaves():
+    with pytest.raises(ConfigError, match=r"training_sample = 30 .* tree of 38 leaves .* set it to at least 38"):
+        ScannIndex(clustered(ROWS, 1), ScannSettings(training_sample=30))
+    assert ScannSettings(training_sample=38).leaves(ROWS)[0] == 38
+    with pytest.raises(ConfigError, match="set it to at least 16"):
+        ScannSettings(num_leaves=2, training_sample=15).leaves(ROWS)
+
+
+def test_a_query_that_is_no_number_is_named(index):
+    queries = clustered(3, 2)
+    queries[2, 0] = np.nan
+    with pytest.raises(DataError, match="1 of 3 queries are not finite, the first is row 2"):
+        index.search(queries, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("num_leaves", 0), ("reorder", 0), ("dimensions_per_block", 0), ("anisotropic_threshold", 1.0)]
 )
@@ -202,15 +218,6 @@ def test_refuses_settings_out_of_range(name, value):
 
 
 def test_without_scann_says_what_to_do(monkeypatch):
-    real_import = builtins.__import__
-
-    def no_scann(name, *args, **kwargs):
-        if name.startswith("scann"):
-            raise ImportError("No module named 'scann'")
-        return real_import(name, *args, **kwargs)
-
-    for name in [name for name in sys.modules if name.split(".")[0] == "scann"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", no_scann)
-    with pytest.raises(ConfigError, match=r"pip install scann.*index\.method = 'exact'"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install scann.*store\.method = 'exact'"):
         ScannIndex(clustered(4, 0), ScannSettings())

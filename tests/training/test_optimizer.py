@@ -165,7 +165,7 @@ def test_pattern_that_matches_nothing_is_refused_with_names():
         ({"learning_rate": -1.0}, "must be at least 0"),
         ({"b2": 1.0}, r"must lie in \[0, 1\)"),
         ({"ema_decay": 1.0}, r"ema_decay = 1.0 must lie in \[0, 1\)"),
-        ({"clip_norm": 0.0}, "clip_norm = 0.0 must be positive"),
+        ({"clip_norm": 0.0}, "clip_norm = 0.0 must be above 0"),
         ({"learnig_rate": 1.0}, "did you mean 'learning_rate'"),
         ({"no_decay_pattern": "["}, "no_decay_pattern = '\\[' is not a regular expression"),
         ({"groups": [{"pattern": "a", "learning_rate_scale": -1.0}]}, r"groups\[0\]: learning_rate_scale = -1.0"),

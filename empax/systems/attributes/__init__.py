@@ -7,6 +7,7 @@
 from empax.systems.attributes.classifier import ClassifierJudge, ClassifierStage
 from empax.systems.attributes.identifier import IdentifierJudge, IdentifierStage, make_probabilities
 from empax.systems.attributes.judges import (
+    JUDGE_TASKS,
     TASKS,
     AttributeSettings,
     Judge,
@@ -19,6 +20,7 @@ from empax.systems.attributes.judges import (
 SETTINGS = AttributeSettings
 
 __all__ = [
+    "JUDGE_TASKS",
     "SETTINGS",
     "TASKS",
     "ClassifierJudge",

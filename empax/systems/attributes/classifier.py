@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.sharding import local_mesh
@@ -31,6 +31,7 @@ from empax.systems.attributes.pairs import (
     ClassWeights,
     JudgeStage,
     Pair,
+    check_judge,
     class_weights,
     label_batch,
     levels_loss,
@@ -56,8 +57,8 @@ class ClassifierStage(JudgeStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_tokens < 8:
-            raise ConfigError(f"max_tokens = {self.max_tokens} must be at least 8, to hold a context and a response.")
+        check_numbers(self, "hide_response_probability", least=0, most=1)
+        check_numbers(self, "max_tokens", least=8)  # to hold a context and a response
 
 
 class PairExamples:
@@ -133,6 +134,17 @@ class Classifier:
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
         return summarize_levels(averages, self.mechanisms)
+
+
+def check_classifier(stage: ClassifierStage, run: RunContext) -> None:
+    """See `pairs.check_judge`; texts must also fit the buckets."""
+    check_judge(stage, run, max_tokens=stage.max_tokens)
+    most = min(BUCKETS[-1], run.section(run.stage)["buckets"][-1])
+    if stage.max_tokens > most:
+        raise ConfigError(
+            f"config.{run.stage}.max_tokens = {stage.max_tokens} is more than the longest of buckets; set it to at "
+            f"most {most}."
+        )
 
 
 def build_classifier(stage: ClassifierStage, run: RunContext) -> Assembly:

@@ -18,7 +18,7 @@ import numpy as np
 import tqdm
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.sharding import local_mesh, place_rows, replicated
@@ -32,6 +32,7 @@ from empax.systems.attributes.pairs import (
     ClassWeights,
     JudgeStage,
     Pair,
+    check_judge,
     class_weights,
     label_batch,
     levels_loss,
@@ -69,10 +70,8 @@ class IdentifierStage(JudgeStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1).")
-        if self.max_context_tokens < 4:
-            raise ConfigError(f"max_context_tokens = {self.max_context_tokens} must be at least 4.")
+        check_numbers(self, "dropout", least=0, below=1)
+        check_numbers(self, "max_context_tokens", least=4)
         ascending = sorted(set(self.response_buckets))
         if not ascending or list(self.response_buckets) != ascending or ascending[0] < 4:
             raise ConfigError(f"response_buckets = {self.response_buckets} must be ascending lengths of at least 4.")
@@ -186,6 +185,17 @@ def _task(stage: IdentifierStage, loaded: LoadedEncoder, weights: ClassWeights) 
     return Identifier(model, weights)
 
 
+def check_identifier(stage: IdentifierStage, run: RunContext) -> None:
+    """See `pairs.check_judge`; contexts must also fit the buckets."""
+    check_judge(stage, run, max_context_tokens=stage.max_context_tokens, response_buckets=stage.response_buckets[-1])
+    longest = run.section(run.stage)["buckets"][-1]
+    if stage.max_context_tokens > longest:
+        raise ConfigError(
+            f"config.{run.stage}.max_context_tokens = {stage.max_context_tokens} is more than the longest of buckets; "
+            f"set it to at most {longest}."
+        )
+
+
 def build_identifier(stage: IdentifierStage, run: RunContext) -> Assembly:
     loaded = load_stage_encoder(stage, run)
     train, holdout = load_pairs(stage, run)
@@ -260,6 +270,14 @@ def load_identifier(stage: IdentifierStage, run: RunContext, params: Params, mad
     return IdentifierJudge(_task(stage, loaded, unweighted(stage)), params, loaded.tokenizer, stage, made_by)
 
 
+def check_mechanisms(covered: Sequence[str]) -> None:
+    """Raises ConfigError unless identifiers cover each mechanism once."""
+    if sorted(covered) != sorted(MECHANISMS):
+        raise ConfigError(
+            f"the identifiers cover {', '.join(covered)}; they must cover each of {', '.join(MECHANISMS)} once."
+        )
+
+
 def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities, tuple[Params, ...]]:
     """All three mechanisms as one jitted function on ids, for a reward that is compiled with what it rewards.
 
@@ -277,11 +295,7 @@ def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities
       ConfigError: a mechanism is missing or there twice.
     """
     tasks = tuple(judge.task for judge in judges)
-    covered = [mechanism for task in tasks for mechanism in task.mechanisms]
-    if sorted(covered) != sorted(MECHANISMS):
-        raise ConfigError(
-            f"the identifiers cover {', '.join(covered)}; they must cover each of {', '.join(MECHANISMS)}."
-        )
+    check_mechanisms([mechanism for task in tasks for mechanism in task.mechanisms])
     return _probabilities(tasks), tuple(judge.params for judge in judges)
 
 

@@ -13,6 +13,7 @@ from empax.systems.attributes.classifier import (
     ClassifierJudge,
     ClassifierStage,
     build_classifier,
+    check_classifier,
     load_classifier,
     sketch_classifier,
 )
@@ -20,6 +21,7 @@ from empax.systems.attributes.identifier import (
     IdentifierJudge,
     IdentifierStage,
     build_identifier,
+    check_identifier,
     load_identifier,
     sketch_identifier,
 )
@@ -30,9 +32,12 @@ Judge: TypeAlias = ClassifierJudge | IdentifierJudge
 """`(contexts, responses) -> log_probs[N, C, 3]`, with `task.mechanisms`, the names of the C, and `hash`."""
 
 TASKS = {
-    "classifier": TaskSpec(ClassifierStage, build_classifier, sketch_classifier),
-    "identifier": TaskSpec(IdentifierStage, build_identifier, sketch_identifier),
+    "classifier": TaskSpec(ClassifierStage, check_classifier, build_classifier, sketch_classifier),
+    "identifier": TaskSpec(IdentifierStage, check_identifier, build_identifier, sketch_identifier),
 }
+
+JUDGE_TASKS = tuple(f"attributes.{name}" for name in TASKS)
+"""As RunContext.task names them."""
 
 _LOADERS = {"classifier": load_classifier, "identifier": load_identifier}
 
@@ -60,7 +65,7 @@ def judge_stage(run: RunContext, stage_name: str) -> JudgeStage:
     """
     kind = judge_kind(run, stage_name)
     if not kind:
-        names = ", ".join(f"attributes.{name}" for name in TASKS)
+        names = ", ".join(JUDGE_TASKS)
         raise ConfigError(f"config.{stage_name} trains no judge; it must be a training stage of {names}.")
     cls = TASKS[kind].settings
     fields = {field.name for field in dataclasses.fields(cls)}

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.run import RunContext
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.sample import load_annotated_pairs
-from empax.data.store import run_tokenizer
+from empax.data.store import check_prepared, may_load, run_tokenizer
 from empax.evaluation.empathy import f1_of_confusion
-from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
+from empax.interop.pretrained import EncoderSettings, LoadedEncoder, check_fits, check_weights, load_encoder
 
 ClassWeights = tuple[tuple[float, ...], ...]
 """[mechanism][level]."""
@@ -39,7 +39,7 @@ class JudgeStage:
     Attributes:
       data: "epitome", or the annotations of the built-in "sample".
       mechanisms: which ones; all three share what reads the texts, or list one per stage for separate encoders.
-      holdout: share of seeker posts kept for validation.
+      holdout: share of seeker posts kept for validation, in (0, 1).
       class_weights: weigh each class by the inverse of its share.
     """
 
@@ -50,6 +50,7 @@ class JudgeStage:
     class_weights: bool = False
 
     def __post_init__(self) -> None:
+        check_numbers(self, "holdout", above=0, below=1)
         if not self.mechanisms or set(self.mechanisms) - set(MECHANISMS):
             raise ConfigError(f"mechanisms = {self.mechanisms} must be some of {', '.join(MECHANISMS)}.")
         if len(set(self.mechanisms)) < len(self.mechanisms):
@@ -98,6 +99,29 @@ def load_stage_encoder(
     """The encoder that `stage` describes; a pretrained one needs nothing of the run."""
     tokenizer = None if stage.encoder.pretrained else run_tokenizer(run, planned=planned)
     return load_encoder(stage.encoder, tokenizer, with_params=with_params, planned=planned)
+
+
+def check_judge(stage: JudgeStage, run: RunContext, **texts: int) -> None:
+    """Whether the annotated pairs are there, and texts fit the encoder.
+
+    Args:
+      stage: of the judge.
+      run: at its stage.
+      texts: settings that say how many tokens a text may have.
+
+    Raises:
+      ConfigError: no EPITOME, no such encoder, or one that reads fewer tokens.
+      DataError: EPITOME or the encoder's files cannot be read.
+    """
+    if stage.data == "epitome":
+        load_epitome(find_epitome(run.config["data"]["dir"]))
+    if not stage.encoder.pretrained:
+        check_prepared(run)
+    elif not may_load(run, stage.encoder.pretrained):
+        return
+    encoder = load_stage_encoder(stage, run, with_params=False, planned=not stage.encoder.pretrained)
+    check_weights(stage.encoder.pretrained)
+    check_fits(encoder.model, **texts)
 
 
 def label_batch(

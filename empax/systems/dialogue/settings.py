@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from empax.core.config import ConfigError
+from empax.core.config import check_numbers
 from empax.data.sources import LayoutSettings
 from empax.decoding.search import DecodeSettings
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings
@@ -33,8 +33,8 @@ class DialogueSettings:
     emotion_share: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.emotion_share <= 1.0:
-            raise ConfigError(f"emotion_share = {self.emotion_share} must lie in [0, 1].")
+        check_numbers(self, "passages", least=1)
+        check_numbers(self, "emotion_share", least=0, most=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,7 @@ class GeneratorStage:
       exemplar_probability: how often an example with candidates shows one of them.
       emotion_weight: of the 32-way head over the pooled encoding; ours. 0 = the head learns nothing, and is not asked.
       start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
+      max_validation_examples: 0 = all.
     """
 
     index: str = ""
@@ -54,3 +55,8 @@ class GeneratorStage:
     label_smoothing: float = 0.0
     start_from: str = ""
     max_validation_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "exemplar_probability", least=0, most=1)
+        check_numbers(self, "emotion_weight", "max_validation_examples", least=0)
+        check_numbers(self, "label_smoothing", least=0, below=1)

@@ -15,6 +15,7 @@ from empax.core.types import Params
 from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples, LabelledBatch
 from empax.data.store import load_candidates, load_instances
 from empax.retrieval.corpus import CorpusEncoder
+from empax.systems.dialogue.checks import check_generator
 from empax.systems.dialogue.parts import Parts, corpus_encoder_of
 from empax.systems.dialogue.settings import GeneratorStage
 from empax.training.checkpoint import load_params
@@ -23,7 +24,7 @@ from empax.training.checkpoint import load_params
 def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
     parts = Parts.of(run)
     splits = {split: load_instances(run, split) for split in ("train", "validation")}
-    splits["validation"] = splits["validation"][: stage.max_validation_examples]
+    splits["validation"] = splits["validation"][: stage.max_validation_examples or None]
     options: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
     if stage.index:
         corpus = parts.corpus(splits["train"])
@@ -113,4 +114,4 @@ def shape(*sizes: int, kind: Any = jnp.int32) -> Any:
     return jax.ShapeDtypeStruct(sizes, kind)
 
 
-GENERATOR = TaskSpec(GeneratorStage, build_generator, sketch_generator)
+GENERATOR = TaskSpec(GeneratorStage, check_generator, build_generator, sketch_generator)

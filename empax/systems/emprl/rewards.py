@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from empax.models.empathy_identifier import frame
 from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
 from empax.systems.emprl.expectations import expected_levels, f1_gains
+from empax.systems.emprl.functions import call_text_function, load_function
 from empax.systems.emprl.novelty import Novelty
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings
@@ -262,14 +262,7 @@ class TextReward:
     def _asked(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         asked = [self.instances[int(i)] for i in rows]
         responses = [self.tokenizer.decode([int(t) for t in row]) for row in tokens]
-        found = self.function([i.context for i in asked], responses, [i.response for i in asked])
-        scores = np.asarray(found, np.float32)
-        if scores.shape != (len(rows),) or not np.isfinite(scores).all():
-            raise ConfigError(
-                f"the reward {self.name} returned {scores.shape} numbers, {int((~np.isfinite(scores)).sum())} of them "
-                f"not finite, for {len(rows)} responses; it must return one finite number for each."
-            )
-        return scores
+        return call_text_function(self.function, self.name, asked, responses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,22 +288,6 @@ class Reward:
             if isinstance(part, EmpathyReward):
                 return part.judged(instances, cache)
         return JudgedContexts.nobody(len(instances))
-
-
-def load_function(name: str) -> Callable[..., Any]:
-    """The function that "module:name" names.
-
-    Raises:
-      ConfigError: there is none.
-    """
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"function = {name!r}: there is no module {error.name!r}; is it on PYTHONPATH?") from error
-    if not callable(found):
-        raise ConfigError(f"function = {name!r}: {module} has no function {attribute!r}.")
-    return found
 
 
 def make_reward(
@@ -365,11 +342,16 @@ def _check_alike(stages: Sequence[str], judges: Sequence[IdentifierJudge]) -> No
     for stage, judge in zip(stages[1:], judges[1:], strict=True):
         if not tokenizers_agree(judge.tokenizer, first.tokenizer):
             raise ConfigError(f"rewards: the identifiers of {stage!r} and {stages[0]!r} have different tokenizers.")
-        own, other = judge.stage.max_context_tokens, first.stage.max_context_tokens
-        if own != other:
+    check_contexts(stages, [judge.stage.max_context_tokens for judge in judges])
+
+
+def check_contexts(stages: Sequence[str], lengths: Sequence[int]) -> None:
+    """Raises ConfigError if the identifiers of `stages` read contexts of different `lengths`."""
+    for stage, length in zip(stages, lengths, strict=True):
+        if length != lengths[0]:
             raise ConfigError(
-                f"rewards: max_context_tokens is {own} in {stage!r} and {other} in {stages[0]!r}; identifiers that "
-                "reward together read contexts of one length."
+                f"rewards: max_context_tokens is {length} in {stage!r} and {lengths[0]} in {stages[0]!r}; identifiers "
+                "that reward together read contexts of one length; set both to the same."
             )
 
 

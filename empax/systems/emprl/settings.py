@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.decoding.search import DecodeSettings
 from empax.losses.advantages import Form
 from empax.losses.kl import Estimator
@@ -19,7 +19,7 @@ class RewardSettings:
     Attributes:
       kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "novelty" (what it adds to
         Distinct-2, see `systems.emprl.novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
-      weight: factor of the part.
+      weight: factor of the part; below 0 the part is a penalty.
       goal: of "empathy". "gold": the levels of the gold response (Eq. 2 to 5); "f1": the levels that add most to the
         weighted F1, by what the context lets expect (`systems.emprl.expectations`): the mean of many gold responses.
       stages: of "empathy": the stages that trained the identifiers, together one for each mechanism.
@@ -50,10 +50,10 @@ class RewardSettings:
             )
         if self.kind == "empathy" and not self.stages:
             raise ConfigError("a reward of kind = 'empathy' has stages = (); name those that trained the identifiers.")
-        if self.shift_penalty < 0.0:
-            raise ConfigError(f"shift_penalty = {self.shift_penalty} must be at least 0.")
-        if self.outputs < 1 or not 0.0 <= self.share < 1.0:
-            raise ConfigError(f"outputs = {self.outputs} must be at least 1 and share = {self.share} lie in [0, 1).")
+        check_numbers(self, "weight")
+        check_numbers(self, "shift_penalty", least=0)
+        check_numbers(self, "outputs", least=1)
+        check_numbers(self, "share", least=0, below=1)
         if self.function and self.function.count(":") != 1:
             raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
         own = {"shift_penalty": self.shift_penalty, "goal": self.goal != "gold"}
@@ -82,10 +82,8 @@ class KlSettings:
     horizon: float = 10_000.0
 
     def __post_init__(self) -> None:
-        if self.coefficient < 0.0:
-            raise ConfigError(f"coefficient = {self.coefficient} must be at least 0.")
-        if self.target <= 0.0 or self.horizon <= 0.0:
-            raise ConfigError("target and horizon must be above 0.")
+        check_numbers(self, "coefficient", least=0)
+        check_numbers(self, "target", "horizon", above=0)
 
 
 _ROLLOUT = DecodeSettings(method="sample", max_tokens=29, min_tokens=4, temperature=0.9, top_k=20)
@@ -148,15 +146,12 @@ class PolicyStage:
     def __post_init__(self) -> None:
         if self.rollout.method != "sample":
             raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
-        if self.clip <= 0.0 or self.max_ratio <= 1.0 or self.guard_tolerance <= 0.0:
-            raise ConfigError("clip and guard_tolerance must be above 0, max_ratio above 1.")
-        for name in ("missing_eos_penalty", "entropy_weight", "likelihood_weight", "likelihood_focus"):
-            if getattr(self, name) < 0.0:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 0.")
-        if not 0.0 < self.kept_share <= 1.0:
-            raise ConfigError(f"kept_share = {self.kept_share} must lie in (0, 1].")
-        if self.max_turns < 1:
-            raise ConfigError(f"max_turns = {self.max_turns} must be at least 1.")
+        check_numbers(self, "clip", "guard_tolerance", above=0)
+        check_numbers(self, "max_ratio", above=1)
+        check_numbers(self, "missing_eos_penalty", "entropy_weight", "likelihood_weight", "likelihood_focus", least=0)
+        check_numbers(self, "kept_share", above=0, most=1)
+        check_numbers(self, "max_turns", least=1)
+        check_numbers(self, "max_examples", "max_validation_examples", "replies", least=0)
         if self.index and self.whole_dialogues:
             raise ConfigError("whole_dialogues and index do not go together: exemplars belong to single turns.")
         if any(reward.shift_penalty for reward in self.rewards) and not self.whole_dialogues:
@@ -197,12 +192,9 @@ class PpoStage(PolicyStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0.0 <= self.gamma <= 1.0 and 0.0 <= self.lam <= 1.0):
-            raise ConfigError(f"gamma = {self.gamma} and lam = {self.lam} must lie in [0, 1].")
-        if self.value_warmup_steps < 0 or self.value_hidden < 0:
-            raise ConfigError("value_warmup_steps and value_hidden must be at least 0.")
-        if self.value_clip is not None and self.value_clip <= 0.0:
-            raise ConfigError(f"value_clip = {self.value_clip} must be above 0; None switches clipping off.")
+        check_numbers(self, "gamma", "lam", least=0, most=1)
+        check_numbers(self, "value_weight", "value_warmup_steps", "value_hidden", least=0)
+        check_numbers(self, "value_clip", above=0, hint="None switches clipping off")
         if self.rollout.num_samples != 1:
             raise ConfigError("rollout.num_samples must be 1: PPO has a value head, groups are GRPO's.")
 

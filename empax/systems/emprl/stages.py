@@ -16,16 +16,19 @@ from empax.core.files import write_json
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec, cache_dir
 from empax.core.sharding import local_mesh
 from empax.core.types import Instance, Params
-from empax.data.exemplars import ContextExamples
-from empax.data.store import load_instances
+from empax.data.exemplars import ContextExamples, LabelledBatch
+from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.index import load_index
-from empax.systems.attributes import IdentifierJudge, load_judge
+from empax.systems.attributes import IdentifierJudge, IdentifierStage, judge_stage, load_judge
+from empax.systems.attributes.identifier import check_mechanisms
+from empax.systems.dialogue.checks import TWO_ROWS, dialogue_settings
 from empax.systems.dialogue.generator import Generator
 from empax.systems.dialogue.parts import Parts
 from empax.systems.dialogue.responder import Responder, Retrieval
 from empax.systems.dialogue.stages import GENERATOR, corpus_encoder, searched, shape, sketch_labelled
-from empax.systems.emprl.rewards import Reward, make_reward
+from empax.systems.emprl.functions import try_functions
+from empax.systems.emprl.rewards import Reward, check_contexts, make_reward
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
 from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
 from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
@@ -56,6 +59,40 @@ def first_params(parts: Parts, run: RunContext, stage: str) -> Params:
             "'reg.joint'."
         )
     return params
+
+
+def check_policy(stage: PolicyStage, run: RunContext) -> None:
+    """Whether the stages that a policy begins with are there, and the functions that reward it work.
+
+    Raises:
+      ConfigError: they are not, or a function is not there or fails on two rows.
+    """
+    check_prepared(run)
+    run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
+    if stage.index:
+        check_candidates(run, stage.index, ("train", "validation"), dialogue_settings(run).passages)
+    for part in stage.rewards:
+        if part.kind == "empathy":
+            _check_identifiers(part.stages, run)
+    two, tokens = len(TWO_ROWS), stage.rollout.max_tokens
+    inputs = LabelledBatch(
+        source=shape(two, 8), source_mask=shape(two, 8, kind=bool), target=shape(two, 8),
+        target_mask=shape(two, 8, kind=bool), valid=shape(two, kind=bool), emotion=shape(two),
+    )  # fmt: skip
+    rollout = _sketch_rollout(_policy_batch(inputs, two), two, tokens, has_values=False)
+    unknown = dict.fromkeys(("scores", "advantages", "kl_coefficient"))
+    try_functions(stage.rewards, TWO_ROWS, dataclasses.replace(rollout, **unknown))
+
+
+def _check_identifiers(stages: Sequence[str], run: RunContext) -> None:
+    """Raises ConfigError unless `stages` train identifiers that can reward together."""
+    found = []
+    for name in stages:
+        run.earlier("rewards.stages", name, tasks=("attributes.identifier",))
+        found.append(judge_stage(run, name))
+    levelled = [mechanism for judge in found for mechanism in judge.mechanisms]
+    check_mechanisms(levelled)
+    check_contexts(stages, [judge.max_context_tokens for judge in found if isinstance(judge, IdentifierStage)])
 
 
 def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
@@ -198,6 +235,10 @@ def _sketch_contexts(parts: Parts, stage: PolicyStage, rows: int, length: int) -
     if stage.index:
         passages = (rows, parts.settings.passages, length)
         inputs = dataclasses.replace(inputs, source=shape(*passages), source_mask=shape(*passages, kind=bool))
+    return _policy_batch(inputs, rows)
+
+
+def _policy_batch(inputs: Any, rows: int) -> PolicyBatch:
     return PolicyBatch(
         inputs=inputs,
         row=shape(rows),
@@ -221,9 +262,15 @@ def _sketch_rollout(batch: PolicyBatch, rows: int, tokens: int, *, has_values: b
 
 TASKS = {
     "generator": GENERATOR,
-    "ppo": TaskSpec(PpoStage, build_policy, sketch_policy),
-    "grpo": TaskSpec(GrpoStage, build_policy, sketch_policy),
+    "ppo": TaskSpec(PpoStage, check_policy, build_policy, sketch_policy),
+    "grpo": TaskSpec(GrpoStage, check_policy, build_policy, sketch_policy),
 }
+
+
+def check_responder(run: RunContext, *, stage: str, index: str) -> None:
+    """Raises ConfigError unless `config.STAGE.stage` trains what answers, before."""
+    del index  # a policy that reads exemplars says itself where they come from
+    run.earlier("stage", stage, tasks=("generator", "ppo", "grpo"))
 
 
 def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence[int]) -> Responder:

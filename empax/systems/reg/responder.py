@@ -18,6 +18,17 @@ from empax.systems.reg.settings import JointStage
 from empax.systems.reg.stages import joint_task
 
 
+def check_responder(run: RunContext, *, stage: str, index: str) -> None:
+    """Whether `config.STAGE.stage` trains what answers, and a joint one has an index to search.
+
+    Raises:
+      ConfigError: it does not, or the stages come later.
+    """
+    run.earlier("stage", stage, tasks=("joint", "generator"))
+    if run.task(stage).rpartition(".")[2] == "joint":
+        run.earlier("index", index, kind="index")
+
+
 def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence[int]) -> Responder:
     """The trained system of a finished stage.
 

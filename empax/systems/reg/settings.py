@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from empax.core.config import ConfigError
+from empax.core.config import check_numbers
+from empax.decoding.search import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
 
 
@@ -16,7 +17,8 @@ class DistillationSettings:
     Attributes:
       signal: "metrics" (Eq. 3), "likelihood" (teacher-forced; the paper's G1+RAG row, Atlas' PDist) or "emdr2".
       utility: weights of F's parts; 0 leaves one out (the paper's w/o BLEU, w/o F1, w/o R-L).
-      target_temperature: tau of Eq. 3; for the likelihood, of the mean log-likelihood per token.
+      target_temperature: tau of Eq. 3; for the likelihood, of the mean log-likelihood per token. This and the next
+        are at least LEAST_TEMPERATURE.
       score_temperature: divides the retriever's scores before the softmax.
       loss: "softmax", or Eq. 4 to the letter.
       replace_probability: k of Eq. 5; 0 is w/o RCA.
@@ -34,10 +36,10 @@ class DistillationSettings:
     explore_tokens: int = 30
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.replace_probability <= 1.0:
-            raise ConfigError(f"replace_probability = {self.replace_probability} must lie in [0, 1].")
-        if self.target_temperature <= 0 or self.score_temperature <= 0:
-            raise ConfigError("target_temperature and score_temperature must be above 0.")
+        check_numbers(self, "replace_probability", least=0, most=1)
+        check_numbers(self, "target_temperature", "score_temperature", least=LEAST_TEMPERATURE)
+        check_numbers(self, "emotion_weight", least=0)
+        check_numbers(self, "explore_tokens", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,9 @@ class EmotionStage:
 
     max_examples: int = 0
     max_validation_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "max_examples", "max_validation_examples", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +74,9 @@ class RetrieverStage:
     passage_encoder: Literal["trained", "frozen"] = "trained"
     max_examples: int = 0
     max_validation_examples: int = 256
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "candidates", "max_examples", "max_validation_examples", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,3 +103,8 @@ class JointStage:
     passage_encoder: Literal["trained", "frozen"] = "frozen"
     max_examples: int = 0
     max_validation_examples: int = 512
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "retriever_weight", "emotion_weight", least=0)
+        check_numbers(self, "label_smoothing", least=0, below=1)
+        check_numbers(self, "candidates", "max_examples", "max_validation_examples", least=0)

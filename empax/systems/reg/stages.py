@@ -15,6 +15,7 @@ from empax.core.files import DataError, write_atomically
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.sharding import local_mesh
 from empax.core.types import Batch, Params
+from empax.data import own
 from empax.data.batches import SequenceExamples
 from empax.data.exemplars import (
     ExemplarBatch,
@@ -22,15 +23,21 @@ from empax.data.exemplars import (
     emotion_ids,
     encode_queries,
 )
-from empax.data.store import load_instances
+from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.decoding.search import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.index import build_index, load_index
+from empax.systems.dialogue.checks import GENERATOR_TASKS, RETRIEVER_TASKS, dialogue_settings
 from empax.systems.dialogue.parts import Parts, corpus_encoder_of
 from empax.systems.dialogue.stages import GENERATOR, searched, shape, sketch_judge, sketched
 from empax.systems.reg.settings import DistillationSettings, EmotionStage, JointStage, RetrieverStage
 from empax.systems.reg.tasks import EmotionTask, Joint, Retriever
 from empax.training.checkpoint import load_params
+
+NO_EMOTIONS = (
+    "config.{stage}: no dialogue of the split {split!r} has an emotion; give them emotions, or take a recipe that "
+    "learns none (configs/reg_transformer.py:semantic, :no_retrieval)."
+)
 
 
 def emotion_task(parts: Parts) -> EmotionTask:
@@ -82,6 +89,56 @@ def _examples(
     return train, held_out
 
 
+def check_emotions(stage: EmotionStage, run: RunContext) -> None:
+    """Raises ConfigError if a split that the stage reads names no emotion."""
+    del stage
+    check_prepared(run)
+    data = run.section("data")
+    if data.get("name") != "jsonl":  # the other corpora have emotions
+        return
+    for split in ("train", "validation"):
+        if not own.has_emotions(data["dir"], split):
+            raise ConfigError(NO_EMOTIONS.format(stage=run.stage, split=split))
+
+
+def check_retriever(stage: RetrieverStage, run: RunContext) -> None:
+    """Whether the stages that the retriever learns from are there.
+
+    Raises:
+      ConfigError: they are not, come later, or leave something else.
+    """
+    check_prepared(run)
+    run.earlier("generator", stage.generator, tasks=GENERATOR_TASKS)
+    if stage.start_from:
+        run.earlier("start_from", stage.start_from, tasks=RETRIEVER_TASKS)
+    _check_exemplars(stage, run)
+
+
+def check_joint(stage: JointStage, run: RunContext) -> None:
+    """As `check_retriever`, of joint training."""
+    check_prepared(run)
+    run.earlier("generator", stage.generator, tasks=GENERATOR_TASKS)
+    if stage.retriever:
+        run.earlier("retriever", stage.retriever, tasks=RETRIEVER_TASKS)
+    _check_exemplars(stage, run)
+
+
+def _check_exemplars(stage: RetrieverStage | JointStage, run: RunContext) -> None:
+    settings = dialogue_settings(run)
+    check_candidates(run, stage.index, ("train", "validation"), settings.passages)
+    if 0 < stage.candidates < settings.passages:
+        raise ConfigError(
+            f"config.{run.stage}.candidates = {stage.candidates} must be at least passages = {settings.passages}, or 0."
+        )
+    frozen = stage.passage_encoder == "frozen"
+    if frozen and settings.emotion_share and not run.section(stage.index).get("encoder", ""):
+        raise ConfigError(
+            f"config.{run.stage}: the rows of index {stage.index!r} know no emotions, since its encoder is as "
+            f"pretrained, but emotion_share = {settings.emotion_share}; name an index of a trained retriever, or set "
+            "emotion_share to 0."
+        )
+
+
 def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
     parts = Parts.of(run)
     task, start = emotion_task(parts), parts.retriever_params(run, "")
@@ -90,10 +147,7 @@ def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
     def examples(split: str, most: int) -> SequenceExamples:
         instances = [i for i in load_instances(run, split) if i.emotion]
         if not instances:
-            raise ConfigError(
-                f"config.{run.stage}: no dialogue of the split {split!r} has an emotion; give them emotions, or take a "
-                "recipe that learns none (configs/reg_transformer.py:semantic, :no_retrieval)."
-            )
+            raise ConfigError(NO_EMOTIONS.format(stage=run.stage, split=split))
         instances = instances[: most or None]
         labels = [[int(emotion)] for emotion in emotion_ids(instances)]
         texts = encode_queries(tokenizer, instances, layout.max_query_tokens)
@@ -249,7 +303,7 @@ def sketch_joint(stage: JointStage, run: RunContext, batch_size: int, length: in
 
 TASKS = {
     "generator": GENERATOR,
-    "emotions": TaskSpec(EmotionStage, build_emotions, sketch_emotions),
-    "retriever": TaskSpec(RetrieverStage, build_retriever, sketch_retriever),
-    "joint": TaskSpec(JointStage, build_joint, sketch_joint),
+    "emotions": TaskSpec(EmotionStage, check_emotions, build_emotions, sketch_emotions),
+    "retriever": TaskSpec(RetrieverStage, check_retriever, build_retriever, sketch_retriever),
+    "joint": TaskSpec(JointStage, check_joint, build_joint, sketch_joint),
 }

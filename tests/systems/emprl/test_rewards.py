@@ -22,7 +22,6 @@ from empax.systems.emprl.rewards import (
     TextReward,
     empathy_gain,
     empathy_reward,
-    load_function,
     make_reward,
     trajectory_reward,
 )
@@ -258,12 +257,8 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
     batch = toy.Contexts(8).collate(np.array([3, 4]), toy.SOURCE, np.random.default_rng(0))
     rollout = types.SimpleNamespace(batch=batch, tokens=jnp.asarray([[5, 6, 1], [7, 1, 0]]))
     reward = Reward(((1.0, TextReward(too_few, "mine:too_few", toy.Words(), toy.Contexts(8).instances)),))
-    with pytest.raises(ConfigError, match=r"the reward mine:too_few returned \(1,\) numbers.* for 2 responses"):
+    with pytest.raises(ConfigError, match=r"the reward mine:too_few returned numbers of shape \(1,\) for 2 responses"):
         reward.rate(reward.frozen(), rollout)
-    with pytest.raises(ConfigError, match="there is no module 'no_such_module'"):
-        load_function("no_such_module:f")
-    with pytest.raises(ConfigError, match="math has no function 'nothing'"):
-        load_function("math:nothing")
 
 
 @pytest.mark.parametrize(

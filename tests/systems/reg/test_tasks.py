@@ -596,7 +596,7 @@ def test_tasks_are_what_the_loop_expects():
     ("values", "message"),
     [
         ({"replace_probability": 1.5}, r"must lie in \[0, 1\]"),
-        ({"score_temperature": 0.0}, "must be above 0"),
+        ({"score_temperature": 0.0}, "score_temperature = 0.0 must be at least 0.0001"),
         ({"signal": "bleu"}, "'metrics', 'likelihood', 'emdr2'"),
         ({"utility": {"bleu": 0.0, "f1": 0.0, "rouge_l": 0.0}}, "at least one weight"),
         ({"los": "softmax"}, "did you mean 'loss'"),

@@ -1,0 +1,141 @@
+"""Reward functions of users: found by name, called, and held to what they must return."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import numbers
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from empax.core import distributed
+from empax.core.config import ConfigError
+from empax.core.types import Instance
+from empax.systems.emprl.rollouts import Rollout
+from empax.systems.emprl.settings import RewardSettings
+
+LARGEST_SCORE = 1e15
+"""Of a response: the square of a larger one leaves float32 when scores are standardised."""
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that "module:name" names.
+
+    Raises:
+      ConfigError: there is none, or its module cannot be imported.
+    """
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ConfigError(
+            f"function = {name!r} is not 'module:name'; write no path and no '.py', and put the folder of the module "
+            "on PYTHONPATH."
+        )
+    try:
+        with _blamed(f"function = {name!r}: the import"):
+            found = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"function = {name!r}: there is no module {error.name!r}; put its folder on PYTHONPATH."
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"function = {name!r}: {module} has no function {attribute!r}.")
+    return found
+
+
+@contextlib.contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """Turns an error in somebody else's code into a ConfigError that says where it was raised."""
+    try:
+        yield
+    except (ConfigError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # nobody knows what a stranger's code raises
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{what} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno})."
+        ) from error
+
+
+def call_text_function(
+    function: Callable[..., Any], name: str, instances: Sequence[Instance], responses: Sequence[str]
+) -> Float[np.ndarray, " N"]:
+    """The scores of `responses` to the contexts of `instances`.
+
+    Raises:
+      ConfigError: the function raised something, or did not return one finite number for each.
+    """
+    with _blamed(f"the reward {name}"):
+        found = function([i.context for i in instances], list(responses), [i.response for i in instances])
+    return checked_scores(found, name, len(instances))
+
+
+def checked_scores(found: Any, name: str, count: int) -> Float[np.ndarray, " N"]:
+    """What a reward function returned, as float32; True counts 1.
+
+    Raises:
+      ConfigError: it is not one finite number for each of `count` responses.
+    """
+    if not isinstance(found, (list, tuple)) and not hasattr(found, "__array__"):
+        problem = f"a {type(found).__name__}"
+    elif not hasattr(found, "__array__") and (other := [x for x in found if not _is_number(x)]):
+        problem = f"a {type(found).__name__} with {other[0]!r} in it"
+    else:
+        scores = np.asarray(found)
+        if scores.dtype.kind not in "biuf":
+            problem = f"an array of {scores.dtype}"
+        elif scores.shape != (count,):
+            problem = f"numbers of shape {scores.shape}"
+        elif not (np.abs(scores.astype(np.float64)) <= LARGEST_SCORE).all():
+            wrong = scores[~(np.abs(scores.astype(np.float64)) <= LARGEST_SCORE)]
+            problem = f"{float(wrong[0])}"
+        else:
+            return scores.astype(np.float32)
+    raise ConfigError(
+        f"the reward {name} returned {problem} for {count} responses; it must return a list or an array of {count} "
+        f"numbers, one for each, between -{LARGEST_SCORE:g} and {LARGEST_SCORE:g}."
+    )
+
+
+def _is_number(value: Any) -> bool:
+    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "__float__")
+    return isinstance(value, (numbers.Real, np.bool_)) or is_scalar
+
+
+def try_functions(settings: Sequence[RewardSettings], instances: Sequence[Instance], rollout: Rollout) -> None:
+    """Finds the functions that `settings` name, and calls each on a few rows.
+
+    Args:
+      settings: of all rewards; those without a function are passed over.
+      instances: what a text function is called with; their responses are rated.
+      rollout: the shapes of as many answers, with which a compiled function is traced.
+
+    Raises:
+      ConfigError: a function is not there, fails, or returns something else than one number for each row.
+    """
+    for part in settings:
+        if not part.function:
+            continue
+        function = load_function(part.function)
+        if part.kind == "text":
+            if distributed.is_writer():  # it may be costly
+                call_text_function(function, part.function, instances, [i.response for i in instances])
+            continue
+        args = (getattr(function, "params"), rollout) if hasattr(function, "params") else (rollout,)  # noqa: B009
+        with _blamed(f"the reward {part.function}"):
+            found = jax.eval_shape(function, *args)
+        shape, kind = getattr(found, "shape", None), getattr(found, "dtype", None)
+        if shape != (len(instances),) or kind is None or not _is_real(kind):
+            raise ConfigError(
+                f"the reward {part.function} returns {found} for {len(instances)} rows; it must return an array of "
+                f"shape ({len(instances)},) of numbers."
+            )
+
+
+def _is_real(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))

