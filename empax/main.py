@@ -44,8 +44,7 @@ def main(argv: list[str]) -> None:
         if _MODE.value == "plan":
             print(plan.describe(plain))
             problems = run.problems_of_plan(plain, workdir)
-            print("".join(f"error: {problem}
-" for problem in problems), end="", file=sys.stderr)
+            print("".join(f"error: {problem}\n" for problem in problems), end="", file=sys.stderr)
             sys.exit(2 if problems else 0)
         check_folder(workdir, "--workdir")
         distributed.initialize()
