@@ -104,8 +104,8 @@ def compare_systems(
     Returns:
       `rows`, as of `pairing.describe_rows`; `systems`, by label `rows` (how many) and `metrics`, name → interval;
       `pairs`, each with `first`, `second`, `rows`, `metrics` and `left_out` (metric → why). A metric of a pair holds
-      what `significance.paired_tests` finds (`difference` is first - second), `p_holm`, its `p_value` corrected over all
-      tests, and `first` and `second`, both systems' own intervals on the rows of the pair. `absent`, peers that share
+      what `significance.paired_tests` finds (`difference` is first - second), `p_holm`, the `p_value` corrected
+      over all tests, and `first` and `second`, both intervals on the rows of the pair. `absent`, peers that share
       too few rows, and why; `correction`: `method`, and how many `tests`, `pairs`, `metrics` and `samples`.
 
     Raises:

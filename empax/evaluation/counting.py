@@ -51,14 +51,17 @@ class DistinctStatistic:
 
 
 class CountStatistic:
-    """A function of how often each distinct item occurs, for items given as (item, row) pairs; 0 without items."""
+    """A function of how often each distinct item occurs, for items given as (item, row) pairs; 0 without items.
+
+    `of_counts` takes the counts of all items, those that do not occur with 0, and looks at nothing but counts above 0.
+    """
 
     def __init__(
         self,
         items: Int[np.ndarray, " M"],
         rows: Int[np.ndarray, " M"],
         num_rows: int,
-        of_counts: Callable[[Float[np.ndarray, " K"]], float],
+        of_counts: Callable[[Float[np.ndarray, "R K"]], Float[np.ndarray, " R"]],
         bounds: tuple[float, float],
     ):
         self.num_rows = num_rows
@@ -67,12 +70,12 @@ class CountStatistic:
         self._of_counts = of_counts
 
     def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
-        values = np.zeros(len(weights))
-        for i, row_weights in enumerate(weights):
-            counts = np.bincount(self._items, weights=row_weights[self._rows])
-            counts = counts[counts > 0]
-            values[i] = self._of_counts(counts) if len(counts) else 0.0
-        return values
+        num_items = int(self._items.max(initial=-1)) + 1
+        if num_items == 0:
+            return np.zeros(len(weights))
+        places = np.arange(len(weights))[:, None] * num_items + self._items
+        counts = np.bincount(places.ravel(), weights[:, self._rows].ravel(), minlength=len(weights) * num_items)
+        return self._of_counts(counts.reshape(len(weights), num_items))
 
     def take(self, rows: Int[np.ndarray, " n"]) -> CountStatistic:
         items, new = take_rows(self._items, self._rows, self.num_rows, rows)

@@ -294,14 +294,21 @@ def clauses(response: str) -> list[str]:
     return [clause for part in re.split(r"[,?!.]", response) if (clause := part.strip())]
 
 
-def _top5(counts: Float[np.ndarray, " M"]) -> float:
-    top = counts if len(counts) <= 5 else np.partition(counts, len(counts) - 5)[-5:]
-    return float(100.0 * top.sum() / counts.sum())
+def _deviation(counts: Float[np.ndarray, "R K"]) -> Float[np.ndarray, " R"]:
+    num_distinct = np.maximum((counts > 0).sum(axis=1), 1)
+    mean = counts.sum(axis=1) / num_distinct
+    return np.sqrt(np.where(counts > 0, (counts - mean[:, None]) ** 2, 0.0).sum(axis=1) / num_distinct)
+
+
+def _top5(counts: Float[np.ndarray, "R K"]) -> Float[np.ndarray, " R"]:
+    kept = min(5, counts.shape[1])
+    top = np.partition(counts, counts.shape[1] - kept, axis=1)[:, counts.shape[1] - kept :].sum(axis=1)
+    return 100.0 * top / np.maximum(counts.sum(axis=1), 1e-9)
 
 
 def sentence_std_statistic(responses: Sequence[str]) -> Statistic:
     items, rows, _ = _number(map(clauses, responses))
-    return CountStatistic(items, rows, len(responses), lambda counts: float(np.std(counts)), (0.0, float("inf")))
+    return CountStatistic(items, rows, len(responses), _deviation, (0.0, float("inf")))
 
 
 def top5_share_statistic(responses: Sequence[str]) -> Statistic:

@@ -85,12 +85,12 @@ def _head(found: Comparison, names: Sequence[str]) -> str:
 
 
 def _notes(found: Comparison) -> list[str]:
-    made = found["correction"]
-    unit = found["rows"]["resampled"].removesuffix("s")
+    made, unit = found["correction"], found["rows"]["resampled"].removesuffix("s")
+    pairs = "1 pair" if made["pairs"] == 1 else f"{made['pairs']} pairs"
     notes = [
-        f"p: two-sided, of {made['samples']:,} bootstrap resamples of {unit}s; of Distinct, Sent-Std and Top-5 as p rand. "
-        f"p rand: approximate randomisation, outputs swapped {unit} by {unit}. p Holm: p corrected over "
-        f"{made['tests']} tests ({made['pairs']} {'pair' if made['pairs'] == 1 else 'pairs'}, {made['metrics']} metrics)."
+        f"p: two-sided, of {made['samples']:,} bootstrap resamples of {unit}s; for Distinct, Sent-Std and Top-5 it is "
+        f"p rand. p rand: approximate randomisation, outputs swapped {unit} by {unit}. "
+        f"p Holm: p corrected over {made['tests']} tests ({pairs}, {made['metrics']} metrics)."
     ]
     if any(system["rows"] < found["rows"]["rows"] for system in found["systems"].values()):
         notes.append(

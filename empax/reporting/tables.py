@@ -63,19 +63,20 @@ def metric_title(name: str) -> str:
     return f"{TITLES[base]}{f' ({variant})' if variant else ''}{arrow}"
 
 
-def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "") -> str:
+def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "", over: str = "") -> str:
     """What stands above a table: corpus, rows, what intervals draw, and how each metric's text is prepared.
 
     Args:
       rows: as of `pairing.describe_rows`.
       names: the table's metrics.
       corpus: its name; empty = not known.
+      over: what the intervals are over, if not what `rows` says.
     """
     of_dialogues = f" of {rows['dialogues']:,} dialogues" if rows["dialogues"] else ""
     parts = [
         f"Corpus: {corpus or 'not told'}",
         f"{rows['rows']:,} rows{of_dialogues} (sha256 {rows['sha256']})",
-        f"95% intervals over {rows['resampled']}",
+        f"95% intervals over {over or rows['resampled']}",
     ]
     return f"{'; '.join(parts)}. Text: {text_note(names)}."
 
