@@ -137,7 +137,7 @@ def not_comparable(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -
         if known[0] != known[1] or (group != "perplexity" and values[0] != values[1]):
             reasons[group] = reason
     tokens = [[row.notes.get("num_tokens") for row in rows] for rows in (rows_a, rows_b)]
-    if tokens[0] != tokens[1]:
+    if tokens[0] != tokens[1] and all(any(side) for side in tokens):
         reasons["perplexity_per_token"] = (
             "the references have other numbers of tokens (num_tokens): other tokenizers; "
             "compare perplexity_per_word or bits_per_byte"

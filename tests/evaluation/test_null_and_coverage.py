@@ -8,7 +8,6 @@ import dataclasses
 import json
 
 import numpy as np
-import pytest
 
 from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.normalisation import MOEL_METRICS
