@@ -8,12 +8,14 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 
 from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.normalisation import MOEL_METRICS
 from empax.evaluation.scoring import METRICS, make_statistics
 from empax.evaluation.significance import confidence_intervals, estimate, paired_tests
 
+COUNTING = ("distinct_1", "distinct_2", "sentence_std", "top5_share")
 NAMES = (*METRICS, *MOEL_METRICS)
 
 
@@ -127,3 +129,35 @@ def simulate(systems, names, *, num_dialogues, trials, samples, singles=True):
             inside = (np.asarray(lists["low"]) <= truth) & (truth <= np.asarray(lists["high"]))
             shares[name]["truth"] = float(np.mean(inside))
     return shares
+
+
+def test_nothing_is_found_too_often_in_small():
+    names = (*COUNTING, "bleu_2", "length_ratio", "emotion_accuracy")
+    systems = with_inputs(synthetic_rows(600))
+    shares = simulate(systems, names, num_dialogues=80, trials=60, samples=100)
+    for name, found in shares.items():
+        # 60 trials: three standard deviations are 8 points. A bootstrap of Distinct-n finds something in a third.
+        assert max(found["p_value"], found["p_randomisation"]) <= 0.15, (name, found)
+        assert min(found["zero"], found["truth"]) >= 0.84, (name, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["smooth", "counting"])
+def test_false_positives_and_coverage_are_what_they_claim(real_data_if_any, part):
+    """Of every metric that `comparing.compare_systems` takes by default.
+
+    Released texts are clean already: their ":moel" metrics of text are the plain ones. Synthetic rows have all of them.
+    """
+    if real_data_if_any:
+        rows, names = released_rows(real_data_if_any / "peer_outputs"), (*METRICS, "perplexity_per_word:moel")
+    else:
+        rows, names = synthetic_rows(2500), NAMES
+    names = [name for name in names if (name.partition(":")[0] in COUNTING) == (part == "counting")]
+    shares = simulate(with_inputs(rows), names, num_dialogues=300, trials=600, samples=250)
+    wrong = {
+        name: found
+        for name, found in shares.items()
+        if not all(0.02 <= found[kind] <= 0.08 for kind in ("p_value", "p_randomisation"))
+        or not all(0.92 <= found[kind] <= 0.98 for kind in ("zero", "truth"))
+    }
+    assert not wrong, wrong
