@@ -82,7 +82,7 @@ def test_a_metric_without_inputs_is_absent_and_empty_responses_count():
     scores = score(rows, settings=FAST)
     assert set(scores.metrics) == {
         *(f"bleu_{n}" for n in (1, 2, 3, 4)), "rouge_l", "distinct_1", "distinct_2",
-        "sentiment_mae", "sentence_std", "top5_share",
+        "bleu_2_precision", "brevity_penalty", "length_ratio", "sentiment_mae", "sentence_std", "top5_share",
     }  # fmt: skip
     assert not [name for name in scores.variants if name.startswith("perplexity")]
     assert scores.counts["rows"] == 3
