@@ -153,7 +153,8 @@ def test_false_positives_and_coverage_are_what_they_claim(real_data_if_any, part
     else:
         rows, names = synthetic_rows(2500), NAMES
     names = [name for name in names if (name.partition(":")[0] in COUNTING) == (part == "counting")]
-    shares = simulate(with_inputs(rows), names, num_dialogues=300, trials=600, samples=250)
+    sizes = {"samples": 300, "trials": 600} if part == "smooth" else {"samples": 1000, "trials": 500}  # 100 partitions
+    shares = simulate(with_inputs(rows), names, num_dialogues=300, **sizes)
     wrong = {
         name: found
         for name, found in shares.items()
