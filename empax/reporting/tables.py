@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, TypeAlias
@@ -82,11 +83,11 @@ def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "",
 
 
 def text_note(names: Iterable[str]) -> str:
-    """How the text of each metric is prepared, metrics of one normalisation together."""
-    groups: dict[str, list[str]] = {}
+    """How the text of each metric is prepared, metrics of one normalisation together, n-grams of all n as one."""
+    groups: dict[str, dict[str, None]] = {}
     for name in names:
         if key := normalisation(name):
-            groups.setdefault(key, []).append(name)
+            groups.setdefault(key, {})[re.sub(r"-\d$", "", TITLES[name.partition(":")[0]])] = None
     return "; ".join(f"{NORMALISATIONS[key]} ({', '.join(group)})" for key, group in groups.items()) or "none is read"
 
 

@@ -79,7 +79,7 @@ def test_the_tables_hold_what_the_summary_holds(paths, tmp_path):
     assert printed[:5] == [
         "emprl, 3 runs",
         f"Corpus: not told; 9 rows of 3 dialogues (sha256 {SHA}); 95% intervals over seeds. "
-        "Text: lower case, NLTK words (bleu_1); lower case, runs of a-z and 0-9 (rouge_l).",
+        "Text: lower case, NLTK words (BLEU); lower case, runs of a-z and 0-9 (ROUGE-L).",
         "metric    mean    std    95% interval  seed 0  seed 1  seed 2",
         "bleu_1   21.17   1.04  [18.58, 23.75]   20.00   22.00   21.50",
         "rouge_l  0.110  0.010  [0.085, 0.135]   0.100   0.120   0.110",
