@@ -1,11 +1,14 @@
 r"""Scores anybody's outputs.
 
-  python -m empax.evaluate --predictions=FILE.jsonl --output=DIR --compare=OTHER.jsonl --empathy=WORKDIR
+  python -m empax.evaluate FILE.jsonl --output=DIR --empathy=WORKDIR
+  python -m empax.evaluate A.jsonl B.jsonl C.jsonl --peers=FOLDER                    # one table, every pair tested
+  python -m empax.evaluate --predictions=A.jsonl --compare=B.jsonl --compare=C.jsonl  # A against each
   python -m empax.evaluate --seeds RUN1/report.json RUN2/report.json RUN3/report.json --output=DIR
 
 FILE.jsonl holds one JSON object a line: `context` (list of turns), `response`, `reference`, and optionally `emotion`,
 `emotion_prediction`, `id`, `exemplars`, `attributes`, `nll` with `num_tokens`, `intent` with `intent_prediction`. With
 --data a line may say `id` and leave context, reference and emotion to the corpus, as a run's outputs.jsonl.gz does.
+--predictions=FILE.jsonl is another way to name the first file. docs/metrics.md says what each number means.
 
 --seeds scores nothing: of the finished runs of one recipe under several seeds it gives mean, standard deviation and
 95% t-interval of every metric, and with --output seeds.json and seeds.md.
@@ -21,10 +24,14 @@ from absl import app, flags
 from empax.core.paths import check_folder, expand
 from empax.core.recipe import parse_flags
 
-_PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score.")
+_PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score; the same as naming it first.")
 _SEEDS = flags.DEFINE_bool("seeds", False, "Instead: sum up the report.json of several runs, named behind this flag.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json, report.md and report.html.")
-_COMPARE = flags.DEFINE_string("compare", None, "Another system's file on the same rows: paired tests, first - other.")
+_COMPARE = flags.DEFINE_multi_string(
+    "compare", [], "Another system's file on the same rows; may be given several times."
+)
+_PEERS = flags.DEFINE_string("peers", None, "Folder of *.jsonl with released outputs to compare with.")
+_METRICS = flags.DEFINE_list("metrics", [], "What to compare, chosen beforehand: fewer tests need less correction.")
 _EMPATHY = flags.DEFINE_string("empathy", None, "WORKDIR or WORKDIR/STAGE whose empathy identifiers are to judge, too.")
 _DATA = flags.DEFINE_string("data", None, "Folder or archive of EmpatheticDialogues, for lines that give an id alone.")
 _SKIP = flags.DEFINE_bool("skip_bad_lines", False, "Score the other lines if some are bad; else nothing is scored.")
@@ -35,11 +42,11 @@ _VARIANTS = flags.DEFINE_bool("variants", False, "Also print the metrics as othe
 
 def main(argv: list[str]) -> int:
     """Returns 0, or 2 where the files are not what they should be."""
-    if bool(_PREDICTIONS.value) == _SEEDS.value:
-        print("error: either --predictions=FILE.jsonl or --seeds REPORT.json ... is needed.", file=sys.stderr)
+    files = [expand(word) for word in [*([_PREDICTIONS.value] if _PREDICTIONS.value else []), *argv[1:]]]
+    wrong = _misused(files)
+    if wrong:
+        print(f"error: {wrong}", file=sys.stderr)
         return 2
-    if len(argv) > 1 and not _SEEDS.value:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     # Imported here so that --help and a mistyped flag answer at once.
     from empax.core.config import ConfigError
     from empax.core.files import DataError
@@ -48,12 +55,27 @@ def main(argv: list[str]) -> int:
         output = expand(_OUTPUT.value) if _OUTPUT.value else None
         if output:
             check_folder(output, "--output")
-        if _PREDICTIONS.value:
-            return _evaluate(expand(_PREDICTIONS.value), output)
-        return _sum_up([expand(word) for word in argv[1:]], output)
+        return _sum_up(files, output) if _SEEDS.value else _evaluate(files, output)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _misused(files: list[Path]) -> str:
+    if _SEEDS.value:
+        unused = {"--predictions": _PREDICTIONS.value, "--compare": _COMPARE.value, "--peers": _PEERS.value}
+        given = [name for name, value in unused.items() if value]
+        return f"--seeds takes reports and scores nothing; leave out {', '.join(given)}." if given else ""
+    if not files:
+        return "name a file to score (FILE.jsonl or --predictions=FILE.jsonl), or reports after --seeds."
+    if len(files) > 1 and _COMPARE.value:
+        return (
+            f"{len(files)} files and --compare: give either files, all of which are compared with each other, or "
+            "one file and --compare for each other one."
+        )
+    if _METRICS.value and not (len(files) > 1 or _COMPARE.value or _PEERS.value):
+        return "--metrics says what to compare; name a second file, --compare or --peers, or leave it out."
+    return ""
 
 
 def _sum_up(paths: list[Path], output: Path | None) -> int:
@@ -67,15 +89,24 @@ def _sum_up(paths: list[Path], output: Path | None) -> int:
     return 0
 
 
-def _evaluate(source: Path, output: Path | None) -> int:
+def _evaluate(files: list[Path], output: Path | None) -> int:
     from empax.evaluation.scoring import VARIANTS, ScoringSettings
     from empax.reporting import score_file
 
     names = VARIANTS if _VARIANTS.value or output else ()
     settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=names)
-    other, judge = (expand(value) if value else None for value in (_COMPARE.value, _EMPATHY.value))
-    corpus = score_file.load_corpus(_DATA.value) if _DATA.value else None
-    found = score_file.score_file(source, settings, other=other, judge=judge, corpus=corpus, skip_bad_lines=_SKIP.value)
+    peers, judge = (expand(value) if value else None for value in (_PEERS.value, _EMPATHY.value))
+    others = [*files[1:], *map(expand, _COMPARE.value)]
+    corpus, name = score_file.load_corpus(_DATA.value) if _DATA.value else (None, "")
+    found = score_file.score_file(
+        files[0],
+        settings,
+        others=score_file.Others(others, all_pairs=len(files) > 1, peers=peers, metrics=_METRICS.value),
+        judge=judge,
+        corpus=corpus,
+        corpus_name=name,
+        skip_bad_lines=_SKIP.value,
+    )
     print(score_file.text(found, variants=_VARIANTS.value))
     if output:
         score_file.write(found, output)
@@ -84,5 +115,5 @@ def _evaluate(source: Path, output: Path | None) -> int:
 
 
 if __name__ == "__main__":
-    flags.FLAGS.set_gnu_getopt()  # flags may stand behind the reports
+    flags.FLAGS.set_gnu_getopt()  # flags may stand behind the files
     app.run(main, flags_parser=parse_flags)

@@ -60,16 +60,88 @@ def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--predictions=a.jsonl", "--compare=b.jsonl"])
     first = write(tmp_path / "a.jsonl", [GOOD | {"context": [str(i)]} for i in range(8)])
     other = write(tmp_path / "b.jsonl", [GOOD | {"context": [str(i)], "response": "Oh."} for i in reversed(range(8))])
-    assert run(predictions=first, compare=other, output=str(tmp_path / "out")) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("rouge_l") and " p " in line)
-    assert "p 0.0909 (randomisation 0.0909)" in line
+    assert run(predictions=first, compare=[other], metrics=["rouge_l"], output=str(tmp_path / "out")) == 0
+    printed = capsys.readouterr().out
+    assert "a - b, 8 rows" in printed
+    line = printed.splitlines()[-3].split()
+    assert line[0] == "rouge_l"
+    assert line[-3:] == ["0.0244"] * 3  # 1 / 41: 40 resamples for each test
     stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert stored["notes"]["comparison"]["rouge_l"]["difference"] > 0.5
+    assert set(stored["notes"]["comparison"]) == {"rouge_l"}
     assert (stored["run"]["predictions"], stored["run"]["compared_with"]) == ("a.jsonl", "b.jsonl")
+    assert stored["rows"]["resampled"] == "rows"
     assert stored["run"]["command"] == "python -m empax.evaluate --predictions=a.jsonl --compare=b.jsonl"
     unpaired = write(tmp_path / "c.jsonl", [GOOD])
-    assert run(predictions=first, compare=unpaired) == 2
+    assert run(predictions=first, compare=[unpaired]) == 2
     assert "do not pair up by context and reference" in capsys.readouterr().err
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Three systems' files; the second is a run's, named by its folder."""
+    (tmp_path / "second").mkdir()
+    said = {"first.jsonl": "That is great.", "second/predictions.jsonl": "Oh no.", "third.jsonl": "That is it."}
+    return [
+        write(tmp_path / name, [GOOD | {"context": [str(i)], "response": f"{text} {i}", "id": f"d{i // 2}#{i}"}
+                                for i in range(8)])
+        for name, text in said.items()
+    ]  # fmt: skip
+
+
+def test_several_files_are_one_table_and_every_pair_is_tested(tmp_path, three, capsys):
+    out = tmp_path / "out"
+    assert run(*three, metrics=["bleu_1", "distinct_1"], output=str(out)) == 0
+    printed = capsys.readouterr().out
+    for pair in ("first - second", "first - third", "second - third"):
+        assert f"{pair}, 8 rows" in printed
+    assert "8 rows of 4 dialogues" in printed
+    assert "corrected over 6 tests (3 pairs, 2 metrics)" in printed
+    stored = json.loads((out / "report.json").read_text(encoding="utf-8"))["notes"]["comparisons"]
+    assert list(stored["systems"]) == ["first", "second", "third"]
+    assert [sorted(pair["metrics"]) for pair in stored["pairs"]] == [["bleu_1", "distinct_1"]] * 3
+    for page in ("report.md", "report.html"):
+        text = (out / page).read_text(encoding="utf-8")
+        assert "second - third, 8 rows" in text
+        assert "p Holm" in text
+    assert run(predictions=three[0], compare=three[1:], metrics=["bleu_1"]) == 0
+    printed = capsys.readouterr().out
+    assert "first - second" in printed
+    assert "first - third" in printed  # a second --compare does not replace the first
+    assert "second - third" not in printed
+
+
+def test_peers_stand_beside_cleaned_text(tmp_path, three, capsys):
+    (tmp_path / "peers").mkdir()
+    peers = [
+        GOOD | {"context": [str(i)], "response": "that is good .", "reference": "that is great ."} for i in range(8)
+    ]
+    write(tmp_path / "peers" / "moel.jsonl", peers)
+    write(tmp_path / "peers" / "stranger.jsonl", [GOOD | {"context": ["other"]}])
+    assert run(three[0], peers=str(tmp_path / "peers"), output=str(tmp_path / "out")) == 0
+    printed = capsys.readouterr().out
+    assert "first - moel, 8 rows" in printed
+    assert "stranger is absent: shares 0 of 8 rows" in printed
+    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["notes"]["comparisons"]
+    assert {name.partition(":")[2] for name in stored["systems"]["moel"]["metrics"]} == {"moel"}
+    assert stored["peers"] == ["moel", "stranger"]
+    assert run(three[0], peers=str(tmp_path / "peers"), metrics=["bleu_2"]) == 2
+    assert "take bleu_2:moel" in capsys.readouterr().err
+    assert run(three[0], peers=str(tmp_path / "peers"), metrics=["bleu_2:moel"]) == 0
+    assert run(three[0], peers=str(tmp_path / "nobody")) == 2
+    assert "there is no folder with *.jsonl" in capsys.readouterr().err
+
+
+def test_flags_that_do_not_go_together_are_refused(three, capsys):
+    for words, given, says in (
+        (three[:2], {"compare": three[2:]}, "2 files and --compare"),
+        (three[:1], {"metrics": ["bleu_1"]}, "--metrics says what to compare"),
+        (three[:2], {"metrics": ["bleu_9"]}, "'bleu_9' is not one of"),
+        ([three[0], three[0]], {}, "one file is given twice"),
+        (three[:1], {"seeds": True, "compare": three[1:2]}, "leave out --compare"),
+    ):
+        assert run(*words, **given) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys):
@@ -145,7 +217,7 @@ def test_seeds_are_summed_up(tmp_path, capsys):
     reports = []
     for folder, said in (("run0", "Congratulations, that is great!"), ("run1", "That is great.")):
         (tmp_path / folder).mkdir()
-        path = write(tmp_path / folder / "mine.jsonl", [GOOD, GOOD | {"response": said}])
+        path = write(tmp_path / folder / "mine.jsonl", [GOOD, GOOD | {"response": said}])  # one name: one system
         assert run(predictions=path, output=str(tmp_path / folder)) == 0
         reports.append(str(tmp_path / folder / "report.json"))
     capsys.readouterr()
@@ -153,16 +225,30 @@ def test_seeds_are_summed_up(tmp_path, capsys):
     assert "are of the same run" in capsys.readouterr().err
     command = [sys.executable, "-m", "empax.evaluate", "--seeds", *reports, f"--output={tmp_path / 'all'}"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.startswith("mine, 2 runs\nmetric")
+    assert found.stdout.startswith("mine, 2 runs\nCorpus: not told; 2 rows (sha256 ")
     over = json.loads((tmp_path / "all" / "seeds.json").read_text(encoding="utf-8"))["metrics"]["rouge_l"]
     assert over["low"] < over["values"][0] < over["mean"] < over["values"][1] < over["high"]
     assert over["mean"] == pytest.approx(sum(over["values"]) / 2)
 
 
+def test_runs_scored_again_are_seeds_of_their_system_only(tmp_path, capsys):
+    for folder, system, seed in (("a", "emprl", 0), ("b", "emprl", 1), ("c", "reg", 1)):
+        (tmp_path / folder).mkdir()
+        path = write(tmp_path / folder / "predictions.jsonl", [GOOD | {"response": f"Great, {folder}."}, GOOD])
+        (tmp_path / folder / "config.json").write_text(json.dumps({"system": system, "seed": seed}))
+        assert run(predictions=path, output=str(tmp_path / folder / "scored")) == 0
+    reports = [str(tmp_path / folder / "scored" / "report.json") for folder in "abc"]
+    assert run(*reports[:2], seeds=True) == 0
+    assert capsys.readouterr().out.count("emprl, 2 runs") == 1
+    assert run(*reports[1:], seeds=True) == 2
+    assert "different systems ('emprl' there, 'reg' here)" in capsys.readouterr().err
+
+
 def test_either_predictions_or_seeds(capsys):
-    for flags in ({}, {"seeds": True, "predictions": "a.jsonl"}):
-        assert run(**flags) == 2
-        assert "either --predictions=FILE.jsonl or --seeds" in capsys.readouterr().err
+    for given in ({}, {"seeds": True, "predictions": "a.jsonl"}):
+        assert run(**given) == 2
+        err = capsys.readouterr().err
+        assert "name a file to score" in err or "leave out --predictions" in err
     assert run(seeds=True) == 2
     assert "0 reports given" in capsys.readouterr().err
 

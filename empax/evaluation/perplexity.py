@@ -49,15 +49,19 @@ def perplexity_statistics(
     num_tokens: Float[np.ndarray, " N"],
     num_words: Float[np.ndarray, " N"],
     num_bytes: Float[np.ndarray, " N"],
+    num_moel_words: Float[np.ndarray, " N"],
 ) -> dict[str, SumStatistic]:
     """Every convention by name, as statistics for intervals.
 
-    A row with no tokens is left out of all sums (it has no likelihood).
+    A row with no tokens is left out of all sums (it has no likelihood). "perplexity_per_word:moel" is what MoEL, MIME,
+    EmpDG, CEM, CASE and KEMP print: `utterance_mean_perplexity` over the words of their cleaned references and the end
+    token.
     """
     known = (num_tokens > 0).astype(np.float64)
     nll = np.where(known > 0, nll, 0.0)
     with_eos = num_words + 1.0
     per_token, per_word = divide(nll, num_tokens), divide(nll, with_eos)
+    per_moel_word = divide(nll, num_moel_words + 1.0)
     return {
         "perplexity": _exp_ratio(nll, num_tokens * known),
         "perplexity:utterance_mean": _exp_ratio(np.nan_to_num(per_token) * known, known),
@@ -65,6 +69,7 @@ def perplexity_statistics(
         "perplexity_per_word": _exp_ratio(nll, with_eos * known),
         "perplexity_per_word:without_eos": _exp_ratio(nll, num_words * known),
         "perplexity_per_word:utterance_mean": _exp_ratio(per_word * known, known),
+        "perplexity_per_word:moel": _exp_ratio(per_moel_word * known, known),
         "bits_per_byte": ratio_statistic(nll / math.log(2), num_bytes * known),
     }
 

@@ -14,20 +14,15 @@ from empax.core.config import check_numbers
 from empax.core.files import DataError
 from empax.core.types import LEVELS, MECHANISMS, Prediction
 from empax.evaluation import empathy, text, words
+from empax.evaluation.normalisation import MOEL_METRICS
+from empax.evaluation.pairing import describe_rows, dialogues_of
 from empax.evaluation.perplexity import perplexity_statistics
-from empax.evaluation.significance import (
-    Statistic,
-    approximate_randomisation,
-    estimate,
-    interval,
-    paired_bootstrap,
-    ratio_statistic,
-    resampled_values,
-)
+from empax.evaluation.significance import Statistic, confidence_intervals, estimate, ratio_statistic
 
 METRICS: tuple[str, ...] = (
     "perplexity", "perplexity_per_word", "bits_per_byte",
-    "bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "distinct_1", "distinct_2",
+    "bleu_1", "bleu_2", "bleu_3", "bleu_4", "bleu_2_precision", "brevity_penalty", "length_ratio",
+    "rouge_l", "distinct_1", "distinct_2",
     "emotion_accuracy", "intent_accuracy",
     "empathy_f1", "emotional_reaction_f1", "interpretation_f1", "exploration_f1",
     "sentiment_mae", "sentence_std", "top5_share", "exemplar_emotion_match",
@@ -43,8 +38,9 @@ VARIANTS: tuple[str, ...] = (
     "perplexity:mean_of_utterances",
     "perplexity_per_word:without_eos",
     "perplexity_per_word:utterance_mean",
-    *(f"bleu_{n}:{name}" for name in text.BLEU_VARIANTS[1:] for n in range(1, text.MAX_ORDER + 1)),
-    *(f"distinct_{n}:{name}" for name in text.DISTINCT_VARIANTS[1:] for n in (1, 2)),
+    *(f"bleu_{n}:{name}" for name in text.BLEU_VARIANTS[1:-1] for n in range(1, text.MAX_ORDER + 1)),
+    *(f"distinct_{n}:{name}" for name in text.DISTINCT_VARIANTS[1:-1] for n in (1, 2)),
+    *MOEL_METRICS,
     "token_f1",
     *(f"{name}_f1:independent" for name in ("empathy", *MECHANISMS)),
 )
@@ -54,7 +50,7 @@ INDEPENDENT = "independent_"
 """What the notes of that second set begin with."""
 
 Interval = dict[str, float]
-"""`value` with its 95% bootstrap interval `low`, `high`."""
+"""`value` with its 95% interval `low`, `high`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +58,7 @@ class ScoringSettings:
     """How to score.
 
     Attributes:
-      bootstrap_samples: resamples behind each interval, at least 1.
+      bootstrap_samples: resamples behind each interval and swaps behind each test, at least 1.
       seed: of the resamples.
       variants: which of VARIANTS to compute besides the metrics.
     """
@@ -81,15 +77,19 @@ class ScoringSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What `score` found: metrics under their fixed names, named variants of them, and what was counted."""
+    """What `score` found: metrics under their fixed names, named variants of them, what was counted, over which rows.
+
+    `rows` is as of `pairing.describe_rows`.
+    """
 
     metrics: dict[str, Interval]
     variants: dict[str, Interval]
     counts: dict[str, int]
+    rows: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None) -> Scores:
-    """Every metric whose inputs the rows have, with 95% bootstrap intervals.
+    """Every metric whose inputs the rows have, with 95% intervals over dialogues, or over rows without ids.
 
     A metric without inputs is absent. One whose inputs only some rows have is over those rows; `counts` says how many.
     An empty response is scored as it is (it matches nothing) and counted.
@@ -105,16 +105,18 @@ def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None
         raise DataError("there are no predictions to score.")
     settings = settings or ScoringSettings()
     statistics = make_statistics(rows, (*METRICS, *settings.variants))
-    resampled = resampled_values(statistics, samples=settings.bootstrap_samples, seed=settings.seed)
-    scores: dict[str, Interval] = {}
-    for name, statistic in statistics.items():
-        value = estimate(statistic)
-        low, high = interval(resampled[name], value, statistic.bounds)
-        scores[name] = {"value": value, "low": low, "high": high}
+    found = confidence_intervals(
+        statistics, dialogues=dialogues_of(rows), samples=settings.bootstrap_samples, seed=settings.seed
+    )
+    scores: dict[str, Interval] = {
+        name: {"value": estimate(statistic), "low": found[name][0], "high": found[name][1]}
+        for name, statistic in statistics.items()
+    }
     return Scores(
         metrics={name: scores[name] for name in METRICS if name in scores},
         variants={name: scores[name] for name in settings.variants if name in scores},
         counts=count_rows(rows),
+        rows=describe_rows(rows),
     )
 
 
@@ -134,21 +136,19 @@ def count_rows(rows: Sequence[Prediction]) -> dict[str, int]:
 
 def make_statistics(rows: Sequence[Prediction], names: Sequence[str]) -> dict[str, Statistic]:
     """The named metrics of `rows` as statistics; those without inputs are left out."""
-    groups: tuple[tuple[str, Callable[[Sequence[Prediction], frozenset[str]], dict[str, Statistic]]], ...] = (
-        ("perplexity", _perplexities),
-        ("bits_per_byte", _perplexities),
-        ("bleu", _bleu),
-        ("distinct", _distinct),
-        ("", _others),
-    )
+    families = {_perplexities: _LIKELIHOODS, _bleu: _NGRAMS, _distinct: ("distinct_",), _others: ("",)}
     statistics: dict[str, Statistic] = {}
     left = frozenset(names)
-    for prefix, make in groups:
-        wanted = frozenset(name for name in left if name.startswith(prefix))
+    for make, prefixes in families.items():
+        wanted = frozenset(name for name in left if name.startswith(prefixes))
         if wanted:
             statistics.update(make(rows, wanted))
         left -= wanted
     return {name: statistics[name] for name in names if name in statistics}
+
+
+_LIKELIHOODS = ("perplexity", "bits_per_byte")
+_NGRAMS = ("bleu_", "length_ratio", "brevity_penalty")
 
 
 def _has_nll(row: Prediction) -> bool:
@@ -170,7 +170,8 @@ def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str
     num_tokens = [row.notes["num_tokens"] if has else 0 for row, has in zip(rows, known, strict=True)]
     num_words = [len(words.tokenize(row.reference)) for row in rows]
     num_bytes = [len(row.reference.encode()) for row in rows]
-    sizes = (np.asarray(size, np.float64) for size in (num_tokens, num_words, num_bytes))
+    num_cleaned = [len(words.moel_tokens(row.reference)) for row in rows]
+    sizes = (np.asarray(size, np.float64) for size in (num_tokens, num_words, num_bytes, num_cleaned))
     with np.errstate(over="ignore"):  # said below
         made = perplexity_statistics(nll, *sizes)
         values = {name: estimate(made[name]) for name in names}
@@ -195,8 +196,18 @@ def _bleu(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statis
         split = text.bleu_tokens(variant)
         if split not in counts:
             counts[split] = text.count_matches(responses, references, variant)
-        statistics[name] = text.bleu_statistic(counts[split], int(metric.removeprefix("bleu_")), variant)
+        statistics[name] = _ngram_statistic(metric, counts[split], variant)
     return statistics
+
+
+def _ngram_statistic(metric: str, counts: np.ndarray, variant: str) -> Statistic:
+    if metric == "length_ratio":
+        return text.length_ratio_statistic(counts)
+    if metric == "brevity_penalty":
+        return text.brevity_penalty_statistic(counts)
+    if metric == "bleu_2_precision":
+        return text.precision_statistic(counts, 2)
+    return text.bleu_statistic(counts, int(metric.removeprefix("bleu_")), variant)
 
 
 def _distinct(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
@@ -209,14 +220,7 @@ def _distinct(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, St
 
 
 def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
-    responses, references = _texts(rows)
-    ones = np.ones(len(rows))
     makers: Mapping[str, Callable[[], Statistic | None]] = {
-        "rouge_l": lambda: ratio_statistic(text.rouge_l_rows(responses, references), ones),
-        "token_f1": lambda: ratio_statistic(text.token_f1_rows(responses, references), ones),
-        "sentiment_mae": lambda: ratio_statistic(empathy.sentiment_distances(responses, references), ones),
-        "sentence_std": lambda: text.sentence_std_statistic(responses),
-        "top5_share": lambda: text.top5_share_statistic(responses),
         "emotion_accuracy": lambda: _accuracy([(row.emotion, row.emotion_prediction) for row in rows]),
         "intent_accuracy": lambda: _accuracy([(_note(row, "intent"), _note(row, "intent_prediction")) for row in rows]),
         "exemplar_emotion_match": lambda: _exemplar_match(rows),
@@ -228,8 +232,28 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
             for name in MECHANISMS
         },
     }
-    made = {name: makers[name]() for name in names}
+    made = {name: makers[name]() if name in makers else _text_statistic(rows, name) for name in names}
     return {name: statistic for name, statistic in made.items() if statistic is not None}
+
+
+def _text_statistic(rows: Sequence[Prediction], name: str) -> Statistic:
+    """Metrics of whole texts; with ":moel" of the cleaned words of both sides."""
+    responses, references = _texts(rows)
+    metric, _, variant = name.partition(":")
+    if variant:
+        responses, references = ([" ".join(words.moel_tokens(t)) for t in side] for side in (responses, references))
+    makers: Mapping[str, Callable[[], Statistic]] = {
+        "rouge_l": lambda: _mean(text.rouge_l_rows(responses, references)),
+        "token_f1": lambda: _mean(text.token_f1_rows(responses, references)),
+        "sentiment_mae": lambda: _mean(empathy.sentiment_distances(responses, references)),
+        "sentence_std": lambda: text.sentence_std_statistic(responses),
+        "top5_share": lambda: text.top5_share_statistic(responses),
+    }
+    return makers[metric]()
+
+
+def _mean(values: np.ndarray) -> Statistic:
+    return ratio_statistic(values, np.ones(len(values)))
 
 
 def _texts(rows: Sequence[Prediction]) -> tuple[list[str], list[str]]:
@@ -264,34 +288,3 @@ def _mechanism_f1(rows: Sequence[Prediction], mechanisms: Sequence[str], prefix:
 def _level(row: Prediction, note: str, mechanism: str) -> str:
     levels: Any = row.notes.get(note) or {}
     return levels.get(mechanism) or ""
-
-
-def compare(
-    rows_a: Sequence[Prediction],
-    rows_b: Sequence[Prediction],
-    *,
-    settings: ScoringSettings | None = None,
-    names: Sequence[str] = METRICS,
-) -> dict[str, dict[str, float]]:
-    """Paired tests of a against b for every metric whose inputs both have.
-
-    Returns:
-      By metric: `difference` (a - b), its 95% interval `low`, `high`, the bootstrap's `p_value` and
-      `p_randomisation`, the approximate randomisation test's.
-
-    Raises:
-      DataError: the rows do not pair up, see `significance.pair_rows`.
-    """
-    settings = settings or ScoringSettings()
-    shared = [name for name in make_statistics(rows_a, names) if name in make_statistics(rows_b, (name,))]
-    compared = {}
-    for name in shared:
-        metric = functools.partial(_one, name=name)
-        options = {"samples": settings.bootstrap_samples, "seed": settings.seed}
-        compared[name] = paired_bootstrap(rows_a, rows_b, metric, **options)
-        compared[name]["p_randomisation"] = approximate_randomisation(rows_a, rows_b, metric, **options)["p_value"]
-    return compared
-
-
-def _one(rows: Sequence[Prediction], *, name: str) -> Statistic:
-    return make_statistics(rows, (name,))[name]

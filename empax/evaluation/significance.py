@@ -1,8 +1,9 @@
-"""Intervals and tests: how far a number would move on another sample of test rows.
+"""Intervals and tests: how far a number would move on another sample of test dialogues.
 
-Every metric is a `Statistic`: a function from row weights to a value. A bootstrap resample is then a vector of
-counts, the comparison of two systems is a pair of such vectors over the rows of both, and nothing is tokenised twice.
-Letters: N rows, R resamples, C columns.
+Every metric is a `Statistic`: a function from row weights to a value. A resample is then a vector of counts, a swap of
+two systems' outputs is a vector of zeros and ones over the rows of both, and nothing is tokenised twice. What is drawn
+or swapped is whole dialogues, since the contexts of one dialogue share their beginning. Letters: N rows, G dialogues,
+R resamples, P partitions, C columns.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from statistics import NormalDist
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-
-from empax.core.files import DataError
-from empax.core.types import Prediction
+from jaxtyping import Float, Int
 
 _CHUNK = 100  # resamples held at once: 100 x 5,000 rows of float64 are 4 MB
+_PARTS = 4
+_PAIRINGS = ((0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2))
+"""The halves that four quarters make; neighbours complete each other."""
 
 
 @runtime_checkable
@@ -26,15 +27,20 @@ class Statistic(Protocol):
 
     Attributes:
       num_rows: N.
-      bounds: None, or the range of a metric that counts distinct things. A resample repeats rows, so it has fewer
-        distinct n-grams than the sample and its values are biased; their spread is right, their place is not, and the
-        interval is moved back onto the estimate within these bounds.
+      bounds: None for a smooth function of sums, whose intervals come from the bootstrap. Else the range of a metric
+        that counts distinct things. A bootstrap resample repeats rows and so has fewer distinct n-grams than the
+        sample: both the place and the spread of its values are wrong. Such a metric gets its interval from parts of the
+        rows, see `part_interval`.
     """
 
     num_rows: int
     bounds: tuple[float, float] | None
 
     def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]: ...
+
+    def take(self, rows: Int[np.ndarray, " n"]) -> Statistic:
+        """The same metric of some of the rows, in the order given."""
+        ...
 
 
 class SumStatistic:
@@ -52,6 +58,28 @@ class SumStatistic:
 
     def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
         return self._combine(weights @ self._sums)
+
+    def take(self, rows: Int[np.ndarray, " n"]) -> SumStatistic:
+        return SumStatistic(self._sums[rows], self._combine)
+
+
+class DifferenceStatistic:
+    """One system's metric minus another's over N paired rows."""
+
+    def __init__(self, first: Statistic, second: Statistic):
+        if first.num_rows != second.num_rows:
+            raise ValueError(f"{first.num_rows} and {second.num_rows} rows; paired rows must be as many on both sides.")
+        self.num_rows = first.num_rows
+        self.bounds: tuple[float, float] | None = None if first.bounds is None else (-np.inf, np.inf)
+        self._sides = first, second
+
+    def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
+        first, second = self._sides
+        return first(weights) - second(weights)
+
+    def take(self, rows: Int[np.ndarray, " n"]) -> DifferenceStatistic:
+        first, second = self._sides
+        return DifferenceStatistic(first.take(rows), second.take(rows))
 
 
 def ratio_statistic(
@@ -74,59 +102,264 @@ def estimate(statistic: Statistic) -> float:
     return float(statistic(np.ones((1, statistic.num_rows)))[0])
 
 
-def resampled_values(
-    statistics: Mapping[str, Statistic], *, samples: int, seed: int
-) -> dict[str, Float[np.ndarray, " R"]]:
-    """Values of every statistic on the same `samples` bootstrap resamples of the rows.
+def confidence_intervals(
+    statistics: Mapping[str, Statistic],
+    *,
+    dialogues: Int[np.ndarray, " N"] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> dict[str, tuple[float, float]]:
+    """Intervals of several metrics of the same rows: by the bootstrap, or by `part_interval` where they have bounds.
+
+    Source: Efron and Tibshirani 1993, Sec. 13.3 (percentiles of the bootstrap); Davison and Hinkley 1997, Sec. 3.8
+    (whole clusters are drawn).
+
+    Args:
+      statistics: by name, all over N rows.
+      dialogues: the number of each row's dialogue, from 0 on without holes; None = every row is its own.
+      samples: bootstrap resamples, at least 1; a tenth as many partitions, at least 40.
+      seed: of both.
+      level: of confidence, in (0, 1).
+
+    Returns:
+      By name (low, high), in the metric's unit.
 
     Raises:
       ValueError: `samples` < 1, no rows, or statistics over different numbers of rows.
     """
-    sizes = {statistic.num_rows for statistic in statistics.values()}
-    if len(sizes) > 1:
-        raise ValueError(f"statistics of one bootstrap must be over the same rows; found {sorted(sizes)} rows.")
-    values: dict[str, list[np.ndarray]] = {name: [] for name in statistics}
-    for weights in _resamples(sizes.pop(), samples, seed) if sizes else ():
-        for name, statistic in statistics.items():
-            values[name].append(statistic(weights))
+    if not statistics:
+        return {}
+    groups = _check_groups(statistics, dialogues, samples)
+    resampled = _bootstrap(statistics, groups, samples, seed)
+    return {
+        name: _percentiles(resampled[name], estimate(statistic), level)
+        if name in resampled
+        else part_interval(statistic, dialogues=groups, partitions=max(40, samples // 10), seed=seed, level=level)
+        for name, statistic in statistics.items()
+    }
+
+
+def _bootstrap(
+    statistics: Mapping[str, Statistic], groups: Int[np.ndarray, " N"], samples: int, seed: int
+) -> dict[str, Float[np.ndarray, " R"]]:
+    """Values of the smooth statistics on the same resamples."""
+    values: dict[str, list[np.ndarray]] = {name: [] for name, found in statistics.items() if found.bounds is None}
+    for weights in _resamples(groups, samples if values else 0, seed):
+        for name, parts in values.items():
+            parts.append(statistics[name](weights))
     return {name: np.concatenate(parts) for name, parts in values.items()}
 
 
-def bootstrap_interval(
-    statistic: Statistic, *, samples: int = 1000, seed: int = 0, level: float = 0.95
-) -> tuple[float, float]:
-    """The percentile bootstrap interval of one metric (Efron and Tibshirani 1993, Sec. 13.3).
-
-    Departure: metrics with `bounds` are re-centred on the estimate, see `Statistic`.
-
-    Args:
-      statistic: over N rows, resampled with replacement.
-      samples: number of resamples, at least 1.
-      seed: of the resamples; the same seed and N give the same resamples for every metric.
-      level: share of the resamples inside, in (0, 1).
-
-    Returns:
-      (low, high), in the metric's unit.
-    """
-    values = resampled_values({"": statistic}, samples=samples, seed=seed)[""]
-    return interval(values, estimate(statistic), statistic.bounds, level=level)
+def _check_groups(
+    statistics: Mapping[str, Statistic], dialogues: Int[np.ndarray, " N"] | None, samples: int
+) -> Int[np.ndarray, " N"]:
+    sizes = {statistic.num_rows for statistic in statistics.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"statistics must be over the same rows; found {sorted(sizes)} rows.")
+    (num_rows,) = sizes
+    if samples < 1 or num_rows < 1:
+        raise ValueError(f"at least one sample and one row are needed, got {samples} and {num_rows}.")
+    if dialogues is None:
+        return np.arange(num_rows)
+    if len(dialogues) != num_rows:
+        raise ValueError(f"{len(dialogues)} numbers of dialogues for {num_rows} rows.")
+    return dialogues
 
 
-def interval(
-    values: Float[np.ndarray, " R"],
-    centre: float,
-    bounds: tuple[float, float] | None = None,
-    *,
-    level: float = 0.95,
-) -> tuple[float, float]:
-    """The interval that `bootstrap_interval` describes, from resampled values; nan values are left out."""
+def _resamples(groups: Int[np.ndarray, " N"], samples: int, seed: int) -> Iterator[Float[np.ndarray, "R N"]]:
+    num_groups = int(groups.max()) + 1
+    rng = np.random.default_rng(seed)
+    for start in range(0, samples, _CHUNK):
+        chunk = min(_CHUNK, samples - start)
+        drawn = rng.integers(num_groups, size=(chunk, num_groups)) + num_groups * np.arange(chunk)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=chunk * num_groups)
+        yield counts.reshape(chunk, num_groups).astype(np.float64)[:, groups]
+
+
+def _percentiles(values: Float[np.ndarray, " R"], centre: float, level: float) -> tuple[float, float]:
     values = values[np.isfinite(values)]
     if len(values) == 0:
         return centre, centre
-    if bounds is not None:
-        values = np.clip(values - np.mean(values) + centre, *bounds)
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def part_interval(
+    statistic: Statistic,
+    *,
+    dialogues: Int[np.ndarray, " N"] | None = None,
+    partitions: int = 100,
+    seed: int = 0,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    r"""The interval of a metric whose spread has no known rate, from parts of the rows without replacement.
+
+    Rows are split at random into four equal parts, many times. Two parts that share no dialogue are independent, so
+    their mean squared differences estimate the variance v at a quarter and at half of the rows without bias. These two
+    give the rate g at which it falls, and so the variance at all rows:
+
+    .. math:: v(n) = v(n/2)\,2^{-g}, \quad g = \log_2 \frac{v(n/4)}{v(n/2)}
+
+    The interval is the estimate and a normal quantile times the root of that, within the metric's bounds. Its aim is
+    the expected value of the metric on test sets of this size.
+
+    Source: Politis and Romano 1994 (subsampling); Bertail, Politis and Romano 1999 (estimated rate). Departure: a
+    normal interval from variances, not quantiles of the parts, which are biased for metrics that depend on the number
+    of rows. g is kept within [-2, 2]. With fewer than 8 dialogues halves alone are taken, and g is 1.
+    """
+    groups = _check_groups({"": statistic}, dialogues, partitions)
+    num_groups = int(groups.max()) + 1
+    centre = estimate(statistic)
+    parts = _PARTS if num_groups >= 2 * _PARTS else 2
+    size = num_groups // parts
+    if size == 0 or not np.isfinite(centre):
+        return centre, centre
+    rng = np.random.default_rng(seed)
+    small, large = [], []
+    for start in range(0, partitions, _CHUNK // 10):
+        chunk = min(_CHUNK // 10, partitions - start)
+        part_of = np.full((chunk, num_groups), -1)
+        order = np.argsort(rng.random((chunk, num_groups)), axis=1)[:, : parts * size]
+        np.put_along_axis(part_of, order, np.repeat(np.arange(parts), size)[None], axis=1)
+        inside = (part_of[:, None, groups] == np.arange(parts)[None, :, None]).astype(np.float64)
+        small.append(_values(statistic, inside).var(axis=1, ddof=1))
+        if parts == _PARTS:
+            halves = _values(statistic, np.stack([inside[:, i] + inside[:, j] for i, j in _PAIRINGS], axis=1))
+            large.append(np.mean((halves[:, ::2] - halves[:, 1::2]) ** 2 / 2.0, axis=1))
+    variance, of_rows, rate = float(np.nanmean(np.concatenate(small))), size, 1.0
+    if parts == _PARTS:
+        quarter, variance, of_rows = variance, float(np.nanmean(np.concatenate(large))), 2 * size
+        rate = float(np.clip(np.log2(max(quarter, 1e-300) / max(variance, 1e-300)), -2.0, 2.0))
+    reach = NormalDist().inv_cdf((1 + level) / 2) * (variance * (of_rows / num_groups) ** rate) ** 0.5
+    low, high = statistic.bounds or (-np.inf, np.inf)
+    return max(low, centre - reach), min(high, centre + reach)
+
+
+def _values(statistic: Statistic, weights: Float[np.ndarray, "P K N"]) -> Float[np.ndarray, "P K"]:
+    return statistic(weights.reshape(-1, weights.shape[-1])).reshape(weights.shape[:2])
+
+
+def paired_tests(
+    both: Mapping[str, Statistic],
+    *,
+    dialogues: Int[np.ndarray, " N"] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+) -> dict[str, dict[str, float]]:
+    r"""Is one system's metric different from another's? An interval of the difference, and two-sided tests.
+
+    Of a smooth function of sums the p-value is the bootstrap's, centred,
+
+    .. math:: p = \frac{1 + \#\{r: |d_r - \bar d| \ge |d|\}}{R + 1}
+
+    with d the difference and d_r its value on resample r (Koehn 2004; Efron and Tibshirani 1993, Sec. 16.4). It asks
+    whether the metrics are equal. Of a metric that counts distinct things it is that of `approximate_randomisation`,
+    since resamples that repeat rows say nothing about it.
+
+    Args:
+      both: by name, metrics of 2N rows: those of one system, then those of the other in the same order.
+      dialogues: of the N rows, see `confidence_intervals`.
+      samples: resamples and swaps R, at least 1.
+      seed: of both.
+
+    Returns:
+      By name `difference` (first - second), its 95% interval `low`, `high`, `p_value`, and `p_randomisation`.
+
+    Raises:
+      ValueError: `samples` < 1, no rows, or metrics over different numbers of rows.
+    """
+    if not both:
+        return {}
+    num_pairs = next(iter(both.values())).num_rows // 2
+    first, second = np.arange(num_pairs), np.arange(num_pairs, 2 * num_pairs)
+    differences = {name: DifferenceStatistic(found.take(first), found.take(second)) for name, found in both.items()}
+    swapped = approximate_randomisation(both, dialogues=dialogues, samples=samples, seed=seed)
+    groups = _check_groups(differences, dialogues, samples)
+    resampled = _bootstrap(differences, groups, samples, seed)
+    found = {}
+    for name, statistic in differences.items():
+        difference, p_value = estimate(statistic), swapped[name]
+        if name in resampled:
+            low, high = _percentiles(resampled[name], difference, 0.95)
+            p_value = _share_reaching(resampled[name] - np.nanmean(resampled[name]), difference)
+        else:
+            low, high = part_interval(statistic, dialogues=groups, partitions=max(40, samples // 10), seed=seed)
+        found[name] = {
+            "difference": difference,
+            "low": low,
+            "high": high,
+            "p_value": p_value,
+            "p_randomisation": swapped[name],
+        }
+    return found
+
+
+def _share_reaching(values: Float[np.ndarray, " R"], difference: float) -> float:
+    return (1 + _count_reaching(values, difference)) / (len(values) + 1)
+
+
+def _count_reaching(values: Float[np.ndarray, " R"], difference: float) -> int:
+    # The slack counts ties: the same sums added in another order may differ in the last bit. nan counts as reached.
+    return int(np.sum(~(np.abs(values) < abs(difference) * (1 - 1e-9))))
+
+
+def approximate_randomisation(
+    both: Mapping[str, Statistic],
+    *,
+    dialogues: Int[np.ndarray, " N"] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+) -> dict[str, float]:
+    r"""Two-sided tests of whether two systems differ: their outputs are swapped, dialogue by dialogue, at random.
+
+    .. math:: p = \frac{1 + \#\{r: |d_r| \ge |d|\}}{R + 1}
+
+    with d the difference of the metric and d_r its value after swap r. Exact for every metric, of sums or of distinct
+    things, if the systems do not differ. Source: Riezler and Maxwell 2005.
+
+    Args:
+      both: by name, metrics of 2N rows: those of one system, then those of the other in the same order.
+      dialogues: of the N rows, see `confidence_intervals`; the outputs of one dialogue are swapped together.
+      samples: swaps R, at least 1.
+      seed: of the swaps.
+
+    Returns:
+      By name the p-value, at least 1 / (R + 1).
+
+    Raises:
+      ValueError: `samples` < 1, no rows, or metrics over different numbers of rows.
+    """
+    if not both:
+        return {}
+    num_pairs = next(iter(both.values())).num_rows // 2
+    groups = _check_groups(both, None if dialogues is None else np.tile(dialogues, 2), samples)[:num_pairs]
+    num_groups = int(groups.max()) + 1
+    differences = {name: float(_swapped(statistic, np.ones((1, num_pairs)))[0]) for name, statistic in both.items()}
+    extreme = dict.fromkeys(both, 0)
+    rng = np.random.default_rng(seed)
+    for start in range(0, samples, _CHUNK):
+        kept = rng.integers(2, size=(min(_CHUNK, samples - start), num_groups)).astype(np.float64)[:, groups]
+        for name, statistic in both.items():
+            extreme[name] += _count_reaching(_swapped(statistic, kept), differences[name])
+    return {name: (1 + count) / (samples + 1) for name, count in extreme.items()}
+
+
+def _swapped(statistic: Statistic, kept: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
+    first = statistic(np.concatenate([kept, 1.0 - kept], axis=1))
+    return first - statistic(np.concatenate([1.0 - kept, kept], axis=1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for being several: below 0.05 with probability 5% at most if no system differs from another.
+
+    Source: Holm 1979. The k-th smallest of m is multiplied by m - k + 1; none gets smaller than the one before it.
+    """
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.asarray(p_values, np.float64)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return adjusted.tolist()
 
 
 _T_975 = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
@@ -169,163 +402,3 @@ def mean_interval(values: Sequence[float]) -> dict[str, float]:
     mean, std = float(np.mean(values)), float(np.std(values, ddof=1))
     reach = t_quantile(len(values) - 1) * std / len(values) ** 0.5
     return {"mean": mean, "std": std, "low": mean - reach, "high": mean + reach}
-
-
-def _resamples(num_rows: int, samples: int, seed: int) -> Iterator[Float[np.ndarray, "R N"]]:
-    if samples < 1 or num_rows < 1:
-        raise ValueError(f"a bootstrap needs at least one sample and one row, got {samples} and {num_rows}.")
-    rng = np.random.default_rng(seed)
-    for start in range(0, samples, _CHUNK):
-        chunk = min(_CHUNK, samples - start)
-        drawn = rng.integers(num_rows, size=(chunk, num_rows)) + num_rows * np.arange(chunk)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=chunk * num_rows)
-        yield counts.reshape(chunk, num_rows).astype(np.float64)
-
-
-def pair_rows(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
-    """Both files in the order of the first, so that row i of each answers the same context.
-
-    Rows pair by `id` where all have one, else by context and reference.
-
-    Raises:
-      DataError: a row without a partner, an id that stands twice, or one id with two references.
-    """
-    by_id = all(row.id for row in rows_a) and all(row.id for row in rows_b)
-    keyed_a, keyed_b = _keyed(rows_a, by_id=by_id), _keyed(rows_b, by_id=by_id)
-    only_a, only_b = [key for key in keyed_a if key not in keyed_b], [key for key in keyed_b if key not in keyed_a]
-    if only_a or only_b:
-        way = "id" if by_id else "context and reference"
-        example = str((only_a or only_b)[0])
-        raise DataError(
-            f"the two files do not pair up by {way}: {len(only_a)} rows are only in the first ({len(rows_a)} rows), "
-            f"{len(only_b)} only in the second ({len(rows_b)} rows), such as {example[:200]}. "
-            "Both must hold the same test rows."
-        )
-    for key, row in keyed_a.items():
-        if row.reference != keyed_b[key].reference:
-            raise DataError(f"id {row.id!r} has different references in the two files; give both the same test rows.")
-    return list(keyed_a.values()), [keyed_b[key] for key in keyed_a]
-
-
-def _keyed(rows: Sequence[Prediction], *, by_id: bool) -> dict[tuple[object, ...], Prediction]:
-    keyed: dict[tuple[object, ...], Prediction] = {}
-    seen: dict[tuple[object, ...], int] = {}
-    for row in rows:
-        base: tuple[object, ...] = (row.id,) if by_id else (row.context, row.reference)
-        seen[base] = seen.get(base, 0) + 1
-        if by_id and seen[base] > 1:
-            raise DataError(
-                f"id {row.id!r} stands on {seen[base]} rows of one file; ids must be unique to pair by them."
-            )
-        # The same context and reference twice: the first pairs with the first, the second with the second.
-        keyed[base if by_id else (*base, seen[base])] = row
-    return keyed
-
-
-def paired_bootstrap(
-    rows_a: Sequence[Prediction],
-    rows_b: Sequence[Prediction],
-    metric: Callable[[Sequence[Prediction]], Statistic],
-    *,
-    samples: int = 1000,
-    seed: int = 0,
-) -> dict[str, float]:
-    r"""Is a's metric different from b's? Both are scored on the same resamples of the rows.
-
-    .. math:: p = \frac{1 + \#\{r: |d_r - \bar d| \ge |d|\}}{R + 1}
-
-    with d = metric(a) - metric(b) and d_r its value on resample r. Source: Koehn 2004, two-sided and centred as in
-    sacrebleu, so that it also holds for metrics whose resamples are biased.
-
-    Args:
-      rows_a: predictions of one system.
-      rows_b: of the other; paired by `pair_rows`.
-      metric: makes the statistic of a list of rows (here: of a's rows followed by b's).
-      samples: resamples, at least 1.
-      seed: of the resamples.
-
-    Returns:
-      `difference` (a - b), its 95% interval `low`, `high`, and the two-sided `p_value`.
-
-    Raises:
-      DataError: the two files do not pair up.
-    """
-    statistic, num_pairs = _of_both(rows_a, rows_b, metric)
-    values = []
-    for weights in _resamples(num_pairs, samples, seed):
-        values.append(_difference(statistic, weights, np.zeros_like(weights)))
-    resampled = np.concatenate(values)
-    difference = float(_difference(statistic, np.ones((1, num_pairs)), np.zeros((1, num_pairs)))[0])
-    bounds = None if statistic.bounds is None else (-np.inf, np.inf)
-    low, high = interval(resampled, difference, bounds)
-    extreme = _count_extreme(resampled - np.nanmean(resampled), difference)
-    return {"difference": difference, "low": low, "high": high, "p_value": (1 + extreme) / (samples + 1)}
-
-
-def approximate_randomisation(
-    rows_a: Sequence[Prediction],
-    rows_b: Sequence[Prediction],
-    metric: Callable[[Sequence[Prediction]], Statistic],
-    *,
-    samples: int = 1000,
-    seed: int = 0,
-) -> dict[str, float]:
-    """The test that swaps the two systems' outputs row by row with probability 1/2 (Riezler and Maxwell 2005).
-
-    Args and errors as in `paired_bootstrap`.
-
-    Returns:
-      `difference` (a - b) and the two-sided `p_value`: how often swapping gives one at least as large.
-    """
-    statistic, num_pairs = _of_both(rows_a, rows_b, metric)
-    rng = np.random.default_rng(seed)
-    difference = float(_difference(statistic, np.ones((1, num_pairs)), np.zeros((1, num_pairs)))[0])
-    extreme = 0
-    for start in range(0, samples, _CHUNK):
-        kept = rng.integers(2, size=(min(_CHUNK, samples - start), num_pairs)).astype(np.float64)
-        extreme += _count_extreme(_difference(statistic, kept, 1.0 - kept), difference)
-    return {"difference": difference, "p_value": (1 + extreme) / (samples + 1)}
-
-
-def _of_both(
-    rows_a: Sequence[Prediction],
-    rows_b: Sequence[Prediction],
-    metric: Callable[[Sequence[Prediction]], Statistic],
-) -> tuple[Statistic, int]:
-    paired_a, paired_b = pair_rows(rows_a, rows_b)
-    return metric([*paired_a, *paired_b]), len(paired_a)
-
-
-def _difference(
-    statistic: Statistic, kept: Float[np.ndarray, "R N"], swapped: Float[np.ndarray, "R N"]
-) -> Float[np.ndarray, " R"]:
-    first = statistic(np.concatenate([kept, swapped], axis=1))
-    return first - statistic(np.concatenate([swapped, kept], axis=1))
-
-
-def _count_extreme(values: Float[np.ndarray, " R"], difference: float) -> int:
-    # The slack counts ties: the same sums added in another order may differ in the last bit.
-    reached: Bool[np.ndarray, " R"] = np.abs(values) >= abs(difference) * (1 - 1e-9)
-    return int(np.sum(reached))
-
-
-class DistinctStatistic:
-    """100 times distinct items over all items, for items given as (row, id) pairs: Distinct-n."""
-
-    def __init__(self, ids: Int[np.ndarray, " M"], rows: Int[np.ndarray, " M"], num_rows: int):
-        self.num_rows = num_rows
-        self.bounds: tuple[float, float] | None = (0.0, 100.0)
-        self._num_items = np.bincount(rows, minlength=num_rows).astype(np.float64)
-        pairs = np.unique(ids * num_rows + rows)  # by id; one row's repeats add nothing
-        self._rows = pairs % max(num_rows, 1)
-        self._starts = np.flatnonzero(np.diff(pairs // max(num_rows, 1), prepend=-1))  # where each id's rows begin
-
-    def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
-        if len(self._rows) == 0:
-            return np.zeros(len(weights))
-        # An item is there if any of its rows is: an OR over rows, of eight resamples at a time.
-        present = np.packbits((weights > 0).T, axis=1)
-        seen = np.bitwise_or.reduceat(present[self._rows], self._starts, axis=0)
-        num_distinct = np.unpackbits(seen, axis=1, count=len(weights)).sum(axis=0, dtype=np.float64)
-        num_items = weights @ self._num_items
-        return np.where(num_items > 0, 100.0 * num_distinct / np.maximum(num_items, 1.0), 0.0)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from empax.evaluation.significance import DistinctStatistic, Statistic, SumStatistic, divide, estimate, ratio_statistic
-from empax.evaluation.words import lower_tokens, tokenize, tokenize_13a
+from empax.evaluation.counting import CountStatistic, DistinctStatistic
+from empax.evaluation.significance import Statistic, SumStatistic, divide, estimate, ratio_statistic
+from empax.evaluation.words import lower_tokens, moel_tokens, tokenize, tokenize_13a
 
 MAX_ORDER = 4
-BLEU_VARIANTS: tuple[str, ...] = ("nltk", "nltk_cased", "sentence_avg", "precision", "moses", "sacrebleu")
-DISTINCT_VARIANTS: tuple[str, ...] = ("nltk", "cased", "no_punctuation", "whitespace")
+BLEU_VARIANTS: tuple[str, ...] = ("nltk", "nltk_cased", "sentence_avg", "precision", "moses", "sacrebleu", "moel")
+DISTINCT_VARIANTS: tuple[str, ...] = ("nltk", "cased", "no_punctuation", "whitespace", "moel")
 
 _EPSILON = 1e-12  # NLTK's method1 as NEC and DCKS call it
 _METHOD4_K = 5  # NLTK's constant of Chen and Cherry's method 4
@@ -36,6 +37,7 @@ _BLEU_TOKENS: dict[str, Callable[[str], tuple[str, ...]]] = {
     "precision": lower_tokens,
     "moses": _lower_split,
     "sacrebleu": tokenize_13a,
+    "moel": moel_tokens,
 }
 
 
@@ -93,7 +95,7 @@ def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str =
     _check_variant(variant, BLEU_VARIANTS)
     if not 1 <= order <= MAX_ORDER:
         raise ValueError(f"BLEU goes from 1 to {MAX_ORDER}, got {order}.")
-    if variant in ("nltk", "nltk_cased"):
+    if variant in ("nltk", "nltk_cased", "moel"):
         return SumStatistic(_nltk_counts(counts), functools.partial(_corpus_bleu, order=order, smooth=_epsilon))
     if variant == "moses":
         return SumStatistic(counts, functools.partial(_corpus_bleu, order=order, smooth=_no_smoothing))
@@ -118,6 +120,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], order: int = 4, v
       precision: mean over rows of p_n alone, no brevity penalty: EmpDG.
       moses: multi-bleu.perl -lc: white-space tokens, lower case, no smoothing: MoEL, MIME.
       sacrebleu: corpus level, 13a tokens, case kept, exponential smoothing (Post 2018).
+      moel: as nltk, of texts cleaned by `words.moel_tokens`: what the released outputs of MoEL and its descendants are.
     An empty hypothesis has no n-grams and length 0.
 
     Raises:
@@ -126,6 +129,30 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], order: int = 4, v
     if not hypotheses:
         return 0.0
     return estimate(bleu_statistic(count_matches(hypotheses, references, variant), order, variant))
+
+
+def length_ratio_statistic(counts: Float[np.ndarray, "N 10"]) -> SumStatistic:
+    """Words of all hypotheses over words of all references, of rows counted by `count_matches`."""
+    return SumStatistic(counts[:, 8:], lambda sums: divide(sums[:, 0], sums[:, 1]))
+
+
+def brevity_penalty_statistic(counts: Float[np.ndarray, "N 10"]) -> SumStatistic:
+    """BLEU's factor min(1, exp(1 - r / c)) for short hypotheses, in [0, 1]; 0 without a word."""
+    return SumStatistic(counts[:, 8:], lambda sums: np.where(sums[:, 0] > 0, np.exp(_log_penalty(sums)), 0.0))
+
+
+def precision_statistic(counts: Float[np.ndarray, "N 10"], order: int) -> SumStatistic:
+    """The geometric mean of the n-gram precisions up to `order`, in percent: corpus BLEU without brevity penalty."""
+
+    def combine(sums: Float[np.ndarray, "R 10"]) -> Float[np.ndarray, " R"]:
+        precisions = np.nan_to_num(divide(sums[:, :order], sums[:, MAX_ORDER : MAX_ORDER + order]))
+        return 100.0 * np.prod(precisions, axis=1) ** (1.0 / order)
+
+    return SumStatistic(counts, combine)
+
+
+def _log_penalty(lengths: Float[np.ndarray, "R 2"]) -> Float[np.ndarray, " R"]:
+    return np.minimum(0.0, 1.0 - lengths[:, 1] / np.maximum(lengths[:, 0], 1e-9))
 
 
 def _nltk_counts(counts: Float[np.ndarray, "N 10"]) -> Float[np.ndarray, "N 10"]:
@@ -140,13 +167,12 @@ _Smooth = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 def _corpus_bleu(sums: Float[np.ndarray, "R 10"], *, order: int, smooth: _Smooth) -> Float[np.ndarray, " R"]:
     matches, totals = sums[:, :order], sums[:, MAX_ORDER : MAX_ORDER + order]
-    said, wanted = sums[:, 8], sums[:, 9]
+    said = sums[:, 8]
     precisions = smooth(matches, totals, said)
     # Without a single match there is nothing to smooth; a zero precision makes the product zero.
     positive = (precisions > 0).all(axis=1) & (matches > 0).any(axis=1)
     log_mean = np.log(np.where(precisions > 0, precisions, 1.0)).mean(axis=1)
-    log_penalty = np.minimum(0.0, 1.0 - wanted / np.maximum(said, 1e-9))
-    return np.where(positive & (said > 0), 100.0 * np.exp(log_penalty + log_mean), 0.0)
+    return np.where(positive & (said > 0), 100.0 * np.exp(_log_penalty(sums[:, 8:]) + log_mean), 0.0)
 
 
 def _no_smoothing(matches: np.ndarray, totals: np.ndarray, said: np.ndarray) -> np.ndarray:
@@ -179,6 +205,7 @@ _DISTINCT_TOKENS: dict[str, Callable[[str], Sequence[str]]] = {
     "cased": tokenize,
     "no_punctuation": lambda text: [token for token in lower_tokens(text) if token not in _PUNCTUATION],
     "whitespace": str.split,
+    "moel": moel_tokens,
 }
 
 
@@ -198,6 +225,7 @@ def distinct_n(responses: Sequence[str], n: int, variant: str = "nltk") -> float
     Source: Li et al. 2016, Sec. 5.1. It falls as the corpus grows: compare only equal test sets. Variants:
       nltk: lower case, NLTK words: DCKS, CEM, CASE. cased: EmpRL. no_punctuation: lower case without , . ? !: NEC.
       whitespace: white-space tokens as they are: EmpDG, KEMP (whose bigrams are glued without a separator).
+      moel: texts cleaned by `words.moel_tokens`.
     0.0 if no response has n tokens.
 
     Raises:
@@ -266,40 +294,26 @@ def clauses(response: str) -> list[str]:
     return [clause for part in re.split(r"[,?!.]", response) if (clause := part.strip())]
 
 
-class ClauseStatistic:
-    """A number made of how often each distinct clause occurs: `sentence_std` and `top5_share`."""
-
-    def __init__(
-        self,
-        responses: Sequence[str],
-        of_counts: Callable[[Float[np.ndarray, " M"]], float],
-        bounds: tuple[float, float],
-    ):
-        self.num_rows = len(responses)
-        self.bounds: tuple[float, float] | None = bounds
-        self._ids, self._rows, self._num_ids = _number(map(clauses, responses))
-        self._of_counts = of_counts
-
-    def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
-        values = np.zeros(len(weights))
-        for i, row_weights in enumerate(weights):
-            counts = np.bincount(self._ids, weights=row_weights[self._rows], minlength=self._num_ids)
-            counts = counts[counts > 0]
-            values[i] = self._of_counts(counts) if len(counts) else 0.0
-        return values
+def _deviation(counts: Float[np.ndarray, "R K"]) -> Float[np.ndarray, " R"]:
+    num_distinct = np.maximum((counts > 0).sum(axis=1), 1)
+    mean = counts.sum(axis=1) / num_distinct
+    return np.sqrt(np.where(counts > 0, (counts - mean[:, None]) ** 2, 0.0).sum(axis=1) / num_distinct)
 
 
-def _top5(counts: Float[np.ndarray, " M"]) -> float:
-    top = counts if len(counts) <= 5 else np.partition(counts, len(counts) - 5)[-5:]
-    return float(100.0 * top.sum() / counts.sum())
+def _top5(counts: Float[np.ndarray, "R K"]) -> Float[np.ndarray, " R"]:
+    kept = min(5, counts.shape[1])
+    top = np.partition(counts, counts.shape[1] - kept, axis=1)[:, counts.shape[1] - kept :].sum(axis=1)
+    return 100.0 * top / np.maximum(counts.sum(axis=1), 1e-9)
 
 
 def sentence_std_statistic(responses: Sequence[str]) -> Statistic:
-    return ClauseStatistic(responses, lambda counts: float(np.std(counts)), (0.0, float("inf")))
+    items, rows, _ = _number(map(clauses, responses))
+    return CountStatistic(items, rows, len(responses), _deviation, (0.0, float("inf")))
 
 
 def top5_share_statistic(responses: Sequence[str]) -> Statistic:
-    return ClauseStatistic(responses, _top5, (0.0, 100.0))
+    items, rows, _ = _number(map(clauses, responses))
+    return CountStatistic(items, rows, len(responses), _top5, (0.0, 100.0))
 
 
 def sentence_std(responses: Sequence[str]) -> float:

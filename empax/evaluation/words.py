@@ -84,6 +84,27 @@ def lower_tokens(text: str) -> tuple[str, ...]:
     return tuple(token.lower() for token in tokenize(text))
 
 
+_MOEL_CONTRACTIONS = {
+    "it's": "it is", "don't": "do not", "doesn't": "does not", "didn't": "did not", "you'd": "you would",
+    "you're": "you are", "you'll": "you will", "i'm": "i am", "they're": "they are", "that's": "that is",
+    "what's": "what is", "couldn't": "could not", "i've": "i have", "we've": "we have", "can't": "cannot",
+    "i'd": "i would", "aren't": "are not", "isn't": "is not", "wasn't": "was not", "weren't": "were not",
+    "won't": "will not", "there's": "there is", "there're": "there are",
+}  # fmt: skip
+_MOEL_CONTRACTION = re.compile("|".join(_MOEL_CONTRACTIONS))
+
+
+@functools.lru_cache(maxsize=200_000)
+def moel_tokens(text: str) -> tuple[str, ...]:
+    """Lower-cased text with 23 contractions written out ("i'm" to "i am"), as NLTK words.
+
+    Source: `clean` in the code of MoEL (Lin et al. 2019). MIME, EmpDG, CEM, CASE and KEMP read the same data, so their
+    released outputs and references are in this form; cleaning them again changes nothing. Contractions are replaced
+    inside longer words too, as there.
+    """
+    return tokenize(_MOEL_CONTRACTION.sub(lambda found: _MOEL_CONTRACTIONS[found.group()], text.lower()))
+
+
 def tokenize_13a(text: str) -> tuple[str, ...]:
     """Tokens of mteval-v13a, sacrebleu's default: punctuation apart, but not inside numbers; case kept."""
     text = html.unescape(text.replace("<skipped>", "").replace("-\n", "").replace("\n", " "))

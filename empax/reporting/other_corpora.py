@@ -11,7 +11,7 @@ from empax.core.files import DataError, WorkDir, read_json
 from empax.evaluation.published import OTHER_CORPORA
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, ScoringSettings, score
-from empax.reporting.tables import Row, format_value, html_results, intervals, markdown_results
+from empax.reporting.tables import Row, describe, format_value, html_results, intervals, markdown_results
 
 Evaluations = Mapping[str, Mapping[str, Any]]
 
@@ -32,8 +32,9 @@ def score_evaluations(
       settings: as for the main evaluation; of the variants only those of BLEU are computed.
 
     Returns:
-      By stage: `stage` (whose model answered), `corpus` (empty = the run's own), `split`, `data`, `metrics`, `variants`
-      and `counts` as in `scoring.Scores`, and `published` (row → metric → value), a paper's table on that corpus.
+      By stage: `stage` (whose model answered), `corpus` (empty = the run's own), `split`, `data`, `metrics`,
+      `variants`, `counts` and `rows` as in `scoring.Scores`, and `published` (row → metric → value), a paper's table on
+      that corpus.
 
     Raises:
       DataError: a file of predictions is damaged.
@@ -55,6 +56,7 @@ def score_evaluations(
             "metrics": {metric: value for metric, value in scores.metrics.items() if metric not in dropped},
             "variants": scores.variants,
             "counts": scores.counts,
+            "rows": scores.rows,
             "published": OTHER_CORPORA[about["corpus"]][1] if about["corpus"] else {},
         }
     return found
@@ -74,8 +76,10 @@ def _tables(report: Mapping[str, Any]) -> list[tuple[str, str, list[str], list[R
             rows.append((kind, name, {metric: (format_value(metric, value), "") for metric, value in values.items()}))
         rows.sort(key=lambda row: ("ours", "own", "paper").index(row[0]))
         shown = {metric for found in group.values() for metric in found["metrics"]}
+        names = [metric for metric in METRICS if metric in shown]
         title = f"{_TITLES[corpus]}, {split} split"
-        tables.append((title, _note(corpus, group), [metric for metric in METRICS if metric in shown], rows))
+        note = f"{_note(corpus, group)} {describe(first['rows'], names, corpus=_TITLES[corpus])}"
+        tables.append((title, note, names, rows))
     return tables
 
 

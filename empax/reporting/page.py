@@ -10,10 +10,9 @@ from string import Template
 from typing import Any
 
 from empax.evaluation.scoring import METRICS
-from empax.reporting import charts, other_corpora
+from empax.reporting import charts, comparisons, other_corpora
 from empax.reporting.tables import (
     Row,
-    format_difference,
     format_value,
     html_cell,
     html_results,
@@ -61,7 +60,7 @@ def markdown(report: Report) -> str:
     names = _shown_metrics(report)
     lines = [f"# {report['system']}: report", "", "## Results", ""]
     lines += markdown_results(names, _rows(report))
-    lines += ["", NOTE, "", *other_corpora.markdown(report)]
+    lines += ["", NOTE, "", *comparisons.markdown(report), *other_corpora.markdown(report)]
     for title, table in _facts(report).items():
         lines += [f"## {title}", "", *markdown_table(["name", "value"], table), ""]
     for row in report["replies"]:
@@ -98,10 +97,6 @@ def _facts(report: Report) -> dict[str, list[tuple[str, str]]]:
                 f"accuracy {found['accuracy']:.1f}, weighted F1 {found['weighted_f1']:.1f}, {found['pairs']} pairs",
             )
             for mechanism, found in report["notes"].get("classifiers", {}).items()
-        ],
-        "Paired comparison": [
-            (name, f"{format_difference(name, c)}, p {c['p_value']:.4f}")
-            for name, c in report["notes"].get("comparison", {}).items()
         ],
         "Variants of the metrics": [
             (name, f"{format_value(name.split(':')[0], m['value'])}") for name, m in report["variants"].items()
@@ -146,6 +141,7 @@ def html(report: Report) -> str:
     template = Template(resources.files("empax.reporting").joinpath("page.html").read_text(encoding="utf-8"))
     sections = [
         ("Results", _results(report)),
+        ("Comparison", comparisons.section(report)),
         ("Other test sets", other_corpora.section(report)),
         ("Ablations in the paper", _ablations(report)),
         ("Learning curves", _curves(report)),

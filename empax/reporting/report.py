@@ -26,6 +26,7 @@ from empax.core.files import (
 from empax.core.paths import expand
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.empathy import confusion_matrix
+from empax.evaluation.pairing import describe_rows
 from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import VARIANTS, Scores, ScoringSettings, score
@@ -203,6 +204,7 @@ def build_report(
         "metrics": dict(metrics),
         "variants": dict(variants or {}),
         "counts": dict(counts or {}),
+        "rows": describe_rows(predictions) if predictions else {},
         "speed": dict(speed),
         "paper": dict(paper[paper_row]) if paper_row else {},
         "paper_row": paper_row,
@@ -353,13 +355,26 @@ def of_predictions(
     scores: Scores,
     *,
     system: str,
+    config: Mapping[str, Any],
     run: Mapping[str, Any],
-    comparison: Mapping[str, Mapping[str, float]],
+    comparisons: Mapping[str, Any],
 ) -> Report:
-    """The report of a file of predictions; `run` says where they are from, `comparison` is as of `scoring.compare`."""
+    """The report of a file of predictions.
+
+    Args:
+      predictions: its rows.
+      scores: of them.
+      system: its name.
+      config: of the run that made them; empty where nobody knows.
+      run: where they are from.
+      comparisons: see `reporting.comparisons`; empty = none. Of a single pair the note `comparison` holds the metrics.
+    """
+    notes: dict[str, Any] = {"comparisons": dict(comparisons)} if comparisons else {}
+    if comparisons and len(comparisons["pairs"]) == 1:
+        notes["comparison"] = comparisons["pairs"][0]["metrics"]
     return build_report(
         system=system,
-        config={},
+        config=config,
         data={"test": {"instances": len(predictions)}},
         predictions=predictions,
         metrics=scores.metrics,
@@ -370,5 +385,5 @@ def of_predictions(
         peers={},
         history=(),
         run=run,
-        notes={"comparison": dict(comparison)},
+        notes=notes,
     )

@@ -1,4 +1,4 @@
-"""Anybody's predictions from a file: scored, compared with another system's, judged; and what is printed of it."""
+"""Anybody's predictions from files: scored, judged, compared with each other and with peers; and what is printed."""
 
 from __future__ import annotations
 
@@ -8,34 +8,75 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import DataError, hash_file
+from empax.core.config import ConfigError
+from empax.core.files import DataError, WorkDir, hash_file, read_json
 from empax.core.types import Instance, Prediction
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import SPLITS, find_archive, read_dialogues
+from empax.evaluation.comparing import compare_systems
+from empax.evaluation.normalisation import beside_peers
 from empax.evaluation.rows import read_predictions
-from empax.evaluation.scoring import Scores, ScoringSettings, compare, score
+from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings, score
 from empax.pipeline import judging
-from empax.reporting import report, tables
+from empax.reporting import comparisons, report, tables
+
+
+@dataclasses.dataclass(frozen=True)
+class Others:
+    """What the first file is compared with.
+
+    Attributes:
+      files: other systems' predictions of the same rows.
+      all_pairs: test every two files; False = the first against each.
+      peers: folder of *.jsonl with released outputs; None = none.
+      metrics: what to compare; empty = all, and with peers those that they can be compared by.
+    """
+
+    files: Sequence[Path] = ()
+    all_pairs: bool = False
+    peers: Path | None = None
+    metrics: Sequence[str] = ()
+
+    def names(self) -> list[str]:
+        """The metrics to compare.
+
+        Raises:
+          ConfigError: one that there is not, or one that peers cannot be compared by.
+        """
+        for name in self.metrics:
+            if name not in (*METRICS, *VARIANTS):
+                raise ConfigError(f"--metrics: {name!r} is not one of {', '.join((*METRICS, *VARIANTS))}.")
+            if self.peers and beside_peers(name) != name:
+                cleaned = beside_peers(name)
+                raise ConfigError(
+                    f"--metrics: {name} does not compare with released outputs, whose text is cleaned; "
+                    + (f"take {cleaned}." if cleaned else "there is no metric of its kind that does.")
+                )
+        if self.metrics or not self.peers:
+            return list(self.metrics or METRICS)
+        return [cleaned for name in METRICS if (cleaned := beside_peers(name))]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A file's rows with their scores; `compared` is empty where there is no other file."""
+    """A file's rows with their scores; and, where there are others, the comparison (see `reporting.comparisons`)."""
 
     source: Path
-    other: Path | None
+    files: Mapping[str, Path]  # by label, the source first
     rows: Sequence[Prediction]
     scores: Scores
-    compared: Mapping[str, Any]
+    comparison: Mapping[str, Any]
+    corpus: str
 
 
 def score_file(
     source: Path,
     settings: ScoringSettings,
     *,
-    other: Path | None = None,
+    others: Others | None = None,
     judge: Path | None = None,
     corpus: Mapping[str, Instance] | None = None,
+    corpus_name: str = "",
     skip_bad_lines: bool = False,
 ) -> Scored:
     """Scores predictions.
@@ -43,29 +84,44 @@ def score_file(
     Args:
       source: JSON lines, see `evaluation.rows`.
       settings: of the scores.
-      other: another system's predictions of the same rows; the paired tests are of `source` minus `other`.
-      judge: a work directory, or a stage in one, whose empathy identifiers are to judge both.
+      others: what to compare it with; None = nothing.
+      judge: a work directory, or a stage in one, whose empathy identifiers are to judge all files.
       corpus: what lines with an `id` alone leave out, see `evaluation.rows.read_predictions`.
+      corpus_name: what tables call it.
       skip_bad_lines: score the others; bad lines are named on standard error either way.
 
     Raises:
-      DataError: a bad line that is not to be skipped, or a file that cannot be read.
+      DataError: a bad line that is not to be skipped, a file that cannot be read, or files of different rows.
+      ConfigError: a metric that there is not.
     """
-    rows = _read(source, corpus, skip_bad_lines)
-    others = _read(other, corpus, skip_bad_lines) if other else None
+    others = others or Others()
+    names = others.names()  # a mistyped metric fails before any work
+    files = _labelled([source, *others.files])
+    systems = {label: _read(path, corpus, skip_bad_lines) for label, path in files.items()}
     if judge:
         judges = judging.find_judges(judge)
-        rows = judging.judged(rows, judges)
-        others = judging.judged(others, judges) if others is not None else None
+        systems = {label: judging.judged(rows, judges) for label, rows in systems.items()}
+    rows = next(iter(systems.values()))
     scores = score(rows, settings=settings)
-    compared = compare(rows, others, settings=settings) if others is not None else {}
-    return Scored(source, other, rows, scores, compared)
+    comparison: dict[str, Any] = {}
+    if others.files or others.peers:
+        peers = _read_peers(others.peers, taken=systems) if others.peers else {}
+        first, *rest = systems
+        pairs = None if others.all_pairs else [(first, other) for other in rest]
+        comparison = compare_systems(systems, pairs, peers=peers, settings=settings, names=names)
+        comparison |= {"corpus": corpus_name, "peers": list(peers)}
+    return Scored(source, files, rows, scores, comparison, corpus_name)
 
 
-def load_corpus(data: str) -> dict[str, Instance]:
-    """EmpatheticDialogues by the ids of its instances, all splits; `data` as `config.data.dir`."""
+def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
+    """EmpatheticDialogues by the ids of its instances, all splits, and its name with hash.
+
+    Args:
+      data: as `config.data.dir`.
+    """
     archive = find_archive(data)
-    return {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
+    instances = {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
+    return instances, f"EmpatheticDialogues (sha256 {hash_file(archive)[:16]})"
 
 
 def _read(path: Path, corpus: Mapping[str, Instance] | None, skip_bad_lines: bool) -> list[Prediction]:
@@ -74,33 +130,74 @@ def _read(path: Path, corpus: Mapping[str, Instance] | None, skip_bad_lines: boo
         print(f"{path}, {line}", file=sys.stderr)
     if bad and not skip_bad_lines:
         raise DataError(f"{len(bad)} bad lines in {path}; --skip_bad_lines scores the others.")
+    if not rows:
+        raise DataError(f"{path}: there are no predictions to score.")
     return rows
+
+
+def _read_peers(folder: Path, *, taken: Mapping[str, Any]) -> dict[str, list[Prediction]]:
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise DataError(f"--peers={folder}: there is no folder with *.jsonl of released outputs.")
+    return {f"{path.stem} (peer)" if path.stem in taken else path.stem: _read(path, None, False) for path in paths}
+
+
+def _labelled(paths: Sequence[Path]) -> dict[str, Path]:
+    """Files by what tables call them: the file's name, or the folder's where every run has the same name.
+
+    Raises:
+      DataError: one file twice.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise DataError(f"one file is given twice: {', '.join(map(str, paths))}.")
+    labels = [path.resolve().parent.name if _of_run(path) else _stem(path) for path in paths]
+    return {label if labels.count(label) == 1 else str(path): path for label, path in zip(labels, paths, strict=True)}
+
+
+def _of_run(path: Path) -> bool:
+    files = WorkDir(path.parent)
+    return path in (files.predictions, files.outputs)
+
+
+def _stem(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).stem
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """`system` and `config` of the run that wrote the file, if its report or its config is beside it."""
+    files = WorkDir(path.parent)
+    if _of_run(path):
+        for beside, get in ((path.with_name("report.json"), lambda found: found["config"]), (files.config, dict)):
+            if beside.is_file() and isinstance(config := get(read_json(beside)), dict) and "system" in config:
+                return {"system": config["system"], "config": config}
+    return {"system": _stem(path), "config": {}}
 
 
 def text(found: Scored, *, variants: bool) -> str:
     """Metrics, how many rows they are over, and the comparison, as lines of text."""
     scores = found.scores
-    lines = [tables.text_table({**scores.metrics, **(scores.variants if variants else {})})]
+    shown = {**scores.metrics, **(scores.variants if variants else {})}
+    lines = [tables.describe(scores.rows, shown, corpus=found.corpus), tables.text_table(shown)]
     lines.append("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
-    if found.compared:
-        lines += ["", tables.comparison_table(found.compared)]
+    if found.comparison:
+        lines += ["", comparisons.text(found.comparison)]
     return "\n".join(lines)
 
 
 def write(found: Scored, folder: Path) -> None:
     """Writes report.json, report.md and report.html into `folder`."""
-    run = {
+    run: dict[str, Any] = {
         "predictions": found.source.name,
         "predictions_sha256": hash_file(found.source),
         "command": " ".join(["python -m empax.evaluate", *sys.argv[1:]]),
     }
-    if found.other is not None:
-        run |= {"compared_with": found.other.name, "compared_with_sha256": hash_file(found.other)}
+    _, *others = found.files.values()
+    if others:
+        run |= {
+            "compared_with": ", ".join(path.name for path in others),
+            "compared_with_sha256": ", ".join(map(hash_file, others)),
+        }
     made = report.of_predictions(
-        found.rows,
-        found.scores,
-        system=Path(found.source.name.removesuffix(".gz")).stem,
-        run=run,
-        comparison=found.compared,
+        found.rows, found.scores, run=run, comparisons=found.comparison, **_origin(found.source)
     )
     report.write_report(made, folder)

@@ -10,7 +10,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, json_text, read_json, write_together
 from empax.evaluation.significance import mean_interval
 from empax.pipeline.workdirs import differences
-from empax.reporting.tables import format_value, markdown_table
+from empax.reporting.tables import aligned, describe, format_value, markdown_table, text_note
 
 Summary = dict[str, Any]
 
@@ -24,13 +24,14 @@ def summarize(paths: Sequence[Path]) -> Summary:
       paths: `report.json` of each run, or the work directories that hold them; at least two.
 
     Returns:
-      `system`; `runs`, for each its `name` (the folder's), `seed` and `commit`; and by name `metrics` and `variants`,
-      each with `mean`, `std`, `low`, `high` (see `significance.mean_interval`) and `values` in the order of the runs;
-      `evaluations`, by stage the same two; `left_out`, metrics that not every run has.
+      `system`; `rows`, the test rows, as of `pairing.describe_rows`; `runs`, for each its `name` (the folder's), `seed`
+      and `commit`; and by name `metrics` and `variants`, each with `mean`, `std`, `low`, `high` (see
+      `significance.mean_interval`) and `values` in the order of the runs; `evaluations`, by stage the same two;
+      `left_out`, metrics that not every run has.
 
     Raises:
-      DataError: fewer than two reports, one that is none, or one run given twice.
-      ConfigError: runs of different recipes.
+      DataError: fewer than two reports, one that is none, one run given twice, or different test rows.
+      ConfigError: different systems, or different recipes.
     """
     files = [path / "report.json" if path.is_dir() else path for path in paths]
     if len(files) < 2:
@@ -40,6 +41,7 @@ def summarize(paths: Sequence[Path]) -> Summary:
     left_out: list[str] = []
     summary: Summary = {
         "system": reports[0]["system"],
+        "rows": reports[0].get("rows", {}),
         "runs": [
             {
                 "name": path.parent.name,
@@ -75,18 +77,39 @@ def _read(path: Path) -> dict[str, Any]:
 def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]]) -> None:
     for i, (path, report) in enumerate(zip(files, reports, strict=True)):
         for earlier, other in zip(files[:i], reports[:i], strict=True):
-            found = list(differences(other["config"], report["config"]))
-            recipe = [
-                f"{where}: {was!r} there, {now!r} here" for where, was, now in found if not where.endswith("seed")
-            ]
-            if recipe:
+            where = f"{earlier} and {path}"
+            if other["system"] != report["system"]:
                 raise ConfigError(
-                    f"{earlier} and {path} are of different recipes ({'; '.join(recipe[:5])}); only seeds may differ."
+                    f"{where} are of different systems ({other['system']!r} there, {report['system']!r} here); "
+                    "only runs of one system are averaged."
                 )
-            # What `python -m empax.evaluate` reports on has no config; there the file that was scored tells.
+            rows = [f"{name}: {was!r} there, {now!r} here" for name, was, now in _other_rows(other, report)]
+            if rows:
+                raise DataError(
+                    f"{where} are over different test rows ({'; '.join(rows)}); give runs on the same rows."
+                )
+            found = list(differences(other["config"], report["config"]))
+            recipe = [f"{name}: {was!r} there, {now!r} here" for name, was, now in found if not name.endswith("seed")]
+            if recipe:
+                raise ConfigError(f"{where} are of different recipes ({'; '.join(recipe[:5])}); only seeds may differ.")
+            # A scored file without its run has no config; there the file itself tells.
             scored = [one["run"].get("predictions_sha256") for one in (other, report)]
-            if not found and scored[0] == scored[1]:
-                raise DataError(f"{earlier} and {path} are of the same run: no seed differs. Every run counts once.")
+            if not found and (report["config"] or scored[0] == scored[1]):
+                raise DataError(f"{where} are of the same run: no seed differs. Every run counts once.")
+
+
+def _other_rows(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What of their test rows differs, where both reports tell it."""
+    facts = [
+        {
+            "rows": report.get("counts", {}).get("rows"),
+            "rows.sha256": report.get("rows", {}).get("sha256"),
+            "data.source_hash": report.get("data", {}).get("source_hash"),
+        }
+        for report in (one, two)
+    ]
+    pairs = [(name, facts[0][name], facts[1][name]) for name in facts[0]]
+    return [(name, was, now) for name, was, now in pairs if was and now and was != now]
 
 
 def _over_runs(
@@ -104,14 +127,20 @@ def _over_runs(
     return over
 
 
-def tables(summary: Summary, *, variants: bool = False) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Title, head and rows of a table for the main metrics and each of the other evaluations."""
+def tables(summary: Summary, *, variants: bool = False) -> list[tuple[str, str, list[str], list[list[str]]]]:
+    """Title, what it is about, head and rows of a table for the main metrics and each of the other evaluations."""
     head = ["metric", "mean", "std", "95% interval", *(_run_name(run) for run in summary["runs"])]
     groups = {f"{summary['system']}, {len(summary['runs'])} runs": summary, **summary["evaluations"]}
     made = []
     for title, group in groups.items():
         shown = {**group["metrics"], **(group["variants"] if variants else {})}
-        made.append((title, head, [_row(name, over) for name, over in shown.items()]))
+        about = f"Text: {text_note(shown)}."
+        if group.get("rows"):
+            about = describe(group["rows"], shown, over="seeds")
+        elif "corpus" in group:
+            corpus = group["corpus"] or "the run's own"
+            about = f"Corpus: {corpus}, {group['split']} split. {about}"
+        made.append((title, about, head, [_row(name, over) for name, over in shown.items()]))
     return made
 
 
@@ -121,8 +150,7 @@ def _run_name(run: Mapping[str, Any]) -> str:
 
 def _row(name: str, over: Mapping[str, Any]) -> list[str]:
     mean, std, low, high, *values = [
-        format_value(name.split(":")[0], value)
-        for value in (over["mean"], over["std"], over["low"], over["high"], *over["values"])
+        format_value(name, value) for value in (over["mean"], over["std"], over["low"], over["high"], *over["values"])
     ]
     return [name, mean, std, f"[{low}, {high}]", *values]
 
@@ -130,13 +158,8 @@ def _row(name: str, over: Mapping[str, Any]) -> list[str]:
 def text(summary: Summary, *, variants: bool = False) -> str:
     """The tables, aligned for a terminal."""
     parts = []
-    for title, head, rows in tables(summary, variants=variants):
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        lines = []
-        for name, *cells in (head, *rows):
-            aligned = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-            lines.append("  ".join([name.ljust(widths[0]), *aligned]))
-        parts.append("\n".join([title, *lines]))
+    for title, about, head, rows in tables(summary, variants=variants):
+        parts.append("\n".join([title, about, *aligned(head, rows)]))
     if summary["left_out"]:
         parts.append(f"not in every run, so left out: {', '.join(summary['left_out'])}")
     return "\n\n".join(parts)
@@ -145,8 +168,8 @@ def text(summary: Summary, *, variants: bool = False) -> str:
 def write(summary: Summary, folder: Path) -> None:
     """Writes seeds.json and seeds.md into `folder`."""
     lines: list[str] = []
-    for title, head, rows in tables(summary, variants=True):
-        lines += [f"## {title}", "", *markdown_table(head, rows), ""]
+    for title, about, head, rows in tables(summary, variants=True):
+        lines += [f"## {title}", "", about, "", *markdown_table(head, rows), ""]
     lines.append(
         "Mean, standard deviation (n - 1) and 95% t-interval of the mean over runs that differ in their seeds."
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from empax.evaluation.normalisation import NORMALISATIONS, normalisation
 from empax.evaluation.scoring import LOWER_IS_BETTER
 
 Row: TypeAlias = tuple[str, str, Mapping[str, tuple[str, str]]]
@@ -22,6 +24,9 @@ TITLES: dict[str, str] = {
     "bleu_2": "BLEU-2",
     "bleu_3": "BLEU-3",
     "bleu_4": "BLEU-4",
+    "bleu_2_precision": "BLEU-2 precision",
+    "brevity_penalty": "Brevity penalty",
+    "length_ratio": "Length ratio",
     "rouge_l": "ROUGE-L",
     "distinct_1": "Dist-1",
     "distinct_2": "Dist-2",
@@ -35,19 +40,55 @@ TITLES: dict[str, str] = {
     "sentence_std": "Sent-Std",
     "top5_share": "Top-5",
     "exemplar_emotion_match": "Exemplar match",
+    "token_f1": "Token F1",
 }
+"""Metrics as heads of columns; those of variants are made by `metric_title`."""
 
-_FRACTIONS = frozenset({"rouge_l", "sentiment_mae", "bits_per_byte"})
+_FRACTIONS = frozenset({"rouge_l", "sentiment_mae", "bits_per_byte", "brevity_penalty", "length_ratio"})
+_NO_DIRECTION = frozenset({"length_ratio"})
 
 
 def format_value(name: str, value: float) -> str:
-    """Two decimals, three for fractions."""
-    return f"{value:.{3 if name in _FRACTIONS else 2}f}"
+    """Two decimals, three for fractions; the name may have a variant."""
+    return f"{value:.{_digits(name)}f}"
+
+
+def _digits(name: str) -> int:
+    return 3 if name.partition(":")[0] in _FRACTIONS else 2
 
 
 def metric_title(name: str) -> str:
-    """A metric as a column's head: its name, and which way is better."""
-    return f"{TITLES[name]} {'↓' if name in LOWER_IS_BETTER else '↑'}"
+    """A metric as a column's head: its name, its variant, and which way is better."""
+    base, _, variant = name.partition(":")
+    arrow = "" if base in _NO_DIRECTION else " ↓" if base in LOWER_IS_BETTER else " ↑"
+    return f"{TITLES[base]}{f' ({variant})' if variant else ''}{arrow}"
+
+
+def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "", over: str = "") -> str:
+    """What stands above a table: corpus, rows, what intervals draw, and how each metric's text is prepared.
+
+    Args:
+      rows: as of `pairing.describe_rows`.
+      names: the table's metrics.
+      corpus: its name; empty = not known.
+      over: what the intervals are over, if not what `rows` says.
+    """
+    of_dialogues = f" of {rows['dialogues']:,} dialogues" if rows["dialogues"] else ""
+    parts = [
+        f"Corpus: {corpus or 'not told'}",
+        f"{rows['rows']:,} rows{of_dialogues} (sha256 {rows['sha256']})",
+        f"95% intervals over {over or rows['resampled']}",
+    ]
+    return f"{'; '.join(parts)}. Text: {text_note(names)}."
+
+
+def text_note(names: Iterable[str]) -> str:
+    """How the text of each metric is prepared, metrics of one normalisation together, n-grams of all n as one."""
+    groups: dict[str, dict[str, None]] = {}
+    for name in names:
+        if key := normalisation(name):
+            groups.setdefault(key, {})[re.sub(r"-\d$", "", TITLES[name.partition(":")[0]])] = None
+    return "; ".join(f"{NORMALISATIONS[key]} ({', '.join(group)})" for key, group in groups.items()) or "none is read"
 
 
 def intervals(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[str, str]]:
@@ -61,24 +102,33 @@ def intervals(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[str
 def text_table(metrics: Mapping[str, Mapping[str, float]]) -> str:
     """Metrics as aligned lines for a terminal: name, value, interval."""
     lines = [
-        f"{name:<34} {format_value(name.split(':')[0], m['value']):>9}   "
-        f"[{format_value(name.split(':')[0], m['low'])}, {format_value(name.split(':')[0], m['high'])}]"
+        f"{name:<34} {format_value(name, m['value']):>9}   "
+        f"[{format_value(name, m['low'])}, {format_value(name, m['high'])}]"
         for name, m in metrics.items()
     ]
     return "\n".join(lines)
 
 
-def comparison_table(compared: Mapping[str, Mapping[str, float]]) -> str:
-    """Paired tests as aligned lines for a terminal."""
-    return "\n".join(
-        f"{name:<34} {format_difference(name, c)}   p {c['p_value']:.4f} (randomisation {c['p_randomisation']:.4f})"
-        for name, c in compared.items()
-    )
+def format_interval(name: str, found: Mapping[str, float]) -> str:
+    """A value with its interval."""
+    value, low, high = (format_value(name, found[key]) for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table for a terminal: the first column to the left, the others to the right."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for name, *cells in (head, *rows):
+        padded = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join([name.ljust(widths[0]), *padded]))
+    return lines
 
 
 def format_difference(name: str, compared: Mapping[str, float]) -> str:
     """A signed difference with its interval."""
-    digits = 3 if name in _FRACTIONS else 2
+    digits = _digits(name)
     low, high = compared["low"], compared["high"]
     return f"{compared['difference']:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 

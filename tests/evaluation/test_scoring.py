@@ -1,6 +1,7 @@
 import dataclasses
 import gzip
 import math
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,9 @@ from empax.core.types import Instance, Prediction
 from empax.evaluation import scoring, text
 from empax.evaluation.published import EMPRL_PAPER, PAPER_OF, REG_ABLATIONS, REG_PAPER, REG_SIZES, TABLES
 from empax.evaluation.rows import read_predictions, released, to_prediction
-from empax.evaluation.scoring import ScoringSettings, compare, score
+from empax.evaluation.scoring import ScoringSettings, score
+from empax.evaluation.significance import estimate
+from empax.reporting.score_file import load_corpus
 
 FAST = ScoringSettings(bootstrap_samples=20)
 LEVELS = {"emotional_reaction": "low", "interpretation": "mid", "exploration": "high"}
@@ -79,7 +82,7 @@ def test_a_metric_without_inputs_is_absent_and_empty_responses_count():
     scores = score(rows, settings=FAST)
     assert set(scores.metrics) == {
         *(f"bleu_{n}" for n in (1, 2, 3, 4)), "rouge_l", "distinct_1", "distinct_2",
-        "sentiment_mae", "sentence_std", "top5_share",
+        "bleu_2_precision", "brevity_penalty", "length_ratio", "sentiment_mae", "sentence_std", "top5_share",
     }  # fmt: skip
     assert not [name for name in scores.variants if name.startswith("perplexity")]
     assert scores.counts["rows"] == 3
@@ -116,15 +119,59 @@ def test_errors_name_what_is_wrong():
         ScoringSettings(bootstrap_samples=0)
 
 
-def test_compare_tests_the_metrics_that_both_have():
-    rows = full_rows()
-    others = [dataclasses.replace(row, response="Oh.", emotion_prediction="") for row in reversed(rows)]
-    compared = compare(rows, others, settings=FAST)
-    assert "emotion_accuracy" not in compared
-    assert {"bleu_1", "distinct_2", "perplexity", "empathy_f1"} <= set(compared)
-    assert compared["rouge_l"]["difference"] == pytest.approx(score(rows, settings=FAST).metrics["rouge_l"]["value"])
-    assert compared["rouge_l"]["p_value"] == compared["rouge_l"]["p_randomisation"] == pytest.approx(1 / 21)
-    assert compared["perplexity"]["difference"] == pytest.approx(0.0)
+def test_scores_say_which_rows_they_are_over_and_draw_dialogues():
+    scores = score(full_rows(), settings=FAST)
+    assert scores.rows["resampled"] == "dialogues"
+    assert (scores.rows["rows"], scores.rows["dialogues"]) == (12, 12)
+    of_two = [dataclasses.replace(row, id=f"d{i // 6}#{2 + i % 6}") for i, row in enumerate(full_rows())]
+    unnamed = [dataclasses.replace(row, id="") for row in of_two]
+    assert score(unnamed, settings=FAST).rows["resampled"] == "rows"
+    two = score(of_two, settings=FAST)
+    assert two.rows["dialogues"] == 2
+    # Each half has the same share of errors, so whole dialogues say the same; single rows do not.
+    halves = score(unnamed, settings=FAST).metrics["rouge_l"]
+    assert two.metrics["rouge_l"]["low"] == pytest.approx(two.metrics["rouge_l"]["high"])
+    assert halves["high"] - halves["low"] > 0.01
+
+
+def test_a_cleaned_metric_reads_cleaned_text_on_both_sides():
+    rows = [
+        Prediction(("hi",), "I'm glad you're OK.", "i am glad you are ok .", notes={"nll": 16.0, "num_tokens": 3}),
+        Prediction(("hi",), "It's bad", "THAT'S TOO bad!", notes={"nll": 12.0, "num_tokens": 3}),
+    ]
+    both = score(rows, settings=FAST)
+    value = {name: found["value"] for name, found in (both.metrics | both.variants).items()}
+    said = [[*["i", "am", "glad", "you", "are", "ok", "."]], [*["it", "is", "bad"]]]
+    assert value["distinct_1:moel"] == pytest.approx(100 * len({w for row in said for w in row}) / 10)
+    assert value["length_ratio:moel"] == pytest.approx(10 / 12)
+    assert value["brevity_penalty:moel"] == pytest.approx(math.exp(1 - 12 / 10))
+    # matched: all 7 words of the first, "is" and "bad" of the second; pairs: 6 of 6, none of 2
+    assert value["bleu_2_precision:moel"] == pytest.approx(100 * math.sqrt(9 / 10 * 6 / 8))
+    assert value["bleu_2:moel"] == pytest.approx(value["brevity_penalty:moel"] * value["bleu_2_precision:moel"])
+    assert value["bleu_2:moel"] > value["bleu_2"]
+    assert value["rouge_l:moel"] > value["rouge_l"]
+    # each reference with its end token: 7 + 1 and 5 + 1 words
+    assert value["perplexity_per_word:moel"] == pytest.approx(math.exp((16 / 8 + 12 / 6) / 2))
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_runs_stand_beside_released_outputs_as_their_authors_cleaned_them(real_data):
+    corpus, _ = load_corpus(str(real_data))
+    results = Path(__file__).parents[2] / "results"
+    expected = {
+        results / "reg_transformer" / "outputs.jsonl.gz": (9.78, 35.7),
+        results / "reg_semantic" / "outputs.jsonl.gz": (9.73, None),
+        results / "reg_no_retrieval" / "outputs.jsonl.gz": (9.66, 34.3),
+        real_data / "peer_outputs" / "transformer.jsonl": (9.21, None),
+    }
+    for path, (bleu, perplexity) in expected.items():
+        rows, bad = read_predictions(path, corpus)
+        assert not bad
+        made = scoring.make_statistics(rows, ("bleu_2:moel", "perplexity_per_word:moel"))
+        assert estimate(made["bleu_2:moel"]) == pytest.approx(bleu, abs=0.005)
+        if perplexity:
+            assert estimate(made["perplexity_per_word:moel"]) == pytest.approx(perplexity, abs=0.05)
 
 
 def test_rows_are_read_with_their_types_checked(tmp_path):

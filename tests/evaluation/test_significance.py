@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 import time
 
@@ -6,15 +5,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from empax.core.files import DataError
 from empax.core.types import Prediction
 from empax.evaluation import scoring, significance, text
+from empax.evaluation.normalisation import MOEL_METRICS
 
 
-def rows_of(responses, references=None, ids=True):
+def rows_of(responses, references=None):
     references = references or [f"word{i % 7} and word{i % 3} ." for i in range(len(responses))]
     return [
-        Prediction(context=(f"turn {i}",), response=response, reference=reference, id=f"d{i}#2" if ids else "")
+        Prediction(context=(f"turn {i}",), response=response, reference=reference, id=f"d{i}#2")
         for i, (response, reference) in enumerate(zip(responses, references, strict=True))
     ]
 
@@ -27,66 +26,114 @@ def mean_statistic(values):
     return significance.ratio_statistic(values, np.ones(len(values)))
 
 
+def interval(statistic, **options):
+    return significance.confidence_intervals({"": statistic}, **options)[""]
+
+
+TEXT_METRICS = [*scoring.METRICS[3:13], "sentence_std", "top5_share", *MOEL_METRICS[1:]]
+
+
 def test_interval_of_a_mean_is_the_normal_one():
     values = np.random.default_rng(0).normal(5.0, 2.0, size=400)
-    low, high = significance.bootstrap_interval(mean_statistic(values), samples=2000, seed=1)
+    low, high = interval(mean_statistic(values), samples=2000, seed=1)
     error = 1.96 * values.std() / np.sqrt(len(values))
     assert low == pytest.approx(values.mean() - error, abs=0.05)
     assert high == pytest.approx(values.mean() + error, abs=0.05)
-    assert (low, high) == significance.bootstrap_interval(mean_statistic(values), samples=2000, seed=1)
-    assert (low, high) != significance.bootstrap_interval(mean_statistic(values), samples=2000, seed=2)
+    assert (low, high) == interval(mean_statistic(values), samples=2000, seed=1)
+    assert (low, high) != interval(mean_statistic(values), samples=2000, seed=2)
+    parts = significance.part_interval(mean_statistic(values), partitions=400)
+    assert parts == pytest.approx((values.mean() - error, values.mean() + error), abs=0.06)
 
 
-@pytest.mark.parametrize("name", [*scoring.METRICS[3:10], "sentence_std", "top5_share"])
+@pytest.mark.parametrize("method", ["bootstrap", "parts"])
+def test_rows_of_one_dialogue_are_drawn_together(method):
+    of_dialogue = np.random.default_rng(0).normal(size=300)
+    dialogues = np.repeat(np.arange(300), 4)
+    rows = mean_statistic(of_dialogue[dialogues])
+
+    def width(**options):
+        if method == "parts":
+            low, high = significance.part_interval(rows, partitions=400, **options)
+        else:
+            low, high = interval(rows, **options)
+        return high - low
+
+    error = 2 * 1.96 * of_dialogue.std() / np.sqrt(300)
+    assert width(dialogues=dialogues) == pytest.approx(error, rel=0.12)
+    assert width() == pytest.approx(error / 2, rel=0.12)  # as if all rows were independent
+
+
+@pytest.mark.parametrize("name", TEXT_METRICS)
 def test_weights_are_repetitions_of_rows(name):
-    """The sufficient statistics of a resample give what the metric gives on the resampled rows."""
+    """The sufficient statistics of a resample, or of some rows, give what the metric gives on those rows."""
     rng = np.random.default_rng(0)
     rows = rows_of(
-        [" ".join(rng.choice(["word1", "word2", "and", ".", "oh"], size=rng.integers(0, 9))) for _ in range(30)]
+        [" ".join(rng.choice(["word1", "word2", "i'm", ".", "oh"], size=rng.integers(0, 9))) for _ in range(30)]
     )
-    drawn = rng.integers(30, size=30)
-    weights = np.bincount(drawn, minlength=30).astype(np.float64)[None]
-    resampled = significance.estimate(metric(name)([rows[i] for i in drawn]))
-    assert metric(name)(rows)(weights)[0] == pytest.approx(resampled, rel=1e-9)
+    if name.startswith("perplexity"):
+        rows = [Prediction(**{**vars(row), "notes": {"nll": 5.0 + i, "num_tokens": 4}}) for i, row in enumerate(rows)]
+    statistic = metric(name)(rows)
+    for drawn in (rng.integers(30, size=30), rng.permutation(30)[:7]):
+        weights = np.bincount(drawn, minlength=30).astype(np.float64)[None]
+        expected = significance.estimate(metric(name)([rows[i] for i in drawn]))
+        assert statistic(weights)[0] == pytest.approx(expected, rel=1e-9)
+        assert significance.estimate(statistic.take(drawn)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_types_have_an_interval_around_the_estimate_within_bounds():
-    # Every response different: a resample repeats rows and so has fewer distinct words.
+def test_intervals_of_distinct_things_are_not_of_repeated_rows():
+    # Every response different: a resample repeats rows and has fewer distinct words; a part of the rows has not.
     statistic = text.distinct_statistic([f"a{i} b{i} c{i}" for i in range(50)], 1)
     assert significance.estimate(statistic) == 100.0
-    raw = significance.resampled_values({"": statistic}, samples=100, seed=0)[""]
-    assert raw.max() < 90.0
-    low, high = significance.bootstrap_interval(statistic, samples=100)
-    assert 80.0 < low <= 100.0
-    assert high == 100.0
+    assert interval(statistic, samples=100) == (100.0, 100.0)
+    drawn = np.random.default_rng(0).zipf(1.5, size=(40, 5))
+    some = text.distinct_statistic([" ".join(f"w{number}" for number in row) for row in drawn], 1)
+    low, high = interval(some, samples=100)
+    assert 0.0 <= low < significance.estimate(some) < high <= 100.0
 
 
 def test_interval_edge_cases():
     one = mean_statistic(np.asarray([3.0]))
-    assert significance.bootstrap_interval(one, samples=5) == (3.0, 3.0)
+    assert interval(one, samples=5) == (3.0, 3.0)
     rare = significance.ratio_statistic(np.asarray([1.0] + [0.0] * 3), np.asarray([1.0] + [0.0] * 3))
-    assert significance.bootstrap_interval(rare, samples=50) == (1.0, 1.0)  # resamples without the row say nothing
+    assert interval(rare, samples=50) == (1.0, 1.0)  # resamples without the row say nothing
+    for responses in (["a b"], ["a b", "a"], ["a b", "a", "a c"]):
+        statistic = text.distinct_statistic(responses, 1)
+        low, high = interval(statistic)
+        assert 0.0 <= low <= significance.estimate(statistic) <= high <= 100.0
+    assert significance.confidence_intervals({}) == {}
     with pytest.raises(ValueError, match="at least one sample"):
-        significance.bootstrap_interval(one, samples=0)
+        interval(one, samples=0)
     with pytest.raises(ValueError, match=r"same rows; found \[1, 4\]"):
-        significance.resampled_values({"a": one, "b": rare}, samples=1, seed=0)
+        significance.confidence_intervals({"a": one, "b": rare}, samples=1, seed=0)
+    with pytest.raises(ValueError, match="3 numbers of dialogues for 4 rows"):
+        interval(rare, dialogues=np.arange(3))
 
 
-def test_pairs_by_id_or_by_context_and_reference():
-    rows = rows_of(["a", "b", "c"])
-    first, second = significance.pair_rows(rows, rows[::-1])
-    assert [row.id for row in first] == [row.id for row in second] == ["d0#2", "d1#2", "d2#2"]
-    unnamed = rows_of(["a", "b", "c"], ids=False)
-    first, second = significance.pair_rows(rows, unnamed[::-1])
-    assert [row.response for row in second] == ["a", "b", "c"]
-    twice = [unnamed[0], dataclasses.replace(unnamed[0], response="again")]
-    assert significance.pair_rows(twice, twice)[1] == twice
-    with pytest.raises(DataError, match=r"1 rows are only in the first \(3 rows\), 0 only in the second"):
-        significance.pair_rows(rows, rows[:2])
-    with pytest.raises(DataError, match="ids must be unique"):
-        significance.pair_rows([rows[0], rows[0]], rows)
-    with pytest.raises(DataError, match="different references"):
-        significance.pair_rows(rows[:1], [dataclasses.replace(rows[0], reference="other")])
+@pytest.mark.oracle
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_randomisation_test_is_two_sided_and_matches_scipy(sign):
+    rng = np.random.default_rng(3)
+    first, second = sign * rng.normal(0.4, 1.0, size=10), rng.normal(size=10)
+    expected = stats.permutation_test(
+        (first, second),
+        lambda a, b, axis: np.mean(a - b, axis=axis),
+        permutation_type="samples",
+        n_resamples=np.inf,
+        alternative="two-sided",
+        vectorized=True,
+    ).pvalue
+    assert 0.1 < expected < 0.9  # a one-sided test would give half of it, or one minus that
+    both = mean_statistic(np.concatenate([first, second]))
+    found = significance.approximate_randomisation({"": both}, samples=6000)[""]
+    assert found == pytest.approx(expected, abs=0.025)
+
+
+def test_dialogues_are_swapped_as_wholes():
+    # One dialogue holds the whole difference: either it is swapped or not, so every swap is as extreme.
+    first, second = np.asarray([3.0, 3.0, 3.0, 0.0]), np.zeros(4)
+    both = {"": mean_statistic(np.concatenate([first, second]))}
+    assert significance.approximate_randomisation(both, dialogues=np.asarray([0, 0, 0, 1]))[""] == 1.0
+    assert significance.approximate_randomisation(both)[""] == pytest.approx(0.25, abs=0.05)
 
 
 @pytest.mark.parametrize("name", ["bleu_2", "distinct_1", "rouge_l"])
@@ -99,34 +146,33 @@ def test_a_better_system_is_found_and_an_equal_one_is_not(name):
         return [" ".join(w if own.random() < share else "the" for w in r.split()) for r in references]
 
     better, worse, equal = (rows_of(noisy(s, seed), references) for s, seed in ((0.9, 1), (0.4, 2), (0.9, 3)))
-    found = significance.paired_bootstrap(better, worse, metric(name), samples=200)
-    swapped = significance.approximate_randomisation(better, worse, metric(name), samples=200)
+
+    def tests(first, second, **options):
+        return significance.paired_tests({"": metric(name)([*first, *second])}, samples=200, **options)[""]
+
+    found = tests(better, worse)
     values = [significance.estimate(metric(name)(rows)) for rows in (better, worse)]
-    assert found["difference"] == swapped["difference"] == pytest.approx(values[0] - values[1])
+    assert found["difference"] == pytest.approx(values[0] - values[1])
     assert 0 < found["low"] < found["difference"] < found["high"]
-    assert found["p_value"] == swapped["p_value"] == pytest.approx(1 / 201)
-    back = significance.paired_bootstrap(worse, better, metric(name), samples=200)
+    assert found["p_value"] == found["p_randomisation"] == pytest.approx(1 / 201)
+    back = tests(worse, better)
     assert back["difference"] == pytest.approx(-found["difference"])
-    same = significance.paired_bootstrap(better, equal, metric(name), samples=200)
-    assert same["p_value"] > 0.05
+    assert back["p_value"] == back["p_randomisation"] == pytest.approx(1 / 201)  # the other way round, too
+    same = tests(better, equal)
+    assert min(same["p_value"], same["p_randomisation"]) > 0.05
     assert same["low"] < 0 < same["high"]
-    assert significance.approximate_randomisation(better, equal, metric(name), samples=200)["p_value"] > 0.05
-    itself = significance.paired_bootstrap(better, better[::-1], metric(name), samples=20)
-    assert itself == {"difference": 0.0, "low": 0.0, "high": 0.0, "p_value": 1.0}
+    itself = tests(better, better)
+    assert itself == {"difference": 0.0, "low": 0.0, "high": 0.0, "p_value": 1.0, "p_randomisation": 1.0}
+    if name == "distinct_1":
+        assert same["p_value"] == same["p_randomisation"]  # no bootstrap for what counts distinct things
+    else:
+        assert same["p_value"] != same["p_randomisation"]
 
 
-def test_p_values_are_uniform_where_nothing_differs():
-    rng = np.random.default_rng(0)
-    below = 0
-    for _ in range(60):
-        a, b = rng.normal(size=(2, 40))
-        both = mean_statistic(np.concatenate([a, b]))
-        rows = rows_of(["x"] * 40)
-        test = significance.approximate_randomisation(
-            rows, rows, lambda _, s=both: s, samples=99, seed=int(rng.integers(99))
-        )
-        below += test["p_value"] <= 0.2
-    assert 4 <= below <= 22  # 12 expected; within 3 standard deviations
+def test_holm():
+    assert significance.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert significance.holm([0.9, 0.5]) == [1.0, 1.0]
+    assert significance.holm([]) == []
 
 
 def test_resamples_of_a_whole_test_set_are_cheap():
@@ -136,8 +182,9 @@ def test_resamples_of_a_whole_test_set_are_cheap():
     names = ("bleu_2:moses", "bleu_4:moses", "distinct_1:whitespace", "distinct_2:whitespace", "top5_share")
     statistics = scoring.make_statistics(rows_of(texts, texts[::-1]), names)
     begin = time.process_time()
-    significance.resampled_values(statistics, samples=100, seed=0)
-    assert time.process_time() - begin < 2.0  # a thousand resamples of everything must stay a matter of seconds
+    significance.confidence_intervals(statistics, samples=100, seed=0)
+    # A thousand resamples of everything must stay a matter of seconds. Parts are 40 partitions at least.
+    assert time.process_time() - begin < 6.0
 
 
 @pytest.mark.oracle

@@ -5,9 +5,13 @@ import math
 import random
 import statistics
 
+import numpy as np
 import pytest
+from nltk.translate.bleu_score import corpus_bleu
+from sacrebleu.metrics.bleu import BLEU
 
 from empax.evaluation import text, words
+from empax.evaluation.significance import estimate
 
 VOCABULARY = "i am so sorry to hear that . what happened ? oh no ! it's great , don't worry ... U.S. 3.5 100% (yes) a-b"
 WORDS = VOCABULARY.split()
@@ -167,3 +171,23 @@ def test_released_outputs_give_the_known_repetition(real_data, name, std, top5):
 
 def test_brevity_penalty_by_hand():
     assert text.bleu(["a b"], ["a b c d"], 1) == pytest.approx(100 * math.exp(1 - 2))
+
+
+@pytest.mark.oracle
+def test_cleaned_bleu_is_nltk_and_sacrebleu_of_the_cleaned_words():
+    said = ["I'm so sorry to hear that.", "That's great! What's next?", "oh no", ""]
+    wanted = ["i am sorry, that's sad.", "That is great, what is it?", "Oh no, you can't!", "hm"]
+    clean = [[list(words.moel_tokens(t)) for t in side] for side in (said, wanted)]
+    assert clean[0][0] == ["i", "am", "so", "sorry", "to", "hear", "that", "."]
+    joined = [[" ".join(row) for row in side] for side in clean]
+    found = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(joined[0], [joined[1]])
+    for order in (1, 2):
+        by_nltk = corpus_bleu([[g] for g in clean[1]], clean[0], (1 / order,) * order)
+        assert text.bleu(said, wanted, order, "moel") == pytest.approx(100 * by_nltk)
+    counts = text.count_matches(said, wanted, "moel")
+    assert estimate(text.brevity_penalty_statistic(counts)) == pytest.approx(found.bp)
+    assert estimate(text.length_ratio_statistic(counts)) == pytest.approx(found.sys_len / found.ref_len)
+    assert found.bp < 1.0
+    # sacrebleu counts no bigram of a row that has none, NLTK one; precisions alone are as sacrebleu's.
+    precisions = np.prod(found.precisions[:2]) ** 0.5
+    assert estimate(text.precision_statistic(counts, 2)) == pytest.approx(precisions)

@@ -11,6 +11,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json, write_json
 from empax.reporting import seeds
 
+SHA = "0123456789abcdef"
 VALUES = {"bleu_1": (20.0, 22.0, 21.5), "rouge_l": (0.1, 0.12, 0.11)}
 
 
@@ -25,6 +26,9 @@ def paths(tmp_path):
         report = {
             "system": "emprl",
             "config": {"seed": seed, "data": {"dir": f"place {seed}"}, "ppo": {"steps": 3}},
+            "data": {"source_hash": "5e"},
+            "counts": {"rows": 9},
+            "rows": {"rows": 9, "dialogues": 3, "resampled": "dialogues", "sha256": SHA},
             "run": {"seed": seed, "commit": "abc"},
             "metrics": {**metrics, "perplexity": value(None if seed == 1 else 9.0)},
             "variants": {"bleu_1:moses": value(10.0 + seed)},
@@ -72,8 +76,10 @@ def test_mean_deviation_and_t_interval_of_every_metric(paths):
 def test_the_tables_hold_what_the_summary_holds(paths, tmp_path):
     summary = seeds.summarize(paths)
     printed = seeds.text(summary).splitlines()
-    assert printed[:4] == [
+    assert printed[:5] == [
         "emprl, 3 runs",
+        f"Corpus: not told; 9 rows of 3 dialogues (sha256 {SHA}); 95% intervals over seeds. "
+        "Text: lower case, NLTK words (BLEU); lower case, runs of a-z and 0-9 (ROUGE-L).",
         "metric    mean    std    95% interval  seed 0  seed 1  seed 2",
         "bleu_1   21.17   1.04  [18.58, 23.75]   20.00   22.00   21.50",
         "rouge_l  0.110  0.010  [0.085, 0.135]   0.100   0.120   0.110",
@@ -100,6 +106,10 @@ def test_an_evaluation_that_a_run_lacks_is_left_out(paths):
     ("where", "new", "says"),
     [
         ("config.ppo.steps", 4, r"different recipes \(config\.ppo\.steps: 3 there, 4 here\); only seeds"),
+        ("system", "reg", r"different systems \('emprl' there, 'reg' here\)"),
+        ("rows.sha256", "ff", r"different test rows \(rows\.sha256: '0123456789abcdef' there, 'ff' here\)"),
+        ("counts.rows", 8, r"different test rows \(rows: 9 there, 8 here\)"),
+        ("data.source_hash", "77", r"different test rows \(data\.source_hash: '5e' there, '77' here\)"),
         ("config.seed", 1, r"run1/report\.json and .*run2/report\.json are of the same run"),
         ("metrics", ..., r"run2/report\.json is no report of a run: it lacks metrics"),
     ],

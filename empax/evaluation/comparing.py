@@ -1,0 +1,247 @@
+"""Systems against each other: their own values, differences with intervals, and tests corrected for being several."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from empax.core.types import Prediction
+from empax.evaluation.pairing import describe_rows, dialogues_of, not_comparable, pair_rows, shared_rows
+from empax.evaluation.scoring import METRICS, Interval, ScoringSettings, make_statistics
+from empax.evaluation.significance import (
+    Statistic,
+    confidence_intervals,
+    estimate,
+    holm,
+    paired_tests,
+)
+
+Comparison = dict[str, Any]
+
+_SAMPLES_PER_TEST = 40
+"""Resamples and swaps for each test that Holm's correction counts: the smallest corrected p-value is then 1 / 40."""
+
+_SMALLEST_SHARE = 0.5
+"""Of the rows, for released outputs to be compared."""
+
+
+def compare(
+    rows_a: Sequence[Prediction],
+    rows_b: Sequence[Prediction],
+    *,
+    settings: ScoringSettings | None = None,
+    names: Sequence[str] = METRICS,
+) -> dict[str, dict[str, Any]]:
+    """Paired tests of a against b for every metric whose inputs both have.
+
+    Returns:
+      By metric what `compare_systems` has of a pair, corrected over the metrics.
+
+    Raises:
+      DataError: the rows do not pair up, see `pairing.pair_rows`.
+    """
+    settings = settings or ScoringSettings()
+    found = compare_systems(
+        {"a": rows_a, "b": rows_b}, [("a", "b")], settings=settings, names=names, samples=settings.bootstrap_samples
+    )
+    return found["pairs"][0]["metrics"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    """All systems' rows behind each other, and where each system's are.
+
+    Attributes:
+      statistics: of all rows of all systems.
+      places: of each system, by position in the first system's rows (-1 = it has no such row), the row in `statistics`.
+      rows: of each system, in the order of its places without -1.
+      dialogues: of the first system's rows.
+    """
+
+    statistics: Mapping[str, Statistic]
+    places: Mapping[str, Int[np.ndarray, " N"]]
+    rows: Mapping[str, Sequence[Prediction]]
+    dialogues: Int[np.ndarray, " N"]
+
+    def shared(self, *labels: str) -> Int[np.ndarray, " n"]:
+        """Positions that all of these systems have."""
+        return np.flatnonzero(np.all([self.places[label] >= 0 for label in labels], axis=0))
+
+    def groups(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        return np.unique(self.dialogues[positions], return_inverse=True)[1]
+
+    def of(self, label: str, positions: Int[np.ndarray, " n"]) -> list[Prediction]:
+        numbers = np.cumsum(self.places[label] >= 0) - 1
+        return [self.rows[label][number] for number in numbers[positions]]
+
+
+def compare_systems(
+    systems: Mapping[str, Sequence[Prediction]],
+    pairs: Sequence[tuple[str, str]] | None = None,
+    *,
+    peers: Mapping[str, Sequence[Prediction]] | None = None,
+    settings: ScoringSettings | None = None,
+    names: Sequence[str] = METRICS,
+    samples: int = 0,
+) -> Comparison:
+    """One table of all systems, and tests of pairs of them.
+
+    Args:
+      systems: rows by label; all must hold the same test rows.
+      pairs: which to test, first minus second; None = every two of `systems`.
+      peers: released outputs by label, each tested against each of `systems` on the rows that they share.
+      settings: of the resamples; a test takes `bootstrap_samples` of them, or 40 for each test made if that is more, so
+        that the correction leaves room for small p-values.
+      names: metrics; those whose inputs a system lacks are left out of its row and its pairs.
+      samples: of a test; 0 = as said.
+
+    Returns:
+      `rows`, as of `pairing.describe_rows`; `systems`, by label `rows` (how many) and `metrics`, name → interval;
+      `pairs`, each with `first`, `second`, `rows`, `metrics` and `left_out` (metric → why). A metric of a pair holds
+      what `significance.paired_tests` finds (`difference` is first - second), `p_holm`, the `p_value` corrected
+      over all tests, and `first` and `second`, both intervals on the rows of the pair. `absent`, peers that share
+      too few rows, and why; `correction`: `method`, and how many `tests`, `pairs`, `metrics` and `samples`.
+
+    Raises:
+      DataError: rows of `systems` that do not pair up.
+    """
+    settings = settings or ScoringSettings()
+    pairs = list(itertools.combinations(systems, 2)) if pairs is None else list(pairs)
+    field, absent = _field(systems, peers or {}, names)
+    pairs += [(label, peer) for label in systems for peer in peers or {} if peer not in absent]
+    plans = [(pair, field.shared(*pair), *_testable(field, pair)) for pair in pairs]
+    num_tests = sum(len(wanted) for *_, wanted, _ in plans)
+    samples = samples or max(settings.bootstrap_samples, _SAMPLES_PER_TEST * num_tests)
+    cache: dict[tuple[str, bytes], dict[str, Interval]] = {}
+    tested = [
+        {
+            "first": pair[0],
+            "second": pair[1],
+            "rows": len(positions),
+            "metrics": _compare_pair(field, pair, positions, wanted, settings, samples, cache),
+            "left_out": left_out,
+        }
+        for pair, positions, wanted, left_out in plans
+    ]
+    cells = [cell for one in tested for cell in one["metrics"].values()]
+    for cell, corrected in zip(cells, holm([cell["p_value"] for cell in cells]), strict=True):
+        cell["p_holm"] = corrected
+    shown = {label: field.shared(label) for label in field.places}
+    return {
+        "rows": describe_rows(next(iter(systems.values()))),
+        "systems": {
+            label: {"rows": len(at), "metrics": _own(field, label, at, _comparable(field, label), settings, cache)}
+            for label, at in shown.items()
+        },
+        "pairs": tested,
+        "absent": absent,
+        "correction": {
+            "method": "Holm",
+            "tests": num_tests,
+            "pairs": len(tested),
+            "metrics": len({name for one in tested for name in one["metrics"]}),
+            "samples": samples,
+        },
+    }
+
+
+def _field(
+    systems: Mapping[str, Sequence[Prediction]], peers: Mapping[str, Sequence[Prediction]], names: Sequence[str]
+) -> tuple[_Field, dict[str, str]]:
+    first = list(next(iter(systems.values())))
+    rows: dict[str, Sequence[Prediction]] = {}
+    at: dict[str, Int[np.ndarray, " n"]] = {}
+    absent = {}
+    for label, own in systems.items():
+        rows[label] = pair_rows(first, own)[1]
+        at[label] = np.arange(len(first))
+    for label, released in peers.items():
+        positions, theirs = shared_rows(first, released)
+        if len(positions) < _SMALLEST_SHARE * len(first):
+            absent[label] = f"shares {len(positions):,} of {len(first):,} rows"
+            continue
+        rows[label], at[label] = [released[i] for i in theirs], positions
+    places, start = {}, 0
+    for label, positions in at.items():
+        places[label] = np.full(len(first), -1)
+        places[label][positions] = start + np.arange(len(positions))
+        start += len(positions)
+    told = [found for label in systems if (found := dialogues_of(rows[label])) is not None]
+    statistics = make_statistics([row for label in rows for row in rows[label]], names)
+    return _Field(statistics, places, rows, told[0] if told else np.arange(len(first))), absent
+
+
+def _testable(field: _Field, pair: tuple[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Metrics that both systems have, without those that do not compare; and the latter with their reasons."""
+    positions = field.shared(*pair)
+    reasons = not_comparable(*(field.of(label, positions) for label in pair))
+    wanted, left_out = [], {}
+    for name, statistic in field.statistics.items():
+        sides = [statistic.take(field.places[label][positions]) for label in pair]
+        if not all(math.isfinite(estimate(side)) for side in sides):
+            continue
+        reason = next((reasons[group] for group in _groups(name) if group in reasons), "")
+        if reason:
+            left_out[name] = reason
+        else:
+            wanted.append(name)
+    return wanted, left_out
+
+
+def _groups(name: str) -> tuple[str, ...]:
+    """The groups of `pairing.not_comparable` that a metric is in."""
+    base, _, variant = name.partition(":")
+    if base.startswith(("perplexity", "bits_per_byte")):
+        return ("perplexity_per_token", "perplexity") if base == "perplexity" else ("perplexity",)
+    if base in ("empathy_f1", "emotional_reaction_f1", "interpretation_f1", "exploration_f1"):
+        return ("mechanisms:independent",) if variant else ("mechanisms",)
+    return (base,)
+
+
+def _comparable(field: _Field, label: str) -> list[str]:
+    """Metrics of a row of the table: those that depend on the number of rows only if the system has all rows."""
+    whole = bool((field.places[label] >= 0).all())
+    return [name for name, statistic in field.statistics.items() if whole or statistic.bounds is None]
+
+
+def _own(
+    field: _Field,
+    label: str,
+    positions: Int[np.ndarray, " n"],
+    names: Sequence[str],
+    settings: ScoringSettings,
+    cache: dict[tuple[str, bytes], dict[str, Interval]],
+) -> dict[str, Interval]:
+    """A system's own values on some of the rows; computed once for all pairs."""
+    known = cache.setdefault((label, positions.tobytes()), {})
+    taken = {n: field.statistics[n].take(field.places[label][positions]) for n in names if n not in known}
+    taken = {name: statistic for name, statistic in taken.items() if math.isfinite(estimate(statistic))}
+    found = confidence_intervals(
+        taken, dialogues=field.groups(positions), samples=settings.bootstrap_samples, seed=settings.seed
+    )
+    for name, (low, high) in found.items():
+        known[name] = {"value": estimate(taken[name]), "low": low, "high": high}
+    return {name: known[name] for name in names if name in known}
+
+
+def _compare_pair(
+    field: _Field,
+    pair: tuple[str, str],
+    positions: Int[np.ndarray, " n"],
+    names: Sequence[str],
+    settings: ScoringSettings,
+    samples: int,
+    cache: dict[tuple[str, bytes], dict[str, Interval]],
+) -> dict[str, dict[str, Any]]:
+    dialogues = field.groups(positions)
+    first, second = (field.places[label][positions] for label in pair)
+    both = {name: field.statistics[name].take(np.concatenate([first, second])) for name in names}
+    found = paired_tests(both, dialogues=dialogues, samples=samples, seed=settings.seed)
+    own = [_own(field, label, positions, names, settings, cache) for label in pair]
+    return {name: {**found[name], "first": own[0][name], "second": own[1][name]} for name in names}

@@ -1,0 +1,148 @@
+"""Which rows answer the same context: pairs of rows, their dialogues, and the hash that tells test sets apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from empax.core.files import DataError, hash_json
+from empax.core.types import Prediction
+from empax.evaluation.words import moel_tokens
+
+_ID = re.compile(r"(.+)#\d+")  # see `core.types.Instance`
+
+_SAME = ("context", "reference", "emotion")
+"""Fields that paired rows share, where both have them."""
+
+
+def dialogues_of(rows: Sequence[Prediction]) -> Int[np.ndarray, " N"] | None:
+    """The number of each row's dialogue, from 0 on; None unless every id is a dialogue's id, "#" and a number."""
+    found = [_ID.fullmatch(row.id) for row in rows]
+    names = [match.group(1) for match in found if match]
+    return np.unique(names, return_inverse=True)[1] if names and len(names) == len(rows) else None
+
+
+def describe_rows(rows: Sequence[Prediction]) -> dict[str, Any]:
+    """What the scores of `rows` are over.
+
+    Returns:
+      `rows`, how many; `dialogues`, how many, or None where ids do not tell; `resampled`, "dialogues" or "rows", what
+      intervals and tests draw; `sha256`, the first 16 digits of the hash of all contexts and references in any order.
+    """
+    dialogues = dialogues_of(rows)
+    return {
+        "rows": len(rows),
+        "dialogues": None if dialogues is None else int(dialogues.max()) + 1,
+        "resampled": "rows" if dialogues is None else "dialogues",
+        "sha256": hash_json(sorted([*row.context, row.reference] for row in rows)),
+    }
+
+
+def pair_rows(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
+    """Both files in the order of the first, so that row i of each answers the same context.
+
+    Rows pair by `id` where all have one, else by context and reference.
+
+    Raises:
+      DataError: a row without a partner, an id that stands twice, or a pair with two contexts, references or emotions.
+    """
+    by_id = all(row.id for row in rows_a) and all(row.id for row in rows_b)
+    keyed_a, keyed_b = _keyed(rows_a, by_id=by_id), _keyed(rows_b, by_id=by_id)
+    only_a, only_b = [key for key in keyed_a if key not in keyed_b], [key for key in keyed_b if key not in keyed_a]
+    if only_a or only_b:
+        way = "id" if by_id else "context and reference"
+        example = str((only_a or only_b)[0])
+        raise DataError(
+            f"the two files do not pair up by {way}: {len(only_a)} rows are only in the first ({len(rows_a)} rows), "
+            f"{len(only_b)} only in the second ({len(rows_b)} rows), such as {example[:200]}. "
+            "Both must hold the same test rows."
+        )
+    for key, row in keyed_a.items():
+        other = keyed_b[key]
+        for name in _SAME:
+            one, two = getattr(row, name), getattr(other, name)
+            if one != two and (one and two):
+                raise DataError(
+                    f"{f'id {row.id!r}' if row.id else 'one context'} has different {name}s in the two files "
+                    f"({str(one)[:80]!r} and {str(two)[:80]!r}); give both the same test rows."
+                )
+    return list(keyed_a.values()), [keyed_b[key] for key in keyed_a]
+
+
+def _keyed(rows: Sequence[Prediction], *, by_id: bool) -> dict[tuple[object, ...], Prediction]:
+    keyed: dict[tuple[object, ...], Prediction] = {}
+    seen: dict[tuple[object, ...], int] = {}
+    for row in rows:
+        base: tuple[object, ...] = (row.id,) if by_id else (row.context, row.reference)
+        seen[base] = seen.get(base, 0) + 1
+        if by_id and seen[base] > 1:
+            raise DataError(
+                f"id {row.id!r} stands on {seen[base]} rows of one file; ids must be unique to pair by them."
+            )
+        # The same context and reference twice: the first pairs with the first, the second with the second.
+        keyed[base if by_id else (*base, seen[base])] = row
+    return keyed
+
+
+def shared_rows(
+    rows: Sequence[Prediction], others: Sequence[Prediction]
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Positions of the rows that both have, in the order of `rows`, where the others' texts may have been cleaned.
+
+    Rows pair by the letters of context and reference after `words.moel_tokens`, without quotation marks: released files
+    of MoEL and its descendants hold cleaned words apart by spaces, and their data has lost its double quotes.
+    """
+    places: dict[str, list[int]] = {}
+    for position, row in enumerate(others):
+        places.setdefault(_letters(row), []).append(position)
+    pairs = []
+    for position, row in enumerate(rows):
+        found = places.get(_letters(row))
+        if found:
+            pairs.append((position, found.pop(0)))
+    first, second = np.asarray(pairs, np.int64).reshape(-1, 2).T
+    return first, second
+
+
+def _letters(row: Prediction) -> str:
+    return "\n".join(re.sub(r"``|''|\"", "", "".join(moel_tokens(text))) for text in (*row.context, row.reference))
+
+
+def not_comparable(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -> dict[str, str]:
+    """Groups of metrics that paired rows cannot be compared by, and why: their inputs are not of one kind.
+
+    Returns:
+      Of "perplexity_per_token", "perplexity", "emotion_accuracy", "intent_accuracy", "mechanisms" and
+      "mechanisms:independent" those that must be left out, each with the reason; "perplexity" stands for every unit.
+    """
+    checks: Mapping[str, tuple[str, str]] = {
+        "perplexity": ("nll", "likelihoods (nll) are known of different rows"),
+        "intent_accuracy": ("intent", "the intents of the references differ"),
+        "mechanisms": ("reference_attributes", "different judges: the levels of the references differ"),
+        "mechanisms:independent": (
+            "independent_reference_attributes",
+            "different judges: the levels of the references differ",
+        ),
+    }
+    reasons = {}
+    for group, (note, reason) in checks.items():
+        values = [[row.notes.get(note) for row in rows] for rows in (rows_a, rows_b)]
+        known = [[value is not None for value in side] for side in values]
+        if not all(map(any, known)):
+            continue  # one side has none: the metric is not there to compare
+        if known[0] != known[1] or (group != "perplexity" and values[0] != values[1]):
+            reasons[group] = reason
+    tokens = [[row.notes.get("num_tokens") for row in rows] for rows in (rows_a, rows_b)]
+    if tokens[0] != tokens[1] and all(any(side) for side in tokens):
+        reasons["perplexity_per_token"] = (
+            "the references have other numbers of tokens (num_tokens): other tokenizers; "
+            "compare perplexity_per_word or bits_per_byte"
+        )
+    guessed = [[bool(row.emotion_prediction) for row in rows] for rows in (rows_a, rows_b)]
+    if all(map(any, guessed)) and guessed[0] != guessed[1]:
+        reasons["emotion_accuracy"] = "emotions are predicted of different rows"
+    return reasons
