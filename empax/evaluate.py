@@ -24,7 +24,7 @@ _PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to scor
 _SEEDS = flags.DEFINE_bool("seeds", False, "Instead: sum up the report.json of several runs, named behind this flag.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json, report.md and report.html.")
 _COMPARE = flags.DEFINE_string("compare", None, "Another system's file on the same rows: paired tests, first - other.")
-_EMPATHY = flags.DEFINE_string("empathy", None, "WORKDIR or WORKDIR/STAGE whose empathy identifiers are to judge, too.")
+_EMPATHY = flags.DEFINE_string("empathy", None, "Judge of empathy: WORKDIR, WORKDIR/STAGE or linear.")
 _DATA = flags.DEFINE_string("data", None, "Folder or archive of EmpatheticDialogues, for lines that give an id alone.")
 _SKIP = flags.DEFINE_bool("skip_bad_lines", False, "Score the other lines if some are bad; else nothing is scored.")
 _SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
@@ -67,9 +67,10 @@ def _evaluate(source: Path) -> int:
 
     names = VARIANTS if _VARIANTS.value or _OUTPUT.value else ()
     settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=names)
-    other, judge = (Path(value) if value else None for value in (_COMPARE.value, _EMPATHY.value))
+    other = Path(_COMPARE.value) if _COMPARE.value else None
     corpus = score_file.load_corpus(_DATA.value) if _DATA.value else None
-    found = score_file.score_file(source, settings, other=other, judge=judge, corpus=corpus, skip_bad_lines=_SKIP.value)
+    judges = {"judge": _EMPATHY.value or "", "data": _DATA.value or ""}
+    found = score_file.score_file(source, settings, other=other, **judges, corpus=corpus, skip_bad_lines=_SKIP.value)
     print(score_file.text(found, variants=_VARIANTS.value))
     if _OUTPUT.value:
         score_file.write(found, Path(_OUTPUT.value))

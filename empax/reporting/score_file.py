@@ -27,6 +27,7 @@ class Scored:
     rows: Sequence[Prediction]
     scores: Scores
     compared: Mapping[str, Any]
+    linear_judge: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def score_file(
@@ -34,7 +35,8 @@ def score_file(
     settings: ScoringSettings,
     *,
     other: Path | None = None,
-    judge: Path | None = None,
+    judge: str = "",
+    data: str = "",
     corpus: Mapping[str, Instance] | None = None,
     skip_bad_lines: bool = False,
 ) -> Scored:
@@ -44,7 +46,8 @@ def score_file(
       source: JSON lines, see `evaluation.rows`.
       settings: of the scores.
       other: another system's predictions of the same rows; the paired tests are of `source` minus `other`.
-      judge: a work directory, or a stage in one, whose empathy identifiers are to judge both.
+      judge: a work directory, or a stage in one, whose empathy identifiers are to judge both; or "linear".
+      data: where EPITOME is, see `judging.find_jury`.
       corpus: what lines with an `id` alone leave out, see `evaluation.rows.read_predictions`.
       skip_bad_lines: score the others; bad lines are named on standard error either way.
 
@@ -53,13 +56,15 @@ def score_file(
     """
     rows = _read(source, corpus, skip_bad_lines)
     others = _read(other, corpus, skip_bad_lines) if other else None
+    about: dict[str, Any] = {}
     if judge:
-        judges = judging.find_judges(judge)
-        rows = judging.judged(rows, judges)
-        others = judging.judged(others, judges) if others is not None else None
+        jury = judging.find_jury(judge, data)
+        rows = jury(rows)
+        others = jury(others) if others is not None else None
+        about = jury.about()
     scores = score(rows, settings=settings)
     compared = compare(rows, others, settings=settings) if others is not None else {}
-    return Scored(source, other, rows, scores, compared)
+    return Scored(source, other, rows, scores, compared, about)
 
 
 def load_corpus(data: str) -> dict[str, Instance]:

@@ -85,7 +85,7 @@ def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
 def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
     whole, small = (run.plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", "+tiny"))
     assert small["data"]["name"] == "sample"
-    kept = [name for name in whole["run"] if name != "witnesses"]
+    kept = [name for name in whole["run"] if name != "second_seed"]
     assert [stage.name for stage in run.make_stages(small)] == kept
     for name in kept:
         assert [small[name].get(key) for key in ("task", "stage", "index")] == [
@@ -95,12 +95,12 @@ def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
     assert run.plain(both) == run.plain(emprl_transformer.get_config(f"{variant}+tiny+dailydialog"))
 
 
-def test_witnesses_have_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed(tmp_path):
+def test_the_second_seed_has_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed(tmp_path):
     config = run.plain(emprl_transformer.get_config())
     for seed in range(3):
         contexts = [
             RunContext(WorkDir(tmp_path), config | {"seed": seed}, name)
-            for name in ("identifiers", "witnesses", "generator")
+            for name in ("identifiers", "second_seed", "generator")
         ]
         assert [context.seed for context in contexts] == [0, 1, seed]
 
