@@ -122,9 +122,7 @@ def _oracle(row: Prediction) -> str:
     return answers[int(np.argmax(scores))] if answers else ""
 
 
-def score_controls(
-    rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0
-) -> dict[str, Any]:
+def score_controls(rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0) -> dict[str, Any]:
     """The values of every control, without intervals.
 
     Returns:
@@ -218,7 +216,7 @@ def _level(row: Prediction, note: str, mechanism: str) -> str:
 def judges_agreement(rows: Sequence[Prediction], one: str, other: str) -> dict[str, dict[str, float]]:
     """How far two judges give replies the same levels: by mechanism `share` (percent) and Cohen's `kappa`."""
     notes = [f"{judge}_response_attributes" if judge else "response_attributes" for judge in (one, other)]
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for name in MECHANISMS:
         pairs = [(_level(row, notes[0], name), _level(row, notes[1], name)) for row in rows]
         known = [(a, b) for a, b in pairs if a and b]

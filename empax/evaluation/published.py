@@ -191,6 +191,10 @@ class TestSet:
             return f"they are about the test split of {CORPUS}, these {self.rows:,} rows are of {found}"
         return f"they are about the whole test split of {CORPUS}, these are {self.rows:,} other rows of it"
 
+    def as_json(self) -> dict[str, Any]:
+        """Fields and title, for report.json."""
+        return {**dataclasses.asdict(self), "title": self.title}
+
 
 def identify(
     rows: Sequence[Prediction],
@@ -213,7 +217,7 @@ def identify(
         return TestSet(CORPUS, "test", len(rows), whole, about, found)
     data, config = data or {}, config or {}
     settings = config.get("data", {})
-    name, split = settings.get("name", ""), config.get(stage, {}).get("split", "test") if stage else ""
+    name, split = str(settings.get("name", "")), config.get(stage, {}).get("split", "test") if stage else ""
     archive = ARCHIVES.get(data.get("source_hash", ""), "")
     whole = (
         bool(archive)

@@ -107,5 +107,6 @@ def write(found: Scored, folder: Path) -> None:
         system=Path(found.source.name.removesuffix(".gz")).stem,
         run=run,
         comparison=found.compared,
+        linear_judge=found.linear_judge,
     )
     report.write_report(made, folder)
