@@ -46,7 +46,7 @@ def key(judge: str) -> str:
 
 def tables(report: Report) -> list[Table]:
     """Controls of the text metrics, then of each judge of mechanisms."""
-    made = [_text(report["controls"], report["system"])] if report["controls"].get("controls") else []
+    made = [_text(report["controls"], str(report["system"]))] if report["controls"].get("controls") else []
     for judge, name in JUDGES.items():
         found = report["empathy"].get(key(judge))
         if found:

@@ -14,8 +14,9 @@ from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import SPLITS, find_archive, read_dialogues
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import Scores, ScoringSettings, compare, score
+from empax.evaluation.verdict import verdict
 from empax.pipeline import judging
-from empax.reporting import report, tables
+from empax.reporting import controls, report, tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +84,13 @@ def _read(path: Path, corpus: Mapping[str, Instance] | None, skip_bad_lines: boo
 
 
 def text(found: Scored, *, variants: bool) -> str:
-    """Metrics, how many rows they are over, and the comparison, as lines of text."""
+    """The verdict, metrics, how many rows they are over, judges and the comparison, as lines of text."""
     scores = found.scores
-    lines = [tables.text_table({**scores.metrics, **(scores.variants if variants else {})})]
+    lines = [verdict(found.rows)["line"], ""]
+    lines.append(tables.text_table({**scores.metrics, **(scores.variants if variants else {})}))
     lines.append("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
+    empathy = report.empathy_findings(found.rows, {"linear_judge": found.linear_judge})
+    lines += ["", controls.text({"controls": {}, "empathy": empathy})] if empathy else []
     if found.compared:
         lines += ["", tables.comparison_table(found.compared)]
     return "\n".join(lines)
