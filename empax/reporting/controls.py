@@ -76,11 +76,14 @@ def _number(name: str, value: float) -> str:
     return f"{value:.3f}" if name in _THREE_DIGITS else format_value(name, value)
 
 
+def _kappa(part: Mapping[str, Any]) -> str:
+    return f"{round(part['kappa'], 3) + 0.0:.3f}"  # no "-0.000"
+
+
 def _agreement(judge: str, found: Mapping[str, Any]) -> Table:
     parts = {"this system": found, "majority level": found["majority"], "own levels, shuffled": found["shuffled"]}
     rows = [
-        [name, f"{part['weighted_f1']:.2f}", f"{part['macro_f1']:.2f}", f"{part['kappa']:.3f}"]
-        for name, part in parts.items()
+        [name, f"{part['weighted_f1']:.2f}", f"{part['macro_f1']:.2f}", _kappa(part)] for name, part in parts.items()
     ]
     note = (
         "Means over the three mechanisms, of the levels in replies against those in references. Weighted F1 pays for "
@@ -93,7 +96,7 @@ def _levels(judge: str, found: Mapping[str, Any]) -> Table:
     rows = []
     for name, one in found["mechanisms"].items():
         shares = [f"{one['replies'][level]:.1f} ({one['references'][level]:.1f})" for level in LEVELS]
-        numbers = [f"{one['weighted_f1']:.2f}", f"{one['macro_f1']:.2f}", f"{one['kappa']:.3f}"]
+        numbers = [f"{one['weighted_f1']:.2f}", f"{one['macro_f1']:.2f}", _kappa(one)]
         rows.append([name.replace("_", " "), *shares, *numbers, f"{one['majority']['weighted_f1']:.2f}"])
     head = ["", *(f"{level} %" for level in LEVELS), "Weighted F1", "Macro F1", "Kappa", "Majority F1"]
     note = "Shares of each level among replies, in brackets among references."
@@ -106,7 +109,7 @@ def _between(empathy: Mapping[str, Any]) -> list[Table]:
     rows = []
     for one, others in empathy.get("agreement", {}).items():
         for other, found in others.items():
-            cells = [f"{part['share']:.1f} ({part['kappa']:.3f})" for part in found.values()]
+            cells = [f"{part['share']:.1f} ({_kappa(part)})" for part in found.values()]
             rows.append([f"{names[one]} and {names[other]}", *cells])
     made = []
     if rows:
@@ -120,7 +123,7 @@ def _between(empathy: Mapping[str, Any]) -> list[Table]:
     elif about:
         rows = [
             [
-                name.replace("_", " "), f"{one['weighted_f1']:.2f}", f"{one['macro_f1']:.2f}", f"{one['kappa']:.3f}",
+                name.replace("_", " "), f"{one['weighted_f1']:.2f}", f"{one['macro_f1']:.2f}", _kappa(one),
                 f"{one['pairs']:,}",
             ]
             for name, one in about.items()

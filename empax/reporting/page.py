@@ -37,7 +37,7 @@ NOTE = (
 )
 
 _SIGNS = re.compile(r"[\\`*_\[\]<>|#&~$!]|^(?=[-+=])")
-_NUMBERED = re.compile(r"^(\d+)([.)])")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 """What Markdown reads as more than itself, in a line or at the beginning of one."""
 
 _CURVES = frozenset({"loss", "reward", "kl", "entropy", "response_tokens"})
