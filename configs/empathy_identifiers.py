@@ -4,7 +4,7 @@ r"""EmpRL's empathy identifiers alone, on EPITOME, with MiniLM encoders, sized f
   python -m empax.main --config=configs/empathy_identifiers.py:separate    # one stage per mechanism: six encoders
   python -m empax.main --config=configs/empathy_identifiers.py:tiny        # a trial on the built-in sample
 
-Independent witnesses, of another split: --config.seed=1.
+A second seed, with another split: --config.seed=1.
 Their quality on the held-out posts is in assess/classifiers.json;
 `python -m empax.evaluate --predictions=FILE.jsonl --empathy=WORKDIR` scores anybody's outputs with them.
 """

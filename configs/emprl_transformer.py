@@ -52,11 +52,11 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
         config[name] = house[name]
         if name in ("emotions", "retriever", "joint"):
             config[name].task = f"reg.{config[name].task}"
-    # The same identifiers reward and judge; the witnesses have seen other posts and reward nobody. Both are the same
-    # whatever the seed of the run, and come first: runs of several seeds share them (--reuse).
+    # The same identifiers reward and judge; those of a second seed have seen other posts and reward nobody. Both are
+    # the same whatever the seed of the run, and come first: runs of several seeds share them (--reuse).
     config.identifiers = empathy_identifiers.identifiers(seed=0)
-    config.witnesses = empathy_identifiers.identifiers(seed=1)
-    config.assess = ConfigDict({"kind": "assess", "judges": ("identifiers", "witnesses")})
+    config.second_seed = empathy_identifiers.identifiers(seed=1)
+    config.assess = ConfigDict({"kind": "assess", "judges": ("identifiers", "second_seed")})
     config.ppo = common.train(
         task="grpo" if form == "grpo" else "ppo", steps=450, batch_size=32, buckets=(32, 64, 88), epochs=2,
         start_from="joint" if form == "retrieval" else "generator",
@@ -91,10 +91,10 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
         config.ppo.rewards = ({"shift_penalty": 0.5},)
     if form == "retrieval":
         config.ppo.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
-    config.run = ("prepare", "identifiers", "witnesses", "assess", *before[1:], "ppo", "evaluate", "report")
+    config.run = ("prepare", "identifiers", "second_seed", "assess", *before[1:], "ppo", "evaluate", "report")
     config.evaluate = ConfigDict(
         {"kind": "evaluate", "stage": "ppo", "index": "", "buckets": (64, 88), "batch_size": 64, "judge": "identifiers",
-         "second_judge": "witnesses"}
+         "second_judge": "second_seed", "linear_judge": True}
     )  # fmt: skip
     if form == "retrieval":
         config.evaluate.buckets = (128,)
@@ -110,7 +110,8 @@ def add_dailydialog(config: ConfigDict) -> ConfigDict:
     """DailyDialog's test split answered after the rewards, and before them (Table VII)."""
     *stages, report = config.run
     # ours: 2,000 of the 6,740 turns, in minutes
-    small_talk = {**config.evaluate, "corpus": "dailydialog", "judge": "", "second_judge": "", "limit": 2_000}
+    nobody = {"judge": "", "second_judge": "", "linear_judge": False}
+    small_talk = {**config.evaluate, "corpus": "dailydialog", **nobody, "limit": 2_000}
     # A policy that reads exemplars begins with a joint stage, which only its own system can load.
     if "ppo" in config and config.ppo.start_from == "generator":
         config.dailydialog_before = ConfigDict({**small_talk, "stage": "generator"})
@@ -122,12 +123,12 @@ def add_dailydialog(config: ConfigDict) -> ConfigDict:
 
 def shrink(config: ConfigDict) -> ConfigDict:
     """The same recipe in seconds."""
-    stages = tuple(name for name in config.run if name != "witnesses")
+    stages = tuple(name for name in config.run if name != "second_seed")
     config.run = tuple(name for name in stages if name != "identifiers")
     config = common.shrink(config)
     config.run = stages
-    del config.identifiers, config.witnesses
-    config.evaluate.second_judge = ""
+    del config.identifiers, config.second_seed
+    config.evaluate.update({"second_judge": "", "linear_judge": False})
     config.assess.judges = ("identifiers",)
     config.identifiers = empathy_identifiers.tiny(seed=0)
     config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 12})

@@ -3,6 +3,7 @@ r"""REG on a decoder-only model with low-rank adapters: the paper's third backbo
   python -m empax.main --config=configs/reg_llm.py:smollm2 --config.data.dir=DATA          # sized for two CPU cores
   python -m empax.main --config=configs/reg_llm.py:smollm2,sft --config.data.dir=DATA      # fine-tuned, no retrieval
   python -m empax.main --config=configs/reg_llm.py:smollm2,prompted --config.data.dir=DATA # as it is, prompted
+  python -m empax.main --config=configs/reg_llm.py:smollm2,no_attributes --config.data.dir=DATA # the paper's w/o EA
   python -m empax.main --config=configs/reg_llm.py:llama-3.1-8b --config.data.dir=DATA     # accelerators
   python -m empax.main --config=configs/reg_llm.py:llama-3.1-8b@v5e:16x16 --config.data.dir=DATA # laid out for a slice
   python -m empax.main --config=configs/reg_llm.py:FOLDER --config.data.dir=DATA           # any Llama or GPT-2
@@ -22,7 +23,7 @@ from configs import common, layouts, reg_transformer
 
 MODELS = {"smollm2": "smollm2", "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
 PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
-FORMS = ("", "sft", "prompted")
+FORMS = ("", "sft", "prompted", "no_attributes")
 
 
 def get_config(arg: str = "smollm2") -> ConfigDict:
@@ -31,13 +32,14 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     if form not in FORMS or (name not in MODELS and not Path(name).is_dir()):
         raise ValueError(
             f"reg_llm.py:{arg} is unknown; it takes {', '.join(MODELS)} or a folder, and behind a comma "
-            f"{' or '.join(filter(None, FORMS))}."
+            f"{', '.join(filter(None, FORMS))}."
         )
     if form and topology:
         raise ValueError(f"reg_llm.py:{arg}@{topology}: only the form with retrieval is laid out; leave out ,{form}.")
     model = MODELS.get(name, name)
     small = name == "smollm2"
-    config = reg_transformer.get_config("no_retrieval" if form else "")
+    alone = form in ("sft", "prompted")
+    config = reg_transformer.get_config("no_retrieval" if alone else form)
     run = {"dtype": "bfloat16", "dropout": 0.0, **({"unroll": 6} if small else {"remat": "full"})}
     config.reg.generator = ConfigDict({"architecture": "pretrained", "pretrained": model, **run})
     if name in PRESETS:
@@ -52,14 +54,15 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     rhythm = {"log_every_steps": 20, "checkpoint_every_steps": 100}
     plain = {"clip_norm": 1.0, "schedule": "linear", "weight_decay": 0.0}
     # Two CPU cores take 7 to 10 seconds for an update of 16. Fine-tuned alone: as many examples as REG's G1 and G2.
-    g1, distilled, joint = ((200, 0, 0) if form else (150, 40, 100)) if small else (1200, 300, 600)
+    g1, distilled, joint = ((200, 0, 0) if alone else (150, 40, 100)) if small else (1200, 300, 600)
     rows = 8 if small else 32
-    config.generator.update({**rhythm, "steps": g1, "batch_size": 2 * rows, "buckets": (48, 96) if form else (112, 160),
+    lengths = (48, 96) if alone else (112, 160)
+    config.generator.update({**rhythm, "steps": g1, "batch_size": 2 * rows, "buckets": lengths,
                              "eval_every_steps": 50, "max_validation_examples": 100})  # fmt: skip
     # A head that starts from nothing has few updates to learn in.
     heads = [{"pattern": "^trained/emotion/", "learning_rate_scale": 5.0}]
     config.generator.optimizer = ConfigDict({"learning_rate": 5e-4, "warmup_steps": 20, "groups": heads, **plain})
-    config.evaluate.update({"buckets": (48, 96) if form else (160,), "batch_size": 16, "limit": 1000 if small else 0,
+    config.evaluate.update({"buckets": (48, 96) if alone else (160,), "batch_size": 16, "limit": 1000 if small else 0,
                             "head_examples": 300 if small else 2000})  # fmt: skip
     if small:  # for two cores and 24 GB, of which fine-tuning has taken 17.5
         config.generator.accumulate = 2
@@ -68,9 +71,9 @@ def get_config(arg: str = "smollm2") -> ConfigDict:
     if form == "prompted":  # one step that changes nothing: adapters begin at zero, and no head learns emotions
         config.generator.update({"steps": 1, "emotion_weight": 0.0})
         config.generator.optimizer = ConfigDict({"learning_rate": 0.0})
-    if form:
+    if alone:
         return config
-    if small:
+    if small and not form:
         config.emotions.update({"steps": 650, "eval_every_steps": 325})
     config.retriever.candidates = 4 if small else 6  # no fewer than passages
     del config.retriever.accumulate, config.joint.accumulate  # those were for reg_transformer's 4 GB

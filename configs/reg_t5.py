@@ -3,6 +3,7 @@ r"""REG with a pretrained T5, the paper's second backbone, and Contriever, for o
   python -m empax.main --config=configs/reg_t5.py:base --config.data.dir=DATA       # small, base, large, xl
   python -m empax.main --config=configs/reg_t5.py:FOLDER --config.data.dir=DATA     # any T5 in a local folder
   python -m empax.main --config=configs/reg_t5.py:xl@v5e:16x16 --config.data.dir=DATA  # laid out for a TPU slice
+  python -m empax.main --config=configs/reg_t5.py:base,no_attributes --config.data.dir=DATA   # the paper's w/o EA
   python -m empax.main --config=configs/reg_t5.py:FOLDER+tiny                       # a trial on the built-in sample
 
 The folder holds config.json, weights and tokenizer as Hugging Face models come. The retriever's weights are
@@ -24,17 +25,22 @@ MODELS = {
     "large": "google-t5/t5-large",
     "xl": "google/t5-v1_1-xl",  # T5 1.0 has no size of that name
 }
+FORMS = ("", "no_attributes")
 
 
 def get_config(arg: str = "base") -> ConfigDict:
     arg, _, topology = arg.partition("@")
-    name = arg.removesuffix("+tiny")
+    whole = arg.removesuffix("+tiny")
+    name, _, form = whole.partition(",")
     model = MODELS.get(name, name)
-    if name not in MODELS and not Path(name).is_dir():
+    if form not in FORMS or (name not in MODELS and not Path(name).is_dir()):
         raise ValueError(
-            f"reg_t5.py:{arg} is unknown; it takes {', '.join(MODELS)}, or a folder with a T5, and behind that +tiny."
+            f"reg_t5.py:{arg} is unknown; it takes {', '.join(MODELS)}, or a folder with a T5, behind that "
+            f"{' or '.join(f',{one}' for one in FORMS if one)}, and behind that +tiny."
         )
-    config = reg_transformer.get_config()
+    if form and topology:
+        raise ValueError(f"reg_t5.py:{arg}@{topology}: only the whole system is laid out; leave out ,{form}.")
+    config = reg_transformer.get_config(form)
     accelerator = {"dtype": "bfloat16", "remat": "full"}
     pretrained = {"pretrained": model, "preset": Path(model).name if name in MODELS else "", **accelerator}
     config.reg.generator = ConfigDict({"architecture": "t5", "dropout": 0.1, **pretrained})
@@ -52,7 +58,8 @@ def get_config(arg: str = "base") -> ConfigDict:
         index.queries = ConfigDict({"train": 0, "validation": 1000})  # every training context
     # Steps and rates: ours, but for the paper's 1e-4 of the generator. None of them was tuned on an accelerator.
     config.generator.update({"steps": 6000, "batch_size": 64, "buckets": (96, 160, 250)})
-    config.emotions.update({"steps": 1300, "batch_size": 64, "buckets": (64, 128)})
+    if not form:
+        config.emotions.update({"steps": 1300, "batch_size": 64, "buckets": (64, 128)})
     config.retriever.update({"steps": 1500, "batch_size": 32, "buckets": (128, 160, 200, 250)})
     config.joint.update({"steps": 4000, "batch_size": 32, "buckets": (128, 160, 200, 250), "refresh_every_steps": 1000})
     del config.retriever.accumulate, config.joint.accumulate  # those were for a CPU's 4 GB
@@ -60,7 +67,8 @@ def get_config(arg: str = "base") -> ConfigDict:
     config.attributes.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 80, **plain})
     config.generator.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 300, **plain})
     head = [{"pattern": "^emotion/", "learning_rate_scale": 20.0}]
-    config.emotions.optimizer = ConfigDict({"learning_rate": 5e-5, "warmup_steps": 100, "groups": head, **plain})
+    if not form:
+        config.emotions.optimizer = ConfigDict({"learning_rate": 5e-5, "warmup_steps": 100, "groups": head, **plain})
     learnt = [{"pattern": "^emotion", "frozen": True}]  # from far more texts, in the stage before
     config.retriever.optimizer = ConfigDict({"learning_rate": 1e-5, "warmup_steps": 100, "groups": learnt, **plain})
     slow = [
@@ -70,11 +78,11 @@ def get_config(arg: str = "base") -> ConfigDict:
     config.joint.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 100, "groups": slow, **plain})
     config.evaluate.update({"buckets": (160, 250), "batch_size": 64})
     config.report.paper_row = "T5 + REG"
-    if topology and name != arg:
+    if topology and whole != arg:
         raise ValueError(f"reg_t5.py:{arg}@{topology}: a trial is not laid out for a slice; leave out +tiny.")
     if topology:
         return layouts.on_topology(config, name, topology)
-    return shrink(config) if name != arg else config
+    return shrink(config) if whole != arg else config
 
 
 def shrink(config: ConfigDict) -> ConfigDict:

@@ -3,10 +3,12 @@ r"""REG on EmpatheticDialogues with the paper's first backbone, a Transformer fr
   python -m empax.main --config=configs/reg_transformer.py --config.data.dir=DATA
   python -m empax.main --config=configs/reg_transformer.py:semantic        # no attributes, retriever as pretrained
   python -m empax.main --config=configs/reg_transformer.py:no_retrieval    # the generator alone
+  python -m empax.main --config=configs/reg_transformer.py:no_attributes   # the paper's w/o EA
   python -m empax.main --config=configs/reg_transformer.py:tiny            # a trial on the built-in sample
+  python -m empax.main --config=configs/reg_transformer.py:no_attributes+tiny   # as that form may be
 
-Ablations of the paper's Table 2, each a switch:
-  w/o EA      --config.reg.attributes=False
+Ablations of the paper's Table 2, each an argument or a switch:
+  w/o EA      :no_attributes, which also drops what is ours and knows emotions: emotion_share, stage emotions
   w/o BLEU    --config.retriever.distillation.utility.bleu=0 --config.joint.distillation.utility.bleu=0
   w/o F1      ... utility.f1=0          w/o R-L  ... utility.rouge_l=0
   w/o RCA     ... distillation.replace_probability=0
@@ -20,7 +22,7 @@ from ml_collections import ConfigDict
 
 from configs import common
 
-VARIANTS = ("", "semantic", "no_retrieval", "tiny")
+VARIANTS = ("", "semantic", "no_retrieval", "no_attributes", "tiny", "no_attributes+tiny")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -150,7 +152,15 @@ def get_config(arg: str = "") -> ConfigDict:
         config.reg.decoding.rerank_exemplars = 0.0
         config.generator.update({"index": "", "steps": 2850})
         config.evaluate.update({"stage": "generator", "judge": ""})
+    if arg.startswith("no_attributes"):
+        # The paper's w/o EA. What is ours and lets emotions into the retriever goes, too: the share of a score, the
+        # stage that learns emotions, their loss. The classifiers stay, to judge.
+        config.run = tuple(name for name in config.run if name != "emotions")
+        config.reg.update({"attributes": False, "emotion_share": 0.0})
+        config.retriever.start_from = ""
+        config.retriever.distillation.emotion_weight = 0.0
+        config.joint.distillation.emotion_weight = 0.0
     for name in ("attributes", "annotate", "index", "generator", "emotions", "retriever", "reindex", "joint"):
         if name not in config.run:
             del config[name]
-    return common.shrink(config) if arg == "tiny" else config
+    return common.shrink(config) if arg.endswith("tiny") else config

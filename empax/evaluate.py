@@ -32,7 +32,7 @@ _COMPARE = flags.DEFINE_multi_string(
 )
 _PEERS = flags.DEFINE_string("peers", None, "Folder of *.jsonl with released outputs to compare with.")
 _METRICS = flags.DEFINE_list("metrics", [], "What to compare, chosen beforehand: fewer tests need less correction.")
-_EMPATHY = flags.DEFINE_string("empathy", None, "WORKDIR or WORKDIR/STAGE whose empathy identifiers are to judge, too.")
+_EMPATHY = flags.DEFINE_string("empathy", None, "Judge of empathy: WORKDIR, WORKDIR/STAGE or linear.")
 _DATA = flags.DEFINE_string("data", None, "Folder or archive of EmpatheticDialogues, for lines that give an id alone.")
 _SKIP = flags.DEFINE_bool("skip_bad_lines", False, "Score the other lines if some are bad; else nothing is scored.")
 _SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
@@ -95,14 +95,15 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
 
     names = VARIANTS if _VARIANTS.value or output else ()
     settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=names)
-    peers, judge = (expand(value) if value else None for value in (_PEERS.value, _EMPATHY.value))
+    peers = expand(_PEERS.value) if _PEERS.value else None
     others = [*files[1:], *map(expand, _COMPARE.value)]
     corpus, name = score_file.load_corpus(_DATA.value) if _DATA.value else (None, "")
     found = score_file.score_file(
         files[0],
         settings,
         others=score_file.Others(others, all_pairs=len(files) > 1, peers=peers, metrics=_METRICS.value),
-        judge=judge,
+        judge=_EMPATHY.value or "",
+        data=_DATA.value or "",
         corpus=corpus,
         corpus_name=name,
         skip_bad_lines=_SKIP.value,

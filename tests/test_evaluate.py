@@ -265,3 +265,23 @@ def test_exit_code_of_the_command(tmp_path):
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert "line 1" in found.stderr
+
+
+def test_the_linear_judge_judges_a_file_and_the_verdict_comes_first(tmp_path, capsys, monkeypatch):
+    from empax.data.sample import load_annotated_pairs
+    from empax.pipeline import judging
+    from empax.systems.attributes.linear import train_linear
+
+    asked = []
+    monkeypatch.setattr(judging, "load_linear", lambda data: asked.append(data) or train_linear(load_annotated_pairs()))
+    rows = [GOOD | {"context": [str(i)], "response": ""} for i in range(32)]
+    path = write(tmp_path / "mine.jsonl", rows)
+    assert run(predictions=path, empathy="linear", variants=True, output=str(tmp_path / "out")) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Degenerate: 32 of 32 replies are empty")
+    for part in ("empathy_f1:linear", "Empathy by the linear judge", "majority level", "Linear judge, held out"):
+        assert part in printed
+    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert stored["verdict"]["degenerate"]
+    assert set(stored["empathy"]) == {"linear", "linear_judge"}
+    assert asked == [""]

@@ -132,6 +132,26 @@ def macro_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:
     return _f1(labels, predictions, "macro")
 
 
+def kappa_of_confusion(matrices: Float[np.ndarray, "R C C"]) -> Float[np.ndarray, " R"]:
+    r"""Cohen's kappa from confusion matrices: agreement beyond what the marginals give, in [-1, 1].
+
+    .. math:: \kappa = \frac{p_o - p_e}{1 - p_e}
+
+    0.0 of an empty matrix and where the marginals alone agree fully. Source: Cohen 1960.
+    """
+    totals = matrices.sum(axis=(1, 2))
+    observed = np.nan_to_num(divide(np.trace(matrices, axis1=1, axis2=2), totals))
+    chance = np.nan_to_num(divide((matrices.sum(axis=1) * matrices.sum(axis=2)).sum(axis=1), totals**2))
+    return np.nan_to_num(divide(observed - chance, 1.0 - chance))
+
+
+def cohens_kappa(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """Agreement of two lists beyond chance, see `kappa_of_confusion`; 0.0 of nothing."""
+    _check_lengths(labels, predictions)
+    names = sorted({*labels, *predictions})
+    return float(kappa_of_confusion(confusion_matrix(labels, predictions, names).astype(np.float64)[None])[0])
+
+
 def _f1(labels: Sequence[str], predictions: Sequence[str], average: Average) -> float:
     _check_lengths(labels, predictions)
     if not labels:

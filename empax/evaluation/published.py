@@ -8,6 +8,13 @@ other.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from empax.core.types import Prediction
+
 _COLUMNS = ("perplexity", "distinct_1", "distinct_2", "emotion_accuracy", "bleu_1", "bleu_2")
 
 
@@ -117,3 +124,105 @@ TABLES = {
 
 PAPER_OF = {"EmpRL": "EmpRL, Table II", **dict.fromkeys(REG_PAPER, "REG, Table 1")}
 """The rows that a run can stand beside → the table that they are in."""
+
+CORPUS = "EmpatheticDialogues"
+"""What the main tables of both papers are about: its whole test split."""
+
+ARCHIVES = {
+    "56f234d77b7dd1f005fd365bb17769cfe346c3c84295b69bc069c8ccb83be03d": "the official archive",
+    "7e32806610c7c70e0a265f3f5e3c83a04ae70fe222f1c9c7726869c6fe009b48": "an archive rebuilt from a public copy",
+}
+"""SHA-256 of the archives of CORPUS that we know."""
+
+KNOWN_ROWS = {
+    "d68e2ca105b2cffb": ("of an archive rebuilt from a public copy", True),
+    "c51368886ffdc9ee": ("of an archive rebuilt from a public copy, cut as MoEL's", True),
+    "fa8c1e9352a73729": ("cleaned, as MoEL released them", True),
+    "e19d82394deccd04": ("cleaned, as KEMP released them", True),
+    "1997091f20bc6d68": ("cleaned, as EmpDG released them: contexts with a later turn", False),
+    "338941b9e1a910d8": ("those that a t5-small was released with", False),
+}
+"""`fingerprint` of rows of CORPUS's test split → which rows, and whether they are the whole split."""
+
+_NAMES = {"empathetic_dialogues": CORPUS, "sample": "the built-in sample", "jsonl": "a corpus of the user's own"}
+
+
+def fingerprint(rows: Sequence[Prediction]) -> str:
+    """The same for the same contexts and references, in any order and with any blanks between words."""
+    keys = sorted({" ".join(" ".join((*row.context, row.reference)).split()) for row in rows})
+    return hashlib.sha256("\n".join(keys).encode(errors="replace")).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class TestSet:
+    """What was answered.
+
+    Attributes:
+      corpus: its name; empty = not known.
+      split: of the corpus; empty = not known.
+      rows: how many.
+      whole: whether they are known to be the whole test split of CORPUS.
+      about: more words about the rows; may be empty.
+      fingerprint: of the rows.
+    """
+
+    __test__ = False  # no class of tests, whatever its name
+
+    corpus: str
+    split: str
+    rows: int
+    whole: bool
+    about: str
+    fingerprint: str
+
+    @property
+    def title(self) -> str:
+        """For the head of a table."""
+        where = ", ".join(filter(None, (self.corpus or "corpus not known", self.split and f"{self.split} split")))
+        return f"{where}, {self.rows:,} rows" + (f" {self.about}" if self.about else "")
+
+    @property
+    def why_not(self) -> str:
+        """Why published rows about CORPUS do not belong beside these; empty = they do."""
+        if self.whole:
+            return ""
+        if self.corpus != CORPUS:
+            found = self.corpus or "a corpus that is not known"
+            return f"they are about the test split of {CORPUS}, these {self.rows:,} rows are of {found}"
+        return f"they are about the whole test split of {CORPUS}, these are {self.rows:,} other rows of it"
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields and title, for report.json."""
+        return {**dataclasses.asdict(self), "title": self.title}
+
+
+def identify(
+    rows: Sequence[Prediction],
+    *,
+    data: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    stage: str = "",
+) -> TestSet:
+    """Which rows these are: by their texts where those are known, else by what a run says of its data.
+
+    Args:
+      rows: with contexts and references.
+      data: `prepare/counts.json` of the run: the hash of the archive as `source_hash`, instances by split.
+      config: of the run.
+      stage: its evaluate stage.
+    """
+    found = fingerprint(rows)
+    if found in KNOWN_ROWS:
+        about, whole = KNOWN_ROWS[found]
+        return TestSet(CORPUS, "test", len(rows), whole, about, found)
+    data, config = data or {}, config or {}
+    settings = config.get("data", {})
+    name, split = str(settings.get("name", "")), config.get(stage, {}).get("split", "test") if stage else ""
+    archive = ARCHIVES.get(data.get("source_hash", ""), "")
+    whole = (
+        bool(archive)
+        and split == "test"
+        and not settings.get("limit")
+        and len(rows) == data.get("test", {}).get("instances")
+    )
+    return TestSet(_NAMES.get(name, name), split, len(rows), whole, f"of {archive}" if archive else "", found)

@@ -33,6 +33,12 @@ LOWER_IS_BETTER: frozenset[str] = frozenset(
     {"perplexity", "perplexity_per_word", "bits_per_byte", "sentiment_mae", "sentence_std", "top5_share"}
 )
 
+JUDGES: tuple[str, ...] = ("second_seed", "linear")
+"""Judges of the mechanisms beside the first: neural ones of another seed, and `systems.attributes.linear`.
+
+Their notes are those of the first with "NAME_" in front, their metrics those of the first with ":NAME" behind.
+"""
+
 VARIANTS: tuple[str, ...] = (
     "perplexity:utterance_mean",
     "perplexity:mean_of_utterances",
@@ -42,12 +48,9 @@ VARIANTS: tuple[str, ...] = (
     *(f"distinct_{n}:{name}" for name in text.DISTINCT_VARIANTS[1:-1] for n in (1, 2)),
     *MOEL_METRICS,
     "token_f1",
-    *(f"{name}_f1:independent" for name in ("empathy", *MECHANISMS)),
+    *(f"{name}_f1:{judge}" for judge in JUDGES for name in ("empathy", *MECHANISMS)),
 )
-"""The same metrics as other papers compute them, token F1, and the mechanisms as a second set of judges sees them."""
-
-INDEPENDENT = "independent_"
-"""What the notes of that second set begin with."""
+"""The same metrics as other papers compute them, token F1, and the mechanisms as the other judges see them."""
 
 Interval = dict[str, float]
 """`value` with its 95% interval `low`, `high`."""
@@ -226,10 +229,10 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
         "exemplar_emotion_match": lambda: _exemplar_match(rows),
         "empathy_f1": lambda: _mechanism_f1(rows, MECHANISMS),
         **{f"{name}_f1": functools.partial(_mechanism_f1, rows, (name,)) for name in MECHANISMS},
-        "empathy_f1:independent": lambda: _mechanism_f1(rows, MECHANISMS, INDEPENDENT),
         **{
-            f"{name}_f1:independent": functools.partial(_mechanism_f1, rows, (name,), INDEPENDENT)
-            for name in MECHANISMS
+            f"{name}_f1:{judge}": functools.partial(_mechanism_f1, rows, chosen, f"{judge}_")
+            for judge in JUDGES
+            for name, chosen in (("empathy", MECHANISMS), *((name, (name,)) for name in MECHANISMS))
         },
     }
     made = {name: makers[name]() if name in makers else _text_statistic(rows, name) for name in names}

@@ -17,7 +17,7 @@ from empax.core.types import Instance
 from empax.data import dailydialog, own
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.rows import released
-from empax.evaluation.scoring import INDEPENDENT
+from empax.evaluation.scoring import JUDGES
 from empax.pipeline import judging
 from empax.pipeline.prepare import data_settings
 from empax.training.settings import check_buckets
@@ -39,7 +39,9 @@ class Settings:
         EmpatheticDialogues the first ones are far harder than the rest.
       judge: who judges responses and references (for the F1s of the mechanisms): an annotate stage (its classifiers),
         a stage that trained identifiers, or a list of such stages; empty = nobody.
-      second_judge: the same for variants "...:independent", by judges that nothing was trained to please.
+      second_judge: the same for variants "...:second_seed": judges of the same kind from another seed, whom nothing was
+        trained to please.
+      linear_judge: also judge by `systems.attributes.linear`, for variants "...:linear", where EPITOME is there.
     """
 
     stage: str
@@ -53,6 +55,7 @@ class Settings:
     head_examples: int = 2000
     judge: str | tuple[str, ...] = ""
     second_judge: str | tuple[str, ...] = ""
+    linear_judge: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self, "batch_size", "head_examples", least=1)
@@ -110,9 +113,12 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
     predictions = [
         dataclasses.replace(p, emotion_prediction=p.notes["emotion_by_head"][head] if head else "") for p in predictions
     ]
-    for names, prefix in ((settings.judge, ""), (settings.second_judge, INDEPENDENT)):
+    for names, prefix in ((settings.judge, ""), (settings.second_judge, f"{JUDGES[0]}_")):
         if names:
             predictions = judging.judged(predictions, *judging.load_judges(names, context), prefix=prefix)
+    if settings.linear_judge:
+        jury = judging.linear_jury(data_settings(context).dir)
+        predictions, about["linear_judge"] = jury(predictions), jury.about()
     path = context.files.predictions
     if context.stage != main_stage(context.config):
         path = context.files.evaluation(context.stage)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json
@@ -14,7 +16,10 @@ from empax.core.types import MECHANISMS, Prediction
 from empax.pipeline import annotate
 from empax.systems import attributes
 from empax.systems.attributes import Judge
+from empax.systems.attributes.linear import LinearJudge, load_linear
 from empax.training.checkpoint import CheckpointError
+
+log = logging.getLogger("empax")
 
 _THRESHOLD = annotate.Settings.sentiment_threshold
 
@@ -99,6 +104,78 @@ def _load_finished(run: RunContext, stage: str) -> Judge:
         return attributes.load_judge(run, stage)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
+
+
+LINEAR = "linear"
+"""Of `find_jury`: the linear judge alone. Also what its notes begin with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Jury:
+    """All judges of a file of outputs.
+
+    Attributes:
+      neural: of a work directory; may be empty.
+      linear: None where EPITOME is not there.
+    """
+
+    neural: Sequence[Judge] = ()
+    linear: LinearJudge | None = None
+
+    def __call__(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+        """The predictions, with what each judge says in their notes."""
+        rows = judged(predictions, self.neural) if self.neural else list(predictions)
+        if self.linear is None:
+            return rows
+        replies, references = (self.linear.levels(t) for t in ([p.response for p in rows], [p.reference for p in rows]))
+        return [
+            dataclasses.replace(
+                row,
+                notes={
+                    **row.notes,
+                    f"{LINEAR}_response_attributes": replies[i],
+                    f"{LINEAR}_reference_attributes": references[i],
+                },
+            )
+            for i, row in enumerate(rows)
+        ]
+
+    def about(self) -> dict[str, Any]:
+        """The linear judge's quality on held-out posts by mechanism; or, under "absent", why there is none."""
+        if self.linear is None:
+            return {"absent": "EPITOME is not there to train it on"}
+        return {name: dict(found) for name, found in self.linear.held_out.items()}
+
+
+def linear_jury(data_dir: str) -> Jury:
+    """The linear judge, trained on the EPITOME of `data_dir` (as `config.data.dir`); nobody where there is none."""
+    try:
+        jury = Jury(linear=load_linear(data_dir))
+    except ConfigError as error:
+        log.warning("no linear judge: %s", error)
+        return Jury()
+    for name, found in jury.about().items():
+        log.info("linear judge, %s: weighted F1 %.1f, kappa %.2f", name, found["weighted_f1"], found["kappa"])
+    return jury
+
+
+def find_jury(where: str, data_dir: str = "") -> Jury:
+    """The judges of a work directory and the linear one beside them.
+
+    Args:
+      where: as for `find_judges`; or "linear", for that judge alone.
+      data_dir: where EPITOME is; empty = where the run has it, else EMPAX_DATA_DIR.
+
+    Raises:
+      ConfigError: see `find_judges`; or "linear" without EPITOME.
+    """
+    if where == LINEAR and not (Path(where) / "config.json").is_file():
+        return Jury(linear=load_linear(data_dir))
+    neural = find_judges(Path(where))
+    if not data_dir:
+        config = next(p for p in (Path(where), Path(where).parent) if (p / "config.json").is_file()) / "config.json"
+        data_dir = read_json(config)["data"]["dir"]
+    return dataclasses.replace(linear_jury(data_dir), neural=neural)
 
 
 def judged(

@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from empax.core.files import WorkDir, read_json
+from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.types import Instance
+from empax.data.dialogues import instance_from_row
 
 
 def find_replies(files: WorkDir) -> list[dict[str, Any]]:
@@ -28,6 +30,17 @@ def count_instances(files: WorkDir) -> dict[str, Any]:
     """What the stage `prepare` counted in every split, and the hash of what it read."""
     path = files.stage("prepare") / "counts.json"
     return read_json(path) if path.exists() else {}
+
+
+def load_training(files: WorkDir) -> list[Instance]:
+    """The training split as `prepare` left it; empty where it left none."""
+    path = files.instances("train")
+    return [instance_from_row(row) for row in read_jsonl(path)] if path.exists() else []
+
+
+def retrieves(config: Mapping[str, Any], stage: str) -> bool | None:
+    """True where the evaluate stage `stage` shows exemplars of an index of the run; None where nothing says so."""
+    return True if stage and config[stage].get("index", "reindex") in config["run"] else None
 
 
 def find_speed(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from empax.evaluation.scoring import METRICS
-from empax.reporting import charts, comparisons, other_corpora
+from empax.reporting import charts, comparisons, controls, other_corpora
 from empax.reporting.tables import (
     Row,
     format_value,
@@ -24,6 +25,9 @@ from empax.reporting.tables import (
 
 Report = Mapping[str, Any]
 
+CLEANED = ":moel"
+"""How the names of metrics end that clean both sides as MoEL's authors did."""
+
 NOTE = (
     "Values with 95% bootstrap intervals over test rows. BLEU, Dist, accuracies, F1, Top-5 and exemplar match in "
     "percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from the papers, which do not all "
@@ -31,66 +35,128 @@ NOTE = (
     "published."
 )
 
+_SIGNS = re.compile(r"[\\`*_\[\]<>|#&~$!]|^(?=[-+=])")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
+"""What Markdown reads as more than itself, in a line or at the beginning of one."""
+
 _CURVES = frozenset({"loss", "reward", "kl", "entropy", "response_tokens"})
 """Shown at once, beside every other loss; the rest of a stage's curves are folded away."""
 
 
-def _shown_metrics(report: Report) -> list[str]:
-    """Every metric that we or a peer have, in the fixed order; the paper prints no others."""
-    found = {*report["metrics"], *(name for peer in report["peers"].values() for name in peer)}
-    return [name for name in METRICS if name in found]
+AS_IT_IS = "text as it is; BLEU and Dist of lower-cased NLTK words"
+CLEANED_ALIKE = "both sides cleaned and split into words as MoEL's (“:moel”)"
 
 
-def _rows(report: Report) -> list[Row]:
-    """Rows of the results table: kind, name, metric → (value, interval)."""
-    rows: list[Row] = [("ours", report["system"], intervals(report["metrics"]))]
+class Results(NamedTuple):
+    """A results table: whose rows, normalised how; its metrics and rows; and what is absent, with the reason."""
+
+    caption: str
+    names: list[str]
+    rows: list[Row]
+    absent: str
+
+
+def results_tables(report: Report) -> list[Results]:
+    """The run beside what was published of the same rows; then beside released outputs, all cleaned alike."""
+    ours: Row = ("ours", str(report["system"]), intervals(report["metrics"]))
+    title = report["test_set"]["title"]
     published = [
         (name, {metric: (format_value(metric, value), "") for metric, value in values.items()})
         for name, values in report["published"].items()
     ]
-    # What this run wants to reproduce stands directly under it.
-    rows += [("own", name, cells) for name, cells in published if name == report["paper_row"]]
-    rows += [("peer", name, intervals(values)) for name, values in report["peers"].items()]
-    rows += [("paper", name, cells) for name, cells in published if name != report["paper_row"]]
-    return rows
+    rows = [
+        ours,
+        # What this run wants to reproduce stands directly under it.
+        *(("own", name, cells) for name, cells in published if name == report["paper_row"]),
+        *(("paper", name, cells) for name, cells in published if name != report["paper_row"]),
+    ]
+    absent = report["published_absent"]
+    why = f"Published rows are absent: {absent}." if absent else ""
+    how = AS_IT_IS + ("; published rows as their authors cleaned them" if published else "")
+    names = [name for name in METRICS if name in report["metrics"]]
+    tables = [Results(f"{title}; {how}.", names, rows, why)]
+    if report["peers"] or report["peers_absent"]:
+        tables.append(_beside_peers(report))
+    return tables
+
+
+def _beside_peers(report: Report) -> Results:
+    scored = {name for values in report["peers"].values() for name in values}
+    keys = {name: f"{name}{CLEANED}" if f"{name}{CLEANED}" in scored else name for name in METRICS}
+    names = [name for name, key in keys.items() if key in scored]
+
+    def cells(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+        return intervals({name: values[keys[name]] for name in names if keys[name] in values})
+
+    rows: list[Row] = [("ours", str(report["system"]), cells({**report["metrics"], **report["variants"]}))]
+    rows += [("peer", _with_rows(report, name), cells(values)) for name, values in report["peers"].items()]
+    alike = any(key.endswith(CLEANED) for key in keys.values())
+    how = CLEANED_ALIKE if alike else f"{AS_IT_IS}, which the others' authors cleaned: no like beside like"
+    absent = "; ".join(f"{name}: {why}" for name, why in report["peers_absent"].items())
+    why = f"Released outputs are absent: {absent}." if absent else ""
+    return Results(f"{report['test_set']['title']}, beside released outputs; {how}.", names, rows, why)
+
+
+def _with_rows(report: Report, name: str) -> str:
+    found = report["peer_sets"].get(name)
+    return f"{name}, {found['rows']:,} rows" if found else name
 
 
 def markdown(report: Report) -> str:
     """The report as Markdown: results, data, speed, examples, the run."""
-    names = _shown_metrics(report)
-    lines = [f"# {report['system']}: report", "", "## Results", ""]
-    lines += markdown_results(names, _rows(report))
-    lines += ["", NOTE, "", *comparisons.markdown(report), *other_corpora.markdown(report)]
-    for title, table in _facts(report).items():
-        lines += [f"## {title}", "", *markdown_table(["name", "value"], table), ""]
+    lines = [
+        f"# {_plain(report['system'])}: report",
+        "",
+        f"**{_plain(report['verdict']['line'])}**",
+        "",
+        "## Results",
+        "",
+    ]
+    for table in results_tables(report):
+        rows = [(kind, _plain(name), cells) for kind, name, cells in table.rows]
+        lines += [_plain(table.caption), "", *markdown_results(table.names, rows), ""]
+        lines += [_plain(table.absent), ""] if table.absent else []
+    lines += [
+        NOTE,
+        "",
+        *controls.markdown(report, _plain),
+        *comparisons.markdown(report),
+        *other_corpora.markdown(report),
+    ]
+    for title, facts in _facts(report).items():
+        cells = [(_plain(name), _plain(value)) for name, value in facts]
+        lines += [f"## {title}", "", *markdown_table(["name", "value"], cells), ""]
     for row in report["replies"]:
-        lines += [f"## Training, heard: {row['stage']}", "", _plain(" / ".join(row["context"])), ""]
+        lines += [f"## Training, heard: {_plain(row['stage'])}", "", _plain(" / ".join(row["context"])), ""]
         lines += [*markdown_table(["step", "reply"], [[str(step), _plain(r)] for step, r in row["replies"]]), ""]
     if report["examples"]:
         lines += ["## Replies", ""]
     for example in report["examples"]:
         lines += [f"- **{_plain(example['emotion'] or 'context')}**: " + " / ".join(map(_plain, example["context"]))]
-        lines += [f"  - exemplar ({_about(item)}): {_plain(_exemplar_text(item))}" for item in example["exemplars"]]
+        lines += [
+            f"  - exemplar ({_plain(_about(item))}): {_plain(_exemplar_text(item))}" for item in example["exemplars"]
+        ]
         lines += [f"  - reply: {_plain(example['response'])}", f"  - reference: {_plain(example['reference'])}"]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _plain(text: str) -> str:
-    """Text that cannot be taken for Markdown."""
-    text = " ".join(text.split())
-    for sign in "\\`*_[]<>|#":
-        text = text.replace(sign, "\\" + sign)
-    return text
+def _plain(text: Any) -> str:
+    """Text that cannot be taken for Markdown or HTML, on one line."""
+    line = _SIGNS.sub(r"\\\g<0>", " ".join(str(text).split()))
+    return _NUMBERED.sub(r"\1\\\2", line)
 
 
 def _facts(report: Report) -> dict[str, list[tuple[str, str]]]:
     """Short tables of names and values: counts, data, speed, index, the run."""
     tables = {
+        "Checks": [(check["name"], check["found"]) for check in report["verdict"]["checks"]],
         "Rows scored": _flatten(report["counts"]),
         "Data": _flatten(report["data"]),
         "Speed": _flatten(report["speed"]),
         "Index": _flatten(report["notes"].get("indexes", {})),
-        "Emotion heads": _flatten(report["notes"].get("evaluate", {})),
+        "Emotion heads": _flatten(
+            {name: note for name, note in report["notes"].get("evaluate", {}).items() if name != "linear_judge"}
+        ),
         "Attribute classifiers, held out": [
             (
                 mechanism,
@@ -142,6 +208,7 @@ def html(report: Report) -> str:
     sections = [
         ("Results", _results(report)),
         ("Comparison", comparisons.section(report)),
+        ("Controls", controls.section(report)),
         ("Other test sets", other_corpora.section(report)),
         ("Ablations in the paper", _ablations(report)),
         ("Learning curves", _curves(report)),
@@ -157,6 +224,7 @@ def html(report: Report) -> str:
         title=escape(f"{report['system']}: report"),
         system=escape(str(report["system"])),
         subtitle=escape(_subtitle(report)),
+        verdict=_verdict(report["verdict"]),
         navigation="".join(f'<a href="#{anchors[title]}">{escape(title)}</a>' for title, _ in shown),
         sections="".join(
             f'<section id="{anchors[title]}"><h2>{escape(title)}</h2>{body}</section>' for title, body in shown
@@ -171,15 +239,27 @@ def _subtitle(report: Report) -> str:
     return " · ".join(part for part in parts if part)
 
 
+def _verdict(found: Mapping[str, Any]) -> str:
+    checks = "".join(
+        f"<li>{'✓' if check['ok'] else '✗'} {escape(check['name'])}: {escape(check['found'])}</li>"
+        for check in found["checks"]
+    )
+    kind = "bad" if found["degenerate"] else "good"
+    return f'<details class="verdict {kind}"><summary>{escape(found["line"])}</summary><ul>{checks}</ul></details>'
+
+
 def _results(report: Report) -> str:
-    names = _shown_metrics(report)
     cards = "".join(
         f'<div class="card"><b>{escape(metric_title(name))}</b><span>{value}</span><small>{interval}</small>'
         f"{_beside(report, name)}</div>"
         for name, (value, interval) in intervals(report["metrics"]).items()
     )
-    table = html_results(names, _rows(report))
-    return f'<div class="cards">{cards}</div>{table}<p class="note">{escape(NOTE)}</p>'
+    tables = "".join(
+        f'<p class="note">{escape(table.caption)}</p>{html_results(table.names, table.rows)}'
+        + (f'<p class="note">{escape(table.absent)}</p>' if table.absent else "")
+        for table in results_tables(report)
+    )
+    return f'<div class="cards">{cards}</div>{tables}<p class="note">{escape(NOTE)}</p>'
 
 
 def _beside(report: Report, name: str) -> str:

@@ -12,26 +12,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from empax.core.config import ConfigError, check_numbers
-from empax.core.files import (
-    DataError,
-    WorkDir,
-    hash_file,
-    hash_json,
-    json_text,
-    read_json,
-    read_jsonl,
-    write_json,
-    write_together,
-)
+from empax.core.files import DataError, WorkDir, json_text, read_json, read_jsonl, write_together
 from empax.core.paths import expand
-from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Prediction
+from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
+from empax.evaluation import controls, published
 from empax.evaluation.empathy import confusion_matrix
 from empax.evaluation.pairing import describe_rows
-from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES
+from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES, TestSet
 from empax.evaluation.rows import read_predictions
-from empax.evaluation.scoring import VARIANTS, Scores, ScoringSettings, score
+from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, score
+from empax.evaluation.verdict import verdict
 from empax.pipeline.evaluate import main_stage
 from empax.reporting import findings, other_corpora, page
+from empax.reporting.controls import key
+from empax.reporting.peers import read_peer_sets, score_peers, why_apart
 
 Report = dict[str, Any]
 
@@ -132,6 +126,7 @@ def run(settings: Settings, context: ReportContext) -> None:
         peers=score_peers(expand(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
         if settings.peers
         else {},
+        peer_sets=read_peer_sets(expand(settings.peers)) if settings.peers else {},
         history=history,
         run=read_json(files.run) if files.run.exists() else {},
         notes={
@@ -147,6 +142,9 @@ def run(settings: Settings, context: ReportContext) -> None:
         examples=settings.examples,
         replies=findings.find_replies(files),
         evaluations=others,
+        training=findings.load_training(files),
+        stage=main_stage(config),
+        seed=settings.seed,
     )
     write_report(report, files.root)
 
@@ -170,6 +168,10 @@ def build_report(
     examples: int = 12,
     replies: Sequence[Mapping[str, Any]] = (),
     evaluations: Mapping[str, Mapping[str, Any]] | None = None,
+    peer_sets: Mapping[str, TestSet] | None = None,
+    training: Sequence[Instance] = (),
+    stage: str = "",
+    seed: int = 0,
 ) -> Report:
     """Everything about a run as one JSON object.
 
@@ -180,7 +182,7 @@ def build_report(
       predictions: of the test split.
       metrics: `Scores.metrics`.
       speed: named measurements.
-      paper: row of the paper → metric → value.
+      paper: row of the paper → metric → value; shown only where the rows are those that it is about.
       peers: released outputs of another system → its metrics by the same code.
       history: rows of metrics.jsonl, each with `stage`, `step`, `split` and numbers by name.
       run: versions, commit, seed, devices.
@@ -191,14 +193,24 @@ def build_report(
       examples: how many predictions to show.
       replies: `findings.find_replies`.
       evaluations: `other_corpora.score_evaluations`.
+      peer_sets: `read_peer_sets`; a peer whose rows are of another corpus is left out.
+      training: what the system was trained on, for controls.
+      stage: the evaluate stage that `predictions` are of.
+      seed: of the controls.
 
     Raises:
       ConfigError: `paper_row` is not a row of `paper`.
     """
     if paper_row and paper_row not in paper:
         raise ConfigError(f"paper_row = {paper_row!r} is not among the paper's rows: {', '.join(paper)}.")
+    test_set = published.identify(predictions, data=data, config=config, stage=stage)
+    if test_set.why_not:
+        paper, notes = {}, {name: note for name, note in notes.items() if name != "paper_ablations"}
+    left_out = {name: why for name, other in (peer_sets or {}).items() if (why := why_apart(test_set, other))}
     return {
         "system": system,
+        "verdict": verdict(predictions, retrieves=findings.retrieves(config, stage)),
+        "test_set": test_set.as_json(),
         "config": dict(config),
         "data": dict(data),
         "metrics": dict(metrics),
@@ -206,10 +218,17 @@ def build_report(
         "counts": dict(counts or {}),
         "rows": describe_rows(predictions) if predictions else {},
         "speed": dict(speed),
-        "paper": dict(paper[paper_row]) if paper_row else {},
+        "controls": {**controls.score_controls(predictions, training, seed=seed), "seed": seed},
+        "empathy": empathy_findings(predictions, notes, seed=seed),
+        "paper": dict(paper.get(paper_row, {})),
         "paper_row": paper_row,
         "published": {name: dict(values) for name, values in paper.items()},
-        "peers": {name: dict(values) for name, values in peers.items()},
+        "published_absent": test_set.why_not,
+        "peers": {name: dict(values) for name, values in peers.items() if name not in left_out},
+        "peer_sets": {
+            name: {**dataclasses.asdict(other), "title": other.title} for name, other in (peer_sets or {}).items()
+        },
+        "peers_absent": left_out,
         "run": dict(run),
         "history": collect_curves(history),
         "examples": [_example(row) for row in _spread(predictions, examples)],
@@ -219,6 +238,23 @@ def build_report(
         "confusion": confusions(predictions),
         "notes": dict(notes),
     }
+
+
+def empathy_findings(predictions: Sequence[Prediction], notes: Mapping[str, Any], *, seed: int = 0) -> dict[str, Any]:
+    """What each judge of mechanisms found, with its controls; how far judges agree; how good the linear one is.
+
+    Empty where nobody judged.
+    """
+    judges = ("", *JUDGES)
+    found = {key(judge): controls.empathy_agreement(predictions, judge, seed=seed) for judge in judges}
+    found = {name: agreement for name, agreement in found.items() if agreement}
+    pairs: dict[str, dict[str, Any]] = {}
+    for i, one in enumerate(judges):
+        for other in judges[i + 1 :]:
+            if key(one) in found and key(other) in found:
+                pairs.setdefault(key(one), {})[key(other)] = controls.judges_agreement(predictions, one, other)
+    about = notes.get("evaluate", {}).get("linear_judge") or notes.get("linear_judge")
+    return {**found, **({"agreement": pairs} if pairs else {}), **({"linear_judge": about} if about else {})}
 
 
 def write_report(report: Report, folder: Path) -> None:
@@ -231,32 +267,6 @@ def write_report(report: Report, folder: Path) -> None:
     kept = {name: part for name, part in report.items() if name not in ("examples", "replies")}
     texts = {"report.json": json_text(kept), "report.md": page.markdown(report), "report.html": page.html(report)}
     write_together(folder, texts)
-
-
-def score_peers(
-    folder: Path, *, cache: Path | None = None, settings: ScoringSettings | None = None
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Metrics of every *.jsonl in `folder`, by file name; kept in `cache` by the hash of file and settings.
-
-    Raises:
-      DataError: no such folder, or a file with a bad line.
-    """
-    settings = settings or ScoringSettings()
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder} with outputs of other systems; set config.report.peers.")
-    peers = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        stored = cache / f"{hash_json([hash_file(path), settings])}.json" if cache else None
-        if stored is not None and stored.exists():
-            peers[path.stem] = read_json(stored)
-            continue
-        rows, bad = read_predictions(path)
-        if bad:
-            raise DataError(f"{path}, {bad[0]} ({len(bad)} bad lines).")
-        peers[path.stem] = score(rows, settings=settings).metrics
-        if stored is not None:
-            write_json(stored, peers[path.stem])
-    return peers
 
 
 def collect_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, list[list[float]]]]]:
@@ -358,6 +368,8 @@ def of_predictions(
     config: Mapping[str, Any],
     run: Mapping[str, Any],
     comparisons: Mapping[str, Any],
+    training: Sequence[Instance] = (),
+    linear_judge: Mapping[str, Any] | None = None,
 ) -> Report:
     """The report of a file of predictions.
 
@@ -368,10 +380,14 @@ def of_predictions(
       config: of the run that made them; empty where nobody knows.
       run: where they are from.
       comparisons: see `reporting.comparisons`; empty = none. Of a single pair the note `comparison` holds the metrics.
+      training: what the system was trained on, where that is known.
+      linear_judge: `judging.Jury.about`, where it judged.
     """
     notes: dict[str, Any] = {"comparisons": dict(comparisons)} if comparisons else {}
     if comparisons and len(comparisons["pairs"]) == 1:
         notes["comparison"] = comparisons["pairs"][0]["metrics"]
+    if linear_judge:
+        notes["linear_judge"] = dict(linear_judge)
     return build_report(
         system=system,
         config=config,
@@ -386,4 +402,5 @@ def of_predictions(
         history=(),
         run=run,
         notes=notes,
+        training=training,
     )

@@ -17,8 +17,9 @@ from empax.evaluation.comparing import compare_systems
 from empax.evaluation.normalisation import beside_peers
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings, score
+from empax.evaluation.verdict import verdict
 from empax.pipeline import judging
-from empax.reporting import comparisons, report, tables
+from empax.reporting import comparisons, controls, report, tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Scored:
     scores: Scores
     comparison: Mapping[str, Any]
     corpus: str
+    linear_judge: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def score_file(
@@ -74,7 +76,8 @@ def score_file(
     settings: ScoringSettings,
     *,
     others: Others | None = None,
-    judge: Path | None = None,
+    judge: str = "",
+    data: str = "",
     corpus: Mapping[str, Instance] | None = None,
     corpus_name: str = "",
     skip_bad_lines: bool = False,
@@ -85,7 +88,8 @@ def score_file(
       source: JSON lines, see `evaluation.rows`.
       settings: of the scores.
       others: what to compare it with; None = nothing.
-      judge: a work directory, or a stage in one, whose empathy identifiers are to judge all files.
+      judge: a work directory, or a stage in one, whose empathy identifiers are to judge all files; or "linear".
+      data: where EPITOME is, see `judging.find_jury`.
       corpus: what lines with an `id` alone leave out, see `evaluation.rows.read_predictions`.
       corpus_name: what tables call it.
       skip_bad_lines: score the others; bad lines are named on standard error either way.
@@ -98,9 +102,11 @@ def score_file(
     names = others.names()  # a mistyped metric fails before any work
     files = _labelled([source, *others.files])
     systems = {label: _read(path, corpus, skip_bad_lines) for label, path in files.items()}
+    about: dict[str, Any] = {}
     if judge:
-        judges = judging.find_judges(judge)
-        systems = {label: judging.judged(rows, judges) for label, rows in systems.items()}
+        jury = judging.find_jury(judge, data)
+        systems = {label: jury(rows) for label, rows in systems.items()}
+        about = jury.about()
     rows = next(iter(systems.values()))
     scores = score(rows, settings=settings)
     comparison: dict[str, Any] = {}
@@ -110,7 +116,7 @@ def score_file(
         pairs = None if others.all_pairs else [(first, other) for other in rest]
         comparison = compare_systems(systems, pairs, peers=peers, settings=settings, names=names)
         comparison |= {"corpus": corpus_name, "peers": list(peers)}
-    return Scored(source, files, rows, scores, comparison, corpus_name)
+    return Scored(source, files, rows, scores, comparison, corpus_name, about)
 
 
 def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
@@ -174,11 +180,14 @@ def _origin(path: Path) -> dict[str, Any]:
 
 
 def text(found: Scored, *, variants: bool) -> str:
-    """Metrics, how many rows they are over, and the comparison, as lines of text."""
+    """The verdict, metrics, how many rows they are over, judges and the comparison, as lines of text."""
     scores = found.scores
     shown = {**scores.metrics, **(scores.variants if variants else {})}
-    lines = [tables.describe(scores.rows, shown, corpus=found.corpus), tables.text_table(shown)]
+    lines = [verdict(found.rows)["line"], ""]
+    lines += [tables.describe(scores.rows, shown, corpus=found.corpus), tables.text_table(shown)]
     lines.append("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
+    empathy = report.empathy_findings(found.rows, {"linear_judge": found.linear_judge})
+    lines += ["", controls.text({"controls": {}, "empathy": empathy})] if empathy else []
     if found.comparison:
         lines += ["", comparisons.text(found.comparison)]
     return "\n".join(lines)
@@ -198,6 +207,11 @@ def write(found: Scored, folder: Path) -> None:
             "compared_with_sha256": ", ".join(map(hash_file, others)),
         }
     made = report.of_predictions(
-        found.rows, found.scores, run=run, comparisons=found.comparison, **_origin(found.source)
+        found.rows,
+        found.scores,
+        run=run,
+        comparisons=found.comparison,
+        linear_judge=found.linear_judge,
+        **_origin(found.source),
     )
     report.write_report(made, folder)

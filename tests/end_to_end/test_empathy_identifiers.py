@@ -21,12 +21,12 @@ from configs import common, empathy_identifiers
 
 def get_config():
     config = empathy_identifiers.get_config("tiny")
-    config.witness = empathy_identifiers.tiny(mechanisms=("exploration",), seed=1, class_weights=True)
+    config.second_seed = empathy_identifiers.tiny(mechanisms=("exploration",), seed=1, class_weights=True)
     config.classifier = common.train(
         task="classifier", steps=2, batch_size=8, learning_rate=1e-3, data="sample", max_tokens=16, buckets=(16,),
         encoder={"d_model": 16, "num_heads": 2, "d_ff": 32}, best_metric="weighted_f1", best_mode="max",
     )
-    config.assess.judges = ("identifiers", "witness", "classifier")
+    config.assess.judges = ("identifiers", "second_seed", "classifier")
     config.run = ("prepare", *config.assess.judges, "assess")
     return config
 """
@@ -44,12 +44,12 @@ def workdir(recipe, tmp_path_factory):
 
 def test_every_judge_is_assessed_on_posts_that_it_never_saw(workdir):
     quality = read_json(workdir / "assess" / "classifiers.json")
-    assert set(quality) == {*MECHANISMS, "witness/exploration", *(f"classifier/{name}" for name in MECHANISMS)}
+    assert set(quality) == {*MECHANISMS, "second_seed/exploration", *(f"classifier/{name}" for name in MECHANISMS)}
     for found in quality.values():
         assert found["pairs"] == np.sum(found["confusion"])
         assert found["accuracy"] == pytest.approx(100 * np.trace(found["confusion"]) / found["pairs"])
     run = RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "assess")
-    one, other = (attributes.load_holdout(run, stage) for stage in ("identifiers", "witness"))
+    one, other = (attributes.load_holdout(run, stage) for stage in ("identifiers", "second_seed"))
     assert {pair.context for pair in one} != {pair.context for pair in other}
 
 
@@ -106,12 +106,12 @@ def test_which_judges_of_a_work_directory_are_meant(workdir, tmp_path):
     found = classifier([("My dog died.",)] * 2, ["Oh no!", ""])
     assert found.shape == (2, len(MECHANISMS), len(LEVELS))
     np.testing.assert_allclose(np.exp(found).sum(axis=-1), 1.0, rtol=1e-5)
-    with pytest.raises(ConfigError, match=r"no judges of emotional_reaction, .* it trains: identifiers witness"):
-        judging.find_judges(workdir / "witness")
+    with pytest.raises(ConfigError, match=r"no judges of emotional_reaction, .* it trains: identifiers second_seed"):
+        judging.find_judges(workdir / "second_seed")
     with pytest.raises(ConfigError, match="holds no run"):
         judging.find_judges(tmp_path)
     run = RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "evaluate")
     with pytest.raises(ConfigError, match=r"config\.assess trains no judge"):
         judging.load_judges("assess", run)
     with pytest.raises(ConfigError, match=r"config\.evaluate\.judge lacks a classifier of emotional_reaction"):
-        judging.load_judges(("witness",), run)
+        judging.load_judges(("second_seed",), run)

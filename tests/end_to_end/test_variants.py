@@ -53,3 +53,12 @@ def test_no_retrieval_is_the_generator_alone(run_variant):
     metrics = read_json(workdir / "report.json")["metrics"]
     assert "exemplar_emotion_match" not in metrics
     assert {"bleu_2", "perplexity", "emotion_accuracy"} <= set(metrics)
+
+
+@pytest.mark.slow
+def test_no_attributes_retrieves_without_emotions(run_variant):
+    workdir, predictions = run_variant("no_attributes")
+    assert all(len(row["exemplars"]) == 2 for row in predictions)
+    assert not (workdir / "emotions").exists()
+    assert "emotion_encoder" not in load_params(workdir / "joint")["retriever"]
+    assert "empathy_f1" in read_json(workdir / "report.json")["metrics"]  # the classifiers still judge

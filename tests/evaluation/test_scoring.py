@@ -39,8 +39,10 @@ def full_rows(num=12):
                     "intent_prediction": "wishing" if wrong else "encouraging",
                     "reference_attributes": LEVELS,
                     "response_attributes": {**LEVELS, "exploration": "low" if wrong else "high"},
-                    "independent_reference_attributes": LEVELS,
-                    "independent_response_attributes": LEVELS if wrong else {**LEVELS, "interpretation": "low"},
+                    "linear_reference_attributes": LEVELS,
+                    "linear_response_attributes": {**LEVELS, "exploration": "low"} if wrong else LEVELS,
+                    "second_seed_reference_attributes": LEVELS,
+                    "second_seed_response_attributes": LEVELS if wrong else {**LEVELS, "interpretation": "low"},
                 },
             )
         )
@@ -63,9 +65,11 @@ def test_full_rows_give_every_metric_and_variant_with_an_interval_around_it():
     assert value["exploration_f1"] == pytest.approx(100 * 2 * 0.75 / 1.75)
     assert value["empathy_f1"] == pytest.approx((200 + value["exploration_f1"]) / 3)
     second = {name: found["value"] for name, found in scores.variants.items()}
-    assert second["exploration_f1:independent"] == pytest.approx(100.0)
-    assert second["interpretation_f1:independent"] == pytest.approx(100 * 2 * 0.25 / 1.25)
-    assert second["empathy_f1:independent"] == pytest.approx((200 + 40.0) / 3)
+    assert second["interpretation_f1:linear"] == pytest.approx(100.0)
+    assert second["exploration_f1:linear"] < 100.0
+    assert second["exploration_f1:second_seed"] == pytest.approx(100.0)
+    assert second["interpretation_f1:second_seed"] == pytest.approx(100 * 2 * 0.25 / 1.25)
+    assert second["empathy_f1:second_seed"] == pytest.approx((200 + 40.0) / 3)
     assert value["perplexity"] == pytest.approx(math.exp(sum(12 + i for i in range(12)) / 72))
     assert value["perplexity_per_word"] == pytest.approx(math.exp(sum(12 + i for i in range(12)) / (12 * 6)))
     responses, references = [r.response for r in full_rows()], [r.reference for r in full_rows()]

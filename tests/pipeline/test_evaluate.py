@@ -10,9 +10,11 @@ from empax.core.files import WorkDir, hash_file, read_json, read_jsonl, write_js
 from empax.core.run import RunContext
 from empax.core.types import MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
+from empax.data.sample import load_annotated_pairs
 from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
-from empax.pipeline import annotate, evaluate
+from empax.pipeline import annotate, evaluate, judging
+from empax.systems.attributes.linear import train_linear
 
 
 class Parrot:
@@ -123,7 +125,7 @@ def test_a_judge_levels_responses_and_references(run, monkeypatch):
     assert [row["notes"]["reference_attributes"] for row in rows] == [{"exploration": "gold"}] * 2
     _, _, rows = evaluated(run, judge=["annotate"], second_judge="annotate", limit=2)
     for whose, text in (("response", "so turn 0"), ("reference", "gold")):
-        for note in (f"{whose}_attributes", f"independent_{whose}_attributes"):
+        for note in (f"{whose}_attributes", f"second_seed_{whose}_attributes"):
             assert rows[0]["notes"][note] == {"exploration": text}
     with pytest.raises(ConfigError, match=r"config\.evaluate refers to config\.anotate"):
         evaluated(run, judge="anotate")
@@ -167,3 +169,19 @@ def test_the_main_stage_is_the_first_on_the_own_data(run):
     assert evaluate.main_stage({**run.config, "run": ["elsewhere", "annotate"]}) == ""
     with pytest.raises(ConfigError, match=r"config\.evaluate\.corpus = 'persona' is not allowed"):
         evaluated(run, corpus="persona")
+
+
+def test_the_linear_judge_judges_beside_the_others_where_epitome_is(run, monkeypatch):
+    _, _, rows = evaluated(run, linear_judge=True, limit=2)
+    assert not [note for note in rows[0]["notes"] if note.startswith("linear_")]
+    about = read_json(run.directory / "evaluate.json")
+    assert about["linear_judge"] == {"absent": "EPITOME is not there to train it on"}
+    monkeypatch.setattr(judging, "load_linear", lambda data_dir: train_linear(load_annotated_pairs()))
+    _, _, rows = evaluated(run, linear_judge=True, limit=2)
+    judge = train_linear(load_annotated_pairs())
+    for whose, text in (("response", "so turn 0"), ("reference", "gold")):
+        assert rows[0]["notes"][f"linear_{whose}_attributes"] == judge.levels([text])[0]
+    about = read_json(run.directory / "evaluate.json")
+    assert about["linear_judge"]["exploration"]["weighted_f1"] > 0
+    evaluated(run, limit=2)
+    assert "linear_judge" not in read_json(run.directory / "evaluate.json")

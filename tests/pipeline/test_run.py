@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from configs import empathy_identifiers, emprl_llm, emprl_transformer, quickstart, reg_llm, reg_t5, reg_transformer
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json, write_json
 from empax.core.run import RunContext
 from empax.core.types import MECHANISMS
 from empax.interop import pretrained
-from empax.pipeline import evaluate, prepare, run
+from empax.pipeline import evaluate, prepare, run, workdirs
 from empax.systems.dialogue.parts import Parts
+from empax.systems.dialogue.settings import DialogueSettings
 
 
 @pytest.fixture
@@ -40,6 +41,35 @@ def test_every_variant_of_the_recipe_is_sound(variant):
     assert stages[0].name == "prepare"
     assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
     assert {stage.kind for stage in stages} <= set(run.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [(reg_transformer, ""), (reg_t5, "small"), (reg_llm, "smollm2"), (reg_llm, "llama-3.1-8b")],
+)
+def test_no_attributes_takes_every_emotion_from_the_retriever_and_nothing_else(recipe, name):
+    whole = run.plain(recipe.get_config(name))
+    found = run.plain(recipe.get_config(f"{name},no_attributes" if name else "no_attributes"))
+    assert [stage.name for stage in run.make_stages(found)] == [n for n in whole["run"] if n != "emotions"]
+    changed = {where.removeprefix("config."): now for where, _, now in workdirs.differences(whole, found)}
+    without = {where: now for where, now in changed.items() if not where.startswith("emotions")}
+    assert without.pop("run") == found["run"]
+    assert without == {
+        "reg.attributes": False,
+        "reg.emotion_share": 0.0,
+        "retriever.start_from": "",
+        "retriever.distillation.emotion_weight": 0.0,
+        "joint.distillation.emotion_weight": 0.0,
+    }
+
+
+def test_attributes_are_not_switched_off_while_emotions_still_choose():
+    config = run.plain(reg_transformer.get_config())
+    config["reg"]["attributes"] = False
+    with pytest.raises(ConfigError, match=r"attributes = False with emotion_share = 0\.5 still retrieves by emotion"):
+        to_settings(DialogueSettings, config["reg"], where="config.reg")
+    config["reg"]["emotion_share"] = 0.0  # as the message advises
+    to_settings(DialogueSettings, config["reg"], where="config.reg")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +115,7 @@ def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
 def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
     whole, small = (run.plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", "+tiny"))
     assert small["data"]["name"] == "sample"
-    kept = [name for name in whole["run"] if name != "witnesses"]
+    kept = [name for name in whole["run"] if name != "second_seed"]
     assert [stage.name for stage in run.make_stages(small)] == kept
     for name in kept:
         assert [small[name].get(key) for key in ("task", "stage", "index")] == [
@@ -95,12 +125,12 @@ def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
     assert run.plain(both) == run.plain(emprl_transformer.get_config(f"{variant}+tiny+dailydialog"))
 
 
-def test_witnesses_have_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed(tmp_path):
+def test_the_second_seed_has_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed(tmp_path):
     config = run.plain(emprl_transformer.get_config())
     for seed in range(3):
         contexts = [
             RunContext(WorkDir(tmp_path), config | {"seed": seed}, name)
-            for name in ("identifiers", "witnesses", "generator")
+            for name in ("identifiers", "second_seed", "generator")
         ]
         assert [context.seed for context in contexts] == [0, 1, seed]
 
@@ -140,7 +170,6 @@ def test_an_unknown_variant_is_named():
 
 
 ABLATIONS = {
-    "without attributes": ("reg.attributes", False),
     "without BLEU": ("retriever.distillation.utility.bleu", 0.0),
     "without F1": ("retriever.distillation.utility.f1", 0.0),
     "without ROUGE-L": ("joint.distillation.utility.rouge_l", 0.0),
@@ -156,11 +185,10 @@ ABLATIONS = {
 def test_every_ablation_is_a_switch(config, path):
     stages = {stage.name: stage for stage in run.make_stages(changed(config, *path))}
     section, *names = path[0].split(".")
-    if section != "reg":
-        found = stages[section].settings.task
-        for name in names:
-            found = getattr(found, name)
-        assert found == path[1]
+    found = stages[section].settings.task
+    for name in names:
+        found = getattr(found, name)
+    assert found == path[1]
 
 
 @pytest.mark.parametrize(

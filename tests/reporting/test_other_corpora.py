@@ -12,6 +12,9 @@ from empax.evaluation.scoring import ScoringSettings, score
 from empax.reporting import other_corpora, report
 
 RUN = ["evaluate", "dailydialog_before", "dailydialog", "again", "report"]
+SECTIONS = {
+    name: {"kind": "evaluate", "stage": "ppo", "corpus": "dailydialog" if "daily" in name else ""} for name in RUN[:-1]
+}
 EMOTIONS = {"emotion": "sad", "emotion_prediction": "sad"}
 
 
@@ -42,13 +45,13 @@ def files(tmp_path):
 def made(files):
     values = {"bootstrap_samples": 10, "paper_row": "EmpRL"}
     settings = to_settings(report.Settings, values, where="config.report")
-    report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN}))
+    report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN, **SECTIONS}))
     return files.root
 
 
 def test_scores_are_of_each_stages_own_rows(files):
     settings = ScoringSettings(bootstrap_samples=10)
-    found = other_corpora.score_evaluations(files, {"run": RUN}, settings)
+    found = other_corpora.score_evaluations(files, {"run": RUN, **SECTIONS}, settings)
     assert list(found) == ["dailydialog_before", "dailydialog", "again"]  # as they ran
     wanted = score(rows("I am fine."), settings=settings).metrics
     assert {name: found["dailydialog"]["metrics"][name] for name in ("bleu_1", "bleu_2", "rouge_l", "perplexity")} == {
@@ -65,7 +68,7 @@ def test_scores_are_of_each_stages_own_rows(files):
     assert found["dailydialog"]["counts"]["rows"] == 4
     files.evaluation("again").write_text("{}\n")
     with pytest.raises(DataError, match=r"again.predictions\.jsonl, line 1: lacks .*run the stage again again"):
-        other_corpora.score_evaluations(files, {"run": RUN}, settings)
+        other_corpora.score_evaluations(files, {"run": RUN, **SECTIONS}, settings)
 
 
 def test_report_json_holds_them_apart_from_the_main_ones(made):
@@ -98,6 +101,6 @@ def test_without_any_there_is_no_section(files):
     for stage in ("dailydialog", "dailydialog_before", "again"):
         files.evaluation(stage).unlink()
     settings = to_settings(report.Settings, {"bootstrap_samples": 10}, where="config.report")
-    report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN}))
+    report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN, **SECTIONS}))
     assert read_json(files.root / "report.json")["evaluations"] == {}
     assert "Other test sets" not in (files.root / "report.html").read_text()

@@ -3,6 +3,7 @@ import html.parser
 import itertools
 import json
 import math
+import re
 import types
 import xml.etree.ElementTree as ElementTree
 
@@ -10,12 +11,17 @@ import pytest
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
-from empax.core.types import EMOTIONS, Prediction
-from empax.evaluation.published import REG_ABLATIONS, REG_PAPER
+from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
+from empax.data.dialogues import instance_to_row, to_instances
+from empax.data.empathetic_dialogues import ARCHIVE_SHA256, find_archive, read_dialogues
+from empax.evaluation import published, scoring
+from empax.evaluation.published import REG_ABLATIONS, REG_PAPER, identify
+from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
-from empax.reporting import charts, findings, report
+from empax.reporting import charts, findings, page, peers, report
 
 FAST = ScoringSettings(bootstrap_samples=10)
+BLEU_1 = "bleu_1:moel" if "bleu_1:moel" in scoring.VARIANTS else "bleu_1"
 
 
 def predictions(num=20):
@@ -49,6 +55,12 @@ def history(steps=500):
         rows.append({"stage": "generator", "step": step, "split": "train", **values})
     rows += [{"stage": "generator", "step": 500, "split": "validation", "loss": 0.5, "seconds": 5000.0}]
     return [*rows, {"stage": "joint", "step": 1, "split": "train", "loss": math.nan}]
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """The rows of `predictions` are the whole test split that papers are about."""
+    monkeypatch.setitem(published.KNOWN_ROWS, published.fingerprint(predictions()), ("made up", True))
 
 
 def made(**changes):
@@ -118,11 +130,11 @@ def test_speed_has_the_seconds_of_every_finished_stage(tmp_path):
     }
 
 
-def test_report_has_the_agreed_keys_and_survives_json(tmp_path):
+def test_report_has_the_agreed_keys_and_survives_json(tmp_path, known):
     found = made()
     report.write_report(found, tmp_path)
     stored = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    assert {"system", "config", "data", "metrics", "speed", "paper", "run"} <= set(stored)
+    assert {"system", "config", "data", "metrics", "speed", "paper", "run", "verdict", "controls"} <= set(stored)
     assert set(stored["metrics"]["bleu_2"]) == {"value", "low", "high"}
     assert stored["paper"] == REG_PAPER["T5 + REG"]
     assert stored["speed"] == {"generator/examples_per_second": 300.0, "generator/seconds": 1000.0}
@@ -140,7 +152,7 @@ def test_report_has_the_agreed_keys_and_survives_json(tmp_path):
     assert "exploration of responses" not in stored["confusion"]
 
 
-def test_page_is_one_whole_safe_file(tmp_path):
+def test_page_is_one_whole_safe_file(tmp_path, known):
     report.write_report(made(), tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     page = Page(text)
@@ -170,12 +182,12 @@ def test_page_is_one_whole_safe_file(tmp_path):
     assert len(set(ids)) == len(ids)
 
 
-def test_markdown_tables_are_rectangular_and_text_stays_text(tmp_path):
+def test_markdown_tables_are_rectangular_and_text_stays_text(tmp_path, known):
     report.write_report(made(), tmp_path)
     lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
-    results = [line for line in lines[4:] if line.startswith("|")][: 3 + 1 + len(REG_PAPER)]
+    results = [line for line in lines[4:] if line.startswith("|")][: 2 + 1 + len(REG_PAPER)]
     assert len({line.count(" | ") for line in results}) == 1
-    assert results[2].startswith("| **reg <T5>** | this run |")
+    assert results[2].startswith(r"| **reg \<T5\>** | this run |")
     assert results[3].startswith("| **T5 + REG** | as published | 16.67 |")
     assert any("0 times \\| really" in line for line in lines)
 
@@ -189,7 +201,7 @@ def test_report_of_little_has_no_empty_sections(tmp_path):
     assert found["paper"] == {}
     report.write_report(found, tmp_path)
     titles = [attrs["id"] for tag, attrs in Page((tmp_path / "report.html").read_text()).tags if tag == "section"]
-    assert titles == ["results", "replies"]
+    assert titles == ["results", "controls", "replies", "facts"]
     with pytest.raises(ConfigError, match="'T6' is not among"):
         made(paper_row="T6")
 
@@ -202,43 +214,58 @@ def test_run_reads_the_work_directory(tmp_path):
     write_json(files.stage("prepare") / "counts.json", {"source_hash": "f00", "test": {"dialogues": 3, "instances": 6}})
     write_json(files.stage("index") / "index.json", {"rows": 9, "recall_at_10": 0.99})
     write_json(files.stage("evaluate") / "evaluate.json", {"emotion_head": "retriever"})
-    peers = tmp_path / "others"
-    write_jsonl(peers / "moel.jsonl", [{"context": ["a"], "response": "b c", "reference": "b c"}])
+    others = tmp_path / "others"
+    write_jsonl(others / "moel.jsonl", [{**dataclasses.asdict(row), "response": "b c"} for row in predictions(6)])
+    write_jsonl(others / "other.jsonl", [{"context": ["a"], "response": "b c", "reference": "b c"}])
+    write_jsonl(files.instances("train"), [instance_to_row(Instance("t#2", ("a",), "b", "sad"))])
     settings = to_settings(
-        report.Settings, {"bootstrap_samples": 10, "examples": 2, "peers": str(peers)}, where="config.report"
+        report.Settings, {"bootstrap_samples": 10, "examples": 2, "peers": str(others)}, where="config.report"
     )
-    report.run(settings, types.SimpleNamespace(files=files, config={"system": "reg", "seed": 3, "run": []}))
+    config = {
+        "system": "reg",
+        "seed": 3,
+        "run": ["index", "evaluate"],
+        "data": {"name": "sample"},
+        "index": {"kind": "index"},
+    }
+    config["evaluate"] = {"kind": "evaluate", "stage": "joint", "index": "index"}
+    report.run(settings, types.SimpleNamespace(files=files, config=config))
     found = read_json(tmp_path / "report.json")
+    assert found["test_set"]["title"] == "the built-in sample, test split, 6 rows"
+    assert set(found["controls"]["controls"]) >= {"canned", "random_training", "first_exemplar"}
+    assert found["peers_absent"].keys() == {"other"}
+    assert found["peer_sets"]["other"]["rows"] == 1
+    assert "exemplars" in [check["name"] for check in found["verdict"]["checks"]]
     assert found["data"]["test"] == {"dialogues": 3, "instances": 6}
     assert found["notes"]["indexes"] == {"index": {"rows": 9, "recall_at_10": 0.99}}
-    assert found["peers"]["moel"]["bleu_1"]["value"] == pytest.approx(100.0)
+    assert found["peers"].keys() == {"moel"}
     assert found["metrics"]["perplexity"]["value"] == pytest.approx(math.exp(2))
     assert found["notes"]["evaluate"]["emotion_head"] == "retriever"
     assert found["data"]["source_hash"] == "f00"
     assert (tmp_path / "report.html").exists()
     files.predictions.write_text("{}\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1: lacks"):
-        report.run(settings, types.SimpleNamespace(files=files, config={"system": "reg", "run": []}))
+        report.run(settings, types.SimpleNamespace(files=files, config=config))
 
 
 def test_peers_are_cached_by_content_and_settings(tmp_path):
     folder, cache = tmp_path / "peers", tmp_path / "cache"
     write_jsonl(folder / "a.jsonl", [{"context": ["x"], "response": "b", "reference": "b"}])
-    first = report.score_peers(folder, cache=cache, settings=FAST)
+    first = peers.score_peers(folder, cache=cache, settings=FAST)
     (stored,) = cache.iterdir()
     write_json(stored, {"marked": {"value": 1.0, "low": 1.0, "high": 1.0}})
-    assert set(report.score_peers(folder, cache=cache, settings=FAST)["a"]) == {"marked"}
+    assert set(peers.score_peers(folder, cache=cache, settings=FAST)["a"]) == {"marked"}
     assert (
-        report.score_peers(folder, cache=cache, settings=dataclasses.replace(FAST, seed=1))["a"].keys()
+        peers.score_peers(folder, cache=cache, settings=dataclasses.replace(FAST, seed=1))["a"].keys()
         == first["a"].keys()
     )
     write_jsonl(folder / "a.jsonl", [{"context": ["x"], "response": "c", "reference": "b"}])
-    assert report.score_peers(folder, cache=cache, settings=FAST)["a"]["bleu_1"]["value"] == 0.0
+    assert peers.score_peers(folder, cache=cache, settings=FAST)["a"][BLEU_1]["value"] == 0.0
     (folder / "b.jsonl").write_text("nope\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"b\.jsonl, line 1: not valid JSON"):
-        report.score_peers(folder, settings=FAST)
+        peers.score_peers(folder, settings=FAST)
     with pytest.raises(DataError, match="there is no folder"):
-        report.score_peers(tmp_path / "none")
+        peers.score_peers(tmp_path / "none")
 
 
 def test_settings_refuse_what_cannot_work():
@@ -283,10 +310,180 @@ PEERS = {
 @pytest.mark.real_data
 def test_released_outputs_score_as_known(real_data):
     """Sent-Std and Top-5 are the figures recovered from the released files; the rest pins our conventions."""
-    peers = report.score_peers(real_data / "peer_outputs", settings=ScoringSettings(bootstrap_samples=1, variants=()))
-    assert set(peers) == set(PEERS)
     for name, expected in PEERS.items():
-        found = peers[name]
+        rows, _ = read_predictions(real_data / "peer_outputs" / f"{name}.jsonl")
+        found = score(rows, settings=ScoringSettings(bootstrap_samples=1, variants=())).metrics
         metrics = ("bleu_2", "distinct_1", "distinct_2", "sentence_std", "top5_share")
         assert [found[metric]["value"] for metric in metrics] == pytest.approx(expected, abs=0.006)
         assert "emotion_accuracy" not in found  # they released no predictions of the emotion
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_known_rows_are_those_of_the_files(real_data):
+    sets = peers.read_peer_sets(real_data / "peer_outputs")
+    assert {(one.corpus, one.split) for one in sets.values()} == {("EmpatheticDialogues", "test")}
+    assert {one.rows for one in sets.values() if one.whole} == {5255}
+    corpus = to_instances(read_dialogues(find_archive(real_data), "test"))
+    ours = identify([Prediction(i.context, "", i.response) for i in reversed(corpus)])
+    assert (ours.whole, ours.rows) == (True, 5249)
+    assert not identify([Prediction(i.context, "", i.response) for i in corpus[1000:]]).whole
+
+
+def test_published_rows_stand_only_beside_the_rows_that_they_are_about(tmp_path):
+    found = made()
+    assert (found["published"], found["paper"], found["notes"].get("paper_ablations")) == ({}, {}, None)
+    report.write_report(found, tmp_path)
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "Published rows are absent: they are about the test split of EmpatheticDialogues" in text
+        assert "16.67" not in text
+        assert "corpus not known, 20 rows; text as it is" in text
+
+
+def test_rows_are_identified_by_their_texts_or_by_the_archive():
+    rows = predictions()
+    data = {"source_hash": ARCHIVE_SHA256, "test": {"instances": 20}}
+    config = {"data": {"name": "empathetic_dialogues", "limit": 0}, "evaluate": {}}
+    whole = identify(rows, data=data, config=config, stage="evaluate")
+    assert (whole.whole, whole.why_not, whole.corpus) == (True, "", "EmpatheticDialogues")
+    assert whole.title == "EmpatheticDialogues, test split, 20 rows of the official archive"
+    for changed, reason in (
+        ({"rows": rows[:9]}, "these are 9 other rows"),
+        ({"data": {**data, "source_hash": "x"}}, "other rows"),
+        ({"config": {**config, "data": {"name": "empathetic_dialogues", "limit": 20}}}, "other rows"),
+        ({"config": {**config, "evaluate": {"split": "validation"}}}, "other rows"),
+        ({"config": {**config, "data": {"name": "sample"}}, "data": {}}, "these 20 rows are of the built-in sample"),
+        ({"config": {}, "data": {}, "stage": ""}, "a corpus that is not known"),
+    ):
+        one = identify(**{"rows": rows, "data": data, "config": config, "stage": "evaluate", **changed})
+        assert not one.whole
+        assert reason in one.why_not
+    shuffled = [dataclasses.replace(row, context=(*row.context[:2], f" {row.context[2]} ")) for row in rows[::-1]]
+    assert published.fingerprint(shuffled) == published.fingerprint(rows)
+    assert published.fingerprint(rows[1:]) != published.fingerprint(rows)
+
+
+def test_peers_are_compared_as_they_were_cleaned_and_never_with_rows_as_they_are(known):
+    interval = {"low": 1.0, "high": 2.0}
+    found = made(
+        variants={"bleu_2:moel": {"value": 77.25, **interval}},
+        peers={
+            "moel": {"bleu_2:moel": {"value": 8.16, **interval}},
+            "own": {"bleu_2:moel": {"value": 5.5, **interval}},
+        },
+        peer_sets={"moel": identify(predictions()), "own": identify(predictions(5))},
+    )
+    assert list(found["peers"]) == ["moel"]
+    assert found["peers_absent"]["own"].startswith("its rows are corpus not known, 5 rows")
+    plain, cleaned = page.results_tables(found)
+    assert {kind for kind, _, _ in plain.rows} == {"ours", "own", "paper"}
+    assert cleaned.names == ["bleu_2"]
+    assert [(kind, name, cells["bleu_2"][0]) for kind, name, cells in cleaned.rows] == [
+        ("ours", "reg <T5>", "77.25"), ("peer", "moel, 20 rows", "8.16"),
+    ]  # fmt: skip
+    assert "cleaned" in cleaned.caption
+    assert "own: its rows are" in cleaned.absent
+    assert "not" not in plain.caption
+
+
+def test_the_verdict_stands_on_top_of_every_page(tmp_path):
+    rows = [dataclasses.replace(row, response="") for row in predictions(32)]
+    found = made(predictions=rows)
+    report.write_report(found, tmp_path)
+    line = "Degenerate: 32 of 32 replies are empty"
+    assert read_json(tmp_path / "report.json")["verdict"]["line"].startswith(line)
+    assert line in (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()[2]
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert line in text.split("<nav>")[0]
+    rows = [
+        dataclasses.replace(
+            row, response=f"so {i} bad, I am sorry", exemplars=(), attributes={}, emotion_prediction=row.emotion
+        )
+        for i, row in enumerate(rows)
+    ]
+    sound = made(predictions=rows)
+    report.write_report(sound, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert text.splitlines()[2].startswith("**No degeneracy found in ")
+    assert "| empty replies | 0 of 32 replies are empty |" in text
+    assert "✓ empty replies: 0 of 32" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_controls_stand_beside_the_system_on_every_page(tmp_path):
+    training = [Instance(f"t#{i}", ("a",), f"trained {i}", emotion) for i, emotion in enumerate(EMOTIONS)]
+    found = made(training=training)
+    assert set(found["controls"]["controls"]) == {
+        "canned", "shuffled", "random_training", "same_emotion", "first_exemplar", "oracle_exemplar",
+    }  # fmt: skip
+    report.write_report(found, tmp_path)
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        for title in ("canned reply", "random training reply, same emotion", "oracle of the exemplars", "Token F1"):
+            assert title in text
+        assert "by token F1 with the reference" in text
+    without = made()["controls"]
+    assert without["absent"]["random_training"] == "the training split is not known"
+    assert made(training=training, seed=1)["controls"]["controls"] != found["controls"]["controls"]
+
+
+def test_levels_stand_beside_their_controls_and_judges_beside_each_other(tmp_path):
+    levels = [dict.fromkeys(MECHANISMS, LEVELS[i % 3]) for i in range(20)]
+    notes = [
+        {
+            "reference_attributes": one, "response_attributes": levels[0], "linear_reference_attributes": one,
+            "linear_response_attributes": one,
+        }
+        for one in levels
+    ]  # fmt: skip
+    rows = [dataclasses.replace(row, notes=note) for row, note in zip(predictions(), notes, strict=True)]
+    held_out = {"exploration": {"weighted_f1": 88.875, "macro_f1": 58.9, "kappa": 0.584, "pairs": 617}}
+    found = made(predictions=rows, notes={"evaluate": {"linear_judge": held_out, "emotion_head": "generator"}})
+    assert set(found["empathy"]) == {"first", "linear", "agreement", "linear_judge"}
+    assert found["empathy"]["linear"]["kappa"] == pytest.approx(1.0)
+    assert found["empathy"]["first"]["kappa"] == pytest.approx(0.0)
+    report.write_report(found, tmp_path)
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        for part in ("Empathy by the linear judge", "majority level", "own levels, shuffled", "Agreement of the judges",
+                     "35.0 (0.000)", "88.88", "identifiers and linear judge"):  # fmt: skip
+            assert part in text
+    assert "Absent: EPITOME" in page.markdown(made(notes={"linear_judge": {"absent": "EPITOME is not there"}}))
+    assert made()["empathy"] == {}
+
+
+HOSTILE = "a|b `code` <script>alert(1)</script>\n# head\r\n- item [x](javascript:1) *bold* ![i](u) &lt; \\"
+
+
+def test_text_of_strangers_stays_text_on_both_pages(tmp_path):
+    rows = [
+        dataclasses.replace(
+            row, response=HOSTILE, reference=HOSTILE, context=(HOSTILE, "1. one", "- two"), emotion=HOSTILE,
+            emotion_prediction=HOSTILE, attributes={"sentiment": HOSTILE},
+            exemplars=({"context": [HOSTILE], "response": HOSTILE, "emotion": HOSTILE, "attributes": {"x": HOSTILE}},),
+        )
+        for row in predictions()
+    ]  # fmt: skip
+    found = made(
+        system=HOSTILE, predictions=rows, run={HOSTILE: HOSTILE}, data={HOSTILE: {HOSTILE: HOSTILE}},
+        peers={HOSTILE: {"bleu_2": {"value": 1.0, "low": 1.0, "high": 1.0}}},
+        replies=[{"stage": HOSTILE, "context": [HOSTILE], "replies": [(1, HOSTILE)]}],
+    )  # fmt: skip
+    report.write_report(found, tmp_path)
+    lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
+    ours = re.compile(r"# |## |\||- \*\*|  - (exemplar|reply|reference)|\*\*")
+    for line in lines:
+        assert "<script" not in line.replace("\\<", "")
+        assert not re.search(r"(?<!\\)`|(?<!\\)!\[|(?<!\\)\]\(", line)
+        if line.startswith(("#", "-", "1.", "<", "|")):
+            assert ours.match(line)
+        cells = re.split(r"(?<!\\)\|", line)
+        if len(cells) == 4 and "name" not in line:  # a table of names and values
+            assert all("|" not in cell.replace("\\|", "") for cell in cells)
+    tables = [line for line in lines if line.startswith("| ") and "alert" in line and "this run" not in line]
+    assert tables
+    assert {len(re.split(r"(?<!\\)\|", line)) for line in tables if "commit" in line or "head" in line} >= {4}
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    parsed = Page(text)
+    assert not parsed.open
+    assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "code")]

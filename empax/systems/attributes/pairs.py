@@ -67,7 +67,7 @@ class Pair:
 
 
 def load_pairs(stage: JudgeStage, run: RunContext) -> tuple[list[Pair], list[Pair]]:
-    """Training and held-out pairs, split by seeker post, stratified; judges of another seed are independent."""
+    """Training and held-out pairs, split by seeker post, stratified; of another seed, other posts."""
     sample = stage.data == "sample"
     pairs = load_annotated_pairs() if sample else load_epitome(find_epitome(run.config["data"]["dir"]))
     sides = split_by_seeker(pairs, holdout=stage.holdout, seed=run.seed)

@@ -17,7 +17,8 @@ class DialogueSettings:
 
     Attributes:
       lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
-      attributes: emotion attributes in front of everything; False is the paper's w/o EA.
+      attributes: emotion attributes in front of everything; False is part of the paper's w/o EA (recipe argument
+        `no_attributes`), and takes emotion_share = 0.
       passages: K, how many exemplars G2 reads.
       emotion_share: how much of a retrieval score is the probability that the context has the exemplar's emotion, once
         emotions have been learnt (`EmotionEncoder`); ours, 0 = nothing.
@@ -35,6 +36,11 @@ class DialogueSettings:
     def __post_init__(self) -> None:
         check_numbers(self, "passages", least=1)
         check_numbers(self, "emotion_share", least=0, most=1)
+        if not self.attributes and self.emotion_share:
+            raise ConfigError(
+                f"attributes = False with emotion_share = {self.emotion_share} still retrieves by emotion, which is no "
+                "run without emotion attributes; set emotion_share to 0, or name the recipe with no_attributes."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,7 @@ def test_g1_sees_exemplars_of_the_index_in_training_and_none_in_validation(finis
 def test_attributes_false_removes_every_attribute_token(finished):
     stage = JointStage(index="reindex")
     for shown in (True, False):
-        run = context(finished, "joint", reg__attributes=shown)
+        run = context(finished, "joint", reg__attributes=shown, reg__emotion_share=0.0)
         assembly = build_joint(stage, run)
         tokenizer = Parts.of(run).tokenizer
         every = [tokenizer.token_id(token) for token in features.ATTRIBUTE_TOKENS]
@@ -217,7 +217,7 @@ def test_answers_are_the_same_however_many_devices_make_them(finished, monkeypat
 
 
 def test_a_generator_alone_answers_without_exemplars(finished):
-    run = context(finished, "evaluate", reg__attributes=False)
+    run = context(finished, "evaluate", reg__attributes=False, reg__emotion_share=0.0)
     alone = load_responder(run, stage="generator", index="", buckets=(80,))
     assert alone.retrieval is None
     assert alone.for_single_texts() is alone
@@ -234,7 +234,7 @@ def test_a_generator_alone_answers_without_exemplars(finished):
 
 
 def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
-    run = context(finished, "evaluate", reg__attributes=False, generator__emotion_weight=0.0)
+    run = context(finished, "evaluate", reg__attributes=False, reg__emotion_share=0.0, generator__emotion_weight=0.0)
     alone = load_responder(run, stage="generator", index="", buckets=(80,))
     assert alone.heads == ()
     instances = load_instances(run, "test")[:2]

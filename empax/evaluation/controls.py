@@ -1,0 +1,227 @@
+"""Controls: what replies score that no model has made, by the metrics of the system that stands beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from empax.core.types import LEVELS, MECHANISMS, Instance, Prediction
+from empax.evaluation import scoring, text
+from empax.evaluation.empathy import cohens_kappa, f1_of_confusion, kappa_of_confusion
+from empax.evaluation.significance import estimate
+
+CANNED = "oh no, i am so sorry to hear that. what did you do about it?"
+"""One reply for every context."""
+
+WANTED = (
+    "bleu_1", "bleu_2", "bleu_3", "bleu_4", "token_f1", "distinct_1", "distinct_2", "length_ratio", "brevity_penalty",
+)  # fmt: skip
+"""The metrics of the controls; those that `scoring` does not know are left out."""
+
+_SHUFFLES = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """Replies to the rows of a test set.
+
+    Attributes:
+      about: what they are, in one sentence.
+      rows: the test set with these replies in place of the system's.
+    """
+
+    about: str
+    rows: list[Prediction]
+
+
+def names() -> list[str]:
+    """Metrics of the controls, in their order."""
+    known = {*scoring.METRICS, *scoring.VARIANTS}
+    return [name for name in WANTED if name in known]
+
+
+def make_controls(
+    rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0
+) -> tuple[dict[str, Control], dict[str, str]]:
+    """Replies that take no model.
+
+    Args:
+      rows: the system's, N of them.
+      training: what it was trained on; empty = not known.
+      seed: of the random ones.
+
+    Returns:
+      The controls by name, and the reasons why others are absent, by name.
+    """
+    replies = {"canned": ([CANNED] * len(rows), f"The same reply to every context: “{CANNED}”")}
+    absent: dict[str, str] = {}
+    rng = np.random.default_rng(seed)
+    if len(rows) > 1:
+        said = [row.response for row in rows]
+        replies["shuffled"] = [said[i] for i in _moved(len(rows), rng)], "The system's own replies, to other contexts"
+    else:
+        absent["shuffled"] = "there is one row"
+    if training:
+        drawn = rng.integers(len(training), size=len(rows))
+        replies["random_training"] = [training[i].response for i in drawn], "A random reply of the training split"
+    else:
+        absent["random_training"] = "the training split is not known"
+    found, reason = _same_emotion(rows, training, rng)
+    if found:
+        replies["same_emotion"] = found, "A random reply of a training dialogue of the same emotion"
+    else:
+        absent["same_emotion"] = reason
+    if any(map(_answers, rows)):
+        first = [next(iter(_answers(row)), "") for row in rows]
+        replies["first_exemplar"] = first, "The reply of the first exemplar, copied"
+        most = max(len(_answers(row)) for row in rows)
+        about = f"The best of up to {most} exemplars' replies, by token F1 with the reference, which no system knows"
+        replies["oracle_exemplar"] = [_oracle(row) for row in rows], about
+    else:
+        absent |= dict.fromkeys(("first_exemplar", "oracle_exemplar"), "no row has an exemplar with a reply")
+    made = {
+        name: Control(about, [dataclasses.replace(row, response=t) for row, t in zip(rows, texts, strict=True)])
+        for name, (texts, about) in replies.items()
+    }
+    return made, absent
+
+
+def _moved(count: int, rng: np.random.Generator) -> np.ndarray:
+    """A permutation that leaves nothing in its place."""
+    order = rng.permutation(count)
+    moved = np.empty(count, np.int64)
+    moved[order] = np.roll(order, 1)
+    return moved
+
+
+def _same_emotion(
+    rows: Sequence[Prediction], training: Sequence[Instance], rng: np.random.Generator
+) -> tuple[list[str], str]:
+    """A training reply of each row's emotion; or none, and why."""
+    if not training:
+        return [], "the training split is not known"
+    by_emotion: defaultdict[str, list[str]] = defaultdict(list)
+    for instance in training:
+        by_emotion[instance.emotion].append(instance.response)
+    if missing := sum(not row.emotion or row.emotion not in by_emotion for row in rows):
+        return [], f"{missing} of {len(rows)} rows have no emotion that a training dialogue has"
+    return [by_emotion[row.emotion][rng.integers(len(by_emotion[row.emotion]))] for row in rows], ""
+
+
+def _answers(row: Prediction) -> list[str]:
+    return [str(exemplar["response"]) for exemplar in row.exemplars if exemplar.get("response")]
+
+
+def _oracle(row: Prediction) -> str:
+    answers = _answers(row)
+    scores = text.token_f1_rows(answers, [row.reference] * len(answers))
+    return answers[int(np.argmax(scores))] if answers else ""
+
+
+def score_controls(rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0) -> dict[str, Any]:
+    """The values of every control, without intervals.
+
+    Returns:
+      `system` (metric → value, by the same code), `controls` (name → `about` and `metrics`) and `absent` (name →
+      reason).
+    """
+    made, absent = make_controls(rows, training, seed=seed)
+    found = {name: {"about": control.about, "metrics": _values(control.rows)} for name, control in made.items()}
+    return {"system": _values(rows), "controls": found, "absent": absent}
+
+
+def _values(rows: Sequence[Prediction]) -> dict[str, float]:
+    return {name: estimate(statistic) for name, statistic in scoring.make_statistics(rows, names()).items()}
+
+
+def empathy_agreement(rows: Sequence[Prediction], judge: str = "", *, seed: int = 0) -> dict[str, Any]:
+    """How the levels of mechanisms in replies agree with those in references, beside controls that know no context.
+
+    Args:
+      rows: with the notes of a judge: `reference_attributes` and `response_attributes`, mechanism → level.
+      judge: what the names of its notes begin with, without the underscore; empty = the first judge.
+      seed: of the shuffles.
+
+    Returns:
+      `weighted_f1`, `macro_f1` (percent) and `kappa` (in [-1, 1]), means over the mechanisms; the same of `majority`
+      (every reply at the level that most references have) and `shuffled` (the replies' levels over other rows, the mean
+      of 20 shuffles); and by `mechanisms` all of that, with the shares of every level among `replies` and `references`.
+      Empty unless the judge has judged.
+    """
+    prefix = f"{judge}_" if judge else ""
+    rng = np.random.default_rng(seed)
+    mechanisms: dict[str, dict[str, Any]] = {}
+    for name in MECHANISMS:
+        pairs = [
+            (_level(row, f"{prefix}reference_attributes", name), _level(row, f"{prefix}response_attributes", name))
+            for row in rows
+        ]
+        known = [(gold, guess) for gold, guess in pairs if gold in LEVELS and guess in LEVELS]
+        if known:
+            golds, guesses = [gold for gold, _ in known], [guess for _, guess in known]
+            mechanisms[name] = _one_mechanism(golds, guesses, rng)
+    if not mechanisms:
+        return {}
+    means = {key: _mean([found[key] for found in mechanisms.values()]) for key in ("weighted_f1", "macro_f1", "kappa")}
+    for control in ("majority", "shuffled"):
+        parts = [found[control] for found in mechanisms.values()]
+        means[control] = {key: _mean([part[key] for part in parts]) for key in ("weighted_f1", "macro_f1", "kappa")}
+    return {**means, "mechanisms": mechanisms}
+
+
+def _one_mechanism(golds: list[str], guesses: list[str], rng: np.random.Generator) -> dict[str, Any]:
+    index = {level: i for i, level in enumerate(LEVELS)}
+    gold, guess = (np.asarray([index[level] for level in levels]) for levels in (golds, guesses))
+    gold_counts, guess_counts = (np.bincount(levels, minlength=len(LEVELS)) for levels in (gold, guess))
+    most = int(gold_counts.argmax())
+    shuffles = np.stack([_confusion(gold, rng.permutation(guess)) for _ in range(_SHUFFLES)])
+    return {
+        **_agreement(_confusion(gold, guess)[None]),
+        "rows": len(gold),
+        "majority_level": LEVELS[most],
+        "majority": _agreement(_confusion(gold, np.full_like(gold, most))[None]),
+        "shuffled": _agreement(shuffles),
+        "replies": dict(zip(LEVELS, (100.0 * guess_counts / len(gold)).tolist(), strict=True)),
+        "references": dict(zip(LEVELS, (100.0 * gold_counts / len(gold)).tolist(), strict=True)),
+    }
+
+
+def _confusion(gold: np.ndarray, guess: np.ndarray) -> np.ndarray:
+    size = len(LEVELS)
+    return np.bincount(gold * size + guess, minlength=size * size).reshape(size, size).astype(np.float64)
+
+
+def _agreement(matrices: np.ndarray) -> dict[str, float]:
+    """Means over the confusion matrices [R, C, C]."""
+    return {
+        "weighted_f1": _mean(f1_of_confusion(matrices, "weighted")),
+        "macro_f1": _mean(f1_of_confusion(matrices, "macro")),
+        "kappa": _mean(kappa_of_confusion(matrices)),
+    }
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(values))
+
+
+def _level(row: Prediction, note: str, mechanism: str) -> str:
+    levels: Any = row.notes.get(note)
+    return (levels.get(mechanism) or "") if isinstance(levels, Mapping) else ""
+
+
+def judges_agreement(rows: Sequence[Prediction], one: str, other: str) -> dict[str, dict[str, float]]:
+    """How far two judges give replies the same levels: by mechanism `share` (percent) and Cohen's `kappa`."""
+    notes = [f"{judge}_response_attributes" if judge else "response_attributes" for judge in (one, other)]
+    found: dict[str, dict[str, float]] = {}
+    for name in MECHANISMS:
+        pairs = [(_level(row, notes[0], name), _level(row, notes[1], name)) for row in rows]
+        known = [(a, b) for a, b in pairs if a and b]
+        if known:
+            first, second = [a for a, _ in known], [b for _, b in known]
+            share = 100.0 * sum(a == b for a, b in known) / len(known)
+            found[name] = {"share": share, "kappa": cohens_kappa(first, second)}
+    return found

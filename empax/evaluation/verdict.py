@@ -1,0 +1,207 @@
+"""Whether a run is degenerate: a few plain checks whose answer belongs above every metric.
+
+The limits are ours. Of eleven released files of other systems none fails one: there at most 10% of the replies are one
+and the same, at least 25% are distinct, and replies are 0.76 to 1.09 times as long as references.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from empax.core.types import ATTRIBUTES, MECHANISMS, Prediction
+from empax.evaluation.words import lower_tokens
+
+MIN_ROWS = 8
+"""Below so many rows nothing is said of how replies are spread."""
+
+_MAX_EMPTY = 0.05
+_MAX_ONE_REPLY = 0.25
+_MIN_DISTINCT = 0.1
+_MAX_COPIED = 0.5
+_SHORTEST, _LONGEST = 0.5, 2.0
+_Z_95 = 1.959964
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+      name: of the check.
+      ok: False where the run is degenerate in this respect.
+      found: what was found, a clause that can stand in a sentence.
+    """
+
+    name: str
+    ok: bool
+    found: str
+
+
+def verdict(rows: Sequence[Prediction], *, retrieves: bool | None = None) -> dict[str, Any]:
+    """What is wrong with the predictions as a whole.
+
+    Args:
+      rows: predictions, at least one. Notes `response_without_exemplars`, and `nll_without_exemplars` beside `nll` and
+        `num_tokens`, say what exemplars change.
+      retrieves: whether the system is meant to see exemplars; None = not known.
+
+    Returns:
+      `degenerate`, `line` (one sentence for the top of a report) and `checks` (each `name`, `ok`, `found`).
+    """
+    checks = [check for make in _CHECKS for check in make(rows)]
+    checks += _retrieval(rows, retrieves)
+    failed = [check for check in checks if not check.ok]
+    if failed:
+        line = f"Degenerate: {'; '.join(check.found for check in failed)}."
+    else:
+        line = f"No degeneracy found in {len(checks)} checks."
+    return {"degenerate": bool(failed), "line": line, "checks": [dataclasses.asdict(check) for check in checks]}
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count:,} of {total:,}"
+
+
+def _empty(rows: Sequence[Prediction]) -> list[Check]:
+    checks = []
+    for whose, texts in (("replies", [r.response for r in rows]), ("references", [r.reference for r in rows])):
+        empty = sum(not text.strip() for text in texts)
+        found = f"{_share(empty, len(rows))} {whose} are empty"
+        checks.append(Check(f"empty {whose}", empty <= _MAX_EMPTY * len(rows), found))
+    return checks
+
+
+def _equal(rows: Sequence[Prediction]) -> list[Check]:
+    said = Counter(" ".join(row.response.lower().split()) for row in rows)
+    del said[""]  # has its own check
+    if len(rows) < MIN_ROWS or not said:
+        return []
+    most, total = max(said.values()), said.total()
+    return [
+        Check("equal replies", most <= _MAX_ONE_REPLY * total, f"{_share(most, total)} replies are one and the same"),
+        Check(
+            "distinct replies",
+            len(said) >= _MIN_DISTINCT * total,
+            f"{_share(len(said), total)} replies are distinct",
+        ),
+    ]
+
+
+def _length(rows: Sequence[Prediction]) -> list[Check]:
+    said, wanted = (
+        sum(len(lower_tokens(text)) for text in texts)
+        for texts in ([row.response for row in rows], [row.reference for row in rows])
+    )
+    if not said or not wanted:
+        return []
+    ratio = said / wanted
+    found = f"replies are {ratio:.2f} times as long as the references"
+    return [Check("length", _SHORTEST <= ratio <= _LONGEST, found)]
+
+
+def _one_class(rows: Sequence[Prediction]) -> list[Check]:
+    """Labels that never change, where those that they stand for do."""
+    columns: dict[str, tuple[list[Any], list[Any]]] = {
+        "emotion predictions": ([r.emotion_prediction for r in rows], [r.emotion for r in rows]),
+        "intent predictions": ([_note(r, "intent_prediction") for r in rows], [_note(r, "intent") for r in rows]),
+        **{f"{name} levels of contexts": ([r.attributes.get(name) for r in rows], []) for name in ATTRIBUTES},
+        **{
+            f"{name} levels of replies": (
+                [_level(r, "response_attributes", name) for r in rows],
+                [_level(r, "reference_attributes", name) for r in rows],
+            )
+            for name in MECHANISMS
+        },
+    }
+    checks = []
+    for name, (found, expected) in columns.items():
+        labels, others = Counter(filter(None, found)), Counter(filter(None, expected))
+        if labels.total() < MIN_ROWS or len(others) == 1:
+            continue
+        label, most = labels.most_common(1)[0]
+        said = f"all {most:,} {name} are {label!r}" if len(labels) == 1 else f"{name} are of {len(labels)} kinds"
+        checks.append(Check(f"one class: {name}", len(labels) > 1, said))
+    return checks
+
+
+def _note(row: Prediction, name: str) -> Any:
+    return row.notes.get(name)
+
+
+def _level(row: Prediction, note: str, mechanism: str) -> Any:
+    levels = row.notes.get(note)
+    return levels.get(mechanism) if isinstance(levels, Mapping) else None
+
+
+def _chance(rows: Sequence[Prediction]) -> list[Check]:
+    """Heads whose accuracy is not above that of the most frequent label, at the lower end of its Wilson interval."""
+    pairs = {
+        "emotion": [(row.emotion, row.emotion_prediction) for row in rows],
+        "intent": [(_note(row, "intent"), _note(row, "intent_prediction")) for row in rows],
+    }
+    checks = []
+    for name, both in pairs.items():
+        known = [(gold, guess) for gold, guess in both if gold and guess]
+        labels = Counter(gold for gold, _ in known)
+        if len(known) < MIN_ROWS or len(labels) < 2:
+            continue
+        hits, chance = sum(gold == guess for gold, guess in known), max(labels.values()) / len(known)
+        found = f"accuracy of the {name} head is {hits / len(known):.1%}, of the most frequent label {chance:.1%}"
+        above = _wilson_low(hits, len(known)) > chance
+        checks.append(Check(f"chance: {name} head", above, found if above else f"{found}: at chance"))
+    return checks
+
+
+def _wilson_low(hits: int, total: int) -> float:
+    """The lower end of the 95% interval of a share (Wilson 1927)."""
+    share, z2 = hits / total, _Z_95**2
+    reach = _Z_95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    return (share + z2 / (2 * total) - reach) / (1 + z2 / total)
+
+
+def _retrieval(rows: Sequence[Prediction], retrieves: bool | None) -> list[Check]:
+    shown = [row for row in rows if row.exemplars]
+    if retrieves is False or (retrieves is None and not shown):
+        return []
+    none = len(rows) - len(shown)
+    checks = [Check("exemplars", none <= _MAX_EMPTY * len(rows), f"{_share(none, len(rows))} rows have no exemplar")]
+    if len(shown) < MIN_ROWS:
+        return checks
+    texts = [tuple(_said(exemplar) for exemplar in row.exemplars) for row in shown]
+    most = Counter(texts).most_common(1)[0][1]
+    found = f"{_share(most, len(shown))} rows have the same exemplars"
+    checks.append(Check("exemplars differ", most <= _MAX_ONE_REPLY * len(shown), found))
+    copied = sum(bool(row.response.strip()) and row.response in said for row, said in zip(shown, texts, strict=True))
+    found = f"{_share(copied, len(shown))} replies are copies of an exemplar's"
+    checks.append(Check("copies of exemplars", copied <= _MAX_COPIED * len(shown), found))
+    return [*checks, *_use(shown)]
+
+
+def _said(exemplar: Mapping[str, Any]) -> str:
+    return str(exemplar.get("response") or exemplar.get("text") or exemplar.get("id") or "")
+
+
+def _use(shown: Sequence[Prediction]) -> list[Check]:
+    """Whether exemplars change anything, where rows say what happened without or with other ones."""
+    checks = []
+    other = [(row, _note(row, "response_without_exemplars")) for row in shown]
+    known = [(row, text) for row, text in other if isinstance(text, str)]
+    if len(known) >= MIN_ROWS:
+        changed = sum(row.response != text for row, text in known)
+        found = f"exemplars change {_share(changed, len(known))} replies"
+        checks.append(Check("use of exemplars", changed > 0, found if changed else f"{found}: retrieval is unused"))
+    pairs = [(_note(row, "nll"), _note(row, "nll_without_exemplars"), _note(row, "num_tokens")) for row in shown]
+    numbers = [pair for pair in pairs if all(isinstance(value, (int, float)) for value in pair)]
+    tokens = sum(pair[2] for pair in numbers)
+    if len(numbers) >= MIN_ROWS and tokens:
+        used = sum(without - with_them for with_them, without, _ in numbers) / tokens
+        found = f"exemplars lower the loss by {used:.4f} nats a token"
+        checks.append(Check("nats from exemplars", used > 0, found if used > 0 else f"{found}: retrieval is unused"))
+    return checks
+
+
+_CHECKS: tuple[Callable[[Sequence[Prediction]], list[Check]], ...] = (_empty, _equal, _length, _one_class, _chance)

@@ -1,0 +1,52 @@
+r"""Checks judges of empathy against people's ratings of replies.
+
+  python -m empax.judges --data=DATA                          # VADER, the linear judge and the length of a reply
+  python -m empax.judges --data=DATA --workdir=RUN            # the identifiers or classifiers of a finished run, too
+  python -m empax.judges --data=DATA --output=DIR             # and DIR/report.json
+
+DATA holds human_ratings/empathy_ratings.csv and EPITOME. A judge whose correlation is low is a poor judge, whatever F1
+it reaches on held-out posts.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from empax.core.recipe import parse_flags
+
+_DATA = flags.DEFINE_string("data", None, "Folder with human_ratings/ and, for the linear judge, EPITOME.")
+_WORKDIR = flags.DEFINE_string("workdir", "", "Finished run, or RUN/STAGE, whose neural judges are to be checked, too.")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json.")
+_SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0, or 2 where a file is not what it should be."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
+    if not _DATA.value:
+        print("error: --data=FOLDER is needed, the folder with human_ratings/empathy_ratings.csv.", file=sys.stderr)
+        return 2
+    # Imported here so that --help and a mistyped flag answer at once.
+    from empax.core.config import ConfigError
+    from empax.core.files import DataError
+    from empax.reporting import judges
+
+    try:
+        found = judges.check_judges(_DATA.value, _WORKDIR.value, samples=_SAMPLES.value, seed=_SEED.value)
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(judges.text(found))
+    if _OUTPUT.value:
+        judges.write(found, Path(_OUTPUT.value))
+        print(f"\nwrote report.json to {_OUTPUT.value}")
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

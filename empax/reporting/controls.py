@@ -1,0 +1,173 @@
+"""Controls beside the system, and judges beside each other: the tables of a report that say what a score is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any, NamedTuple
+
+from empax.core.types import LEVELS
+from empax.evaluation import controls
+from empax.evaluation.scoring import LOWER_IS_BETTER
+from empax.reporting.tables import TITLES, format_value, markdown_table
+
+Report = Mapping[str, Any]
+
+CONTROLS = {
+    "canned": "canned reply",
+    "random_training": "random training reply",
+    "same_emotion": "random training reply, same emotion",
+    "shuffled": "own replies, shuffled",
+    "first_exemplar": "first exemplar's reply",
+    "oracle_exemplar": "oracle of the exemplars",
+}
+"""Controls of a report, in their order, and how they are called."""
+
+JUDGES = {"": "identifiers", "second_seed": "identifiers, second seed", "linear": "linear judge, reply alone"}
+"""Judges of the mechanisms by what their notes begin with; in report.json the first is called "first"."""
+
+_TITLES = {"token_f1": "Token F1", "length_ratio": "Length ratio", "brevity_penalty": "Brevity penalty"}
+_THREE_DIGITS = frozenset({"length_ratio", "brevity_penalty"})
+
+
+class Table(NamedTuple):
+    """One table with a title, a note under it, a head and rows of cells; all of it plain text."""
+
+    title: str
+    note: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def key(judge: str) -> str:
+    """The name of a judge in report.json."""
+    return judge or "first"
+
+
+def tables(report: Report) -> list[Table]:
+    """Controls of the text metrics, then of each judge of mechanisms."""
+    made = [_text(report["controls"], str(report["system"]))] if report["controls"].get("controls") else []
+    for judge, name in JUDGES.items():
+        found = report["empathy"].get(key(judge))
+        if found:
+            made += [_agreement(name, found), _levels(name, found)]
+    return [*made, *_between(report["empathy"])]
+
+
+def _text(found: Mapping[str, Any], system: str) -> Table:
+    names = [name for name in controls.names() if name in found["system"]]
+    values = {str(system): found["system"]}
+    values |= {
+        title: found["controls"][name]["metrics"] for name, title in CONTROLS.items() if name in found["controls"]
+    }
+    notes = [f"{CONTROLS[name]}: {found['controls'][name]['about']}." for name in CONTROLS if name in found["controls"]]
+    reasons = [f"{CONTROLS[name]}: {reason}" for name, reason in found["absent"].items()]
+    note = " ".join(notes) + (f" Absent: {'; '.join(reasons)}." if reasons else "")
+    rows = [[name, *(_number(metric, metrics[metric]) for metric in names)] for name, metrics in values.items()]
+    return Table("Controls", f"{note} Random draws have seed {found['seed']}.", ["", *map(_title, names)], rows)
+
+
+def _title(name: str) -> str:
+    arrow = "" if name in _THREE_DIGITS else " ↓" if name in LOWER_IS_BETTER else " ↑"
+    return f"{_TITLES.get(name) or TITLES[name]}{arrow}"
+
+
+def _number(name: str, value: float) -> str:
+    return f"{value:.3f}" if name in _THREE_DIGITS else format_value(name, value)
+
+
+def _kappa(part: Mapping[str, Any]) -> str:
+    return f"{round(part['kappa'], 3) + 0.0:.3f}"  # no "-0.000"
+
+
+def _agreement(judge: str, found: Mapping[str, Any]) -> Table:
+    parts = {"this system": found, "majority level": found["majority"], "own levels, shuffled": found["shuffled"]}
+    rows = [
+        [name, f"{part['weighted_f1']:.2f}", f"{part['macro_f1']:.2f}", _kappa(part)] for name, part in parts.items()
+    ]
+    note = (
+        "Means over the three mechanisms, of the levels in replies against those in references. Weighted F1 pays for "
+        "the majority level; kappa is the agreement beyond the marginals."
+    )
+    return Table(f"Empathy by the {judge}", note, ["", "Weighted F1 ↑", "Macro F1 ↑", "Kappa ↑"], rows)
+
+
+def _levels(judge: str, found: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, one in found["mechanisms"].items():
+        shares = [f"{one['replies'][level]:.1f} ({one['references'][level]:.1f})" for level in LEVELS]
+        numbers = [f"{one['weighted_f1']:.2f}", f"{one['macro_f1']:.2f}", _kappa(one)]
+        rows.append([name.replace("_", " "), *shares, *numbers, f"{one['majority']['weighted_f1']:.2f}"])
+    head = ["", *(f"{level} %" for level in LEVELS), "Weighted F1", "Macro F1", "Kappa", "Majority F1"]
+    note = "Shares of each level among replies, in brackets among references."
+    return Table(f"Levels by the {judge}", note, head, rows)
+
+
+def _between(empathy: Mapping[str, Any]) -> list[Table]:
+    """Judges against each other, and the linear judge on posts that it has not seen."""
+    names = {key(judge): name for judge, name in JUDGES.items()}
+    rows = []
+    for one, others in empathy.get("agreement", {}).items():
+        for other, found in others.items():
+            cells = [f"{part['share']:.1f} ({_kappa(part)})" for part in found.values()]
+            rows.append([f"{names[one]} and {names[other]}", *cells])
+    made = []
+    if rows:
+        first = next(iter(next(iter(empathy["agreement"].values())).values()))
+        head = ["", *(name.replace("_", " ") for name in first)]
+        note = "Replies to which two judges give the same level, in percent, in brackets Cohen's kappa."
+        made.append(Table("Agreement of the judges", note, head, rows))
+    about = empathy.get("linear_judge", {})
+    if "absent" in about:
+        made.append(Table("Linear judge", f"Absent: {about['absent']}.", [], []))
+    elif about:
+        rows = [
+            [
+                name.replace("_", " "), f"{one['weighted_f1']:.2f}", f"{one['macro_f1']:.2f}", _kappa(one),
+                f"{one['pairs']:,}",
+            ]
+            for name, one in about.items()
+        ]  # fmt: skip
+        note = "TF-IDF and logistic regression on the reply alone, on a fifth of EPITOME's seeker posts, kept apart."
+        head = ["", "Weighted F1 ↑", "Macro F1 ↑", "Kappa ↑", "Pairs"]
+        made.append(Table("Linear judge, held out", note, head, rows))
+    return made
+
+
+def text(report: Report) -> str:
+    """The tables, aligned for a terminal."""
+    parts = []
+    for table in tables(report):
+        lines = [table.title]
+        widths = [max(map(len, column)) for column in zip(table.head, *table.rows, strict=True)] if table.rows else []
+        for name, *cells in (table.head, *table.rows) if table.rows else ():
+            aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+            lines.append("  ".join([name.ljust(widths[0]), *aligned]))
+        parts.append("\n".join(lines if table.rows else [*lines, table.note]))
+    return "\n\n".join(parts)
+
+
+def markdown(report: Report, plain: Any) -> list[str]:
+    """Lines of the tables; `plain` makes any text safe in Markdown."""
+    lines = []
+    for table in tables(report):
+        lines += [f"## {plain(table.title)}", ""]
+        if table.rows:
+            lines += [*markdown_table(list(map(plain, table.head)), [list(map(plain, row)) for row in table.rows]), ""]
+        lines += [plain(table.note), ""]
+    return lines
+
+
+def section(report: Report) -> str:
+    """The tables as HTML; empty without any."""
+    parts = []
+    for table in tables(report):
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
+        body = "".join(
+            f"<tr><th>{escape(name)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+            for name, *cells in table.rows
+        )
+        shown = f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        wide = f'<div class="wide">{shown}</div>' if table.rows else ""
+        parts.append(f'<h3>{escape(table.title)}</h3>{wide}<p class="note">{escape(table.note)}</p>')
+    return "".join(parts)

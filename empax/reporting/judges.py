@@ -1,0 +1,117 @@
+"""Every judge of empathy beside people's ratings: what `python -m empax.judges` prints and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from empax.core.config import ConfigError
+from empax.core.files import hash_file, write_json
+from empax.core.types import MECHANISMS
+from empax.evaluation.empathy import sentiment
+from empax.evaluation.human_ratings import SOURCES, RatedReply, correlations, find_ratings, load_ratings
+from empax.evaluation.words import lower_tokens
+from empax.pipeline import judging
+from empax.systems.attributes import Judge
+from empax.systems.attributes.linear import LinearJudge, load_linear
+
+Scores = Mapping[str, np.ndarray]
+
+
+def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """Rank correlations of every judge with people's ratings.
+
+    Args:
+      data: folder with the ratings (`human_ratings.FILE`) and, for the linear judge, EPITOME.
+      workdir: a run whose neural judges take part; empty = none does.
+      samples: resamples of dialogues behind each interval.
+      seed: of the resamples.
+
+    Returns:
+      `ratings` (what was read), `judges` (name → `human_ratings.correlations`), `linear_judge` (its held-out quality)
+      and `absent` (judge → why it takes no part).
+
+    Raises:
+      ConfigError: no ratings in `data`, or `workdir` without judges.
+      DataError: a damaged file.
+    """
+    path = find_ratings(data)
+    replies = load_ratings(path)
+    texts = [reply.reply for reply in replies]
+    scores: dict[str, np.ndarray] = {
+        "length in words": np.asarray([len(lower_tokens(text)) for text in texts], np.float64),
+        "VADER": np.asarray([sentiment(text) for text in texts]),
+    }
+    absent: dict[str, str] = {}
+    quality: Mapping[str, Any] = {}
+    try:
+        linear = load_linear(data)
+        scores |= _linear_scores(linear, texts)
+        quality = linear.held_out
+    except ConfigError:
+        absent["linear"] = "EPITOME is not there to train it on"
+    if workdir:
+        scores |= _neural_scores(judging.find_judges(Path(workdir)), replies)
+    else:
+        absent["identifiers"] = "no work directory was given"
+    ratings = {
+        "file": path.name,
+        "sha256": hash_file(path),
+        "replies": len(replies),
+        "dialogues": len({reply.dialogue for reply in replies}),
+        "mean_rating": {who: float(np.mean([r.rating for r in replies if r.source == who])) for who in SOURCES},
+    }
+    judges = {name: correlations(values, replies, samples=samples, seed=seed) for name, values in scores.items()}
+    made = {"ratings": ratings, "judges": judges, "linear_judge": {name: dict(one) for name, one in quality.items()}}
+    return {**made, "absent": absent, "samples": samples, "seed": seed}
+
+
+def _linear_scores(judge: LinearJudge, texts: Sequence[str]) -> Scores:
+    return _by_mechanism("linear", judge(texts), MECHANISMS)
+
+
+def _neural_scores(judges: Sequence[Judge], replies: Sequence[RatedReply]) -> Scores:
+    contexts, texts = [[reply.context] for reply in replies], [reply.reply for reply in replies]
+    levels = np.concatenate([np.exp(judge(contexts, texts)) for judge in judges], axis=1)
+    return _by_mechanism("identifiers", levels, [name for judge in judges for name in judge.task.mechanisms])
+
+
+def _by_mechanism(judge: str, probabilities: np.ndarray, mechanisms: Sequence[str]) -> dict[str, np.ndarray]:
+    """The expected level, 0 to 2, of each mechanism, and their sum."""
+    expected = probabilities @ np.arange(probabilities.shape[-1])
+    columns = {f"{judge}: {name.replace('_', ' ')}": expected[:, c] for c, name in enumerate(mechanisms)}
+    return {f"{judge}: sum": expected.sum(axis=1), **columns}
+
+
+_HEADS = {"by_row": "all replies", "human_replies": "people's replies", "within_dialogue": "within a dialogue"}
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """The correlations, aligned for a terminal."""
+    about = found["ratings"]
+    lines = [
+        f"{about['replies']:,} rated replies to {about['dialogues']:,} dialogues; Spearman and Kendall, 95% intervals"
+    ]
+    width = max(map(len, found["judges"])) + 2
+    lines.append(" " * width + "".join(title.ljust(50) for title in _HEADS.values()).rstrip())
+    for name, parts in found["judges"].items():
+        cells = [f"{_number(parts[part], 'spearman')}  {_number(parts[part], 'kendall')}".ljust(50) for part in _HEADS]
+        lines.append((name.ljust(width) + "".join(cells)).rstrip())
+    for name, one in found["linear_judge"].items():
+        lines.append(
+            f"linear judge on held-out posts, {name.replace('_', ' ')}: weighted F1 {one['weighted_f1']:.1f}, "
+            f"macro F1 {one['macro_f1']:.1f}, kappa {one['kappa']:.3f}"
+        )
+    return "\n".join([*lines, *(f"without {name}: {why}" for name, why in found["absent"].items())])
+
+
+def _number(part: Mapping[str, float], name: str) -> str:
+    return f"{part[name]:+.3f} [{part[f'{name}_low']:+.3f}, {part[f'{name}_high']:+.3f}]"
+
+
+def write(found: Mapping[str, Any], folder: Path) -> None:
+    """Writes report.json into `folder`; no text of a reply is in it."""
+    write_json(folder / "report.json", found)

@@ -1,0 +1,73 @@
+"""Released outputs of other systems: scored as they were cleaned, and shown only where their rows belong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from empax.core.files import DataError, hash_file, hash_json, read_json, write_json
+from empax.core.types import Prediction
+from empax.evaluation import published
+from empax.evaluation.published import TestSet
+from empax.evaluation.rows import read_predictions
+from empax.evaluation.scoring import METRICS, VARIANTS, ScoringSettings, score
+from empax.reporting.page import CLEANED
+
+OF_LABELS = tuple(name for name in METRICS if name.endswith(("accuracy", "_match")) or "_f1" in name)
+"""Metrics that no cleaning of texts changes."""
+
+
+def score_peers(
+    folder: Path, *, cache: Path | None = None, settings: ScoringSettings | None = None
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Metrics of every *.jsonl in `folder`, by file name; kept in `cache` by the hash of file and settings.
+
+    Released outputs were written on references that had been cleaned: what depends on the text is scored as "…:moel",
+    which cleans both sides.
+
+    Raises:
+      DataError: no such folder, or a file with a bad line.
+    """
+    cleaned = tuple(name for name in VARIANTS if name.endswith(CLEANED))
+    settings = dataclasses.replace(settings or ScoringSettings(), variants=cleaned)
+    peers = {}
+    for path in _peer_files(folder):
+        stored = cache / f"{hash_json([hash_file(path), settings])}.json" if cache else None
+        if stored is not None and stored.exists():
+            peers[path.stem] = read_json(stored)
+            continue
+        scores = score(_read_peer(path), settings=settings)
+        of_labels = {name: value for name, value in scores.metrics.items() if name in OF_LABELS or not cleaned}
+        peers[path.stem] = {**scores.variants, **of_labels}
+        if stored is not None:
+            write_json(stored, peers[path.stem])
+    return peers
+
+
+def read_peer_sets(folder: Path) -> dict[str, TestSet]:
+    """Which rows every *.jsonl in `folder` answers, by file name.
+
+    Raises:
+      DataError: see `score_peers`.
+    """
+    return {path.stem: published.identify(_read_peer(path)) for path in _peer_files(folder)}
+
+
+def _peer_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder} with outputs of other systems; set config.report.peers.")
+    return sorted(folder.glob("*.jsonl"))
+
+
+def _read_peer(path: Path) -> list[Prediction]:
+    rows, bad = read_predictions(path)
+    if bad:
+        raise DataError(f"{path}, {bad[0]} ({len(bad)} bad lines).")
+    return rows
+
+
+def why_apart(ours: TestSet, theirs: TestSet) -> str:
+    """Why a peer's rows do not belong beside ours; empty = they do: of one corpus, both whole or both the same."""
+    if ours.fingerprint == theirs.fingerprint or (ours.whole and theirs.corpus == ours.corpus):
+        return ""
+    return f"its rows are {theirs.title}, these are {ours.title}"

@@ -1,0 +1,134 @@
+import dataclasses
+
+import pytest
+
+from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Prediction
+from empax.evaluation.verdict import verdict
+
+
+def healthy(count=32):
+    return [
+        Prediction(
+            context=(f"turn {i}",), response=f"that is {i} kinds of good", reference=f"i am so glad {i} times",
+            emotion=EMOTIONS[i % 32], emotion_prediction=EMOTIONS[i % 32],
+            attributes={"sentiment": LEVELS[i % 3]},
+            exemplars=({"response": f"exemplar {i}"},),
+            notes={
+                "intent": "questioning" if i % 2 else "wishing",
+                "intent_prediction": "questioning" if i % 2 else "wishing",
+                "response_attributes": dict.fromkeys(MECHANISMS, LEVELS[i % 2]),
+                "reference_attributes": dict.fromkeys(MECHANISMS, LEVELS[i % 3]),
+                "nll": 10.0, "nll_without_exemplars": 11.0, "num_tokens": 5,
+                "response_without_exemplars": "another",
+            },
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def changed(**fields):
+    return [dataclasses.replace(row, **fields) for row in healthy()]
+
+
+def noted(**notes):
+    return [dataclasses.replace(row, notes={**row.notes, **notes}) for row in healthy()]
+
+
+def failed(found):
+    return [check["name"] for check in found["checks"] if not check["ok"]]
+
+
+def test_a_sound_run_passes_every_check_and_says_how_many():
+    found = verdict(healthy(), retrieves=True)
+    assert (found["degenerate"], failed(found)) == (False, [])
+    assert found["line"] == f"No degeneracy found in {len(found['checks'])} checks."
+    assert len({check["name"] for check in found["checks"]}) == len(found["checks"]) >= 16
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "said"),
+    [
+        (changed(response=" "), "empty replies", "32 of 32 replies are empty"),
+        (changed(reference=""), "empty references", "32 of 32 references are empty"),
+        (changed(response="Oh no."), "equal replies", "32 of 32 replies are one and the same"),
+        (changed(response="Oh no."), "distinct replies", "1 of 32 replies are distinct"),
+        (changed(response="yes"), "length", "replies are 0.17 times as long as the references"),
+        (changed(response="so " * 20), "length", "replies are 3.33 times"),
+        (changed(emotion_prediction="sad"), "one class: emotion predictions", "all 32 emotion predictions are 'sad'"),
+        (changed(emotion_prediction="sad"), "chance: emotion head", "accuracy of the emotion head is 3.1%"),
+        (noted(intent_prediction="wishing"), "chance: intent head", "50.0%, of the most frequent label 50.0%: at"),
+        (changed(attributes={"sentiment": "low"}), "one class: sentiment levels of contexts", "are 'low'"),
+        (
+            noted(response_attributes=dict.fromkeys(MECHANISMS, "low")),
+            "one class: exploration levels of replies",
+            "all 32 exploration levels of replies are 'low'",
+        ),
+        (changed(exemplars=()), "exemplars", "32 of 32 rows have no exemplar"),
+        (changed(exemplars=({"response": "x"},)), "exemplars differ", "32 of 32 rows have the same exemplars"),
+        (
+            [dataclasses.replace(row, exemplars=({"response": row.response},)) for row in healthy()],
+            "copies of exemplars",
+            "32 of 32 replies are copies",
+        ),
+        (
+            [
+                dataclasses.replace(row, notes={**row.notes, "response_without_exemplars": row.response})
+                for row in healthy()
+            ],
+            "use of exemplars",
+            "exemplars change 0 of 32 replies: retrieval is unused",
+        ),
+        (noted(nll_without_exemplars=10.0), "nats from exemplars", "by 0.0000 nats a token: retrieval is unused"),
+    ],
+)  # fmt: skip
+def test_each_degeneracy_is_found_and_named_on_top(rows, name, said):
+    found = verdict(rows, retrieves=True)
+    assert found["degenerate"]
+    assert name in failed(found)
+    assert found["line"].startswith("Degenerate: ")
+    assert said in found["line"]
+
+
+def test_a_few_empty_or_equal_replies_are_no_degeneracy():
+    rows = healthy(100)
+    rows[:4] = [dataclasses.replace(row, response="") for row in rows[:4]]
+    rows[4:24] = [dataclasses.replace(row, response="I am sorry.") for row in rows[4:24]]
+    assert not verdict(rows)["degenerate"]
+    rows[4:34] = [dataclasses.replace(row, response="I am  SORRY.") for row in rows[4:34]]
+    assert failed(verdict(rows)) == ["equal replies"]
+
+
+def test_without_retrieval_exemplars_are_not_missed():
+    rows = changed(exemplars=())
+    for retrieves in (None, False):
+        assert not verdict(rows, retrieves=retrieves)["degenerate"]
+    assert verdict(rows, retrieves=True)["degenerate"]
+    assert [c["name"] for c in verdict(healthy())["checks"] if "exemplars" in c["name"]]
+
+
+def test_too_few_rows_are_not_judged_by_their_spread():
+    found = verdict([Prediction(("hi",), "hello", "hey")])
+    assert [check["name"] for check in found["checks"]] == ["empty replies", "empty references", "length"]
+    assert not found["degenerate"]
+
+
+def test_one_class_is_no_fault_where_the_labels_have_one_too():
+    rows = [dataclasses.replace(row, emotion="sad", emotion_prediction="sad") for row in healthy()]
+    assert not verdict(rows)["degenerate"]
+
+
+def test_a_head_above_chance_is_above_it_beyond_doubt():
+    rows = healthy(64)
+    lucky = [dataclasses.replace(row, emotion_prediction=EMOTIONS[0] if i else "sad") for i, row in enumerate(rows)]
+    lucky[3] = dataclasses.replace(lucky[3], emotion_prediction=lucky[3].emotion)
+    assert "chance: emotion head" in failed(verdict(lucky))
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_no_released_system_is_called_degenerate(real_data):
+    from empax.evaluation.rows import read_predictions
+
+    for name in ("transformer", "kemp", "mime_greedy", "t5_small_finetuned"):
+        rows, _ = read_predictions(real_data / "peer_outputs" / f"{name}.jsonl")
+        assert verdict(rows)["line"].startswith("No degeneracy"), verdict(rows)["line"]

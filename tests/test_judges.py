@@ -1,0 +1,78 @@
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.types import MECHANISMS
+from empax.data.sample import load_annotated_pairs
+from empax.reporting import judges
+from empax.systems.attributes.linear import train_linear
+from tests.evaluation.test_human_ratings import write
+
+
+@pytest.fixture
+def folder(tmp_path):
+    pairs = load_annotated_pairs()[:90]
+    replies = [pair.response_post for pair in pairs]
+    rows = [[f"d{i}", "hi", *replies[3 * i : 3 * i + 3], 1 + i % 3, 1 + (i // 3) % 3, 2] for i in range(30)]
+    (tmp_path / "human_ratings").mkdir()
+    write(tmp_path / "human_ratings" / "empathy_ratings.csv", rows)
+    return tmp_path
+
+
+def test_every_judge_is_checked_and_no_reply_is_written(folder, monkeypatch):
+    monkeypatch.setattr(judges, "load_linear", lambda data: train_linear(load_annotated_pairs()))
+    found = judges.check_judges(str(folder), samples=10)
+    names = [name.replace("_", " ") for name in MECHANISMS]
+    assert list(found["judges"]) == ["length in words", "VADER", "linear: sum", *(f"linear: {name}" for name in names)]
+    assert found["absent"] == {"identifiers": "no work directory was given"}
+    assert set(found["linear_judge"]) == set(MECHANISMS)
+    assert (found["ratings"]["replies"], found["ratings"]["dialogues"]) == (90, 30)
+    judges.write(found, folder / "out")
+    stored = (folder / "out" / "report.json").read_text(encoding="utf-8")
+    assert json.loads(stored)["judges"]["VADER"]["by_row"]["rows"] == 90
+    assert not [pair for pair in load_annotated_pairs()[:90] if pair.response_post in stored]
+    text = judges.text(found)
+    for part in ("90 rated replies to 30 dialogues", "VADER", "linear: sum", "weighted F1", "without identifiers"):
+        assert part in text
+
+
+def test_neural_judges_of_a_work_directory_take_part(folder, monkeypatch):
+    asked = []
+
+    def judge(contexts, texts):
+        asked.append((contexts[0], texts[0]))
+        levels = np.asarray([[len(text) % 3 == i for i in range(3)] for text in texts])
+        return np.log(np.where(levels, 0.98, 0.01))[:, None].repeat(3, axis=1)
+
+    judge.task = SimpleNamespace(mechanisms=MECHANISMS)
+    monkeypatch.setattr(judges.judging, "find_judges", lambda workdir: [judge])
+    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
+    found = judges.check_judges(str(folder), "some/run", samples=5)
+    neural = [name for name in found["judges"] if name.startswith("identifiers")]
+    assert (neural[0], len(neural)) == ("identifiers: sum", 4)
+    assert found["absent"] == {"linear": "EPITOME is not there to train it on"}
+    assert asked == [(["hi"], load_annotated_pairs()[0].response_post)]
+    with pytest.raises(ConfigError, match="human_ratings"):
+        judges.check_judges(str(folder / "none"))
+
+
+def test_the_command_prints_and_writes(folder):
+    env = {name: value for name, value in os.environ.items() if name != "EMPAX_DATA_DIR"}
+
+    def run(*flags):
+        command = [sys.executable, "-m", "empax.judges", *flags]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+    found = run(f"--data={folder}", "--bootstrap_samples=5", f"--output={folder / 'out'}")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "VADER" in found.stdout
+    assert (folder / "out" / "report.json").exists()
+    found = run()
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "--data=FOLDER is needed" in found.stderr
