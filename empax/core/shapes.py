@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import AbstractDtype, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 T = TypeVar("T")
 
-_DTYPES: tuple[tuple[type[AbstractDtype], Any], ...] = ((Int, jnp.int32), (Bool, jnp.bool_), (Float, jnp.float32))
+_DTYPES: Any = ((Int, jnp.int32), (Bool, jnp.bool_), (Float, jnp.float32))
 
 
 def shapes_of(cls: type[T], /, **sizes: int) -> T:
@@ -42,10 +42,11 @@ def _shape(hint: Any, sizes: dict[str, int], where: str) -> Any:
         return None if missing and len(options) < len(typing.get_args(hint)) else _shape(options[0], sizes, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return shapes_of(hint, **sizes)
-    if not hasattr(hint, "dim_str"):
+    annotation: str | None = getattr(hint, "dim_str", None)
+    if annotation is None:
         raise ValueError(f"{where} has no shape annotation; write one, such as Int[Array, 'B S'].")
-    letters = hint.dim_str.split()
+    letters = annotation.split()
     if missing := [letter for letter in letters if not letter.isdigit() and letter not in sizes]:
-        raise ValueError(f"{where} is [{hint.dim_str}], but {missing[0]} has no size; give {missing[0]}=.")
+        raise ValueError(f"{where} is [{annotation}], but {missing[0]} has no size; give {missing[0]}=.")
     shape = tuple(int(letter) if letter.isdigit() else sizes[letter] for letter in letters)
-    return jax.ShapeDtypeStruct(shape, next(dtype for kind, dtype in _DTYPES if kind.dtypes == hint.dtypes))
+    return jax.ShapeDtypeStruct(shape, next(dtype for kind, dtype in _DTYPES if kind.dtypes == getattr(hint, "dtypes", None)))
