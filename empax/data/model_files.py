@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from empax.core.config import ConfigError
 from empax.core.files import DataError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -43,3 +46,18 @@ def read_model_json(path: Path) -> dict[str, Any]:
         kinds = {list: "a list", str: "a text", type(None): "null"}
         raise DataError(f"{path} must hold a JSON object, but is {kinds.get(type(value), repr(value))}.")
     return value
+
+
+@contextlib.contextmanager
+def rust_errors(path: Path, kind: type[ValueError], advice: str) -> Iterator[None]:
+    """Turns what the tokenizers library raises on a broken file into an error of `kind` that names `path`."""
+    try:
+        yield
+    except (ConfigError, DataError):
+        raise
+    except BaseException as error:
+        # The library knows no types of errors: they are plain Exception, or a panic of Rust, which is not even that.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise kind(f"{path} holds no tokenizer that is read here ({reason}); {advice}.") from error
