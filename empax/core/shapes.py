@@ -49,4 +49,5 @@ def _shape(hint: Any, sizes: dict[str, int], where: str) -> Any:
     if missing := [letter for letter in letters if not letter.isdigit() and letter not in sizes]:
         raise ValueError(f"{where} is [{annotation}], but {missing[0]} has no size; give {missing[0]}=.")
     shape = tuple(int(letter) if letter.isdigit() else sizes[letter] for letter in letters)
-    return jax.ShapeDtypeStruct(shape, next(dtype for kind, dtype in _DTYPES if kind.dtypes == getattr(hint, "dtypes", None)))
+    dtypes = getattr(hint, "dtypes", None)
+    return jax.ShapeDtypeStruct(shape, next(dtype for kind, dtype in _DTYPES if kind.dtypes == dtypes))

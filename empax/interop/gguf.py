@@ -6,6 +6,7 @@ Source of the block formats: github.com/ggml-org/ggml, src/ggml-common.h and ggm
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ def read_llama(path: Path) -> dict[str, GgufWeight]:
             raise DataError(f"{path} is cut short: {row.name} ends at byte {stored.end} of {size}; fetch it again.")
         turned = re.fullmatch(r"blk\.\d+\.attn_([qk])\.\w+", row.name)
         count = 0 if turned is None else {"q": heads, "k": groups}[turned[1]]
+        if count and row.shape[0] % (2 * count):
+            raise DataError(f"{path}: {row.name} has {row.shape[0]} rows, which {count} even heads cannot share.")
         tensors[_foreign_name(row.name)] = GgufWeight(stored, row.shape, row.kind, count)
     return tensors
 
@@ -110,25 +113,31 @@ def llama_fields(path: Path) -> dict[str, Any]:
     """
     file = _llama(path)
     heads, groups = _heads(file)
-    width = file.require("llama.embedding_length")
+    width = file.size("llama.embedding_length")
     shapes = {row.name: row.shape for row in file.tensors}
     if "token_embd.weight" not in shapes:
         raise DataError(f"{path} has no token_embd.weight; fetch or convert the model again.")
+    head_dim = file.size("llama.attention.key_length", max(width // heads, 1))
+    if head_dim % 2 or heads % groups:
+        raise DataError(
+            f"{path}: llama.attention.head_count = {heads}, llama.attention.head_count_kv = {groups} and heads of "
+            f"{head_dim} do not go together: heads are even, and their number is a multiple of head_count_kv."
+        )
     fields = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": width,
-        "intermediate_size": file.require("llama.feed_forward_length"),
-        "num_hidden_layers": file.require("llama.block_count"),
+        "intermediate_size": file.size("llama.feed_forward_length"),
+        "num_hidden_layers": file.size("llama.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
-        "head_dim": file.metadata.get("llama.attention.key_length", width // heads),
+        "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": file.require("llama.context_length"),
+        "max_position_embeddings": file.size("llama.context_length"),
         # Written in float32, so 1e-5 comes back with digits that nobody meant.
-        "rms_norm_eps": float(f"{file.require('llama.attention.layer_norm_rms_epsilon'):.6g}"),
-        "rope_theta": file.metadata.get("llama.rope.freq_base", 10000.0),
+        "rms_norm_eps": float(f"{file.real('llama.attention.layer_norm_rms_epsilon'):.6g}"),
+        "rope_theta": file.real("llama.rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(file),
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
@@ -142,7 +151,7 @@ def llama_fields(path: Path) -> dict[str, Any]:
 
 def _llama(path: Path) -> GgufFile:
     file = read_gguf(path)
-    architecture = file.require("general.architecture")
+    architecture = file.text("general.architecture")
     if architecture != "llama":
         raise DataError(f"{path} is a {architecture!r}; GGUF files are read of 'llama' alone.")
     return file
@@ -150,11 +159,11 @@ def _llama(path: Path) -> GgufFile:
 
 def _heads(file: GgufFile) -> tuple[int, int]:
     """Heads of queries, and of keys and values."""
-    heads = file.require("llama.attention.head_count")
-    groups = file.metadata.get("llama.attention.head_count_kv", heads)
-    if not isinstance(heads, int) or not isinstance(groups, int):
-        raise DataError(f"{file.path} has another number of heads in each layer, which a Llama here has not.")
-    return heads, groups
+    for key in ("llama.attention.head_count", "llama.attention.head_count_kv"):
+        if isinstance(file.metadata.get(key), list):
+            raise DataError(f"{file.path} has another number of heads in each layer, which a Llama here has not.")
+    heads = file.size("llama.attention.head_count")
+    return heads, file.size("llama.attention.head_count_kv", heads)
 
 
 def _foreign_name(name: str) -> str:
@@ -176,7 +185,7 @@ def _stored(path: Path, row: GgufTensor) -> MappedTensor:
         )
     if row.shape[-1] % _BLOCK:
         raise DataError(f"{path}: {row.name} has rows of {row.shape[-1]}, no multiple of the {_BLOCK} of a block.")
-    return MappedTensor(path, row.offset, _BLOCKS[row.kind], (int(np.prod(row.shape)) // _BLOCK,))
+    return MappedTensor(path, row.offset, _BLOCKS[row.kind], (math.prod(row.shape) // _BLOCK,))
 
 
 def _dequantize(blocks: np.ndarray, kind: int) -> Float[np.ndarray, "blocks 32"]:
@@ -202,7 +211,7 @@ def _dequantize(blocks: np.ndarray, kind: int) -> Float[np.ndarray, "blocks 32"]
 def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
     """The scaling of rotary positions; Llama 3.1's is known by the factors that stand for it in a tensor."""
     rows = [row for row in file.tensors if row.name == _ROPE_FACTORS]
-    kind = file.metadata.get("llama.rope.scaling.type", "none")
+    kind = file.text("llama.rope.scaling.type", "none")
     if not rows:
         if kind == "none":
             return None
@@ -210,9 +219,14 @@ def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
             raise DataError(
                 f"{file.path} scales rotary positions by {kind!r}; what is read: none, linear, Llama 3.1's."
             )
-        return {"rope_type": "linear", "factor": file.require("llama.rope.scaling.factor")}
-    factors = np.asarray(_stored(file.path, rows[0]), np.float32)
-    base = file.metadata.get("llama.rope.freq_base", 10000.0)
+        factor = file.real("llama.rope.scaling.factor")
+        if factor < 1:
+            raise DataError(f"{file.path}: llama.rope.scaling.factor = {factor} must be at least 1.")
+        return {"rope_type": "linear", "factor": factor}
+    if rows[0].kind != 0 or len(rows[0].shape) != 1 or not 0 < rows[0].shape[0] <= 1 << 16:
+        raise DataError(f"{file.path}: {_ROPE_FACTORS} is no list of F32; fetch or convert the model again.")
+    factors = np.asarray(_stored(file.path, rows[0]))
+    base = file.real("llama.rope.freq_base", 10000.0)
     wavelengths = 2 * np.pi * base ** (np.arange(len(factors)) / len(factors))
     factor = float(factors.max())
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

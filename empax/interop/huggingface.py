@@ -16,17 +16,19 @@ from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, read_json
+from empax.core.files import DataError
 from empax.core.paths import expand
 from empax.core.tree import named_leaves
 from empax.core.types import Params
-from empax.data.gguf import find_gguf
+from empax.data.gguf import find_gguf, is_gguf
+from empax.data.model_files import read_model_json
 from empax.data.tokenizers import WHEELS
 from empax.interop import mappings
+from empax.interop.config_fields import check_fields, their_words, without_nulls
 from empax.interop.gguf import llama_fields
 from empax.interop.layouts import plain_names
 from empax.interop.placement import LeafBuilder
-from empax.interop.readers import open_tensors
+from empax.interop.readers import adapter_message, open_tensors
 from empax.interop.tensors import Tensor, Tensors
 from empax.models.bart import bart_config, blenderbot_config
 from empax.models.bert import BertConfig, BertEncoder, bert_config, dpr_config, mpnet_config, roberta_config
@@ -110,6 +112,8 @@ def import_params(
     entry = _architecture(architecture)
     mapping = entry.mapping(config)
     named = {mapping.canonical(name): tensor for name, tensor in tensors.items()}
+    _check_names(tensors, mapping)
+    _check_layers(config, len(tensors))
     wanted = entry.shapes(config)
     shapes = {name: leaf.shape for name, leaf in named_leaves(wanted).items()}
     shardings = shardings(wanted) if callable(shardings) else shardings
@@ -130,6 +134,23 @@ def import_params(
                 pass
             leaves[row.ours] = leaf.finish()
     return unflatten_dict(leaves, sep="/")
+
+
+def _check_names(tensors: Tensors, mapping: mappings.Mapping) -> None:
+    """Raises DataError where two foreign names stand for one parameter."""
+    names: dict[str, str] = {}
+    for name in tensors:
+        other = names.setdefault(mapping.canonical(name), name)
+        if other != name and not mapping.ignores(mapping.canonical(name)):
+            raise DataError(f"{other} and {name} are one and the same weight of a model; take one of them away.")
+
+
+def _check_layers(config: Config, num_tensors: int) -> None:
+    """Raises DataError for more layers than there can be, before anything is made for each of them."""
+    sizes = vars(config)
+    layers = sum(sizes.get(name, 0) for name in ("num_layers", "num_encoder_layers", "num_decoder_layers"))
+    if layers > num_tensors:
+        raise DataError(f"The config asks for {layers} layers, but there are no more than {num_tensors} weights.")
 
 
 def _read(leaf: LeafBuilder, row: mappings.Row, tensors: Tensors, part: _Part) -> None:
@@ -233,17 +254,19 @@ def load_config(folder: Path) -> dict[str, Any]:
       ConfigError: the architecture is not known here.
     """
     file = folder / "config.json"
-    if file.is_file():
-        fields = read_json(file)
-        if not isinstance(fields, dict) or "model_type" not in fields:
-            raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
-    else:
+    if not file.is_file():
         gguf = find_gguf(folder)
         if gguf is None:
             raise DataError(_no_config(folder))
-        fields = llama_fields(gguf)
-    _architecture(fields["model_type"])
-    return fields
+        return llama_fields(gguf)
+    fields = read_model_json(file)
+    name = fields.get("model_type")
+    if name is None:
+        raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
+    if name not in list(ARCHITECTURES):  # it may be anything
+        raise ConfigError(f"{file}: model_type = {name!r} is not read here; it is one of {', '.join(ARCHITECTURES)}.")
+    check_fields(fields, file)
+    return without_nulls(fields)
 
 
 def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
@@ -252,10 +275,20 @@ def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
     Raises:
       ConfigError: the architecture is not known here, or `fields` ask for what it does not do here.
     """
-    return _architecture(fields["model_type"]).config(fields, **changes)
+    name = fields["model_type"]
+    try:
+        return _architecture(name).config(fields, **changes)
+    except ConfigError as error:
+        raise ConfigError(their_words(str(error), name)) from error
 
 
 def _no_config(folder: Path) -> str:
+    if folder.is_dir() and (folder / "adapter_config.json").is_file():
+        return adapter_message(folder)
+    if folder.suffix and not folder.exists():
+        return f"{folder}: there is no such file."
+    if folder.is_file():
+        return f"{folder} is a file; give the folder that holds config.json, or a file that ends in .gguf."
     if folder.is_dir() and (folder / "model.pth.tar").is_file():
         return (
             f"{folder} holds an Atlas checkpoint, but no config.json: put that of its reader or of its retriever (such "
@@ -309,7 +342,7 @@ def _untied(tensors: Tensors, mapping: mappings.Mapping, config: Config) -> list
     ]
     head = "lm_head.weight"
     if config.tie_embeddings and head in tensors and not _same(tensors[head], tensors[embedding]):
-        problems.append(f"{head} is not {embedding}, but the config ties them: set tie_embeddings = False")
+        problems.append(f"{head} is not {embedding}, but the config ties them: set tie_word_embeddings to false")
     return problems
 
 
@@ -332,7 +365,7 @@ def resolve(name_or_folder: str) -> Path:
       ConfigError: it is none of these, or the hub cannot be reached.
     """
     path = expand(name_or_folder)
-    if path.is_dir() or path.suffix == ".gguf":
+    if path.is_dir() or is_gguf(path):
         return path
     if name_or_folder in WHEELS:
         return WHEELS[name_or_folder]()

@@ -88,6 +88,7 @@ class Mapping:
       prefixes: what foreign names may begin with, to be taken off.
       base: what foreign names of all but the head begin with, to be put on where a model was saved without its head.
       ignored: regular expressions of foreign names that carry nothing of ours (buffers, tied copies, heads).
+      spellings: ends of foreign names as older versions wrote them, and as the rows do.
       may_drop_layers: whether a checkpoint may have more layers than the model, of which the first are taken.
     """
 
@@ -95,10 +96,14 @@ class Mapping:
     prefixes: tuple[str, ...] = ()
     base: str = ""
     ignored: tuple[str, ...] = ()
+    spellings: tuple[tuple[str, str], ...] = ()
     may_drop_layers: bool = False
 
     def canonical(self, name: str) -> str:
         """The foreign `name` as the rows spell it."""
+        for old, new in self.spellings:
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
         for prefix in self.prefixes:
             if name.startswith(prefix):
                 return name[len(prefix) :]
@@ -249,6 +254,8 @@ def _bert_like(config: BertConfig, base: str, prefixes: tuple[str, ...] = ()) ->
             rf"{base}pooler\..*",
             r"(cls|lm_head)\..*",
         ),
+        # As the code that came from TensorFlow wrote them.
+        spellings=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
         may_drop_layers=True,
     )
 

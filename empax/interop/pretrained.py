@@ -13,9 +13,9 @@ from jaxtyping import Float
 
 from empax.core import distributed
 from empax.core.config import ConfigError, check_numbers
-from empax.core.files import read_json
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
+from empax.data.model_files import read_model_json
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretrained, model_config, resolve
@@ -118,7 +118,12 @@ def load_encoder(
     if with_params:
         params = {"encoder": {k: v for k, v in load_pretrained(folder, config).params.items() if k not in dropped}}
     own = load_tokenizer(folder)
-    check_vocabulary(own, config.vocab_size, settings.pretrained)
+    if own.own_size <= config.vocab_size < own.vocab_size:  # of special tokens that it declares and does not have
+        if params is not None:
+            params = {"encoder": grow_vocabulary(params["encoder"], own.vocab_size)}
+        model = model.clone(config=dataclasses.replace(config, vocab_size=own.vocab_size))
+    else:
+        check_vocabulary(own, config.vocab_size, settings.pretrained)
     return LoadedEncoder(_dual(model, settings, folder), own, params)
 
 
@@ -151,7 +156,7 @@ def _pooling(folder: Path | None) -> Literal["mean", "cls"]:
     file = folder / "1_Pooling" / "config.json"
     if not file.is_file():
         return "cls" if load_config(folder)["model_type"] == "dpr" else "mean"
-    said = read_json(file)
+    said = read_model_json(file)
     # One switch for each kind, or (newer) one name.
     on = [
         name.removeprefix("pooling_mode_") for name, value in said.items() if value and name.startswith("pooling_mode_")
@@ -308,7 +313,7 @@ def _grown_vocabulary(tokenizer: Tokenizer, folder: Path, rows: int, model: str)
         own = load_tokenizer(folder)
     except ConfigError:
         own = None  # nothing that could tell whether they belong together
-    if not isinstance(tokenizer, SubwordTokenizer) or own is None or own.vocab_size > rows:
+    if not isinstance(tokenizer, SubwordTokenizer) or own is None or own.own_size > rows:
         check_vocabulary(tokenizer, rows, model)
     elif not tokenizer.extends(own):
         raise ConfigError(

@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from empax.core.files import DataError, read_json
-from empax.data.gguf import find_gguf
+from empax.core.files import DataError
+from empax.data.gguf import find_gguf, is_gguf
+from empax.data.model_files import check_whole, read_model_json
 from empax.interop.gguf import read_llama
 from empax.interop.tensors import MappedTensor, Tensor
 from empax.interop.torch_files import read_torch
@@ -74,6 +75,7 @@ def read_safetensors(file: Path) -> dict[str, MappedTensor]:
     Raises:
       DataError: the file is cut short, or holds numbers of a type that is not known here.
     """
+    check_whole(file)
     try:
         # Checks the header against the file: every tensor lies within, without gap or overlap.
         with safetensors.safe_open(file, framework="numpy"):
@@ -96,7 +98,7 @@ def read_safetensors(file: Path) -> dict[str, MappedTensor]:
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
-    if file.suffix == ".gguf":
+    if is_gguf(file):
         return dict(read_llama(file))
     if file.suffix not in _READERS:
         raise DataError(f"{file} is no file of weights by its name; it must end in {', '.join((*_READERS, '.gguf'))}.")
@@ -104,11 +106,11 @@ def _read_file(file: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    content = read_json(index)
-    if not isinstance(content, dict) or not isinstance(content.get("weight_map"), dict):
-        raise DataError(f"{index} has no weight_map; fetch the model again.")
+    files = read_model_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
+        raise DataError(f"{index} has no weight_map from names of weights to files; fetch the model again.")
     tensors: dict[str, Tensor] = {}
-    for name in sorted(set(content["weight_map"].values())):
+    for name in sorted(set(files.values())):
         # The index may not lead out of its folder.
         file = index.parent / Path(name).name
         if not file.is_file():
@@ -117,9 +119,20 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def adapter_message(folder: Path) -> str:
+    """What to do with a folder that holds adapters alone."""
+    return (
+        f"{folder} holds an adapter (adapter_config.json), not a whole model. Merge it with the model that it was made "
+        "for: in an environment with PEFT, load it with AutoPeftModel.from_pretrained, call merge_and_unload() and "
+        "save_pretrained(FOLDER), save the tokenizer there too, and give that folder."
+    )
+
+
 def _no_weights(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder; give one that holds config.json and {SAFETENSORS}."
+    if (folder / "adapter_config.json").is_file():
+        return adapter_message(folder)
     found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     known = f"{SAFETENSORS}, {TORCH}, an index of shards of either ({SAFETENSORS}.index.json), {_ATLAS} or a .gguf file"
     return f"{folder} holds no weights that are read here ({known}), but {found}."

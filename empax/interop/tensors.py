@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+
+from empax.core.files import DataError
+
+_BYTES_AT_ONCE = 1 << 22
 
 
 class Tensor(Protocol):
@@ -26,6 +32,29 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 """A file or folder of weights: tensors by their foreign names. To read one reads no other."""
 
 
+class Checksum:
+    """The CRC-32 of a part of a file; checked when the first tensor in it is read, and then no more."""
+
+    def __init__(self, file: Path, offset: int, num_bytes: int, crc: int):
+        self._place = file, offset, num_bytes
+        self._crc = crc
+        self._checked = False
+
+    def check(self) -> None:
+        """Raises DataError if the bytes are others than those that were written."""
+        if self._checked:
+            return
+        file, offset, left = self._place
+        found = 0
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            while left and (piece := stream.read(min(left, _BYTES_AT_ONCE))):
+                found, left = zlib.crc32(piece, found), left - len(piece)
+        if left or found != self._crc:
+            raise DataError(f"{file} is damaged: the bytes from {offset} on have another checksum; fetch it again.")
+        self._checked = True
+
+
 @dataclasses.dataclass(frozen=True)
 class MappedTensor:
     """A tensor at a place in a file, mapped into memory when read and let go with the array.
@@ -36,6 +65,10 @@ class MappedTensor:
       dtype: of its elements as they are stored.
       shape: its axes.
       strides: elements from one entry of each axis to the next; None = in order, without gaps.
+      checksum: of the bytes that it lies in; None = there is none.
+
+    Raises:
+      ValueError: a size, stride or offset below 0, not as many strides as axes, or elements that are Python objects.
     """
 
     file: Path
@@ -43,6 +76,12 @@ class MappedTensor:
     dtype: np.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
+    checksum: Checksum | None = None
+
+    def __post_init__(self) -> None:
+        strides = self.shape if self.strides is None else self.strides
+        if min((self.offset, *self.shape, *strides)) < 0 or len(strides) != len(self.shape) or self.dtype.hasobject:
+            raise ValueError(f"no tensor: {self.dtype} of shape {self.shape}, strides {strides}, at {self.offset}")
 
     @property
     def end(self) -> int:
@@ -54,19 +93,32 @@ class MappedTensor:
         if 0 in self.shape:
             return 0
         if self.strides is None:
-            return int(np.prod(self.shape, dtype=np.int64))
+            return math.prod(self.shape)
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The tensor, read-only unless `dtype` or `copy` ask for another array."""
+        """The tensor, read-only unless `dtype` or `copy` ask for another array.
+
+        Raises:
+          DataError: its bytes are not those that the checksum is of, or the file has become too short.
+        """
         span = self._span()
         if not span:
             return np.zeros(self.shape, self.dtype if dtype is None else dtype)
+        if self.checksum is not None:
+            self.checksum.check()
+        if self.end > self.file.stat().st_size:
+            raise DataError(f"{self.file} is cut short; fetch it again.")
         # A mapping of its own: its pages are given back as soon as nobody holds the array.
-        flat = np.asarray(np.memmap(self.file, self.dtype, mode="r", offset=self.offset, shape=(span,)))
-        if self.strides is None:
-            array = flat.reshape(self.shape)
-        else:
-            steps = tuple(stride * self.dtype.itemsize for stride in self.strides)
-            array = np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
+        size = (span * self.dtype.itemsize,)
+        content = np.asarray(np.memmap(self.file, np.uint8, mode="r", offset=self.offset, shape=size))
+        steps = None
+        if self.strides is not None:
+            # An axis of one entry has no next one; its stride may be any number.
+            pairs = zip(self.shape, self.strides, strict=True)
+            steps = tuple(stride * self.dtype.itemsize if size > 1 else 0 for size, stride in pairs)
+        if self.dtype == np.bool_:  # NumPy takes for granted that there is no other byte than 0 and 1
+            content = content != 0
+        # Unlike `as_strided`, this checks once more that nothing lies beyond the bytes.
+        array = np.ndarray(self.shape, self.dtype, buffer=content, strides=steps)
         return array.astype(self.dtype if dtype is None else dtype, copy=bool(copy))

@@ -1,25 +1,31 @@
 """PyTorch's zip files of weights, read without PyTorch and without running anything that is in them.
 
-Such a file holds a pickle, which may ask for any function of Python to be called, and the raw bytes of the storages
-that tensors look into. Here a pickle gets what a state dict needs, under names of our own, and nothing else.
+Such a file holds a pickle, which says what tensors there are, and the raw bytes of the storages that they look into.
+The pickle is read by `interop.state_dicts`, which gives tokens. Here they become tensors, of numbers that are checked
+against the file first.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import io
-import pickle
+import math
+import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from empax.core.files import DataError
-from empax.interop.tensors import MappedTensor
+from empax.data.model_files import check_whole
+from empax.interop import state_dicts
+from empax.interop.state_dicts import BadPickleError, Call, RefusedPickleError, Storage, Token
+from empax.interop.tensors import Checksum, MappedTensor
 
 _STORAGES: dict[str, np.dtype] = {
     "FloatStorage": np.dtype(np.float32),
@@ -32,12 +38,24 @@ _STORAGES: dict[str, np.dtype] = {
     "CharStorage": np.dtype(np.int8),
     "ByteStorage": np.dtype(np.uint8),
     "BoolStorage": np.dtype(np.bool_),
+    "ComplexFloatStorage": np.dtype(np.complex64),
+    "ComplexDoubleStorage": np.dtype(np.complex128),
 }
-
-_MALFORMED = (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError, AttributeError, OverflowError)
-"""What the pickle machine raises on a stream that is no pickle, or one that misuses what it was given."""
+_TYPES: dict[str, np.dtype] = {  # newer ones, whose storages are bytes
+    "uint16": np.dtype(np.uint16),
+    "uint32": np.dtype(np.uint32),
+    "uint64": np.dtype(np.uint64),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "float8_e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+_NAMES = frozenset((*_STORAGES, *_TYPES))
 
 _ADVICE = "In an environment with PyTorch, load it and save its tensors as safetensors."
+_MOST_EXPANDED = 1 << 26
+"""Bytes that a tensor may take by reading the same elements again and again; beyond, no more than its storage has."""
 
 
 def read_torch(file: Path) -> dict[str, MappedTensor]:
@@ -47,41 +65,166 @@ def read_torch(file: Path) -> dict[str, MappedTensor]:
 
     Raises:
       DataError: the file is cut short, in the format of before PyTorch 1.6, holds no state dict, or asks for
-        anything that a state dict does not need.
+        anything that a state dict does not need. To read a tensor raises one where its bytes are damaged.
     """
-    root = _unpickle(file)
-    for key in ("model", "state_dict"):
-        if isinstance(root, dict) and isinstance(root.get(key), dict):
-            root = root[key]
-    if not isinstance(root, dict):
-        raise DataError(f"{file} holds no state dict but a {type(root).__name__}.")
-    tensors = {name: value for name, value in root.items() if isinstance(name, str) and isinstance(value, MappedTensor)}
+    archive = _Archive(file)
+    try:
+        root = state_dicts.read_state_dict(archive.pickle(), _NAMES)
+        for key in ("model", "state_dict"):
+            if isinstance(root, dict) and isinstance(root.get(key), dict):
+                root = root[key]
+        if not isinstance(root, dict):
+            raise DataError(f"{file} holds no state dict but a {type(root).__name__}.")
+        found = {name: archive.tensor(name, value) for name, value in root.items() if isinstance(name, str)}
+    except RefusedPickleError as error:
+        raise DataError(
+            f"{file} {error}, which no file of weights needs and which could be an attack: refused. If you trust the "
+            f"file: {_ADVICE}"
+        ) from error
+    except BadPickleError as error:
+        raise DataError(f"{file} holds a broken pickle ({error}); fetch it again.") from error
+    tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
     if not tensors:
         raise DataError(f"{file} holds a dict of {len(root)} entries, but no tensor among them.")
     return tensors
 
 
-def _unpickle(file: Path) -> Any:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            entries = {entry.filename: entry for entry in archive.infolist()}
-            pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                raise DataError(f"{file} is a zip file, but none of PyTorch's: it has {len(pickles)} data.pkl.")
-            folder = pickles[0].removesuffix("data.pkl")
-            packed = [name for name, entry in entries.items() if entry.compress_type != zipfile.ZIP_STORED]
-            if packed:
-                raise DataError(f"{file}: {packed[0]} is compressed, which PyTorch never does. {_ADVICE}")
-            if f"{folder}byteorder" in entries and archive.read(f"{folder}byteorder") != b"little":
-                raise DataError(f"{file} was written on a big-endian machine. {_ADVICE}")
-            places = _Places(file, folder, entries)
-            return _StateDictUnpickler(io.BytesIO(archive.read(pickles[0])), file, places).load()
-    except DataError:
-        raise
-    except zipfile.BadZipFile as error:
-        raise DataError(_not_a_zip(file)) from error
-    except _MALFORMED as error:
-        raise DataError(f"{file} holds a broken pickle ({type(error).__name__}: {error}); fetch it again.") from error
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """Where the bytes of an entry of the archive lie in the file."""
+
+    offset: int
+    num_bytes: int
+    crc: int  # 0: the file was written without checksums
+
+
+class _Archive:
+    """The zip file: its pickle, and the storages as parts of the file."""
+
+    def __init__(self, file: Path):
+        check_whole(file)
+        self._file = file
+        self._size = file.stat().st_size
+        try:
+            with zipfile.ZipFile(file) as archive:
+                infos = archive.infolist()
+        # Beside BadZipFile: what its parser lets through of a directory that is none.
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError, EOFError) as error:
+            raise DataError(_not_a_zip(file)) from error
+        names = [info.filename for info in infos]
+        if twice := [name for name, times in collections.Counter(names).items() if times > 1]:
+            raise DataError(f"{file} holds {twice[0]} more than once; fetch it again.")
+        pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise DataError(f"{file} is a zip file, but none of PyTorch's: it has {len(pickles)} data.pkl.")
+        self._pickle = pickles[0]
+        self._folder = pickles[0].removesuffix("data.pkl")
+        self._infos: Mapping[str, zipfile.ZipInfo] = dict(zip(names, infos, strict=True))
+        self._storages: dict[str, tuple[_Entry, Checksum | None]] = {}
+        order = f"{self._folder}byteorder"
+        if order in self._infos and self._read(order) != b"little":
+            raise DataError(f"{file} was written on a big-endian machine. {_ADVICE}")
+
+    def pickle(self) -> bytes:
+        return self._read(self._pickle)
+
+    def _read(self, name: str) -> bytes:
+        entry = self._entry(name)
+        with self._file.open("rb") as stream:
+            stream.seek(entry.offset)
+            content = stream.read(entry.num_bytes)
+        if entry.crc and zlib.crc32(content) != entry.crc:
+            raise DataError(f"{self._file} is damaged: {name} is not as it was written; fetch it again.")
+        return content
+
+    def _entry(self, name: str) -> _Entry:
+        """Where an entry lies, by both of its headers."""
+        info = self._infos[name]
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
+            raise DataError(f"{self._file}: {name} is compressed or encrypted, which PyTorch never does. {_ADVICE}")
+        head = b""
+        if 0 <= info.header_offset <= self._size:
+            with self._file.open("rb") as stream:
+                stream.seek(info.header_offset)
+                head = stream.read(30)
+        if len(head) < 30 or head[:4] != b"PK\x03\x04":
+            raise DataError(f"{self._file} is damaged: {name} is not where its directory says; fetch it again.")
+        # The local header's name and extra field may differ in length from those of the central directory.
+        offset = info.header_offset + 30 + sum(struct.unpack_from("<HH", head, 26))
+        if offset + info.file_size > self._size:
+            raise DataError(f"{self._file} is cut short: {name} ends beyond it; fetch it again.")
+        return _Entry(offset, info.file_size, info.CRC)
+
+    def _storage(self, key: Any) -> tuple[_Entry, Checksum | None]:
+        """The storage that a pickle calls `key`; those that share it share its checksum."""
+        if (
+            type(key) is not str
+            or re.fullmatch(r"\w{1,64}", key) is None
+            or f"{self._folder}data/{key}" not in self._infos
+        ):
+            raise BadPickleError("it refers to a storage that is not in the file")
+        if key not in self._storages:
+            entry = self._entry(f"{self._folder}data/{key}")
+            checksum = Checksum(self._file, entry.offset, entry.num_bytes, entry.crc) if entry.crc else None
+            self._storages[key] = entry, checksum
+        return self._storages[key]
+
+    def tensor(self, name: str, value: Any) -> MappedTensor | None:
+        """The tensor that a value of the state dict describes; None if it describes none.
+
+        Raises:
+          DataError: it describes one that cannot be, or that is not read here.
+        """
+        if type(value) is Call and value.function == state_dicts.PARAMETER:
+            if not value.arguments:
+                raise BadPickleError(f"{name} is a parameter of nothing")
+            value = value.arguments[0]
+        if type(value) is not Call or value.function not in (state_dicts.TENSOR, state_dicts.TYPED_TENSOR):
+            return None
+        typed = value.function == state_dicts.TYPED_TENSOR
+        # storage, offset, size, stride, requires_grad, hooks, the type of the newer ones, metadata
+        if len(value.arguments) not in ((7, 8) if typed else (6, 7)):
+            raise BadPickleError(f"{name} is a tensor of {len(value.arguments)} arguments")
+        storage, offset, size, stride, _, _, *rest = value.arguments
+        dtype = _dtype(storage, rest.pop(0) if typed else None)
+        if rest and rest[0]:
+            raise DataError(f"{self._file}: {name} is stored as conjugate or negative ({_bits(rest[0])}). {_ADVICE}")
+        if not (_is_sizes((offset,)) and _is_sizes(size) and _is_sizes(stride) and len(size) == len(stride)):
+            raise DataError(f"{self._file} describes a tensor that cannot be: {name} has no sizes or strides.")
+        assert isinstance(storage, Storage)
+        entry, checksum = self._storage(storage.key)
+        in_bytes = storage.kind == state_dicts.UNTYPED_STORAGE
+        if not _is_sizes((storage.size,)) or storage.size * (1 if in_bytes else dtype.itemsize) != entry.num_bytes:
+            raise DataError(f"{self._file} is damaged: the storage of {name} has another size; fetch it again.")
+        # As a place in the storage first: nothing may lie beyond it.
+        first = offset * dtype.itemsize
+        tensor = MappedTensor(self._file, entry.offset + first, dtype, size, stride, checksum)
+        if tensor.end > entry.offset + entry.num_bytes:
+            raise DataError(f"{self._file}: {name} of shape {size} reaches beyond its storage; fetch it again.")
+        if math.prod(size) * dtype.itemsize > max(entry.num_bytes, _MOST_EXPANDED):
+            raise DataError(f"{self._file}: {name} of shape {size} is far larger than its storage; refused.")
+        return tensor
+
+
+def _dtype(storage: Any, said: Any) -> np.dtype:
+    """The type of a tensor's elements; `said`: what the pickle names beside the storage, of newer types."""
+    if type(storage) is not Storage:
+        raise BadPickleError("a tensor without a storage")
+    if said is None:
+        if storage.kind.module == "torch" and storage.kind.name in _STORAGES:
+            return _STORAGES[storage.kind.name]
+    elif storage.kind == state_dicts.UNTYPED_STORAGE and type(said) is Token and said.name in _TYPES:
+        return _TYPES[said.name]
+    raise BadPickleError("a tensor of no type that is known")
+
+
+def _is_sizes(values: Any) -> bool:
+    """Whether `values` is a tuple of numbers that a shape or a place can be of; NumPy knows no more than 64 axes."""
+    return type(values) is tuple and len(values) <= 64 and all(type(v) is int and 0 <= v < 1 << 62 for v in values)
+
+
+def _bits(metadata: Any) -> str:
+    return ", ".join(sorted(str(key) for key in metadata)) if isinstance(metadata, dict) else type(metadata).__name__
 
 
 def _not_a_zip(file: Path) -> str:
@@ -92,115 +235,3 @@ def _not_a_zip(file: Path) -> str:
     if start[:1] == b"\x80":
         return f"{file} is in PyTorch's format of before version 1.6, which is not read here. {_ADVICE}"
     return f"{file} is not a file that torch.save wrote; fetch the model again."
-
-
-class _Sealed:
-    """What a pickle is handed may be called or passed on, but not changed."""
-
-    def __setstate__(self, state: Any) -> NoReturn:
-        raise DataError(f"A pickle tries to change a {type(self).__name__}, which no file of weights does.")
-
-
-class _Dict(dict[Any, Any]):
-    """In place of collections.OrderedDict."""
-
-    def __setstate__(self, state: Any) -> None:
-        """State dicts carry `_metadata`, which nobody here needs."""
-
-
-class _Inert:
-    """In place of objects that checkpoints carry beside the weights: takes anything, keeps nothing."""
-
-    def __init__(self, *arguments: Any):
-        del arguments
-
-    def __setstate__(self, state: Any) -> None:
-        """Forgets it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _StorageType(_Sealed):
-    dtype: np.dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class _Storage(_Sealed):
-    """A storage's bytes in the file."""
-
-    offset: int
-    num_bytes: int
-    dtype: np.dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class _Places:
-    """Where the storages lie in the file."""
-
-    file: Path
-    folder: str
-    entries: Mapping[str, zipfile.ZipInfo]
-
-    def find(self, key: str, dtype: np.dtype) -> _Storage:
-        entry = self.entries[f"{self.folder}data/{key}"]
-        with self.file.open("rb") as stream:
-            stream.seek(entry.header_offset)
-            # The local header's name and extra field may differ in length from those of the central directory.
-            name, extra = struct.unpack_from("<HH", stream.read(30), 26)
-        return _Storage(entry.header_offset + 30 + name + extra, entry.file_size, dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class _RebuildTensor(_Sealed):
-    """In place of torch._utils._rebuild_tensor_v2."""
-
-    file: Path
-
-    def __call__(self, storage: Any, offset: int, size: Any, stride: Any, *rest: Any) -> MappedTensor:
-        del rest  # requires_grad, hooks
-        shape, strides = tuple(map(int, size)), tuple(map(int, stride))
-        if not isinstance(storage, _Storage) or len(shape) != len(strides) or min((offset, *shape, *strides)) < 0:
-            raise DataError(f"{self.file} describes a tensor that cannot be: shape {shape}, strides {strides}.")
-        first = storage.offset + offset * storage.dtype.itemsize
-        tensor = MappedTensor(self.file, first, storage.dtype, shape, strides)
-        if tensor.end > storage.offset + storage.num_bytes:
-            raise DataError(f"{self.file}: a tensor of shape {shape} reaches beyond its storage; fetch it again.")
-        return tensor
-
-
-class _RebuildParameter(_Sealed):
-    """In place of torch._utils._rebuild_parameter."""
-
-    def __call__(self, data: Any, requires_grad: bool = True, hooks: Any = None) -> Any:
-        del requires_grad, hooks
-        return data
-
-
-class _StateDictUnpickler(pickle.Unpickler):
-    """Knows what state dicts need; every other name is refused before anything is made of it."""
-
-    def __init__(self, stream: io.BytesIO, file: Path, places: _Places):
-        super().__init__(stream, encoding="utf-8")
-        self._file = file
-        self._places = places
-        self._known: dict[tuple[str, str], Any] = {
-            ("collections", "OrderedDict"): _Dict,
-            ("torch._utils", "_rebuild_tensor_v2"): _RebuildTensor(file),
-            ("torch._utils", "_rebuild_parameter"): _RebuildParameter(),
-            # Training checkpoints keep their command line and devices beside the weights.
-            ("argparse", "Namespace"): _Inert,
-            ("torch", "device"): _Inert,
-        }
-        self._known |= {("torch", name): _StorageType(dtype) for name, dtype in _STORAGES.items()}
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        if (module_name, global_name) not in self._known:
-            raise DataError(
-                f"{self._file} asks for {module_name}.{global_name}, which a file of weights does not need and which "
-                f"could run code: refused. If you trust the file: {_ADVICE}"
-            )
-        return self._known[module_name, global_name]
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        if not (isinstance(pid, tuple) and len(pid) == 5 and pid[0] == "storage" and isinstance(pid[1], _StorageType)):
-            raise DataError(f"{self._file} refers to {pid!r}, which is no storage of a tensor.")
-        return self._places.find(str(pid[2]), pid[1].dtype)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
-from empax.models.layers import Dropout, Norm, normal
+from empax.models.layers import ACTIVATIONS, Dropout, Norm, normal
 from empax.models.stack import Stack
 from empax.models.transformer_config import Remat, TransformerConfig
 
@@ -47,6 +47,9 @@ class BertConfig:
     dpr_side: Literal["context", "question"] = "context"
 
     def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            known = ", ".join(sorted(ACTIVATIONS))
+            raise ConfigError(f"activation = {self.activation!r} is unknown; it is one of {known}.")
         if self.d_model % self.num_heads:
             raise ConfigError(f"d_model = {self.d_model} must be a multiple of num_heads = {self.num_heads} in BERT.")
         if self.max_tokens() < 1:
@@ -150,8 +153,10 @@ def dpr_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
 
 def _padding(fields: Mapping[str, Any]) -> int:
     padding = fields["pad_token_id"] if "pad_token_id" in fields else 1  # noqa: SIM401
-    if padding is None:
-        raise ConfigError("pad_token_id = None, but positions are counted from it; set it in config.json (usually 1).")
+    if type(padding) is not int or padding < 0:
+        raise ConfigError(
+            f"pad_token_id = {padding}, but positions are counted from it; set it in config.json (usually 1)."
+        )
     return padding
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from empax.core.config import ConfigError
 from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS
-from empax.models.rotary import RopeScaling
+from empax.models.rotary import LinearScaling, RopeScaling
 from empax.models.transformer_config import Remat
 
 
@@ -22,7 +22,7 @@ class DecoderOnlyConfig:
       max_positions: length of the table of "learned" positions; "rope" knows no limit.
       position: "rope" (Su et al. 2021) or "learned".
       rope_theta: base of the rotation rates.
-      rope_scaling: Llama 3.1's; None = none.
+      rope_scaling: Llama 3.1's, or one factor for all rotations; None = none.
       dropout: of embeddings, attention weights and residual branches.
       remat, unroll, dtype: see `models.transformer_config.TransformerConfig`.
     """
@@ -37,7 +37,7 @@ class DecoderOnlyConfig:
     max_positions: int
     position: Literal["rope", "learned"] = "rope"
     rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | LinearScaling | None = None
     activation: str = "gated-silu"
     norm: Literal["rms", "layer"] = "rms"
     attention_bias: bool = False
@@ -215,7 +215,7 @@ def _one_of(known: Mapping[str, str], value: str, what: str) -> str:
     return known[value]
 
 
-def _rope(fields: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+def _rope(fields: Mapping[str, Any]) -> tuple[float, RopeScaling | LinearScaling | None]:
     """Base and scaling: Transformers 5 writes both into `rope_parameters`, 4 the latter into `rope_scaling`."""
     rope = {**_or(fields, "rope_scaling", {}), **_or(fields, "rope_parameters", {})}
     theta = float(_or(rope, "rope_theta", _or(fields, "rope_theta", 10_000.0)))
@@ -224,8 +224,14 @@ def _rope(fields: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     kind = _or(rope, "rope_type", _or(rope, "type", "default"))
     if kind == "default":
         return theta, None
+    if kind == "linear":
+        return theta, LinearScaling(**_required(rope, {"factor": "factor"}, "Llama with rope_type = 'linear'"))
     if kind != "llama3":
-        raise ConfigError(f"rope_type = {kind!r} of a Llama is not supported here; it is one of default, llama3.")
+        key = "rope_type" if "rope_type" in rope else "type"
+        where = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+        raise ConfigError(
+            f"{where}.{key} = {kind!r} of a Llama is not supported here; it is one of default, linear, llama3."
+        )
     names = {
         "factor": "factor",
         "low_freq_factor": "low_freq_factor",

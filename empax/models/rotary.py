@@ -46,7 +46,24 @@ class RopeScaling:
             raise ConfigError(f"rope scaling: original_positions = {self.original_positions} must be at least 1.")
 
 
-def rotation_rates(head_dim: int, theta: float, scaling: RopeScaling | None) -> Float[np.ndarray, " M"]:
+@dataclasses.dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by one factor, so that a context longer than that of pretraining has known positions.
+
+    Source: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional Interpolation", Eq. 4.
+
+    Attributes:
+      factor: by how much each rotation is slowed; at least 1.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if self.factor < 1.0:
+            raise ConfigError(f"rope scaling: factor = {self.factor} must be at least 1.")
+
+
+def rotation_rates(head_dim: int, theta: float, scaling: RopeScaling | LinearScaling | None) -> Float[np.ndarray, " M"]:
     """Radians by which each pair of features turns from one position to the next.
 
     Args:
@@ -55,7 +72,9 @@ def rotation_rates(head_dim: int, theta: float, scaling: RopeScaling | None) -> 
       scaling: None = as Su et al. 2021, Sec. 3.2.2.
     """
     rates = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if scaling is not None:
+    if isinstance(scaling, LinearScaling):
+        rates = rates / scaling.factor
+    elif scaling is not None:
         turns = rates * scaling.original_positions / (2 * math.pi)
         kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         kept = np.clip(kept, 0.0, 1.0)

@@ -158,7 +158,7 @@ def test_a_file_that_is_cut_short_anywhere(tmp_path):
     cuts = [0, 3, 7, 20, 24, 40, 200, 500, 1000, 2000, len(content) // 2, len(content) - 1]
     for cut in cuts:
         file.write_bytes(content[:cut])
-        with pytest.raises(DataError, match=r"a\.gguf (is cut short|is not a GGUF)"):
+        with pytest.raises(DataError, match=r"a\.gguf (is cut short|is empty|is not a GGUF)"):
             open_tensors(tmp_path)
 
 

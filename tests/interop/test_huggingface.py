@@ -234,7 +234,7 @@ def test_more_layers_than_the_checkpoint_has_is_an_error():
 def test_own_output_weights_are_not_dropped_silently():
     model = tiny_t5(True)
     tied = dataclasses.replace(t5_config(model.config.to_dict()), tie_embeddings=True)
-    with pytest.raises(DataError, match="tie_embeddings = False"):
+    with pytest.raises(DataError, match="set tie_word_embeddings to false"):
         import_params("t5", tensors_of(model), tied)
 
 
@@ -282,7 +282,7 @@ def test_folder_errors_say_what_is_wrong(tmp_path):
     (tmp_path / "config.json").write_text(tiny_bert().config.to_json_string())
     with pytest.raises(DataError, match=r"holds no weights that are read here \(model\.safetensors"):
         load_pretrained(tmp_path)
-    (tmp_path / "pytorch_model.bin").touch()
+    (tmp_path / "pytorch_model.bin").write_text("hello")
     with pytest.raises(DataError, match=r"not a file that torch\.save wrote"):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
@@ -296,7 +296,7 @@ def test_truncated_file_is_a_data_error(tmp_path, kept):
     safetensors.numpy.save_file({"a": np.zeros(1000, np.float32)}, file)
     content = file.read_bytes()
     file.write_bytes(content[: int(kept * len(content)) if isinstance(kept, float) else kept])
-    with pytest.raises(DataError, match=r"model\.safetensors is not a whole"):
+    with pytest.raises(DataError, match=r"model\.safetensors is (not a whole|empty)"):
         open_tensors(tmp_path)
 
 

@@ -74,9 +74,14 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
     index.write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
     with pytest.raises(DataError, match="is missing"):
         open_tensors(inside)
-    index.write_text("[]")
-    with pytest.raises(DataError, match="no weight_map"):
-        open_tensors(inside)
+    for content, message in (
+        ("[]", "must hold a JSON object"),
+        ("{}", "no weight_map"),
+        ('{"weight_map": {"a": 1}}', "no weight_map"),
+    ):
+        index.write_text(content)
+        with pytest.raises(DataError, match=message):
+            open_tensors(inside)
 
 
 def test_a_config_says_what_it_is_and_that_is_known(tmp_path):
@@ -86,7 +91,7 @@ def test_a_config_says_what_it_is_and_that_is_known(tmp_path):
     with pytest.raises(DataError, match="names no model_type; it must be one of t5, "):
         load_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    with pytest.raises(ConfigError, match="'mamba' is not an architecture here; it is one of t5, "):
+    with pytest.raises(ConfigError, match="'mamba' is not read here; it is one of t5, "):
         load_encoder(EncoderSettings(pretrained=str(tmp_path)), PlannedTokenizer(10))
 
 

@@ -20,6 +20,7 @@ from empax.models.rotary import rotation_rates
 VOCAB, EOS, PAD, NEW = 97, 1, 0, 9
 ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE |= {"original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 
 def tiny_llama(**changes):
@@ -45,7 +46,9 @@ MAKERS = {
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     ),
     "gpt2": tiny_gpt2,
+    "llama-linear": lambda: tiny_llama(rope_parameters=LINEAR),
 }
+GENERATED = ["llama", "llama-tied", "gpt2"]
 
 
 @functools.cache
@@ -185,7 +188,7 @@ SEARCHES = pytest.mark.parametrize(
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", GENERATED)
 @SEARCHES
 def test_generated_tokens_are_hugging_faces(name, settings):
     theirs, model, params = models(name, scale=2.0)  # so large that responses differ and end
@@ -205,7 +208,7 @@ def test_generated_tokens_are_hugging_faces(name, settings):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", GENERATED)
 @SEARCHES
 def test_behind_a_forced_prefix_comes_what_hugging_face_says_behind_the_longer_prompt(name, settings):
     theirs, model, params = models(name, scale=2.0)
@@ -259,17 +262,17 @@ def test_cached_steps_give_the_logits_of_the_whole(unroll):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("scaled", [True, False])
-def test_rotation_rates_are_those_of_llama(scaled):
-    rope = ROPE if scaled else {"rope_type": "default", "rope_theta": 500.0}
+@pytest.mark.parametrize("rope", [ROPE, LINEAR, {"rope_type": "default", "rope_theta": 500.0}])
+def test_rotation_rates_are_those_of_llama(rope):
     theirs = transformers.LlamaConfig(hidden_size=512, num_attention_heads=4, head_dim=128, rope_parameters=rope)
     config = llama_config(theirs.to_dict())
     found = rotation_rates(config.head_dim, config.rope_theta, config.rope_scaling)
     plain = rope["rope_theta"] ** -(np.arange(0, 128, 2) / 128)
-    expected = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")[0].numpy() if scaled else plain
+    kind = rope["rope_type"]
+    expected = plain if kind == "default" else ROPE_INIT_FUNCTIONS[kind](theirs, "cpu")[0].numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     slowed = found / plain
-    assert ((slowed > 0.2) & (slowed < 0.9)).any() == scaled
+    assert ((slowed > 0.2) & (slowed < 0.9)).any() == (kind != "default")
 
 
 def test_run_settings_change_the_run_alone():
@@ -320,8 +323,16 @@ def test_old_and_new_config_files_read_alike():
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"mlp_bias": True}, "mlp_bias = True"),
         ({"hidden_act": "swish2"}, "hidden_act of a Llama = 'swish2'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'.* one of default, llama3"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_parameters.rope_type = 'yarn'.* one of default, linear, llama3",
+        ),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope_scaling.type = 'dynamic'",
+        ),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "lacks factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.0}}, "factor = 0.0 must be at least 1"),
         ({"rope_parameters": ROPE | {"factor": None}}, "lacks factor"),
         ({"rope_parameters": ROPE | {"factor": 0.5}}, "factor = 0.5 must be at least 1"),
         ({"rope_parameters": ROPE | {"high_freq_factor": 1.0}}, "below high_freq_factor = 1.0"),

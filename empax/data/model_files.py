@@ -1,0 +1,63 @@
+"""The small files of a model's folder, which other programs wrote: read whole and checked, or refused by name."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def check_whole(path: Path) -> None:
+    """Raises DataError if `path` is empty, or a pointer of Git LFS in place of the file."""
+    with path.open("rb") as stream:
+        start = stream.read(len(_POINTER))
+    if not start:
+        raise DataError(f"{path} is empty; fetch the model again.")
+    if start == _POINTER:
+        raise DataError(
+            f"{path} is a pointer of Git LFS, not the file itself; run `git lfs pull` in its folder, or fetch the "
+            "model with `hf download`."
+        )
+
+
+def read_model_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model.
+
+    Raises:
+      DataError: the file is empty, a pointer of Git LFS, no UTF-8, no JSON, or JSON but no object.
+    """
+    check_whole(path)
+    content = path.read_bytes()
+    if content.startswith(codecs.BOM_UTF8):
+        raise DataError(f"{path} begins with a byte-order mark; save it as UTF-8 without one.")
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
+        raise DataError(f"{path} is not valid JSON ({error}); fetch the model again.") from error
+    if not isinstance(value, dict):
+        kinds = {list: "a list", str: "a text", type(None): "null"}
+        raise DataError(f"{path} must hold a JSON object, but is {kinds.get(type(value), repr(value))}.")
+    return value
+
+
+@contextlib.contextmanager
+def rust_errors(path: Path, kind: type[ValueError], advice: str) -> Iterator[None]:
+    """Turns what the tokenizers library raises on a broken file into an error of `kind` that names `path`."""
+    try:
+        yield
+    except (ConfigError, DataError):
+        raise
+    except BaseException as error:
+        # The library knows no types of errors: they are plain Exception, or a panic of Rust, which is not even that.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise kind(f"{path} holds no tokenizer that is read here ({reason}); {advice}.") from error
