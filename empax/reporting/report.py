@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from empax.core.cache import kept
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, hash_file, hash_json, read_json, read_jsonl, write_json, write_text
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Prediction
@@ -78,7 +80,7 @@ def run(settings: Settings, context: ReportContext) -> None:
     files = context.files
     predictions, bad = read_predictions(files.predictions)
     if bad:
-        raise DataError(f"{files.predictions}, {bad[0]}; delete it and run the stage that decodes again.")
+        raise DataError(f"{files.predictions}, {bad[0]}; run again with --redo of the stage that decodes.")
     config = dict(context.config)
     history = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
     scores = score(predictions, settings=settings.scoring())
@@ -222,16 +224,16 @@ def score_peers(
     peers = {}
     for path in sorted(folder.glob("*.jsonl")):
         stored = cache / f"{hash_json([hash_file(path), settings])}.json" if cache else None
-        if stored is not None and stored.exists():
-            peers[path.stem] = read_json(stored)
-            continue
-        rows, bad = read_predictions(path)
-        if bad:
-            raise DataError(f"{path}, {bad[0]} ({len(bad)} bad lines).")
-        peers[path.stem] = score(rows, settings=settings).metrics
-        if stored is not None:
-            write_json(stored, peers[path.stem])
+        make = functools.partial(_score_peer, path, settings)
+        peers[path.stem] = kept(stored, make, write=write_json, read=read_json) if stored else make()
     return peers
+
+
+def _score_peer(path: Path, settings: ScoringSettings) -> dict[str, dict[str, float]]:
+    rows, bad = read_predictions(path)
+    if bad:
+        raise DataError(f"{path}, {bad[0]} ({len(bad)} bad lines).")
+    return score(rows, settings=settings).metrics
 
 
 def collect_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, list[list[float]]]]]:
