@@ -38,7 +38,7 @@ def is_sound(path: Path) -> bool:
     """Whether a cached file, or all files of a cached folder, are what was written; warns where they are not."""
     if not path.exists():
         return False
-    mark = _mark(path)
+    mark = mark_of(path)
     if mark.is_file() and mark.read_bytes().decode("ascii", "replace").strip() == _digest(path):
         return True
     log.warning("%s is damaged, or was never finished; it is made anew.", path)
@@ -47,7 +47,7 @@ def is_sound(path: Path) -> bool:
 
 def seal(path: Path, made: Path | None = None) -> None:
     """Writes the checksum of a cached file or folder beside it; `made` is where it is before it is renamed."""
-    write_text(_mark(path), _digest(made or path) + "\n")
+    write_text(mark_of(path), _digest(made or path) + "\n")
 
 
 def kept_array(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
@@ -64,7 +64,8 @@ def kept_rows(path: Path, make: Callable[[], list[dict[str, Any]]]) -> list[dict
     return kept(path, make, write=write_jsonl, read=lambda path: list(read_jsonl(path)))
 
 
-def _mark(path: Path) -> Path:
+def mark_of(path: Path) -> Path:
+    """Where the checksum of a cached file or folder is: it is written last."""
     return path.with_name(f"{path.name}.sha256")
 
 

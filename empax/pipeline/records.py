@@ -159,8 +159,8 @@ class Records:
 
     def begin(self, name: str) -> None:
         """Notes what a stage begins with."""
-        for path in self._files.root.glob(".*"):
-            if path.is_file() and is_temporary(path):
+        for path in (*self._files.root.glob(".*"), *self._files.stage(name).rglob(".*")):
+            if path.is_file() and is_temporary(path):  # of a process that was killed
                 path.unlink(missing_ok=True)
         now = {"settings": settings_hash(self._config, name), "code": self._code[name]}
         begun = self._files.begun(name)

@@ -123,7 +123,7 @@ def fit(
         run.start(initial)
         board = metrics_path.parent / "tensorboard" / stage
         if distributed.is_writer():
-            rows = MetricsLog(metrics_path, stage=stage, resume_step=run.step, tensorboard=board)
+            rows = MetricsLog(metrics_path, stage=stage, resume_step=run.step, rows=run.rows, tensorboard=board)
             run.log = stack.enter_context(rows)
         run.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=run.step)))
         run.signals = stack.enter_context(InterruptSignals())
@@ -147,6 +147,7 @@ class _Run:
 
     checkpointer: Checkpointer
     log: MetricsLog | None = None  # of the process that writes
+    rows: list[str] | None = None  # of metrics.jsonl, until the restored step
     bar: ProgressBar
     signals: InterruptSignals
     state: TrainState
@@ -200,6 +201,7 @@ class _Run:
         restored = self.checkpointer.restore_latest(template)
         if restored is not None:
             self.step, self.state, extra = restored
+            self.rows = extra.pop("rows")
             self.counters = Counters(**extra)
             self.window = Window.restored(self.counters.window)
         else:
@@ -412,7 +414,8 @@ class _Run:
 
     def _save(self) -> None:
         self.counters.window = self._sync()
-        self.checkpointer.save(self.step, self.state, dataclasses.asdict(self.counters))
+        rows = self.log.rows if self.log is not None else []
+        self.checkpointer.save(self.step, self.state, {**dataclasses.asdict(self.counters), "rows": list(rows)})
         self.since = time.monotonic()
 
 
