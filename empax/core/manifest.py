@@ -132,9 +132,16 @@ def check_stage(stage: Path) -> list[str]:
     """
     done = read_done(stage)
     problems = _problems(stage.parent, done["files"])
-    if needed := {name: text for name, text in problems.items() if not is_by_product(name, stage.name)}:
+    if needed := {name: text for name, text in problems.items() if not _is_outdated(name, stage.name, done)}:
         raise DataError(f"{_listed(needed)}. {remedy(stage.name)}")
     return list(problems.values())
+
+
+def _is_outdated(name: str, stage: str, done: Mapping[str, Any]) -> bool:
+    """Whether a file is a by-product, or of parameters that were the best only for a while."""
+    best = f"{stage}/best/"
+    surpassed = "best_step" in done and name.startswith(best) and not name.startswith(f"{best}{done['best_step']}/")
+    return surpassed or is_by_product(name, stage)
 
 
 def write_config(files: WorkDir, config: Mapping[str, Any], run: Mapping[str, Any]) -> None:

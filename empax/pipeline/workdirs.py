@@ -16,7 +16,7 @@ from typing import Any
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, read_json, write_text
 from empax.core.lock import holder
-from empax.core.manifest import check_stage, is_known, read_config, read_done, write_config
+from empax.core.manifest import check_stage, is_known, read_config, read_done, read_sealed, write_config
 from empax.pipeline.records import differences, has_begun, recorded_settings, sections_read, settings_hash, stands_alone
 
 log = logging.getLogger("empax")
@@ -45,17 +45,30 @@ def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None, 
     old = read_json(files.config) if known else {}
     kept = _check_same(files, old, config, order[:first]) if known else _check_recorded(files, config, order[:first])
     _forget(files, [name for name in _folders(files, order) if name not in kept])
-    described = known and is_known(files, files.run)
-    if described and not list(differences(old, config)):
+    run = _description(files)
+    if known and run and not list(differences(old, config)):
         return
-    run = describe_run(config)
+    if not run:
+        run = describe_run(config)
+        if known:
+            log.warning("%s was damaged; it now tells of this process.", files.run)
     if not known and reuse is not None:  # before config.json, which says that the work directory is in use
         run["reused"] = take_stages(WorkDir(reuse), files, config)
-    if described:
-        run = read_json(files.run)
-    elif known:
-        log.warning("%s was damaged; it now tells of this process.", files.run)
     write_config(files, config, run)
+
+
+def _description(files: WorkDir) -> dict[str, Any]:
+    """What run.json says; empty if it is damaged, as far as anybody knows."""
+    try:
+        if "run.json" in read_sealed(files.checksums) and not is_known(files, files.run):
+            return {}
+    except (FileNotFoundError, DataError):
+        pass
+    try:
+        found = read_json(files.run)
+    except (FileNotFoundError, DataError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check_same(files: WorkDir, config: Mapping[str, Any]) -> None:
