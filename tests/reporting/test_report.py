@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from empax.core.cache import seal
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
 from empax.core.types import EMOTIONS, Prediction
@@ -224,8 +225,11 @@ def test_peers_are_cached_by_content_and_settings(tmp_path):
     folder, cache = tmp_path / "peers", tmp_path / "cache"
     write_jsonl(folder / "a.jsonl", [{"context": ["x"], "response": "b", "reference": "b"}])
     first = report.score_peers(folder, cache=cache, settings=FAST)
-    (stored,) = cache.iterdir()
+    (stored,) = cache.glob("*.json")
+    stored.write_text(stored.read_text()[:-9], encoding="utf-8")  # damaged, so made anew
+    assert report.score_peers(folder, cache=cache, settings=FAST) == first
     write_json(stored, {"marked": {"value": 1.0, "low": 1.0, "high": 1.0}})
+    seal(stored)
     assert set(report.score_peers(folder, cache=cache, settings=FAST)["a"]) == {"marked"}
     assert (
         report.score_peers(folder, cache=cache, settings=dataclasses.replace(FAST, seed=1))["a"].keys()
