@@ -41,12 +41,12 @@ def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None, 
     if unknown := [name for name in redo if name not in order]:
         raise ConfigError(f"--redo={unknown[0]}: there is no such stage; config.run has {', '.join(order)}.")
     first = min((order.index(name) for name in redo), default=len(order))
-    known = is_known(files, files.config)
-    old = read_json(files.config) if known else {}
+    old = _known_config(files)
+    known = bool(old)
     kept = _check_same(files, old, config, order[:first]) if known else _check_recorded(files, config, order[:first])
     _forget(files, [name for name in _folders(files, order) if name not in kept])
     run = _description(files)
-    if known and run and not list(differences(old, config)):
+    if known and run and files.checksums.is_file() and not list(differences(old, config)):
         return
     if not run:
         run = describe_run(config)
@@ -55,6 +55,17 @@ def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None, 
     if not known and reuse is not None:  # before config.json, which says that the work directory is in use
         run["reused"] = take_stages(WorkDir(reuse), files, config)
     write_config(files, config, run)
+
+
+def _known_config(files: WorkDir) -> dict[str, Any]:
+    """What config.json says; empty if it is lost or damaged. Without CHECKSUMS it counts if it can be read."""
+    if files.checksums.is_file() and not is_known(files, files.config):
+        return {}
+    try:
+        found = read_json(files.config)
+    except (FileNotFoundError, DataError):
+        return {}
+    return found if isinstance(found, dict) and "run" in found else {}
 
 
 def _description(files: WorkDir) -> dict[str, Any]:
@@ -80,21 +91,24 @@ def check_same(files: WorkDir, config: Mapping[str, Any]) -> None:
 
 def _check_same(files: WorkDir, old: Mapping[str, Any], config: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
     """The stages among `wanted` to keep; ConfigError if another config made one of them."""
-    found = [f"{path}: {was!r} there, {now!r} here" for path, was, now in differences(old, config)]
-    if not found:
-        return list(wanted)
+    found = list(differences(old, config))
     same = [name in old["run"][i : i + 1] and _same(old, config, name) for i, name in enumerate(wanted)]
     place = same.index(False) if False in same else len(wanted)
-    if not any(has_begun(files, name) for name in _folders(files, wanted[place:])):
-        return list(wanted[:place])
+    if place == len(wanted) < len(config["run"]):  # what differs is made anew
+        return list(wanted)
+    changed = {path.split(".")[1] for path, _, _ in found}
+    if changed <= {name for name in wanted[place:] if not has_begun(files, name)}:
+        return [name for name in wanted if name not in changed]
     try:
         common = alike(WorkDir(files.root), config)[0]
     except DataError:
         common = []
+    shown = [f"{path}: {was!r} there, {now!r} here" for path, was, now in found[:5]]
+    redo = wanted[place] if place < len(wanted) else config["run"][0]
     begin = f", with --reuse={files.root} to begin with its {', '.join(common)}" if common else ""
     raise ConfigError(
-        f"{files.root} was made by another config ({'; '.join(found[:5])}). Choose another --workdir{begin}; or add "
-        f"--redo={wanted[place]} to make that stage and all later ones anew here."
+        f"{files.root} was made by another config ({'; '.join(shown)}). Choose another --workdir{begin}; or add "
+        f"--redo={redo} to make that stage and all later ones anew here."
     )
 
 
