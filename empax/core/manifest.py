@@ -161,6 +161,8 @@ def read_config(files: WorkDir) -> dict[str, Any]:
     advice = "Run its recipe in this work directory again: that compares the settings with the stages, and repairs it."
     try:
         config = read_json(files.config)
+        if files.checksums.is_file():
+            read_sealed(files.checksums)
     except DataError as error:
         raise DataError(f"{error} {advice}") from error
     lost = not files.checksums.is_file()  # then finished stages know their settings
