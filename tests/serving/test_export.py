@@ -197,6 +197,7 @@ def test_a_card_without_a_report_and_of_other_data(made, tmp_path):
     config["data"]["name"] = "empathetic_dialogues"
     other = WorkDir(tmp_path / "run")
     write_json(other.config, config)
+    other.done("joint").unlink(missing_ok=True)  # it was made with other settings
     other.tokenizer.parent.mkdir(parents=True)
     other.tokenizer.symlink_to(files.tokenizer)
     other.stage("joint").symlink_to(files.stage("joint"))
@@ -216,6 +217,7 @@ def adapted(made, tmp_path):
     config["reg"]["generator"]["dtype"] = "bfloat16"  # training rounds what it keeps; what is written is not rounded
     other = WorkDir(tmp_path / "adapted")
     write_json(other.config, config)
+    other.done("joint").unlink(missing_ok=True)  # it was made with other settings
     base = load_pretrained(files.root.parent / "tiny-t5").params
     adapters = init_adapters(jax.random.key(0), base, LoraSettings(**config["reg"]["lora"]))
     adapters = jax.tree.map(lambda leaf: leaf + 0.1, adapters)
