@@ -6,6 +6,11 @@ import logging
 import sys
 from pathlib import Path
 
+from empax.training.interruption import leave_at_ctrl_c
+
+if __name__ == "__main__":
+    leave_at_ctrl_c()  # before the imports, which take their time
+
 from absl import app, flags
 
 from empax.core.config import ConfigError
@@ -16,6 +21,7 @@ from empax.core.recipe import load_recipe, override, parse_flags, split_override
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
 _REUSE = flags.DEFINE_string("reuse", None, "A new workdir begins with the finished stages of this one that are alike.")
+_REDO = flags.DEFINE_multi_string("redo", [], "A stage to make anew, with all that come after it.")
 _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would be done, allocate nothing.")
 
 
@@ -51,7 +57,7 @@ def main(argv: list[str]) -> None:
         run.enable_compilation_cache()
         if not distributed.is_writer():
             run.quiet_logging()  # what it says, the first process says too
-        run.run(plain, workdir, reuse=expand(_REUSE.value) if _REUSE.value else None)
+        run.run(plain, workdir, reuse=expand(_REUSE.value) if _REUSE.value else None, redo=_REDO.value)
     except (ConfigError, DataError, CheckpointError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -65,6 +71,7 @@ _OVERRIDES: dict[str, str] = {}
 
 def command_line() -> None:
     """Takes the settings out of the command line, the rest being flags, and runs `main`."""
+    leave_at_ctrl_c()
     try:
         words, values = split_overrides(sys.argv)
     except ConfigError as error:

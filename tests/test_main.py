@@ -72,7 +72,7 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tm
         ([real, here, f"--config.data.dir={tmp_path / 'nowhere'}"], f"{tmp_path / 'nowhere'}"),
         ([real, f"{here}-2", f"--config.data.dir={broken}"], "empatheticdialogues.tar.gz"),
         ([TINY, f"--workdir={finished}", "--config.joint.steps=5"], "config.joint.steps: 4 there, 5 here"),
-        ([TINY, f"--workdir={damaged}"], f"{best} is damaged"),
+        ([TINY, f"--workdir={damaged}"], f"{largest} has {largest.stat().st_size} bytes in place of"),
         ([TINY, f"--workdir={taken}"], f"--workdir={taken} is not a folder"),
         ([TINY, f"--workdir={taken}/run"], f"--workdir={taken}/run: {taken} is not a folder"),
         ([TINY, here, "--reuse=~nobody-of-this-name/run"], "begins with the home folder of nobody"),

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,19 +22,38 @@ from empax.core.text_files import parse_jsonl as parse_jsonl
 from empax.core.text_files import read_json as read_json
 from empax.core.text_files import read_jsonl as read_jsonl
 
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}(\.[^.]+)?")
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Calls `write` on a temporary neighbour of `path` and renames it, so `path` is whole or absent."""
+    """Calls `write` on a temporary neighbour of `path` and renames it, so `path` is whole or absent.
+
+    When it returns, file and name are on disk, and survive a loss of power.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
     temporary.touch(exist_ok=False)  # with the rights of any new file, where tempfile would keep it from the group
     try:
         write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         os.replace(temporary, path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Forces a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a process that was killed inside `write_atomically` may have left `path`."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -131,6 +151,20 @@ class WorkDir:
     def done(self, name: str) -> Path:
         """Exists once stage `name` is finished."""
         return self.root / name / "DONE"
+
+    def begun(self, name: str) -> Path:
+        """Exists once stage `name` has begun."""
+        return self.root / name / "BEGUN"
+
+    @property
+    def lock(self) -> Path:
+        """Says who is writing here."""
+        return self.root / "LOCK"
+
+    @property
+    def checksums(self) -> Path:
+        """Of config.json and run.json, which belong to no stage."""
+        return self.root / "CHECKSUMS"
 
     @property
     def config(self) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import tensorflow_datasets as tfds
 
+from empax.core.cache import is_sound, seal
 from empax.core.types import Dialogue, Utterance
 
 
@@ -83,7 +84,9 @@ def load(
     """
     builder = make(data_dir=str(folder), file_format="array_record")
     # The version is part of the path: a changed reader prepares anew.
-    if not (folder / builder.name / str(builder.VERSION)).is_dir():
+    prepared = folder / builder.name / str(builder.VERSION)
+    if not is_sound(prepared):
+        shutil.rmtree(prepared, ignore_errors=True)
         _prepare(make, folder, download)
         builder = make(data_dir=str(folder), file_format="array_record")
     dialogues = {}
@@ -104,7 +107,7 @@ def _prepare(make: Callable[..., DialogueBuilder], folder: Path, download: Any) 
         builder.download_and_prepare(download_config=download or tfds.download.DownloadConfig(try_download_gcs=False))
         shutil.rmtree(temporary / "downloads", ignore_errors=True)
         version = Path(builder.name) / str(builder.VERSION)
-        (folder / version).parent.mkdir(parents=True, exist_ok=True)
+        seal(folder / version, temporary / version)
         try:
             os.rename(temporary / version, folder / version)
         except OSError:

@@ -10,6 +10,7 @@ import numpy as np
 
 from empax.core.config import ConfigError, check_numbers, to_settings
 from empax.core.files import DataError, read_jsonl
+from empax.core.manifest import remedy, verify
 from empax.core.protocols import Tokenizer
 from empax.core.run import RunContext
 from empax.core.types import Instance
@@ -37,16 +38,21 @@ class TokenizerSettings:
 
 
 def load_instances(run: RunContext, split: str) -> list[Instance]:
-    """The instances of a split, with the notes that annotate added where it ran."""
-    instances = [instance_from_row(row) for row in read_jsonl(run.files.instances(split))]
+    """The instances of a split, with the notes that annotate added where it ran.
+
+    Raises:
+      DataError: a file is not what `prepare` or `annotate` wrote.
+    """
+    path = run.files.instances(split)
+    verify(path)
+    instances = [instance_from_row(row) for row in read_jsonl(path)]
     path = run.files.annotations(split)
+    verify(path)
     if not path.exists():
         return instances
     notes = {str(row.pop("id", "")): row for row in read_jsonl(path)}
     if missing := [i.id for i in instances if i.id not in notes]:
-        raise DataError(
-            f"{path} lacks {len(missing)} instances, the first is {missing[0]}; delete {path.parent} and run again."
-        )
+        raise DataError(f"{path} lacks {len(missing)} instances, the first is {missing[0]}. {remedy(path.parent.name)}")
     return [dataclasses.replace(i, notes={**i.notes, **notes[i.id]}) for i in instances]
 
 
@@ -86,6 +92,7 @@ def load_candidates(run: RunContext, index: str, split: str) -> tuple[np.ndarray
       ConfigError: the index stage searched no such split.
     """
     path = run.files.stage(index) / f"candidates_{split}.npz"
+    verify(path)
     if not path.exists():
         raise ConfigError(f"{path} is not there: {run.stage} needs {split!r} among config.{index}.queries.")
     with np.load(path) as arrays:
@@ -132,6 +139,7 @@ def pretrained_tokenizer(settings: TokenizerSettings) -> SubwordTokenizer:
 def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
     """The tokenizer that `prepare` left; `planned`: one of the size that it is going to have."""
     if not planned:
+        verify(run.files.tokenizer)
         return load_tokenizer(run.files.tokenizer)
     section = run.section("prepare")
     given = section["tokenizer"] if "tokenizer" in section else {}  # noqa: SIM401  # no default outside the dataclass

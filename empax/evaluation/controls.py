@@ -166,7 +166,9 @@ def empathy_agreement(rows: Sequence[Prediction], judge: str = "", *, seed: int 
             mechanisms[name] = _one_mechanism(golds, guesses, rng)
     if not mechanisms:
         return {}
-    means = {key: _mean([found[key] for found in mechanisms.values()]) for key in ("weighted_f1", "macro_f1", "kappa")}
+    means: dict[str, Any] = {
+        key: _mean([found[key] for found in mechanisms.values()]) for key in ("weighted_f1", "macro_f1", "kappa")
+    }
     for control in ("majority", "shuffled"):
         parts = [found[control] for found in mechanisms.values()]
         means[control] = {key: _mean([part[key] for part in parts]) for key in ("weighted_f1", "macro_f1", "kappa")}

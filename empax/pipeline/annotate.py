@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
+from empax.core.cache import kept_rows
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_json, read_jsonl, write_json, write_jsonl
+from empax.core.manifest import verify
 from empax.core.run import RunContext, cache_dir
 from empax.core.types import ATTRIBUTES, LEVELS, Instance
 from empax.data.dialogues import instance_from_row
@@ -116,6 +118,7 @@ def run(settings: Settings, context: RunContext) -> None:
     judges = load_judges(settings, context)
     made_by = [judge.hash for judge in judges]
     for split in SPLITS:
+        verify(context.files.instances(split))
         instances = [instance_from_row(row) for row in read_jsonl(context.files.instances(split))]
         rows = _annotated(instances, judges, settings, split, hash_json([made_by, settings.sentiment_threshold]))
         write_jsonl(context.files.annotations(split), rows)
@@ -128,9 +131,12 @@ def _annotated(
     """One row per instance; kept across runs under a hash of the texts and of what made it."""
     texts = [(i.id, i.context, i.response if split == "train" else "") for i in instances]
     path = cache_dir() / "annotations" / f"{hash_json([made_by, split, texts])}.jsonl"
-    if path.exists():
-        log.info("attributes of %s: taken from %s", split, path)
-        return list(read_jsonl(path))
+    return kept_rows(path, lambda: _rows(instances, judges, settings, split))
+
+
+def _rows(
+    instances: Sequence[Instance], judges: Sequence[attributes.Judge], settings: Settings, split: str
+) -> list[dict[str, Any]]:
     contexts = [i.context for i in instances]
     rows = [{"id": i.id, "context_attributes": {}} for i in instances]
     for row, levels in zip(
@@ -143,7 +149,6 @@ def _annotated(
             rows, judge_levels(judges, contexts, responses, settings.sentiment_threshold), strict=True
         ):
             row["response_attributes"] = levels
-    write_jsonl(path, rows)
     return rows
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import WorkDir, read_json
+from empax.core.files import WorkDir
+from empax.core.manifest import read_config
 from empax.core.run import RunContext
 from empax.core.types import MECHANISMS, Prediction
 from empax.pipeline import annotate
@@ -80,7 +81,7 @@ def find_judges(workdir: Path) -> list[Judge]:
     files = WorkDir(root)
     if not files.config.is_file():
         raise ConfigError(f"{workdir} holds no run; give the --workdir of one that has trained empathy identifiers.")
-    run = RunContext(files, read_json(files.config), "evaluate")
+    run = RunContext(files, read_config(files), "evaluate")
     names = [name for name in run.config["run"] if chosen in ("", name)]
     found: dict[str, list[str]] = {}
     for kind in ("identifier", "classifier"):

@@ -15,11 +15,14 @@ import jax
 
 from empax.core import distributed
 from empax.core.config import LARGEST_INT, ConfigError, check_keys, to_settings
-from empax.core.files import DataError, WorkDir, write_json
+from empax.core.files import DataError, WorkDir
+from empax.core.lock import writing
 from empax.core.memory import give_back_freed_memory, peak_memory
 from empax.core.run import RunContext, RunOptions, cache_dir
 from empax.core.sharding import batch_shards, make_mesh
-from empax.pipeline.workdirs import claim
+from empax.pipeline.records import Records
+from empax.pipeline.workdirs import check_same, claim
+from empax.training.checkpoint import meet
 from empax.training.settings import check_batch_sizes
 
 log = logging.getLogger("empax")
@@ -152,17 +155,20 @@ def _check_stage(stage: Stage, system: Any, context: RunContext) -> None:
     module.check(stage.settings, context, *more)
 
 
-def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) -> None:
+def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None, redo: Sequence[str] = ()) -> None:
     """Runs all stages of a plain config in `workdir`.
 
     Args:
       config: plain.
       workdir: new, or of the same config.
       reuse: another run's work directory; see `pipeline.workdirs.take_stages`. A run that goes on needs it no more.
+      redo: stages to make anew, with all that follow the first of them.
 
     Raises:
       ConfigError, DataError: a bad config, batches that do not divide over the devices, whatever `find_problems`
-        finds, a work directory that another config made, or nothing to use in `reuse`. Nothing has been written then.
+        finds, a work directory that another config made or another process writes, nothing to use in `reuse`, or
+        `redo` names no stage. Nothing has been written then.
+      DataError: what a finished stage left is damaged.
     """
     stages = make_stages(config)
     shards = batch_shards(make_mesh(RunOptions.of(config).mesh))
@@ -172,34 +178,50 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None) 
     files = WorkDir(workdir)
     for problem in find_problems(stages, config, files):
         raise problem
-    claim(files, config, reuse)
-    system = load_system(config)
+    if not distributed.is_writer():
+        meet("work directory")  # before, stages may be there that are to be made anew
+        check_same(files, config)
+        _run_stages(stages, files, config, None)
+        return
+    with writing(files):
+        claim(files, config, reuse, redo)
+        meet("work directory")
+        records = Records(files, config, {stage.name: KINDS[stage.kind] for stage in stages})
+        records.check(first=True)
+        _run_stages(stages, files, config, records)
+
+
+def _run_stages(stages: Sequence[Stage], files: WorkDir, config: Mapping[str, Any], records: Records | None) -> None:
+    """Runs what is not done; `records` are of the process that writes."""
     for stage in stages:
-        context = RunContext(files=files, config=config, stage=stage.name)
         if files.done(stage.name).exists():
             log.info("%s: done before", stage.name)
             continue
-        if stage.kind != "train" and not distributed.is_writer():
+        if records is None:
+            if stage.kind == "train":
+                _run_stage(stage, files, config)
             distributed.wait_for(files.done(stage.name))
             continue
         log.info("%s: begins", stage.name)
-        jax.clear_caches()  # programs of the stage before, some hundred megabytes, which nobody calls again
-        give_back_freed_memory()
+        records.check()
+        records.begin(stage.name)
         begin = time.perf_counter()
-        module = importlib.import_module(KINDS[stage.kind])
-        if stage.kind in ("index", "evaluate"):
-            module.run(stage.settings, context, system)
-        else:
-            module.run(stage.settings, context)
-        if not distributed.is_writer():
-            continue
-        seconds = time.perf_counter() - begin
-        note = {"seconds": seconds, "peak_memory_mb": round(peak_memory() / 2**20)}
-        if stage.kind == "train":  # the loop has marked it done itself; this is what it took
-            write_json(files.stage(stage.name) / "seconds.json", note)
-        else:
-            write_json(files.done(stage.name), note)
-        log.info("%s: done in %.0f s; %d MB of memory at most so far", stage.name, seconds, note["peak_memory_mb"])
+        note = _run_stage(stage, files, config)
+        note |= {"seconds": time.perf_counter() - begin, "peak_memory_mb": round(peak_memory() / 2**20)}
+        records.finish(stage.name, note)
+        log.info(
+            "%s: done in %.0f s; %d MB of memory at most so far", stage.name, note["seconds"], note["peak_memory_mb"]
+        )
+
+
+def _run_stage(stage: Stage, files: WorkDir, config: Mapping[str, Any]) -> dict[str, Any]:
+    jax.clear_caches()  # programs of the stage before, some hundred megabytes, which nobody calls again
+    give_back_freed_memory()
+    context = RunContext(files=files, config=config, stage=stage.name)
+    module = importlib.import_module(KINDS[stage.kind])
+    if stage.kind in ("index", "evaluate"):
+        return module.run(stage.settings, context, load_system(config)) or {}
+    return module.run(stage.settings, context) or {}
 
 
 def enable_compilation_cache() -> None:

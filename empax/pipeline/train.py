@@ -11,6 +11,7 @@ from typing import Any
 from empax.core.config import ConfigError, split_keys, to_settings
 from empax.core.run import RunContext, RunOptions, TaskSpec
 from empax.core.sharding import LOGICAL, make_mesh
+from empax.core.tree import hash_tree
 from empax.training.loop import LoopSettings, fit
 
 log = logging.getLogger("empax")
@@ -69,7 +70,8 @@ def check(settings: Settings, context: RunContext) -> None:
     settings.spec.check(settings.task, context)
 
 
-def run(settings: Settings, context: RunContext) -> None:
+def run(settings: Settings, context: RunContext) -> dict[str, Any]:
+    """Trains; returns what `DONE` says of it."""
     assembly = settings.spec.build(settings.task, context)
     options = RunOptions.of(context.config)
     result = fit(
@@ -93,3 +95,10 @@ def run(settings: Settings, context: RunContext) -> None:
         context.stage, result.step, result.examples_per_second, settings.loop.best_metric, result.best_value,
         result.best_step,
     )  # fmt: skip
+    return {
+        "step": result.step,
+        "best_step": result.best_step,
+        "best_value": result.best_value,
+        "examples_per_second": result.examples_per_second,
+        "result": hash_tree(result.params),
+    }

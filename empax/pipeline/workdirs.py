@@ -1,4 +1,4 @@
-"""Whose a work directory is, and what it may take over from another run's."""
+"""Whose a work directory is, what it may take over from another run's, and what is to be made anew in it."""
 
 from __future__ import annotations
 
@@ -8,52 +8,170 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from empax.core import distributed
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, read_json, read_jsonl, write_json, write_jsonl
-from empax.core.run import RunOptions
+from empax.core.files import DataError, WorkDir, read_json, write_text
+from empax.core.lock import holder
+from empax.core.manifest import is_known, read_config, read_done, read_sealed, verify_stage, write_config
+from empax.pipeline.records import differences, has_begun, recorded_settings, sections_read, settings_hash, stands_alone
 
 log = logging.getLogger("empax")
 
-PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
-"""Settings that change no result, such as where things are: they may differ when a run goes on."""
 
-_WITHOUT_CHANCE = ("prepare", "annotate", "assess")
-"""Kinds of stage that draw nothing at random."""
-
-
-def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None) -> None:
+def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None, redo: Sequence[str] = ()) -> None:
     """Writes config.json and run.json, or checks that this work directory is of the same config.
 
+    Another config is taken where it changes nothing that has begun and is kept. A config.json that is lost or damaged
+    is written anew where all stages were made with the same settings.
+
     Args:
-      files: the work directory.
+      files: the work directory; this process holds its lock.
       config: plain.
       reuse: whose finished stages a new work directory begins with; None = nobody's.
+      redo: stages to make anew, with all that follow the first of them.
 
     Raises:
-      ConfigError: another config made it, or `reuse` has nothing for it.
+      ConfigError: another config made it, `reuse` has nothing for it, or `redo` names no stage.
     """
-    if not distributed.is_writer():
-        distributed.wait_for(files.config)
-    if not files.config.exists():
-        run = describe_run(config)
-        if reuse is not None:  # before config.json, which other processes wait for
-            run["reused"] = take_stages(WorkDir(reuse), files, config)
-        write_json(files.run, run)
-        write_json(files.config, config)
+    order = list(config["run"])
+    if unknown := [name for name in redo if name not in order]:
+        raise ConfigError(f"--redo={unknown[0]}: there is no such stage; config.run has {', '.join(order)}.")
+    first = min((order.index(name) for name in redo), default=len(order))
+    old = _known_config(files)
+    known = bool(old)
+    kept = _check_same(files, old, config, order[:first]) if known else _check_recorded(files, config, order[:first])
+    _forget(files, [name for name in _folders(files, order) if name not in kept])
+    run = _description(files)
+    if known and run and files.checksums.is_file() and not list(differences(old, config)):
         return
-    old = read_json(files.config)
-    found = [f"{path}: {was!r} there, {now!r} here" for path, was, now in differences(old, config)]
-    if found:
-        raise ConfigError(
-            f"{files.root} was made by another config ({'; '.join(found[:5])}). "
-            "Choose another --workdir, or delete it to start over."
-        )
+    if not run:
+        run = describe_run(config)
+        if known:
+            log.warning("%s was damaged; it now tells of this process.", files.run)
+    if not known and reuse is not None:  # before config.json, which says that the work directory is in use
+        run["reused"] = take_stages(WorkDir(reuse), files, config)
+    write_config(files, config, run)
+
+
+def _known_config(files: WorkDir) -> dict[str, Any]:
+    """What config.json says; empty if it is lost or damaged. Without CHECKSUMS it counts if it can be read."""
+    if files.checksums.is_file() and not is_known(files, files.config):
+        return {}
+    try:
+        found = read_json(files.config)
+    except (FileNotFoundError, DataError):
+        return {}
+    return found if isinstance(found, dict) and "run" in found else {}
+
+
+def _description(files: WorkDir) -> dict[str, Any]:
+    """What run.json says; empty if it is damaged, as far as anybody knows."""
+    try:
+        if "run.json" in read_sealed(files.checksums) and not is_known(files, files.run):
+            return {}
+    except (FileNotFoundError, DataError):
+        pass
+    try:
+        found = read_json(files.run)
+    except (FileNotFoundError, DataError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def check_same(files: WorkDir, config: Mapping[str, Any]) -> None:
+    """Raises ConfigError unless the work directory, which another process has claimed, is of the same config."""
+    if found := list(differences(read_config(files), config)):
+        path, was, now = found[0]
+        raise ConfigError(f"{path}: {was!r} in the first process, {now!r} in this one; give all the same command.")
+
+
+def _check_same(files: WorkDir, old: Mapping[str, Any], config: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
+    """The stages among `wanted` to keep; ConfigError if another config made one of them."""
+    found = list(differences(old, config))
+    same = [name in old["run"][i : i + 1] and _same(old, config, name) for i, name in enumerate(wanted)]
+    place = same.index(False) if False in same else len(wanted)
+    if place == len(wanted) < len(config["run"]):  # what differs is made anew
+        return list(wanted)
+    changed = {path.split(".")[1] for path, _, _ in found}
+    if changed <= {name for name in wanted[place:] if not has_begun(files, name)}:
+        return [name for name in wanted if name not in changed]
+    try:
+        common = alike(WorkDir(files.root), config)[0]
+    except DataError:
+        common = []
+    shown = [f"{path}: {was!r} there, {now!r} here" for path, was, now in found[:5]]
+    redo = wanted[place] if place < len(wanted) else config["run"][0]
+    begin = f", with --reuse={files.root} to begin with its {', '.join(common)}" if common else ""
+    raise ConfigError(
+        f"{files.root} was made by another config ({'; '.join(shown)}). Choose another --workdir{begin}; or add "
+        f"--redo={redo} to make that stage and all later ones anew here."
+    )
+
+
+def _same(old: Mapping[str, Any], config: Mapping[str, Any], name: str) -> bool:
+    return settings_hash(old, name) == settings_hash(config, name)
+
+
+def _check_recorded(files: WorkDir, config: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
+    """Where no config.json can be trusted: the same by what each stage has recorded of its settings."""
+    begun = [name for name in wanted if has_begun(files, name)]
+    for name in begun:
+        try:
+            agrees = recorded_settings(files, name) == settings_hash(config, name)
+            reason = "was made with other settings than this command's"
+        except DataError as error:
+            agrees, reason = False, f"does not say with what settings it was made ({error})"
+        if not agrees:
+            try:
+                command = f" ({read_json(files.run)['command']})"
+            except (OSError, DataError, TypeError, KeyError):
+                command = ""
+            raise ConfigError(
+                f"{files.config} is gone or damaged, and {files.stage(name)} {reason}. Give the command that began "
+                f"this run{command}, choose another --workdir, or add --redo={wanted[0]} to make everything anew here."
+            )
+    if begun:
+        log.warning(
+            "%s or its checksum was gone or damaged. It is written anew; made with the same settings are: %s.",
+            files.config, ", ".join(begun),
+        )  # fmt: skip
+    return list(wanted)
+
+
+def _folders(files: WorkDir, names: Sequence[str]) -> list[str]:
+    return [name for name in names if files.stage(name).is_dir()]
+
+
+def _forget(files: WorkDir, names: Sequence[str]) -> None:
+    """Removes what stages left, the last one first, so that what is left belongs together whenever this ends."""
+    for leftover in (path for path in files.root.glob(".*.redone") if path.is_dir()):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for name in reversed(names):
+        _forget_root_files(files, name)
+        aside = files.root / f".{name}.redone"
+        os.rename(files.stage(name), aside)  # at once: a stage without DONE would go on from its checkpoints
+        shutil.rmtree(aside)
+        shutil.rmtree(files.tensorboard(name), ignore_errors=True)
+    if names and files.metrics.is_file():
+        marks = tuple(f'{{"stage": "{name}", ' for name in names)
+        lines = files.metrics.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        write_text(files.metrics, "".join(line for line in lines if not line.startswith(marks)))
+    if names:
+        log.info("to be made anew: %s", ", ".join(names))
+
+
+def _forget_root_files(files: WorkDir, name: str) -> None:
+    """Removes what a finished stage left beside the folders: predictions, or a report."""
+    try:
+        made = read_done(files.stage(name))["files"]
+    except (OSError, DataError):
+        return
+    for path in (files.root / made_name for made_name in made if "/" not in made_name):
+        path.unlink(missing_ok=True)
 
 
 def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,44 +187,46 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
 
     Raises:
       ConfigError: `other` is no work directory, or has nothing in common with a run of `config`.
+      DataError: a file of `other` is damaged.
     """
     if not other.config.is_file():
         raise ConfigError(f"--reuse={other.root}: there is no run in it; give the work directory of one.")
-    old = read_json(other.config)
+    taken, end = alike(other, config)
+    if not taken:
+        raise ConfigError(f"--reuse={other.root}: no stage of that run can be used ({end}); leave it out.")
+    for name in taken:
+        verify_stage(other.stage(name))
+        _link(other.stage(name), files.stage(name))
+        _link(other.tensorboard(name), files.tensorboard(name))
+    copies = [files.stage(name) / "metrics.jsonl" for name in taken]
+    if rows := "".join(path.read_text(encoding="utf-8") for path in copies if path.is_file()):
+        write_text(files.metrics, rows)
+    log.info("taken from %s: %s%s", other.root, ", ".join(taken), f" (then {end})" if end else "")
+    return {"stages": taken, "commit": read_json(other.run).get("commit", "")}
+
+
+def alike(other: WorkDir, config: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The finished stages of `other` that a run of `config` would make alike, and what ends them."""
+    old = read_config(other)
     taken: list[str] = []
     shared = end = _first_difference(old, config, ("system", "data"))
     for place, name in enumerate(config["run"]):
         section, theirs = config[name], old["run"][place] if place < len(old["run"]) else "nothing"
         if section["kind"] in ("evaluate", "report"):
             break
-        alone = _stands_alone(section)
+        alone = stands_alone(section)
         obstacle = shared if alone else end
         if not obstacle and theirs != name and not alone:
             obstacle = f"config.run: {theirs!r} there, {name!r} here"
-        drawn = section["kind"] not in _WITHOUT_CHANCE
-        read = [name, *(["seed"] if drawn and "seed" not in section else [])]
-        read += [config["system"]] if drawn and not alone else []
-        obstacle = obstacle or _first_difference(old, config, read)
+        obstacle = obstacle or _first_difference(old, config, sections_read(config, name))
         if not obstacle and not other.done(name).exists():
-            obstacle = f"{name} is not finished there"
+            running = holder(other)
+            obstacle = f"{name} is not finished there" + (f", {running} is at it" if running else "")
         if obstacle:
             end = end or obstacle
         else:
             taken.append(name)
-    if not taken:
-        raise ConfigError(f"--reuse={other.root}: no stage of that run can be used ({end}); leave it out.")
-    for name in taken:
-        _link(other.stage(name), files.stage(name))
-        _link(other.tensorboard(name), files.tensorboard(name))
-    if other.metrics.exists():
-        write_jsonl(files.metrics, (row for row in read_jsonl(other.metrics) if row["stage"] in taken))
-    log.info("taken from %s: %s%s", other.root, ", ".join(taken), f" (then {end})" if end else "")
-    return {"stages": taken, "commit": read_json(other.run).get("commit", "")}
-
-
-def _stands_alone(section: Mapping[str, Any]) -> bool:
-    """Whether a stage reads nothing but its own section and the data: a judge that brings its encoder and tokenizer."""
-    return section.get("task", "").startswith("attributes.") and bool(section.get("encoder", {}).get("pretrained"))
+    return taken, end
 
 
 def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any], sections: Sequence[str]) -> str:
@@ -130,17 +250,6 @@ def _link_file(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copy2(source, target)
-
-
-def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
-    """What differs between two configs but PLACE_ONLY: path ("config.a.b"), value in the first, in the second."""
-    if ".".join(("config", *path)) in PLACE_ONLY:
-        return
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in [*old, *(key for key in new if key not in old)]:
-            yield from differences(old.get(key), new.get(key), (*path, key))
-    elif old != new:
-        yield ".".join(("config", *path)), old, new
 
 
 def describe_run(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,9 +83,7 @@ def find_peak_memory(files: WorkDir) -> dict[str, float]:
 
 
 def _stage_notes(files: WorkDir) -> dict[str, Any]:
-    # A training loop's own note leaves out what came before its first step.
-    paths = (*sorted(files.root.glob("*/DONE")), *sorted(files.root.glob("*/seconds.json")))
-    return {path.parent.name: read_json(path) for path in paths}
+    return {path.parent.name: read_json(path) for path in sorted(files.root.glob("*/DONE"))}
 
 
 def find_indexes(files: WorkDir) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from empax.core.files import DataError, WorkDir, read_json
+from empax.core.manifest import remedy
 from empax.evaluation.published import OTHER_CORPORA
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, ScoringSettings, score
@@ -47,7 +48,7 @@ def score_evaluations(
             continue
         rows, bad = read_predictions(path)
         if bad:
-            raise DataError(f"{path}, {bad[0]}; delete it and run the stage {name} again.")
+            raise DataError(f"{path}, {bad[0]}. {remedy(name)}")
         about = read_json(path.with_name("evaluate.json"))
         scores = score(rows, settings=settings)
         dropped = _OF_EMOTION if about["corpus"] else frozenset()

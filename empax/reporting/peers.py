@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
+from empax.core.cache import kept
 from empax.core.files import DataError, hash_file, hash_json, read_json, write_json
 from empax.core.types import Prediction
 from empax.evaluation import published
 from empax.evaluation.published import TestSet
 from empax.evaluation.rows import read_predictions
-from empax.evaluation.scoring import METRICS, VARIANTS, ScoringSettings, score
+from empax.evaluation.scoring import METRICS, VARIANTS, ScoringSettings
 from empax.reporting.page import CLEANED
 
 OF_LABELS = tuple(name for name in METRICS if name.endswith(("accuracy", "_match")) or "_f1" in name)
@@ -33,15 +35,15 @@ def score_peers(
     peers = {}
     for path in _peer_files(folder):
         stored = cache / f"{hash_json([hash_file(path), settings])}.json" if cache else None
-        if stored is not None and stored.exists():
-            peers[path.stem] = read_json(stored)
-            continue
-        scores = score(_read_peer(path), settings=settings)
-        of_labels = {name: value for name, value in scores.metrics.items() if name in OF_LABELS or not cleaned}
-        peers[path.stem] = {**scores.variants, **of_labels}
-        if stored is not None:
-            write_json(stored, peers[path.stem])
+        make = functools.partial(_score_peer, path, settings)
+        peers[path.stem] = kept(stored, make, write=write_json, read=read_json) if stored else make()
     return peers
+
+
+def _score_peer(path: Path, settings: ScoringSettings) -> dict[str, dict[str, float]]:
+    scores = score(_read_peer(path), settings=settings)
+    of_labels = {name: value for name, value in scores.metrics.items() if name in OF_LABELS or not settings.variants}
+    return {**scores.variants, **of_labels}
 
 
 def read_peer_sets(folder: Path) -> dict[str, TestSet]:

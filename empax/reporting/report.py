@@ -105,7 +105,7 @@ def run(settings: Settings, context: ReportContext) -> None:
     files = context.files
     predictions, bad = read_predictions(files.predictions)
     if bad:
-        raise DataError(f"{files.predictions}, {bad[0]}; delete it and run the stage that decodes again.")
+        raise DataError(f"{files.predictions}, {bad[0]}; run again with --redo of the stage that decodes.")
     config = dict(context.config)
     history = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
     scores = score(predictions, settings=settings.scoring())

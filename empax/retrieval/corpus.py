@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -12,16 +11,14 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from empax.core.files import hash_json, write_atomically
+from empax.core.cache import kept_array
+from empax.core.files import hash_json
 from empax.core.protocols import Tokenizer
 from empax.core.run import cache_dir
 from empax.core.types import Instance, Params
 from empax.data.exemplars import emotion_ids, encode_keys, encode_queries
 from empax.models.dual_encoder import EmotionEncoder
 from empax.retrieval.encode import BUCKETS, Encoder, embed
-
-log = logging.getLogger("empax")
-
 
 KEPT_FROM = 1000
 """How many texts make it worth while to keep their embeddings."""
@@ -75,9 +72,4 @@ class CorpusEncoder:
         if len(token_ids) < KEPT_FROM:
             return make()
         path = cache_dir() / "embeddings" / f"{hash_json([self.hash, token_ids])}.npy"
-        if path.exists():
-            log.info("%s: %d embeddings taken from %s", progress, len(token_ids), path)
-            return np.load(path)
-        made = make()
-        write_atomically(path, lambda temporary: np.save(temporary, made))
-        return made
+        return kept_array(path, make)

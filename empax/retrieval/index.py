@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import DataError, hash_file, read_json, write_json
+from empax.core.files import DataError, hash_file, read_json, sync, write_json
+from empax.core.manifest import remedy, verify
 from empax.core.types import Retrieved
 from empax.retrieval import milvus, scann
 from empax.retrieval.exact import ExactIndex, ExactInParts
@@ -132,6 +133,7 @@ class Index:
         if folder.exists():
             os.rename(folder, old)
         os.rename(partial, folder)
+        sync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 
     def _describe(self, folder: Path) -> dict[str, Any]:
@@ -212,7 +214,8 @@ def load_index(
       DataError: missing, cut or altered files.
       ConfigError: the index needs ScaNN, which is not installed.
     """
-    again = f"delete {folder} and run the index stage again."
+    again = remedy(folder.parent.name)
+    verify(folder)
     try:
         about = read_json(folder / _DESCRIPTION)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -222,15 +225,15 @@ def load_index(
         if wanted is not None and about[name] != wanted:
             raise StaleIndexError(
                 f"{folder} was made with {what} {about[name]!r}, but {wanted!r} is asked for; its rows would be "
-                f"compared with queries they do not belong to. To rebuild it, {again}"
+                f"compared with queries they do not belong to. {again}"
             )
     for name, digest in about["files"].items():
         if not (folder / name).is_file() or hash_file(folder / name) != digest:
-            raise DataError(f"{folder / name} is missing or has been altered; {again}")
+            raise DataError(f"{folder / name} is missing or has been altered. {again}")
     try:
         settings = to_settings(IndexSettings, about["settings"], where=f"{folder / _DESCRIPTION}: settings")
     except ConfigError as error:
-        raise DataError(f"{error} The index is of another version: {again}") from error
+        raise DataError(f"{error} The index is of another version. {again}") from error
     embeddings = _open(folder / _EMBEDDINGS, (about["rows"], about["dim"]), about["dtype"], again)
     groups = _open(folder / _GROUPS, (about["rows"],), "int32", again) if _GROUPS in about["files"] else None
     hashes = {"encoder_hash": about["encoder_hash"], "keys_hash": about["keys_hash"]}
@@ -257,24 +260,22 @@ def _check_description(about: Any, folder: Path, again: str) -> None:
     expected = {"format": int, "settings": Mapping, "rows": int, "dim": int, "dtype": str,
                 "encoder_hash": str, "keys_hash": str, "files": Mapping}  # fmt: skip
     if not isinstance(about, Mapping) or any(not isinstance(about.get(name), kind) for name, kind in expected.items()):
-        raise DataError(f"{folder / _DESCRIPTION} does not describe an index ({', '.join(expected)}); {again}")
+        raise DataError(f"{folder / _DESCRIPTION} does not describe an index ({', '.join(expected)}). {again}")
     if about["format"] != _FORMAT:
-        raise DataError(f"{folder / _DESCRIPTION} is of format {about['format']}, this is {_FORMAT}; {again}")
+        raise DataError(f"{folder / _DESCRIPTION} is of format {about['format']}, this is {_FORMAT}. {again}")
 
 
 def _open(path: Path, shape: tuple[int, ...], dtype: str, again: str) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {again}") from error
+        raise DataError(f"{path} cannot be read ({error}). {again}") from error
     if array.shape != shape or array.dtype != dtype:
-        raise DataError(f"{path} holds {array.dtype}{array.shape}, must be {dtype}{shape}; {again}")
+        raise DataError(f"{path} holds {array.dtype}{array.shape}, must be {dtype}{shape}. {again}")
     return array
 
 
 def _flush(folder: Path) -> None:
     """Forces the files to disk before the folder gets its name: a renamed folder must not be hollow."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+    for path in (*folder.rglob("*"), folder):
+        sync(path)

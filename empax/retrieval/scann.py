@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
+from empax.core.manifest import remedy
 from empax.core.types import Retrieved
 from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search, largest_group
 
@@ -232,8 +233,8 @@ def _train(embeddings: np.ndarray, settings: ScannSettings) -> Any:
 def _load(folder: Path) -> Any:
     # Checked by hand: ScaNN would print a notice and guess. It would also unpickle a file of ids, which we never write.
     if not (folder / "scann_assets.pbtxt").is_file() or (folder / "scann_docids.pkl").exists():
-        raise DataError(f"{folder} is not a ScaNN searcher of ours; delete it and run the index stage again.")
+        raise DataError(f"{folder} is not a ScaNN searcher of ours. {remedy(folder.parents[1].name)}")
     try:
         return _scann().load_searcher(str(folder))
     except RuntimeError as error:
-        raise DataError(f"{folder}: {error}; delete it and run the index stage again.") from error
+        raise DataError(f"{folder}: {error}. {remedy(folder.parents[1].name)}") from error

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import WorkDir, read_json
+from empax.core.manifest import read_config, verify
 from empax.core.run import RunContext
 from empax.core.tree import count_params
 from empax.interop.export import Format, Generation, export_generator, export_retriever
@@ -17,6 +18,7 @@ from empax.interop.peft import export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.models.decoder_only import DecoderOnly
 from empax.pipeline import evaluate, run
+from empax.pipeline.records import check_origins
 from empax.reporting.model_card import Exported, model_card
 
 
@@ -61,7 +63,8 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     if not files.config.exists():
         raise ConfigError(f"{workdir} holds no run; give the --workdir of one.")
     check_new(output)
-    config = read_json(files.config)
+    config = read_config(files)
+    check_origins(files, config, config["run"])
     run.make_stages(config)
     system = run.load_system(config)
     context, adapters = RunContext(files, config, "export"), settings.lora == "adapters"
@@ -80,6 +83,8 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         rounded=adapters and (found.lora.int8 or not (resolve(found.base) / "config.json").is_file()),  # or in a GGUF
     )
     report = files.root / "report.json"
+    if report.exists() and files.stage("report").is_dir():
+        verify(report, stage=files.stage("report"))
     card = model_card(about, config, read_json(report) if report.exists() else None)
     base = load_config(resolve(found.base)) if found.base else None
     options: dict[str, Any] = {"format": settings.format, "max_shard_bytes": settings.max_shard_bytes}

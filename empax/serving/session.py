@@ -10,9 +10,12 @@ from typing import Any
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.lock import holder
+from empax.core.manifest import read_config, verify
 from empax.core.run import RunContext
 from empax.core.types import Instance, Prediction
 from empax.pipeline import annotate, evaluate, run
+from empax.pipeline.records import check_origins
 from empax.serving.safety import answer_to_danger
 from empax.systems.attributes import ClassifierJudge
 from empax.systems.dialogue.responder import Responder
@@ -53,15 +56,24 @@ class Session:
 
         Raises:
           ConfigError: the run is not there or not finished.
+          DataError: a file that it needs is damaged.
+          CheckpointError: likewise of parameters.
         """
         files = WorkDir(workdir)
         if not files.config.exists():
             raise ConfigError(f"{workdir} holds no run; give the --workdir of one that has finished.")
-        config = read_json(files.config)
+        config = read_config(files)
         stages = {stage.kind: stage for stage in run.make_stages(config)}
         evaluated = evaluate.main_stage(config)
-        if not evaluated or not files.done(evaluated).exists():
-            raise ConfigError(f"{workdir} has not finished its evaluate stage yet; run its recipe to the end.")
+        needed = config["run"][: config["run"].index(evaluated) + 1] if evaluated else []
+        missing = [name for name in needed if not files.done(name).exists()] if needed else ["evaluate"]
+        if missing:
+            running = holder(files)
+            raise ConfigError(
+                f"{workdir} has not finished its {missing[0]} stage yet; "
+                + (f"{running} is still running it." if running else "run its recipe to the end.")
+            )
+        check_origins(files, config, needed)
         settings = to_settings(evaluate.Settings, config[evaluated], where=f"config.{evaluated}")
         context = RunContext(files, config, evaluated)
         system = run.load_system(config)
@@ -78,9 +90,12 @@ class Session:
                 for judge in annotate.load_judges(labels, context)
             )
             threshold = labels.sentiment_threshold
-        head = read_json(files.stage(context.stage) / "evaluate.json").get("emotion_head", "")
-        if head and not (files.predictions.exists() and beats_chance(read_jsonl(files.predictions))):
-            head = ""
+        about = files.stage(context.stage) / "evaluate.json"
+        verify(about)
+        head = read_json(about).get("emotion_head", "")
+        if head:
+            verify(files.predictions)
+            head = head if beats_chance(read_jsonl(files.predictions)) else ""
         return cls(responder, judges, threshold, head, config["seed"], before, after)
 
     def reply(self, context: Sequence[str]) -> Prediction:

@@ -20,11 +20,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from empax.core import distributed
-from empax.core.files import read_json, write_json
+from empax.core.files import DataError, read_json, write_json
+from empax.core.manifest import read_sealed, remedy, verify
 from empax.core.tree import named_leaves
 from empax.core.types import Params, TrainState
 
 log = logging.getLogger("empax")
+
+RESULT = "result.json"
+"""In a stage's folder once training has ended: its numbers, among them the step of the best parameters."""
 
 _COMPLETE = "COMPLETE"
 _FOLDERS = {"last": "checkpoints", "best": "best"}
@@ -221,17 +225,15 @@ def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Par
       which: "best" by validation, or the "last" checkpointed.
 
     Raises:
-      CheckpointError: the stage has not been trained, or its newest file is damaged.
+      CheckpointError: the stage has not been trained, or what it left is damaged: of a stage that has ended, nothing
+        but the step that it ended with will do.
     """
-    folder = directory.absolute() / _FOLDERS[which]
-    found = list(_complete(folder))
-    if not found:
-        raise CheckpointError(f"{folder} holds no complete checkpoint; run the stage {directory.name!r} first.")
-    path = found[-1][1]
+    path = _trained(directory.absolute(), which)
     try:
         _verified(path)
+        verify(path)
     except _DAMAGE as error:
-        raise CheckpointError(f"{path} is damaged ({error}); delete it and run the stage again.") from error
+        raise CheckpointError(f"{path} is damaged ({error}). {remedy(directory.name)}") from error
     # Alone: one process may read what the others do not, and Orbax would have it wait for them.
     alone = ocp.options.MultiprocessingOptions(active_processes={jax.process_index()})
     with ocp.Checkpointer(_handler(), multiprocessing_options=alone) as orbax:
@@ -239,6 +241,28 @@ def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Par
         args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         restored = orbax.restore(path, args=ocp.args.Composite(params=ocp.args.PyTreeRestore(restore_args=args)))
     return restored["params"]
+
+
+def _trained(directory: Path, which: Literal["best", "last"]) -> Path:
+    """The checkpoint that a stage gives: the newest, or that of its result."""
+    folder = directory / _FOLDERS[which]
+    found = dict(_complete(folder))
+    ended = directory / RESULT
+    if (directory / "DONE").exists() and not ended.exists():
+        raise CheckpointError(f"{ended} is gone. {remedy(directory.name)}")
+    if not ended.exists():
+        if not found:
+            raise CheckpointError(f"{folder} holds no complete checkpoint; run the stage {directory.name!r} first.")
+        return found[max(found)]
+    try:
+        step = read_sealed(ended)["best_step" if which == "best" else "step"]
+    except DataError as error:
+        raise CheckpointError(f"{error} {remedy(directory.name)}") from error
+    if step not in found:
+        raise CheckpointError(
+            f"{folder / str(step)}, which {ended.name} names, is gone or incomplete. {remedy(directory.name)}"
+        )
+    return found[step]
 
 
 def _handler() -> ocp.CompositeCheckpointHandler:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save, leave."""
+"""Ctrl-C and SIGTERM: in training finish the step, save, leave; elsewhere leave at once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,24 @@ class Interrupted(Exception):  # noqa: N818 (no error: the user asked for it)
     exit_code = 130
 
 
+def leave_at_ctrl_c() -> None:
+    """From now on, Ctrl-C says so in one line and ends the process with exit code 130.
+
+    No exception: whatever runs could swallow it. All files are written so that a process may end at any time.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    # Not through `logging`: the code that was interrupted may hold its lock.
+    os.write(_STDERR, b"\nInterrupted; what was finished is kept, run again to go on.\n")
+    os._exit(Interrupted.exit_code)
+
+
 class InterruptSignals:
-    """While entered, the first Ctrl-C or SIGTERM sets `received`; a Ctrl-C more than a second later kills.
+    """While entered, the first Ctrl-C or SIGTERM sets `received`; a Ctrl-C more than a second later ends the process.
 
     A SIGTERM that follows changes nothing: launchers send several, and have SIGKILL for those that do not leave.
     """
@@ -43,11 +59,8 @@ class InterruptSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        del frame
         if not self.received:
             self.received, self._since = True, time.monotonic()
-            # Not through `logging`: the code that was interrupted may hold its lock.
             os.write(_STDERR, b"\nFinishing this step and saving; Ctrl-C once more to stop at once.\n")
         elif number == signal.SIGINT and time.monotonic() - self._since > _SAME_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            _leave(number, frame)

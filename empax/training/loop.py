@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from empax.core import distributed
 from empax.core.config import ConfigError
-from empax.core.files import read_json, write_json
+from empax.core.manifest import read_sealed, write_sealed
 from empax.core.memory import give_back_freed_memory
 from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, SummarizingTask, Task
 from empax.core.sharding import LOGICAL, batch_sharding, batch_shards, make_mesh, replicated, shard_params
@@ -30,7 +30,7 @@ from empax.core.types import AnyBatch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, some_of, train_batches
 from empax.models.layers import logical_axes
 from empax.training.accumulation import Counters, NonFiniteError, RunAhead, Window, add_metrics, averages
-from empax.training.checkpoint import Checkpointer, load_params, meet
+from empax.training.checkpoint import RESULT, Checkpointer, load_params, meet
 from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.optimizer import averaged, first_updates, learning_rate, make_optimizer, trained_mask
@@ -88,7 +88,7 @@ def fit(
       validation: None = no evaluation; the last parameters then count as best.
       settings: see there.
       frozen: given to the task unchanged; no gradient flows.
-      directory: the stage's folder: checkpoints and `DONE`.
+      directory: the stage's folder: checkpoints, and `result.json` once training has ended.
       metrics_path: the run's metrics.jsonl; TensorBoard files go to `tensorboard/STAGE` beside it.
       stage: name of the stage in logs.
       initial: maps freshly initialised parameters to those to start from (pretrained ones, another stage's); same
@@ -109,9 +109,9 @@ def fit(
       CheckpointError: a checkpoint cannot be written.
       Interrupted: Ctrl-C or SIGTERM, after saving.
     """
-    done = directory / "DONE"
-    if done.exists():
-        return FitResult(params=load_params(directory), **read_json(done))
+    ended = directory / RESULT
+    if ended.exists():
+        return FitResult(params=load_params(directory), **read_sealed(ended))
     mesh = make_mesh() if mesh is None else mesh
     check_batch_sizes(settings, batch_shards(mesh), where=f"config.{stage}")
     if settings.refresh_every_steps and on_refresh is None:
@@ -123,7 +123,7 @@ def fit(
         run.start(initial)
         board = metrics_path.parent / "tensorboard" / stage
         if distributed.is_writer():
-            rows = MetricsLog(metrics_path, stage=stage, resume_step=run.step, tensorboard=board)
+            rows = MetricsLog(metrics_path, stage=stage, resume_step=run.step, rows=run.rows, tensorboard=board)
             run.log = stack.enter_context(rows)
         run.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=run.step)))
         run.signals = stack.enter_context(InterruptSignals())
@@ -137,8 +137,8 @@ def fit(
     if distributed.is_writer():
         if on_end is not None:
             on_end(run.step, load_params(directory))
-        write_json(done, result)
-    distributed.wait_for(done)
+        write_sealed(ended, result)
+    distributed.wait_for(ended)
     return FitResult(params=load_params(directory), **result)
 
 
@@ -147,6 +147,7 @@ class _Run:
 
     checkpointer: Checkpointer
     log: MetricsLog | None = None  # of the process that writes
+    rows: list[str] | None = None  # of metrics.jsonl, until the restored step
     bar: ProgressBar
     signals: InterruptSignals
     state: TrainState
@@ -200,6 +201,7 @@ class _Run:
         restored = self.checkpointer.restore_latest(template)
         if restored is not None:
             self.step, self.state, extra = restored
+            self.rows = extra.pop("rows")
             self.counters = Counters(**extra)
             self.window = Window.restored(self.counters.window)
         else:
@@ -412,7 +414,8 @@ class _Run:
 
     def _save(self) -> None:
         self.counters.window = self._sync()
-        self.checkpointer.save(self.step, self.state, dataclasses.asdict(self.counters))
+        rows = self.log.rows if self.log is not None else []
+        self.checkpointer.save(self.step, self.state, {**dataclasses.asdict(self.counters), "rows": list(rows)})
         self.since = time.monotonic()
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from empax.core import distributed
-from empax.core.files import write_atomically
+from empax.core.files import write_text
 from empax.training.tensorboard import EventFile
 
 log = logging.getLogger("empax")
@@ -30,13 +30,23 @@ class MetricsLog:
       path: the run's metrics.jsonl, which all stages share.
       stage: name of the stage, in each row.
       resume_step: the step that the run goes on from; 0 drops every row of the stage.
+      rows: lines of the stage until then, as a checkpoint has them; None = those that the file has.
       tensorboard: folder for the stage's event files; None = no TensorBoard.
     """
 
-    def __init__(self, path: Path, *, stage: str, resume_step: int = 0, tensorboard: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        stage: str,
+        resume_step: int = 0,
+        rows: Sequence[str] | None = None,
+        tensorboard: Path | None = None,
+    ) -> None:
         self._stage = stage
         path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_rows(path, stage, resume_step)
+        self.rows = _drop_rows(path, stage, resume_step, rows)
+        """Lines of the stage so far."""
         self._file = path.open("a", encoding="utf-8")
         self._board = None if tensorboard is None else EventFile(tensorboard, purge_step=resume_step + 1)
 
@@ -44,7 +54,8 @@ class MetricsLog:
         """Writes one row; it is in the file, whatever happens to this process, when the call returns."""
         known = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no nan
         row: dict[str, Any] = {"stage": self._stage, "step": step, "split": split, **known}
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.rows.append(json.dumps(row, ensure_ascii=False))
+        self._file.write(self.rows[-1] + "\n")
         self._file.flush()
         if self._board is not None:
             for name, value in values.items():
@@ -64,22 +75,27 @@ class MetricsLog:
         self.close()
 
 
-def _drop_rows(path: Path, stage: str, resume_step: int) -> None:
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if _is_kept(line, stage, resume_step)]
-    if len(kept) < len(lines):
-        text = "".join(line + "\n" for line in kept)
-        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+def _drop_rows(path: Path, stage: str, resume_step: int, rows: Sequence[str] | None) -> list[str]:
+    """Leaves of the stage's rows those until `resume_step`, or `rows`; returns them."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    found = [(line, row) for line in lines if (row := _parsed(line)) is not None]
+    others = [line for line, row in found if row["stage"] != stage]
+    own = [line for line, row in found if row["stage"] == stage and row["step"] <= resume_step]
+    if rows is not None and own != list(rows):
+        log.warning("%s: %s is not what was written; its rows come from the checkpoint.", stage, path)
+        own = list(rows)
+    if [*others, *own] != lines:
+        write_text(path, "".join(f"{line}\n" for line in (*others, *own)))
+    return own
 
 
-def _is_kept(line: str, stage: str, resume_step: int) -> bool:
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A row; None where a killed process left its last line unfinished: its step comes again."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError:
-        return False  # a killed process leaves its last line unfinished; its step comes again
-    return row["stage"] != stage or row["step"] <= resume_step
+        return None
+    return row if isinstance(row, dict) and {"stage", "step"} <= set(row) else None
 
 
 class ProgressBar:

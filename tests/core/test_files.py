@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from empax.core.files import (
     WorkDir,
     hash_file,
     hash_json,
+    is_temporary,
     read_json,
     read_jsonl,
     write_atomically,
@@ -36,6 +39,54 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
     assert path.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_file_is_replaced_and_never_written_in_place(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    seen = []
+
+    def write(temporary):
+        temporary.write_text("new")
+        seen.extend((path.read_text(), temporary))
+
+    with path.open() as reader:  # somebody is reading what is there
+        write_atomically(path, write)
+        assert reader.read() == "old"
+    during, temporary = seen
+    assert during == "old"
+    assert temporary.parent == tmp_path  # a rename within one file system
+    assert temporary.suffix == ".txt"
+    assert is_temporary(temporary)
+    assert not is_temporary(path)
+    assert path.read_text() == "new"
+
+
+def test_file_and_name_are_on_disk_before_it_returns(tmp_path, monkeypatch):
+    """In this order: the contents, the new name, the folder that holds the name."""
+    path, calls = tmp_path / "a.txt", []
+    real = {name: getattr(os, name) for name in ("fsync", "replace")}
+
+    def fsync(descriptor):
+        about = os.fstat(descriptor)
+        calls.append("folder" if stat.S_ISDIR(about.st_mode) else f"{about.st_size} bytes")
+        real["fsync"](descriptor)
+
+    def replace(source, target):
+        calls.append("renamed")
+        real["replace"](source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    write_text(path, "12345")
+    assert calls == ["5 bytes", "renamed", "folder"]
+
+
+@pytest.mark.parametrize("content", [b'{"a": "\xff\xfe"}', b"[" * 100_000, b""])
+def test_what_is_no_json_is_named(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.json is not valid JSON"):
+        read_json(tmp_path / "a.json")
 
 
 def test_json_round_trip_of_what_settings_hold(tmp_path):

@@ -37,7 +37,7 @@ def test_annotations_join_by_id_whatever_their_order(run):
 
 def test_annotations_that_lack_an_instance_are_refused(run):
     write_jsonl(run.files.annotations("train"), [{"id": "d0#2"}])
-    with pytest.raises(DataError, match=r"lacks 2 instances, the first is d1#2; delete .*annotate and run again"):
+    with pytest.raises(DataError, match=r"lacks 2 instances, the first is d1#2\. Run again with --redo=annotate"):
         load_instances(run, "train")
 
 

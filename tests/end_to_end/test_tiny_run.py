@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.files import DataError, WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
 from empax.core.tree import named_leaves
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS
@@ -17,6 +17,7 @@ from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
 from empax.pipeline import run
 from empax.retrieval.index import StaleIndexError, load_index
+from empax.systems import reg
 from empax.systems.dialogue.parts import Parts
 from empax.systems.dialogue.stages import corpus_encoder
 from empax.training.checkpoint import load_params
@@ -224,13 +225,15 @@ def test_an_index_of_another_encoder_is_refused(finished, config, tmp_path):
     shutil.copytree(finished, workdir)
     shutil.rmtree(workdir / "reindex" / "store")
     shutil.copytree(workdir / "index" / "store", workdir / "reindex" / "store")
-    (workdir / "evaluate" / "DONE").unlink()
     before = (workdir / "predictions.jsonl").read_text()
-    with pytest.raises(
-        StaleIndexError, match=r"reindex/store was made with encoder '\w+', but '\w+' is asked for.*delete"
-    ):
+    with pytest.raises(DataError, match=r"reindex/store/embeddings\.npy has \d+ bytes in place of .*--redo=reindex"):
         run.run(config, workdir)
     assert (workdir / "predictions.jsonl").read_text() == before
+    (workdir / "reindex" / "DONE").unlink()  # so that nobody knows what the stage has made
+    with pytest.raises(
+        StaleIndexError, match=r"reindex/store was made with encoder '\w+', but '\w+' is asked for.*--redo=reindex"
+    ):
+        reg.load_responder(context(workdir), stage="joint", index="reindex", buckets=(64,))
 
 
 def test_each_index_is_of_the_retriever_that_its_stage_names(finished):

@@ -2,12 +2,20 @@
 
 import shutil
 
-from empax.core.files import read_jsonl, write_jsonl
+from empax.core.files import WorkDir, read_json, read_jsonl, write_jsonl
+from empax.core.manifest import describe, files_of, write_sealed
 
 
 def without_scores(row):
     notes = {k: v for k, v in row["notes"].items() if k not in ("nll", "num_tokens", "reference_attributes")}
     return {**{k: v for k, v in row.items() if k not in ("reference", "emotion")}, "notes": notes}
+
+
+def reseal(files, stage):
+    """Has `DONE` take the stage's files for what it made, and its result for the same as before."""
+    done = read_json(files.done(stage))
+    done.pop("checksum")
+    write_sealed(files.done(stage), {**done, "files": describe(files.root, files_of(files, stage))})
 
 
 def test_other_references_change_no_response_no_attribute_and_no_exemplar(finished, recipe, tmp_path):
@@ -18,6 +26,7 @@ def test_other_references_change_no_response_no_attribute_and_no_exemplar(finish
         rows = [{**row, "response": f"Purple elephants juggle {i} teapots!"} for i, row in enumerate(read_jsonl(path))]
         # The emotions of the validation split choose the emotion head, those of the test split nothing.
         write_jsonl(path, [{**row, "emotion": "proud"} for row in rows] if split == "test" else rows)
+    reseal(WorkDir(workdir), "prepare")
     for stage in ("annotate", "evaluate"):
         (workdir / stage / "DONE").unlink()
     (workdir / "predictions.jsonl").unlink()

@@ -7,8 +7,10 @@ import pytest
 
 from configs import emprl_transformer
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, read_json, read_jsonl, write_json, write_jsonl
+from empax.core.files import DataError, WorkDir, read_json, read_jsonl, write_json, write_jsonl
+from empax.core.manifest import write_config
 from empax.pipeline import run
+from empax.pipeline.records import Records
 from empax.pipeline.workdirs import claim
 
 
@@ -22,12 +24,22 @@ def finished(config, tmp_path):
     """A run of `config` in which everything is done; its stages hold nothing but their names."""
     files = WorkDir(tmp_path / "finished")
     claim(files, config)
+    finish(files, config)
+    return files
+
+
+def finish(files, config):
+    """Has every stage that is not done write a few files."""
+    records = Records(files, config, dict.fromkeys(config["run"], "empax.core.files"))
     for name in config["run"]:
+        if files.done(name).exists():
+            continue
+        records.begin(name)
         write_json(files.stage(name) / "deep" / "name.json", name)
         write_json(files.tensorboard(name) / "events.json", name)
-        write_json(files.done(name), {"seconds": 1.0})
-    write_jsonl(files.metrics, [{"stage": name, "step": 1} for name in config["run"]])
-    return files
+        rows = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
+        write_jsonl(files.metrics, [*rows, {"stage": name, "step": 1}])
+        records.finish(name, {"seconds": 1.0})
 
 
 def taken(config, finished, tmp_path):
@@ -50,6 +62,8 @@ def test_stages_up_to_the_first_difference_are_taken(config, finished, tmp_path)
     assert not files.stage("ppo").exists()
     assert read_json(files.config) == other
     claim(files, other, finished.root)  # goes on
+    finish(files, other)
+    Records(files, other, dict.fromkeys(other["run"], "empax.core.files")).check()
     write_json(files.stage("generator") / "deep" / "name.json", "mine")
     assert read_json(finished.stage("generator") / "deep" / "name.json") == "generator"
 
@@ -58,7 +72,7 @@ def test_evaluations_are_made_anew_and_unfinished_stages_here(config, finished, 
     finished.done("ppo").unlink()
     _, names = taken(config, finished, tmp_path)
     assert names[-1] == "generator"
-    write_json(finished.done("ppo"), {})
+    finish(finished, config)
     _, names = taken(config, finished, tmp_path / "again")
     assert names[-1] == "ppo"
 
@@ -67,7 +81,7 @@ def test_judges_with_a_seed_of_their_own_serve_runs_of_every_seed(config, finish
     names = taken(config | {"seed": 7}, finished, tmp_path)[1]
     assert names == ["prepare", "identifiers", "assess"]
     del config["identifiers"]["seed"]
-    write_json(finished.config, config)
+    write_config(finished, config, read_json(finished.run))
     assert taken(config | {"seed": 7}, finished, tmp_path / "again")[1] == ["prepare"]
     assert taken(config, finished, tmp_path / "same")[1][-1] == "ppo"
 
@@ -82,7 +96,7 @@ def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, 
     other[section][name] = value
     for one in (config, other):
         one["identifiers"]["encoder"] = {"pretrained": "minilm"}
-    write_json(finished.config, config)
+    write_config(finished, config, read_json(finished.run))
     names = taken(other, finished, tmp_path)[1]
     assert names == [*others, "identifiers", *(["assess"] if others else [])]
     other["identifiers"]["steps"] = 1
@@ -110,3 +124,96 @@ def test_where_data_lies_is_no_difference_and_a_folder_without_a_run_is_named(co
     assert taken(other, finished, tmp_path)[1]
     with pytest.raises(ConfigError, match="there is no run in it"):
         claim(WorkDir(tmp_path / "another"), config, tmp_path / "nowhere")
+
+
+def test_a_damaged_stage_is_not_taken(config, finished, tmp_path):
+    flip(finished.stage("generator") / "deep" / "name.json")
+    with pytest.raises(DataError, match=r"generator/deep/name\.json is not what was written.*--redo=generator"):
+        taken(config, finished, tmp_path)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def break_file(path, how):
+    if how == "deleted":
+        path.unlink()
+    elif how == "flipped":
+        flip(path)
+    else:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 if how == "cut" else 0])
+
+
+HOW = ("cut", "flipped", "deleted", "emptied")
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_lost_config_is_written_anew_by_the_command_that_made_the_stages_alone(config, finished, how, caplog):
+    before = finished.config.read_bytes()
+    break_file(finished.config, how)
+    other = config | {"seed": 7}
+    advice = r"config\.json is gone or damaged, and .*generator was made with other settings .*--redo=prepare"
+    with pytest.raises(ConfigError, match=advice):
+        claim(finished, other)
+    claim(finished, config)
+    assert "written anew" in caplog.text
+    assert finished.config.read_bytes() == before
+    break_file(finished.config, how)
+    claim(finished, other, redo=config["run"][:1])  # the advice works
+    assert read_json(finished.config) == other
+    assert not any(finished.stage(name).exists() for name in config["run"])
+
+
+def test_a_stage_that_does_not_say_what_it_is_adopts_no_config(config, finished):
+    finished.config.unlink()
+    for name in config["run"]:
+        finished.done(name).unlink()
+    claim(finished, config)  # BEGUN says it too
+    finished.config.unlink()
+    finished.begun("ppo").unlink()
+    with pytest.raises(ConfigError, match=r"ppo does not say with what settings it was made"):
+        claim(finished, config)
+
+
+def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_path):
+    other = copy.deepcopy(config)
+    other["ppo"]["steps"] = 3
+    with pytest.raises(ConfigError) as refused:
+        claim(finished, other)
+    message = str(refused.value)
+    assert "config.ppo.steps: 4 there, 3 here" in message
+    assert f"--reuse={finished.root} to begin with its prepare, " in message
+    assert "--redo=ppo" in message
+    assert taken(other, finished, tmp_path)[1][-1] == "generator"
+    claim(finished, other, redo=["ppo"])
+    assert read_json(finished.config) == other
+    assert not finished.stage("ppo").exists()
+    assert finished.done("generator").exists()
+    finish(finished, other)
+    Records(finished, other, dict.fromkeys(other["run"], "empax.core.files")).check()
+
+
+def test_settings_of_what_has_not_begun_may_change(config, finished):
+    other = copy.deepcopy(config)
+    other["ppo"]["steps"] = 3
+    claim(finished, config, redo=["ppo"])
+    claim(finished, other)
+    assert read_json(finished.config) == other
+    assert finished.done("generator").exists()
+
+
+def test_redo_makes_what_it_names_and_all_that_follows_anew_and_nothing_before(config, finished):
+    times = {name: finished.done(name).stat().st_mtime_ns for name in config["run"]}
+    write_json(finished.root / "report.json", {})
+    claim(finished, config, redo=["report", "generator"])
+    place = config["run"].index("generator")
+    for name in config["run"][:place]:
+        assert finished.done(name).stat().st_mtime_ns == times[name]
+    assert not any(finished.stage(name).exists() for name in config["run"][place:])
+    assert not any(finished.tensorboard(name).exists() for name in config["run"][place:])
+    assert [row["stage"] for row in read_jsonl(finished.metrics)] == config["run"][:place]
+    with pytest.raises(ConfigError, match=r"--redo=generatr: there is no such stage; config\.run has prepare, "):
+        claim(finished, config, redo=["generatr"])

@@ -12,6 +12,7 @@ import safetensors.numpy
 from configs.reg_transformer import get_config
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, write_json
+from empax.core.manifest import describe, files_of, write_sealed
 from empax.core.run import RunContext
 from empax.core.tree import named_leaves
 from empax.data.features import SPECIAL_TOKENS
@@ -24,6 +25,7 @@ from empax.models.heads import EMOTION_HEAD
 from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
+from empax.pipeline.records import settings_hash
 from empax.pipeline.run import plain
 from empax.reporting.model_card import Exported, model_card
 from empax.serving.export import ExportSettings, export_run
@@ -90,7 +92,10 @@ def made(tmp_path_factory):
     }
     for name, params in stages.items():
         save(files.stage(name), params)
-    write_json(files.done("joint"), {})
+    write_sealed(files.stage("joint") / "result.json", {"step": 1, "best_step": 1})
+    described = describe(files.root, files_of(files, "joint"))
+    settings = settings_hash(config, "joint")
+    write_sealed(files.done("joint"), {"files": described, "settings": settings, "result": "", "built_on": {}})
     return files, stages
 
 
@@ -194,7 +199,8 @@ def test_a_card_without_a_report_and_of_other_data(made, tmp_path):
     write_json(other.config, config)
     other.tokenizer.parent.mkdir(parents=True)
     other.tokenizer.symlink_to(files.tokenizer)
-    other.stage("joint").symlink_to(files.stage("joint"))
+    other.stage("joint").mkdir()  # without its DONE, which knows the settings that it was made with
+    (other.stage("joint") / "best").symlink_to(files.stage("joint") / "best")
     export_run(other.root, tmp_path / "out", ExportSettings())
     card = (tmp_path / "out" / "README.md").read_text()
     assert "This run has no report." in card

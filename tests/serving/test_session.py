@@ -129,7 +129,7 @@ def test_a_run_that_is_not_there_or_not_finished_is_refused(finished, tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         Session.load(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text((finished / "config.json").read_text())
-    with pytest.raises(ConfigError, match="not finished its evaluate stage"):
+    with pytest.raises(ConfigError, match="not finished its prepare stage"):
         Session.load(tmp_path)
     config = json.loads((finished / "config.json").read_text())
     config["run"] = ["prepare"]

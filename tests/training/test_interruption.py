@@ -45,12 +45,42 @@ def test_signals_that_arrive_in_the_same_instant_count_as_one():
 @pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
 def test_a_later_ctrl_c_ends_at_once(first):
     result = run([send(first), "time.sleep(0.3)", send("SIGINT"), "time.sleep(30)"])
-    assert (result.returncode, result.stdout) == (-2, "")
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr.count("Interrupted; what was finished is kept") == 1
 
 
 def test_a_later_sigterm_changes_nothing():
     result = run([send("SIGINT"), "time.sleep(0.3)", send("SIGTERM")])
     assert (result.returncode, result.stdout) == (0, "saved\n")
+
+
+LEAVE = """
+import os, signal, sys
+from pathlib import Path
+from empax.core.files import write_atomically
+from empax.training.interruption import leave_at_ctrl_c
+
+def write(path):
+    path.write_text("half")
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # as some libraries do
+        pass
+    path.write_text("whole")
+
+leave_at_ctrl_c()
+write_atomically(Path(sys.argv[1]), write)
+"""
+
+
+def test_ctrl_c_outside_of_training_is_one_line_and_leaves_no_half_of_a_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    command = [sys.executable, "-W", "error", "-c", LEAVE, str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 130
+    assert result.stderr.strip() == "Interrupted; what was finished is kept, run again to go on."
+    assert path.read_text() == "old"
 
 
 def test_nothing_is_received_without_a_signal():

@@ -24,7 +24,7 @@ from empax.training.checkpoint import load_params
 from empax.training.loop import Interrupted, LoopSettings, NonFiniteError, fit
 from empax.training.profiling import expensive_operations
 
-TIMINGS = ("seconds", "examples_per_second", "logged_seconds")
+TIMINGS = ("rows", "seconds", "examples_per_second", "logged_seconds")
 
 
 def without_timings(row):
@@ -49,7 +49,7 @@ def remains(workdir):
         "rest": hash_tree(rest),
         "opt_state_leaves": len(rest["opt_state"]),
         "extra": without_timings(record["extra"]),
-        "done": without_timings(read_json(stage / "DONE")),
+        "done": without_timings(read_json(stage / "result.json")),
         "metrics": [without_timings(row) for row in read_jsonl(workdir / "metrics.jsonl")],
     }
 
@@ -93,7 +93,7 @@ def test_killed_with_sigkill_and_restarted_ends_bit_identical(tiny, tmp_path):
         broken = run(tmp_path / "broken", step)
         broken.communicate(timeout=300)
         assert broken.returncode == -signal.SIGKILL
-        assert not (tmp_path / "broken" / "tiny" / "DONE").exists()
+        assert not (tmp_path / "broken" / "tiny" / "result.json").exists()
     for process in (run(tmp_path / "broken"), whole):
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
@@ -327,7 +327,7 @@ def test_the_end_comes_before_a_stage_is_done(tiny, tmp_path):
     calls = []
 
     def on_end(step, params):
-        assert not (tmp_path / "tiny" / "DONE").exists()
+        assert not (tmp_path / "tiny" / "result.json").exists()
         calls.append((step, params))
 
     result = tiny.train(tmp_path, on_end=on_end, settings=tiny.settings(steps=2))

@@ -73,7 +73,7 @@ def test_a_killed_process_costs_nothing_but_time(count, killed, alone, launch, t
     workdir = tmp_path / "run"
     codes = launch(workdir, count, 8, killed)
     assert codes[killed] == -9
-    assert not (workdir / "tiny" / "DONE").exists()
+    assert not (workdir / "tiny" / "result.json").exists()
     assert list((workdir / "tiny" / "checkpoints").glob("*/COMPLETE"))
     assert launch(workdir, count) == [0] * count, said(workdir)
     check_same(workdir, alone)

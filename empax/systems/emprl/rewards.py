@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core import distributed
+from empax.core.cache import kept_array
 from empax.core.config import ConfigError
-from empax.core.files import hash_json, write_atomically
+from empax.core.files import hash_json
 from empax.core.protocols import Tokenizer
 from empax.core.sharding import local_mesh
 from empax.core.types import LEVELS, MECHANISMS, Instance, Params
@@ -156,10 +157,7 @@ class EmpathyReward:
             first.tokenizer, contexts, responses, max_context_tokens=self._context, max_response_tokens=self._response
         )
         path = cache / f"{hash_json([[judge.hash for judge in self.judges], contexts, responses])}.npy"
-        if not path.exists():
-            levels = self._levels(contexts, responses)
-            write_atomically(path, lambda temporary: np.save(temporary, levels))
-        gold = np.load(path)
+        gold = kept_array(path, lambda: self._levels(contexts, responses))
         if self.encoder is None:
             wanted = np.eye(len(LEVELS), dtype=np.float32)[gold]
         else:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from empax.core import distributed
+from empax.core.cache import is_sound, kept_array, mark_of
 from empax.core.config import ConfigError
-from empax.core.files import DataError, write_atomically
+from empax.core.files import DataError
+from empax.core.manifest import remedy
 from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.sharding import local_mesh
 from empax.core.types import Batch, Params
@@ -219,15 +221,16 @@ class Refresh:
 
     def __call__(self, step: int, params: Params | None) -> None:
         path = self.run.directory / "refresh" / f"{step:08d}.npy"
-        if params is None and not path.exists():
-            raise DataError(f"{path} is gone, which step {step} made; delete {self.run.directory} to start over.")
-        distributed.make_once(path, lambda: self._make(path, params))
+        if params is None and not is_sound(path):
+            raise DataError(f"{path}, which step {step} made, is gone or damaged. {remedy(self.run.stage)}")
+        if distributed.is_writer() and params is not None:
+            kept_array(path, functools.partial(self._make, params))
+        distributed.wait_for(mark_of(path))
         self.train.set_candidates(np.load(path))
 
-    def _make(self, path: Path, params: Any) -> None:
+    def _make(self, params: Any) -> np.ndarray:
         trained = params["trained"] if "adapters" in params else params
-        ids = self._search(trained["retriever"])
-        write_atomically(path, lambda temporary: np.save(temporary, ids))
+        return self._search(trained["retriever"])
 
     def _search(self, params: Params) -> np.ndarray:
         encoder, mesh = corpus_encoder_of(self.parts, params), local_mesh()

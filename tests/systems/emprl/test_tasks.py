@@ -283,7 +283,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(toy, tmp_path, form
     assert run(tmp_path / "whole").returncode == 0
     killed = run(tmp_path / "broken", 10)
     assert killed.returncode == -9, killed.stderr
-    assert not (tmp_path / "broken" / "ppo" / "DONE").exists()
+    assert not (tmp_path / "broken" / "ppo" / "result.json").exists()
     again = run(tmp_path / "broken")
     assert again.returncode == 0, again.stderr
     assert "Going on from the checkpoint" in again.stderr

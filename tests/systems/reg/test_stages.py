@@ -158,8 +158,13 @@ def test_a_refresh_searches_once_and_a_resumed_run_reads_what_it_found(finished,
     other = jax.tree.map(lambda leaf: leaf + rng.normal(size=leaf.shape).astype(leaf.dtype), params)
     refresh(4, other)
     assert not np.array_equal(examples.candidates, found)
-    with pytest.raises(DataError, match=r"00000006.npy is gone, which step 6 made; delete .*joint to start over"):
+    with pytest.raises(DataError, match=r"00000006\.npy, which step 6 made, is gone or damaged\. .*--redo=joint"):
         refresh(6, None)
+    refresh(4, None)
+    path = refresh.run.directory / "refresh" / "00000004.npy"
+    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+    with pytest.raises(DataError, match=r"00000004\.npy, .* gone or damaged"):
+        refresh(4, None)
 
 
 def test_the_pretrained_encoder_is_the_same_in_every_process(finished):

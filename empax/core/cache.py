@@ -1,0 +1,76 @@
+"""What is kept across runs in EMPAX_CACHE_DIR: each file with its checksum, made anew where that differs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from empax.core.files import hash_file, hash_json, read_jsonl, write_atomically, write_jsonl, write_text
+
+log = logging.getLogger("empax")
+
+T = TypeVar("T")
+
+
+def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object], read: Callable[[Path], T]) -> T:
+    """What `path` holds; made and written if it is not there or damaged.
+
+    Args:
+      path: named after everything that its contents depend on. PATH.sha256 holds its checksum.
+      make: makes the contents.
+      write: writes them to a file.
+      read: reads them from one.
+    """
+    if is_sound(path):
+        log.info("%s: taken from the cache", path)
+        return read(path)
+    made = make()
+    write(path, made)
+    seal(path)
+    return made
+
+
+def is_sound(path: Path) -> bool:
+    """Whether a cached file, or all files of a cached folder, are what was written; warns where they are not."""
+    if not path.exists():
+        return False
+    mark = mark_of(path)
+    if mark.is_file() and mark.read_bytes().decode("ascii", "replace").strip() == _digest(path):
+        return True
+    log.warning("%s is damaged, or was never finished; it is made anew.", path)
+    return False
+
+
+def seal(path: Path, made: Path | None = None) -> None:
+    """Writes the checksum of a cached file or folder beside it; `made` is where it is before it is renamed."""
+    write_text(mark_of(path), _digest(made or path) + "\n")
+
+
+def kept_array(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """`kept` for a file *.npy."""
+
+    def write(path: Path, array: np.ndarray) -> None:
+        write_atomically(path, lambda temporary: np.save(temporary, array))
+
+    return kept(path, make, write=write, read=np.load)
+
+
+def kept_rows(path: Path, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """`kept` for a file *.jsonl."""
+    return kept(path, make, write=write_jsonl, read=lambda path: list(read_jsonl(path)))
+
+
+def mark_of(path: Path) -> Path:
+    """Where the checksum of a cached file or folder is: it is written last."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _digest(path: Path) -> str:
+    if path.is_file():
+        return hash_file(path)
+    names = sorted(file for file in path.rglob("*") if file.is_file())
+    return hash_json({file.relative_to(path).as_posix(): hash_file(file) for file in names})

@@ -1,0 +1,136 @@
+"""One writer in a work directory at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@contextlib.contextmanager
+def writing(files: WorkDir) -> Iterator[None]:
+    """Holds the lock of a work directory.
+
+    The kernel gives the lock up when its process dies, so nobody has to remove the file LOCK. Where a file system has
+    no such locks, the file itself counts: until its process is gone, as far as this machine can say.
+
+    Raises:
+      ConfigError: another process holds it; says which, and since when. Or the folder cannot be written.
+    """
+    try:
+        files.root.mkdir(parents=True, exist_ok=True)
+        descriptor = _acquired(files)
+    except OSError as error:
+        raise ConfigError(
+            f"--workdir={files.root} cannot be written ({error.strerror or error}); give a folder that can."
+        ) from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            files.lock.unlink()
+        os.close(descriptor)
+
+
+def holder(files: WorkDir) -> str:
+    """Who is writing in a work directory, in words; empty if nobody is, or nobody of whom this machine knows."""
+    about = _read(files.lock)
+    return _described(about) if about and _is_alive(about) else ""
+
+
+def _acquired(files: WorkDir) -> int:
+    while True:
+        descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            about = _read(files.lock)
+            unsupported = error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+            if not unsupported or (about and _is_alive(about)):
+                os.close(descriptor)
+                raise _refusal(files, about) from error
+        if _is_still_at(descriptor, files.lock):
+            break
+        os.close(descriptor)  # the holder before removed it meanwhile
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(_about_this_process()).encode(), 0)
+    os.fsync(descriptor)
+    return descriptor
+
+
+def _is_still_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _refusal(files: WorkDir, about: dict[str, Any]) -> ConfigError:
+    who = _described(about) if about else "another process"
+    return ConfigError(
+        f"{files.root} is in use: {who} is running in it. Wait until it has finished, end it, or choose another "
+        "--workdir."
+    )
+
+
+def _about_this_process() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "boot": _boot(),
+        "pid": os.getpid(),
+        "started": _start_of(os.getpid()),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "command": " ".join(sys.argv),
+    }
+
+
+def _described(about: dict[str, Any]) -> str:
+    return f"process {about['pid']} on {about['host']}, since {about['since']} ({about['command']})"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and set(_about_this_process()) <= set(found) else {}
+
+
+def _is_alive(about: dict[str, Any]) -> bool:
+    if about["host"] != socket.gethostname():
+        return True  # nobody here can tell
+    return about["boot"] == _boot() and _start_of(about["pid"]) == about["started"] != ""
+
+
+def _boot() -> str:
+    return _BOOT.read_text().strip() if _BOOT.exists() else ""
+
+
+def _start_of(pid: int) -> str:
+    """When a process of this machine began, in words of the kernel; empty if there is none: numbers come again."""
+    path = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():
+        try:
+            return path.read_text().rpartition(")")[2].split()[19]
+        except OSError:
+            return ""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return "running"

@@ -1,0 +1,71 @@
+"""Which source files made a result: the modules of empax that a stage imports, by the hash of their bytes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+# Not with `ast`, which takes seconds for all modules. A sentence that looks like an import does no harm.
+_IMPORT = re.compile(r"\bfrom\s+(empax[\w.]*)\s+import\s+(\([^)]*\)|[^\n]*)|\bimport\s+(empax[\w.]*)")
+_WORD = re.compile(r"\w+")
+
+
+def code_of(roots: Iterable[str]) -> dict[str, str]:
+    """The modules that `roots` import, directly or not, inside functions too → a hash of each one's source.
+
+    Args:
+      roots: names of modules, "empax.a.b"; of a package all modules count.
+    """
+    found: dict[str, str] = {}
+    waiting = [module for root in roots for module in _modules_in(root)]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found[module], imports = _source(module)
+            waiting += imports
+    return dict(sorted(found.items()))
+
+
+def changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Modules whose source differs, or that only one of both has."""
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+
+
+def _modules_in(root: str) -> list[str]:
+    path = _path(root)
+    if path is None or path.name != "__init__.py":
+        return [root]
+    return [_name(file) for file in path.parent.rglob("*.py")]
+
+
+@functools.cache
+def _source(module: str) -> tuple[str, tuple[str, ...]]:
+    """Hash of a module's source, and the modules of empax that it names in imports."""
+    path = _path(module)
+    assert path is not None, module
+    source = path.read_bytes()
+    names: set[str] = set()
+    for match in _IMPORT.finditer(source.decode("utf-8")):
+        package, imported, plain = match.groups()
+        names |= {plain} if plain else {package, *(f"{package}.{name}" for name in _WORD.findall(imported))}
+    return hashlib.sha256(source).hexdigest()[:12], tuple(sorted(name for name in names if _path(name)))
+
+
+def _path(module: str) -> Path | None:
+    """The file of a module of empax; None if `module` is something else."""
+    first, *parts = module.split(".")
+    if first != _PACKAGE.name:
+        return None
+    folder = _PACKAGE.joinpath(*parts)
+    candidates = (folder.with_suffix(".py"), folder / "__init__.py") if parts else (folder / "__init__.py",)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(_PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -1,0 +1,252 @@
+"""What a work directory records of its stages: `BEGUN` before one, `DONE` after it, and whether they still hold.
+
+`DONE` has the stage's numbers and
+  files: path in the work directory → size and SHA-256, of every file that the stage made;
+  settings: hash of all settings that the stage reads, the seed among them;
+  code: module of empax → hash of its source, of all that the stage imports;
+  result: hash of what other stages read (of a training stage, the parameters), alike for every run of the same stage;
+  built_on: stage → hash of its settings and result, of the stages before;
+  checksum: of the file itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from empax.core.files import DataError, WorkDir, hash_json, is_temporary, write_text
+from empax.core.manifest import (
+    describe,
+    files_of,
+    read_done,
+    read_sealed,
+    remedy,
+    result_of,
+    verify_stage,
+    write_sealed,
+)
+from empax.core.run import RunOptions
+from empax.pipeline.code import changed, code_of
+
+log = logging.getLogger("empax")
+
+PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
+"""Settings that change no result, such as where things are: they may differ when a run goes on."""
+
+_WITHOUT_CHANCE = ("prepare", "annotate", "assess")
+"""Kinds of stage that draw nothing at random."""
+
+_BY_SYSTEM = ("train", "index", "evaluate")
+"""Kinds of stage that call modules of a system, by its name."""
+
+_SHARED_FILES = ("config.json", "run.json", "metrics.jsonl", "CHECKSUMS", "LOCK")
+"""Files of the work directory that no stage makes alone."""
+
+
+def sections_read(config: Mapping[str, Any], name: str) -> list[str]:
+    """The parts of a config that stage `name` reads."""
+    section = config[name]
+    own_seed = section["kind"] in _WITHOUT_CHANCE or "seed" in section
+    shared = section["kind"] in _WITHOUT_CHANCE or stands_alone(section)
+    return ["system", "data", name, *([] if own_seed else ["seed"]), *([] if shared else [config["system"]])]
+
+
+def stands_alone(section: Mapping[str, Any]) -> bool:
+    """Whether a stage reads nothing but its own section and the data: a judge that brings its encoder and tokenizer."""
+    return section.get("task", "").startswith("attributes.") and bool(section.get("encoder", {}).get("pretrained"))
+
+
+def settings_hash(config: Mapping[str, Any], name: str) -> str:
+    """A hash of all that stage `name` reads of a config and that may change its result."""
+    return hash_json({part: _lasting(config[part], f"config.{part}") for part in sections_read(config, name)})
+
+
+def _lasting(value: Any, path: str) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: _lasting(item, f"{path}.{name}") for name, item in value.items() if f"{path}.{name}" not in PLACE_ONLY
+    }
+
+
+def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
+    """What differs between two configs but PLACE_ONLY: path ("config.a.b"), value in the first, in the second."""
+    if ".".join(("config", *path)) in PLACE_ONLY:
+        return
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from differences(old.get(key), new.get(key), (*path, key))
+    elif old != new:
+        yield ".".join(("config", *path)), old, new
+
+
+def has_begun(files: WorkDir, name: str) -> bool:
+    """Whether a stage has left anything but the note that it began."""
+    folder = files.stage(name)
+    return any(path.is_file() and path != files.begun(name) and not is_temporary(path) for path in folder.rglob("*"))
+
+
+def recorded_settings(files: WorkDir, name: str) -> str:
+    """The hash of the settings that a stage was made with, or is being made with.
+
+    Raises:
+      DataError: neither `DONE` nor `BEGUN` says so.
+    """
+    if files.done(name).is_file():
+        return read_done(files.stage(name))["settings"]
+    try:
+        return read_sealed(files.begun(name))["settings"]
+    except FileNotFoundError as error:
+        raise DataError(f"{files.begun(name)} is gone.") from error
+
+
+def check_origins(files: WorkDir, config: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Looks whether finished stages were made with these settings, and from the stages that are there.
+
+    Raises:
+      DataError: one was not.
+    """
+    identities: dict[str, str] = {}
+    for name in names:
+        if not files.done(name).is_file():
+            continue
+        done = read_done(files.stage(name))
+        if done["settings"] != settings_hash(config, name):
+            raise DataError(f"{files.stage(name)} was made with other settings than config.{name}. {remedy(name)}")
+        for other, identity in done["built_on"].items():
+            if identities.get(other, identity) != identity:
+                raise DataError(
+                    f"{files.stage(name)} was made from another {other} than the one that is there now. {remedy(name)}"
+                )
+        identities[name] = _identity(done)
+
+
+def _identity(done: Mapping[str, Any]) -> str:
+    return hash_json([done["settings"], done["result"]])
+
+
+class Records:
+    """The records of one run, for the process that writes them.
+
+    Args:
+      files: the work directory.
+      config: of the run, plain.
+      modules: stage → module that runs it.
+    """
+
+    def __init__(self, files: WorkDir, config: Mapping[str, Any], modules: Mapping[str, str]) -> None:
+        self._files, self._config = files, config
+        self._code = {name: code_of(_roots(config, name, module)) for name, module in modules.items()}
+        self._before: dict[Path, Any] = {}
+
+    def check(self, *, first: bool = False) -> None:
+        """Compares everything that finished stages left; the `first` time it tells what is no error too.
+
+        Raises:
+          DataError: something is damaged, or does not belong together; names it and says what to do.
+        """
+        done = [name for name in self._config["run"] if self._files.done(name).is_file()]
+        check_origins(self._files, self._config, self._config["run"])
+        for name in done:
+            lost = verify_stage(self._files.stage(name))
+            if first and lost:
+                log.warning("%s: %s (%d files in all). No stage reads them any more.", name, lost[0], len(lost))
+        self._restore_metrics(done)
+        if first:
+            self._compare_code(done)
+
+    def begin(self, name: str) -> None:
+        """Notes what a stage begins with."""
+        for path in (*self._files.root.glob(".*"), *self._files.stage(name).rglob(".*")):
+            if path.is_file() and is_temporary(path):  # of a process that was killed
+                path.unlink(missing_ok=True)
+        now = {"settings": settings_hash(self._config, name), "code": self._code[name]}
+        begun = self._files.begun(name)
+        if not (has_begun(self._files, name) and self._is_readable(begun)):
+            write_sealed(begun, now)
+        elif modules := changed(read_sealed(begun)["code"], self._code[name]):
+            log.warning("%s: the code has changed since it began (%s); it goes on.", name, _few(modules))
+        self._before = self._root_files()
+
+    def finish(self, name: str, note: Mapping[str, Any]) -> None:
+        """Writes `DONE`: all files of the stage are there.
+
+        Args:
+          name: of the stage.
+          note: its numbers; `result`, if it is given, stands for the hash of its files.
+        """
+        files = self._files
+        if lines := self._lines(name):
+            write_text(files.stage(name) / "metrics.jsonl", "".join(lines))
+        changed_here = [path for path, about in self._root_files().items() if self._before.get(path) != about]
+        described = describe(files.root, [*files_of(files, name), *changed_here])
+        earlier = self._config["run"][: self._config["run"].index(name)]
+        earlier = [] if stands_alone(self._config[name]) else [n for n in earlier if files.done(n).is_file()]
+        began = read_sealed(files.begun(name))["code"]
+        mixed = dict.fromkeys(changed(began, self._code[name]), "changed while the stage was running")
+        write_sealed(
+            files.done(name),
+            {
+                "result": result_of(described, name),
+                **note,
+                "files": described,
+                "settings": settings_hash(self._config, name),
+                "code": {**self._code[name], **mixed},
+                "built_on": {other: _identity(read_done(files.stage(other))) for other in earlier},
+            },
+        )
+
+    def _compare_code(self, done: Sequence[str]) -> None:
+        stale = {name: changed(read_done(self._files.stage(name))["code"], self._code[name]) for name in done}
+        if names := [name for name in done if stale[name]]:
+            modules = sorted({module for name in names for module in stale[name]})
+            log.warning(
+                "THE CODE HAS CHANGED since these stages were made: %s (%s). Their old results are used. "
+                "--redo=%s makes them anew.",
+                ", ".join(names), _few(modules), names[0],
+            )  # fmt: skip
+
+    def _restore_metrics(self, done: Sequence[str]) -> None:
+        """Writes metrics.jsonl anew if a finished stage's rows are not what its own copy has."""
+        copies = {name: self._files.stage(name) / "metrics.jsonl" for name in done}
+        copies = {name: path.read_text(encoding="utf-8") for name, path in copies.items() if path.is_file()}
+        if all("".join(self._lines(name)) == text for name, text in copies.items()):
+            return
+        log.warning("%s was damaged; it is written anew from the copies of the stages.", self._files.metrics)
+        rows = [copies.get(name) or "".join(self._lines(name)) for name in self._config["run"]]
+        write_text(self._files.metrics, "".join(rows))
+
+    def _lines(self, stage: str) -> list[str]:
+        """The rows of a stage in metrics.jsonl, as they are."""
+        if not self._files.metrics.is_file():
+            return []
+        mark = f'{{"stage": "{stage}", '
+        text = self._files.metrics.read_bytes().decode("utf-8", "replace")
+        return [f"{line}\n" for line in text.split("\n") if line.startswith(mark)]
+
+    def _root_files(self) -> dict[Path, Any]:
+        """Files beside the stages' folders, with what changes when one is written."""
+        found = [path for path in self._files.root.iterdir() if path.is_file() and path.name not in _SHARED_FILES]
+        return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+
+    @staticmethod
+    def _is_readable(path: Path) -> bool:
+        try:
+            return bool(read_sealed(path))
+        except (FileNotFoundError, DataError):
+            return False
+
+
+def _roots(config: Mapping[str, Any], name: str, module: str) -> list[str]:
+    section = config[name]
+    if section["kind"] not in _BY_SYSTEM:
+        return [module]
+    owner = section.get("task", "").rpartition(".")[0] or config["system"]
+    return [module, f"empax.systems.{owner}"]
+
+
+def _few(modules: Sequence[str]) -> str:
+    more = f" and {len(modules) - 4} more" if len(modules) > 4 else ""
+    return ", ".join(modules[:4]) + more

@@ -1,0 +1,142 @@
+"""Every file of a finished run damaged in turn: whoever reads it says so by name, or the result is the same."""
+
+import dataclasses
+import shutil
+from collections import Counter
+from itertools import cycle
+
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError, hash_file, hash_json, read_json
+from empax.core.tree import hash_tree
+from empax.pipeline import run
+from empax.serving.export import ExportSettings, export_run
+from empax.serving.session import Session
+from empax.training.checkpoint import CheckpointError
+
+pytestmark = pytest.mark.slow
+
+HOW = ("cut", "flipped", "deleted", "emptied")
+ERRORS = (ConfigError, DataError, CheckpointError)
+KEPT = ("config.json", "run.json", "CHECKSUMS", "metrics.jsonl")
+
+
+class MadeAnewError(Exception):
+    """A stage would run."""
+
+
+@pytest.fixture
+def workdir(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def damaged(data, how):
+    if how == "flipped":
+        place = len(data) // 2
+        return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+    return data[: len(data) // 2] if how == "cut" else b""
+
+
+def cases(workdir, names, hows):
+    """Damages one file after the other, gives (path, name, how), and mends everything afterwards."""
+    shared = {workdir / name: (workdir / name).read_bytes() for name in KEPT}
+    for name, how in zip(names, hows, strict=True):
+        path = workdir / name
+        data = path.read_bytes()
+        if not data and how != "deleted":
+            continue
+        if how == "deleted":
+            path.unlink()
+        else:
+            path.write_bytes(damaged(data, how))
+        yield path, name, how
+        path.write_bytes(data)
+        for other, content in shared.items():
+            if not other.exists() or other.read_bytes() != content:
+                other.write_bytes(content)
+
+
+def files_of(workdir):
+    return sorted(path.relative_to(workdir).as_posix() for path in workdir.rglob("*") if path.is_file())
+
+
+def is_by_product(name):
+    return "/checkpoints/" in name or name.startswith("tensorboard/")
+
+
+def test_no_damage_is_silent_when_a_run_goes_on(workdir, monkeypatch, caplog):
+    """All damages of what somebody reads, one of each by-product."""
+    config, counts, turn = read_json(workdir / "config.json"), Counter(), cycle(HOW)
+
+    def made_anew(stage, *_):
+        raise MadeAnewError(stage.name)
+
+    monkeypatch.setattr(run, "_run_stage", made_anew)
+    plan = [(name, how) for name in files_of(workdir) for how in ((next(turn),) if is_by_product(name) else HOW)]
+    whole = {name: hash_file(workdir / name) for name in KEPT}
+    for path, name, how in cases(workdir, *zip(*plan, strict=True)):
+        caplog.clear()
+        try:
+            run.run(config, workdir)
+            said, kind = caplog.text, "a warning"
+        except ERRORS as error:
+            said, kind = str(error), "an error"
+        except MadeAnewError as begun:
+            said, kind = str(workdir / f"{begun}" / "DONE"), f"made anew, {how}"
+        if name in KEPT:
+            assert name == "run.json" or hash_file(path) == whole[name], (name, how)
+            said, kind = said + (str(path) if kind == "a warning" else ""), "written anew"
+        counts[kind if str(path) in said else f"silent: {name} {how}"] += 1
+    print(f"\nrun: {dict(counts)}, {counts.total()} in all")
+    assert not [kind for kind in counts if kind.startswith("silent")], counts
+    assert counts.total() > 500
+
+
+def fingerprint(session):
+    responder = session.responder
+    retrieval = responder.retrieval
+    return hash_json([
+        hash_tree(responder._params), retrieval.encoder.hash, hash_tree({"rows": retrieval.index.embeddings}),
+        [dataclasses.asdict(i) for i in retrieval.corpus.instances], dataclasses.asdict(responder.parts.settings),
+        responder.parts.tokenizer.backend.to_str(), [judge.hash for judge in session.judges],
+        session.head, session.sentiment_threshold, session.seed,
+    ])  # fmt: skip
+
+
+def exported(workdir, output):
+    export_run(workdir, output, ExportSettings(format="empax"))
+    return {path.relative_to(output).as_posix(): hash_file(path) for path in output.rglob("*") if path.is_file()}
+
+
+def sampled(names, each=1):
+    """Of every folder the first files that are no by-products."""
+    taken = Counter()
+    for name in names:
+        folder = name.rpartition("/")[0]
+        if not is_by_product(name) and (taken[folder] < each or name.count("/") < 2):
+            taken[folder] += 1
+            yield name
+
+
+@pytest.mark.parametrize("reader", ["session", "export"])
+def test_no_damage_is_silent_to_who_reads_a_run(workdir, tmp_path, reader):
+    number = cycle(range(10**6))
+    readers = {
+        "session": lambda: fingerprint(Session.load(workdir)),
+        "export": lambda: exported(workdir, tmp_path / f"export-{next(number)}"),
+    }
+    read = readers[reader]
+    whole, counts, names = read(), Counter(), list(sampled(files_of(workdir)))
+    hows = [how for how, _ in zip(cycle(HOW), names, strict=False)]
+    for _, name, how in cases(workdir, names, hows):
+        try:
+            kind = "the same result" if read() == whole else f"silent: {name} {how}"
+        except ERRORS as error:
+            stage = workdir / name.split("/")[0]  # of a whole folder that is of no use, the folder is named
+            named = str(stage) in str(error) or f"its {stage.name} stage" in str(error)
+            kind = "an error" if named else f"unnamed: {name} {how}: {error}"
+        counts[kind] += 1
+    print(f"\n{reader}: {dict(counts)}, {counts.total()} in all")
+    assert set(counts) <= {"the same result", "an error"}, counts
