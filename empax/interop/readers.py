@@ -12,6 +12,7 @@ import safetensors
 from empax.core.files import DataError, read_json
 from empax.data.gguf import find_gguf
 from empax.interop.gguf import read_llama
+from empax.interop.onnx_files import DECODER, ENCODER, has_onnx, read_onnx_t5
 from empax.interop.tensors import MappedTensor, Tensor
 from empax.interop.torch_files import read_torch
 
@@ -41,13 +42,13 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a folder of weights, or of one file; none is read.
 
     A folder is looked through for safetensors (one file, or shards with their index), PyTorch's `pytorch_model.bin`
-    (the same), Atlas' `model.pth.tar` and a GGUF file, in this order.
+    (the same), Atlas' `model.pth.tar`, a GGUF file, and a T5 as `encoder.onnx` and `decoder.onnx`, in this order.
 
     Args:
       path: a folder as Hugging Face models come, or a file of weights.
 
     Returns:
-      Tensors by the names in the files; those of a GGUF file by Hugging Face's names.
+      Tensors by the names in the files; those of GGUF and ONNX files by Hugging Face's names.
 
     Raises:
       DataError: there are no weights, a shard is missing, or a file is cut short or not one that is read here.
@@ -65,6 +66,8 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     gguf = find_gguf(path)
     if gguf is not None:
         return _read_file(gguf)
+    if has_onnx(path):
+        return dict(read_onnx_t5(path))
     raise DataError(_no_weights(path))
 
 
@@ -121,5 +124,6 @@ def _no_weights(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder; give one that holds config.json and {SAFETENSORS}."
     found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-    known = f"{SAFETENSORS}, {TORCH}, an index of shards of either ({SAFETENSORS}.index.json), {_ATLAS} or a .gguf file"
+    known = f"{SAFETENSORS}, {TORCH}, an index of shards of either ({SAFETENSORS}.index.json), {_ATLAS}, a .gguf file, or {ENCODER} "
+    known += f"with {DECODER}"
     return f"{folder} holds no weights that are read here ({known}), but {found}."
