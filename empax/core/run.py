@@ -132,8 +132,10 @@ class TaskSpec:
       settings: the dataclass of its settings.
       build: makes it, with its data, once the stages before it are done.
       sketch: makes it for batches of (batch size, source tokens) from the config alone.
+      unread: names in the section of the system that change nothing of what is trained.
     """
 
     settings: type
     build: Callable[[Any, RunContext], Assembly]
     sketch: Callable[[Any, RunContext, int, int], Sketch]
+    unread: tuple[str, ...] = ()

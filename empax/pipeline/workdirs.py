@@ -17,6 +17,7 @@ from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl, write_json, write_jsonl
 from empax.core.run import RunOptions
+from empax.pipeline.train import find_task
 
 log = logging.getLogger("empax")
 
@@ -59,8 +60,9 @@ def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None) 
 def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> dict[str, Any]:
     """Begins the new work directory `files` with what `other` has finished of the same run: ablations share beginnings.
 
-    Those are the stages up to the first that has another name, other settings or is not finished there, if system and
-    data are the same. With another seed they end before the first that draws by it: judges with a seed of their own
+    Those are the stages up to the first that has another name, other settings or is not finished there, if the data are
+    the same. What a training stage does not read of the system's section may differ (`TaskSpec.unread`), and the system
+    too where both have the task: so REG and EmpRL begin with one fine-tuning. With another seed they end before the first that draws by it: judges with a seed of their own
     are trained once for all seeds. Judges on a pretrained encoder build on no other stage, and are taken behind such an
     end too. Evaluations and reports are made anew.
 
@@ -74,7 +76,7 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
         raise ConfigError(f"--reuse={other.root}: there is no run in it; give the work directory of one.")
     old = read_json(other.config)
     taken: list[str] = []
-    shared = end = _first_difference(old, config, ("system", "data"))
+    shared = end = _first_difference(old, config, ("data",))
     for place, name in enumerate(config["run"]):
         section, theirs = config[name], old["run"][place] if place < len(old["run"]) else "nothing"
         if section["kind"] in ("evaluate", "report"):
@@ -85,8 +87,9 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
             obstacle = f"config.run: {theirs!r} there, {name!r} here"
         drawn = section["kind"] not in _WITHOUT_CHANCE
         read = [name, *(["seed"] if drawn and "seed" not in section else [])]
-        read += [config["system"]] if drawn and not alone else []
         obstacle = obstacle or _first_difference(old, config, read)
+        if drawn and not alone:
+            obstacle = obstacle or _other_models(old, config, section)
         if not obstacle and not other.done(name).exists():
             obstacle = f"{name} is not finished there"
         if obstacle:
@@ -107,6 +110,19 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
 def _stands_alone(section: Mapping[str, Any]) -> bool:
     """Whether a stage reads nothing but its own section and the data: a judge that brings its encoder and tokenizer."""
     return section.get("task", "").startswith("attributes.") and bool(section.get("encoder", {}).get("pretrained"))
+
+
+def _other_models(old: Mapping[str, Any], new: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+    """What differs in what a stage reads of the system and of its section; `section` is the stage's own in both."""
+    was, now = old["system"], new["system"]
+    unread: tuple[str, ...] = ()
+    tasks = [find_task(section["task"], system, "config") for system in (was, now)] if "task" in section else []
+    if tasks and tasks[0] is tasks[1]:
+        unread = tasks[0].unread
+    elif was != now:
+        return f"config.system: {was!r} there, {now!r} here"
+    before, after = ({k: v for k, v in config[config["system"]].items() if k not in unread} for config in (old, new))
+    return _first_difference({now: before}, {now: after}, [now])
 
 
 def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any], sections: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 
-from configs import emprl_transformer
+from configs import emprl_t5, emprl_transformer, reg_t5
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl, write_json, write_jsonl
 from empax.pipeline import run
@@ -110,3 +110,31 @@ def test_where_data_lies_is_no_difference_and_a_folder_without_a_run_is_named(co
     assert taken(other, finished, tmp_path)[1]
     with pytest.raises(ConfigError, match="there is no run in it"):
         claim(WorkDir(tmp_path / "another"), config, tmp_path / "nowhere")
+
+
+@pytest.fixture
+def fine_tuned(tmp_path):
+    """A finished run of REG on a T5: its stages hold nothing but their names."""
+    config = run.plain(reg_t5.get_config("tiny"))
+    files = WorkDir(tmp_path / "reg")
+    claim(files, config)
+    for name in config["run"]:
+        write_json(files.stage(name) / "name.json", name)
+        write_json(files.done(name), {})
+    return files
+
+
+@pytest.mark.parametrize("other", ["reg_t5 no_retrieval", "reg_t5 sft", "emprl_t5", "emprl_t5 sft"])
+def test_fine_tuning_is_shared_by_runs_that_decode_otherwise_and_by_other_systems(fine_tuned, tmp_path, other):
+    recipe, _, form = other.partition(" ")
+    config = run.plain({"reg_t5": reg_t5, "emprl_t5": emprl_t5}[recipe].get_config(f"tiny,{form}"))
+    assert {"prepare", "generator"} <= set(taken(config, fine_tuned, tmp_path)[1])
+    config[config["system"]]["generator"]["dropout"] = 0.3
+    assert taken(config, fine_tuned, tmp_path / "again")[1] == ["prepare"]
+
+
+def test_what_needs_the_system_is_not_taken_from_another_one(fine_tuned, tmp_path):
+    config = run.plain(reg_t5.get_config("tiny"))
+    assert taken(config, fine_tuned, tmp_path)[1][-1] == "joint"
+    config["reg"]["decoding"]["max_tokens"] = 3
+    assert taken(config, fine_tuned, tmp_path / "again")[1][-1] == "annotate"

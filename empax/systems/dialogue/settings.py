@@ -19,6 +19,8 @@ class DialogueSettings:
       lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
       attributes: emotion attributes in front of everything; False is the paper's w/o EA.
       passages: K, how many exemplars G2 reads.
+      logits_at_once: for how many target tokens of every row of a batch the loss of training holds logits at a time
+        (0 = all); changes memory, and no result beyond rounding. Not for models with a bias of their output (BART).
       emotion_share: how much of a retrieval score is the probability that the context has the exemplar's emotion, once
         emotions have been learnt (`EmotionEncoder`); ours, 0 = nothing.
     """
@@ -30,11 +32,14 @@ class DialogueSettings:
     lora: LoraSettings | None = None
     attributes: bool = True
     passages: int = 6
+    logits_at_once: int = 0
     emotion_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.emotion_share <= 1.0:
             raise ConfigError(f"emotion_share = {self.emotion_share} must lie in [0, 1].")
+        if self.logits_at_once < 0:
+            raise ConfigError(f"logits_at_once = {self.logits_at_once} must be at least 0.")
 
 
 @dataclasses.dataclass(frozen=True)
