@@ -35,7 +35,7 @@ def get_config(arg: str = reg_t5.WHEEL) -> ConfigDict:
     # Fine-tuning first, as in REG's recipe: so that a run of either begins with what the other has fine-tuned.
     first = ("prepare", "generator")
     config.run = (*first, *(stage for stage in config.run if stage not in first))
-    config.evaluate.update({"buckets": house.evaluate.buckets, "batch_size": 32})
+    config.evaluate.update({"buckets": house.evaluate.buckets, "batch_size": 16})
     if "ppo" in config:
         config.ppo.update({"buckets": house.generator.buckets, "max_validation_examples": 500})
         config.ppo.optimizer.learning_rate = 5e-5  # ours: it knows more than one from scratch, and has more to forget

@@ -86,7 +86,7 @@ def on_two_cores(form: str) -> ConfigDict:
         stage.generator = "exemplars"
         stage.buckets = (128, 192)
     config.joint.optimizer.learning_rate = 2e-4
-    config.evaluate.buckets = (96, 128, 192)
+    config.evaluate.update({"buckets": (96, 128, 192), "batch_size": 16})
     config.report.paper_row = "T5 + REG"
     if form:
         config.run = ("prepare", "generator", "evaluate", "report")

@@ -14,6 +14,7 @@ from empax.core.config import ConfigError
 from empax.core.files import read_json, write_json, write_text
 from empax.core.protocols import Tokenizer
 from empax.data.gguf import find_gguf, gguf_tokenizer, read_gguf
+from empax.data.joined_wheels import MPNET, mpnet_folder
 
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
 SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN = "<sep>", "<speaker>", "<listener>"
@@ -182,7 +183,12 @@ def flan_t5_folder() -> Path:
     return _wheel_folder(FLAN_T5, "t5", "traceforge-title-model", "traceforge_title_model") / "data" / "span"
 
 
-WHEELS: dict[str, Callable[[], Path]] = {MINILM: minilm_folder, SMOLLM2: smollm2_folder, FLAN_T5: flan_t5_folder}
+WHEELS: dict[str, Callable[[], Path]] = {
+    MINILM: minilm_folder,
+    SMOLLM2: smollm2_folder,
+    FLAN_T5: flan_t5_folder,
+    MPNET: mpnet_folder,
+}
 """Models that come as Python packages, by the names that they have here."""
 
 
