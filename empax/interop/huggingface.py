@@ -24,9 +24,11 @@ from empax.data.tokenizers import WHEELS
 from empax.interop import mappings
 from empax.interop.gguf import llama_fields
 from empax.interop.layouts import plain_names
-from empax.interop.onnx_files import has_onnx, onnx_t5_fields
+from empax.interop.onnx_files import has_onnx
 from empax.interop.placement import LeafBuilder
 from empax.interop.readers import open_tensors
+from empax.interop.t5_fields import t5_fields
+from empax.interop.t5x import has_t5x
 from empax.interop.tensors import Tensor, Tensors
 from empax.models.bart import bart_config, blenderbot_config
 from empax.models.bert import BertConfig, BertEncoder, bert_config, dpr_config, mpnet_config, roberta_config
@@ -226,7 +228,7 @@ class Pretrained(NamedTuple):
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """The fields of a folder's `config.json`, or what a GGUF file, or the ONNX files of a T5, say in its place.
+    """The fields of a folder's `config.json`, or what the weights of a GGUF file, or of a T5 in ONNX or T5X, say in its place.
 
     Args:
       folder: a folder, or a GGUF file.
@@ -242,8 +244,8 @@ def load_config(folder: Path) -> dict[str, Any]:
             raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
     elif (gguf := find_gguf(folder)) is not None:
         fields = llama_fields(gguf)
-    elif has_onnx(folder):
-        fields = onnx_t5_fields(folder)
+    elif has_onnx(folder) or has_t5x(folder):
+        fields = t5_fields(open_tensors(folder), folder)
     else:
         raise DataError(_no_config(folder))
     _architecture(fields["model_type"])

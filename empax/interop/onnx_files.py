@@ -1,4 +1,4 @@
-"""T5 from two ONNX files, `encoder.onnx` and `decoder.onnx`: settings and tensors as Hugging Face would give them.
+"""T5 from two ONNX files, `encoder.onnx` and `decoder.onnx`: its tensors as Hugging Face would give them.
 
 Nothing of the graphs is run. What is read of the protobuf messages: github.com/onnx/onnx, onnx/onnx.proto.
 """
@@ -73,7 +73,7 @@ def read_onnx_t5(folder: Path) -> dict[str, OnnxWeight]:
 
     Raises:
       DataError: a file is cut short or no ONNX file, keeps its weights elsewhere or in a type that is not read here,
-        or the two are no T5.
+        or neither has a weight of a T5.
     """
     tensors: dict[str, OnnxWeight] = {}
     for file, pattern, prefix in (
@@ -83,48 +83,9 @@ def read_onnx_t5(folder: Path) -> dict[str, OnnxWeight]:
         for name, weight in read_onnx(file).items():
             if found := re.fullmatch(pattern, name):
                 tensors[prefix + found[1]] = weight
-    if "shared.weight" not in tensors or "encoder.block.0.layer.0.SelfAttention.q.weight" not in tensors:
+    if not tensors:
         raise DataError(f"{folder}: {ENCODER} and {DECODER} hold no T5; no other model is read from ONNX.")
     return tensors
-
-
-def onnx_t5_fields(folder: Path) -> dict[str, Any]:
-    """What `config.json` would say of the T5 in `folder`, from the shapes of its weights.
-
-    Raises:
-      DataError: see `read_onnx_t5`.
-    """
-    tensors = read_onnx_t5(folder)
-    first = "encoder.block.0.layer.{}".format
-    bias = tensors.get(f"{first(0)}.SelfAttention.relative_attention_bias.weight")
-    gated = f"{first(1)}.DenseReluDense.wi_0.weight" in tensors
-    inward = tensors.get(f"{first(1)}.DenseReluDense.{'wi_0' if gated else 'wi'}.weight")
-    if bias is None or inward is None:
-        raise DataError(f"{folder / ENCODER} lacks the relative positions or the feed-forward of a T5's first layer.")
-    buckets, heads = bias.shape
-    vocab_size, d_model = tensors["shared.weight"].shape
-    tied = "lm_head.weight" not in tensors
-    return {
-        "model_type": "t5",
-        "vocab_size": vocab_size,
-        "d_model": d_model,
-        "d_kv": tensors[f"{first(0)}.SelfAttention.q.weight"].shape[0] // heads,
-        "d_ff": inward.shape[0],
-        "num_layers": _count(tensors, "encoder"),
-        "num_decoder_layers": _count(tensors, "decoder"),
-        "num_heads": heads,
-        "relative_attention_num_buckets": buckets,
-        "feed_forward_proj": "gated-gelu" if gated else "relu",
-        "tie_word_embeddings": tied,
-        "decoder_start_token_id": 0,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-    }
-
-
-def _count(tensors: dict[str, OnnxWeight], stack: str) -> int:
-    found = (re.match(rf"{stack}\.block\.(\d+)\.", name) for name in tensors)
-    return 1 + max((int(match[1]) for match in found if match), default=-1)
 
 
 def read_onnx(file: Path) -> dict[str, OnnxWeight]:

@@ -14,6 +14,7 @@ from empax.data.gguf import find_gguf
 from empax.interop.flax_files import read_flax
 from empax.interop.gguf import read_llama
 from empax.interop.onnx_files import DECODER, ENCODER, has_onnx, read_onnx_t5
+from empax.interop.t5x import has_t5x, read_t5x
 from empax.interop.tensors import MappedTensor, Tensor
 from empax.interop.torch_files import read_torch
 
@@ -44,13 +45,13 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a folder of weights, or of one file; none is read.
 
     A folder is looked through for safetensors (one file, or shards with their index), PyTorch's `pytorch_model.bin`
-    (the same), Flax' `flax_model.msgpack` (the same), Atlas' `model.pth.tar`, a GGUF file, and a T5 as `encoder.onnx` and `decoder.onnx`, in this order.
+    (the same), Flax' `flax_model.msgpack` (the same), Atlas' `model.pth.tar`, a GGUF file, a T5 as `encoder.onnx` and `decoder.onnx`, and T5X' arrays, in this order.
 
     Args:
       path: a folder as Hugging Face models come, or a file of weights.
 
     Returns:
-      Tensors by the names in the files; those of GGUF and ONNX files by Hugging Face's names.
+      Tensors by the names in the files; those of other libraries by Hugging Face's names.
 
     Raises:
       DataError: there are no weights, a shard is missing, or a file is cut short or not one that is read here.
@@ -70,6 +71,8 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
         return _read_file(gguf)
     if has_onnx(path):
         return dict(read_onnx_t5(path))
+    if has_t5x(path):
+        return dict(read_t5x(path))
     raise DataError(_no_weights(path))
 
 
@@ -128,5 +131,5 @@ def _no_weights(folder: Path) -> str:
         return f"{folder} is not a folder; give one that holds config.json and {SAFETENSORS}."
     found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     known = f"{SAFETENSORS}, {TORCH}, {FLAX}, an index of shards of any ({SAFETENSORS}.index.json), {_ATLAS}, a .gguf "
-    known += f"file, or {ENCODER} with {DECODER}"
+    known += f"file, {ENCODER} with {DECODER}, or a checkpoint of T5X"
     return f"{folder} holds no weights that are read here ({known}), but {found}."
