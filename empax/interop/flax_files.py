@@ -44,7 +44,7 @@ def read_flax(file: Path) -> dict[str, np.ndarray]:
         if any("scan" in module.lower() for module in modules) or (name == "kernel" and array.ndim == 3):
             raise DataError(
                 f"{file}: {'/'.join(path)} of shape {list(array.shape)} is of layers that were scanned, which are not "
-                "read here; save the model after `model.disable_scan()` (transformers 4), which gives every layer its own."
+                "read here; save the model with layers of their own (in transformers 4, after `disable_scan()`)."
             )
         tensors[".".join([*modules, _RENAMED.get(name, name)])] = array.T if name == "kernel" else array
     if not tensors:

@@ -228,7 +228,7 @@ class Pretrained(NamedTuple):
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """The fields of a folder's `config.json`, or what the weights of a GGUF file, or of a T5 in ONNX or T5X, say in its place.
+    """The fields of a folder's `config.json`, or what a GGUF file, or a T5 in ONNX or T5X, says in its place.
 
     Args:
       folder: a folder, or a GGUF file.

@@ -129,9 +129,7 @@ def _parse(file: Path, data: mmap.mmap) -> tuple[dict[str, MappedTensor | float]
     return initialisers, factors
 
 
-def _named(
-    file: Path, initialisers: dict[str, MappedTensor | float], factors: dict[str, str]
-) -> dict[str, OnnxWeight]:
+def _named(file: Path, initialisers: dict[str, MappedTensor | float], factors: dict[str, str]) -> dict[str, OnnxWeight]:
     """The weights of `_parse` with what belongs together put together."""
     weights = {}
     for name, stored in initialisers.items():

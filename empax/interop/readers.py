@@ -45,7 +45,8 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a folder of weights, or of one file; none is read.
 
     A folder is looked through for safetensors (one file, or shards with their index), PyTorch's `pytorch_model.bin`
-    (the same), Flax' `flax_model.msgpack` (the same), Atlas' `model.pth.tar`, a GGUF file, a T5 as `encoder.onnx` and `decoder.onnx`, and T5X' arrays, in this order.
+    (the same), Flax' `flax_model.msgpack` (the same), Atlas' `model.pth.tar`, a GGUF file, a T5 as `encoder.onnx` and
+    `decoder.onnx`, and the arrays of T5X, in this order.
 
     Args:
       path: a folder as Hugging Face models come, or a file of weights.

@@ -41,7 +41,16 @@ _WHOLE = {
     },
     **{f"{stack}.{stack}_norm.scale": f"{stack}.final_layer_norm.weight" for stack in _BLOCKS},
 }
-_PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o", "wi": "wi", "wi_0": "wi_0", "wi_1": "wi_1", "wo": "wo"}
+_PROJECTIONS = {
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "out": "o",
+    "wi": "wi",
+    "wi_0": "wi_0",
+    "wi_1": "wi_1",
+    "wo": "wo",
+}
 
 
 @dataclasses.dataclass(frozen=True)

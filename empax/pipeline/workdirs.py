@@ -62,9 +62,9 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
 
     Those are the stages up to the first that has another name, other settings or is not finished there, if the data are
     the same. What a training stage does not read of the system's section may differ (`TaskSpec.unread`), and the system
-    too where both have the task: so REG and EmpRL begin with one fine-tuning. With another seed they end before the first that draws by it: judges with a seed of their own
-    are trained once for all seeds. Judges on a pretrained encoder build on no other stage, and are taken behind such an
-    end too. Evaluations and reports are made anew.
+    too where both have the task: so REG and EmpRL begin with one fine-tuning. With another seed they end before the
+    first that draws by it: judges with a seed of their own are trained once for all seeds. Judges on a pretrained
+    encoder build on no other stage, and are taken behind such an end too. Evaluations and reports are made anew.
 
     Returns:
       `stages`, and the `commit` that the other run began with: for run.json.

@@ -61,6 +61,6 @@ def test_a_package_that_lacks_is_named(packages):
 @pytest.mark.parametrize("content", [archive()[:-30], b"no archive " * 9, archive("elsewhere/config.json")])
 def test_a_broken_archive_is_refused_and_leaves_nothing(packages, content, tmp_path):
     packages(content)
-    with pytest.raises(DataError, match="all-mpnet-base-v2.* install them again"):
+    with pytest.raises(DataError, match=r"all-mpnet-base-v2.* install them again"):
         mpnet_folder()
     assert not list((tmp_path / "cache" / "wheels").iterdir())
