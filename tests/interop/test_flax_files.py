@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 
 import jax
 import jax.numpy as jnp
@@ -63,38 +62,6 @@ def made(kind):
     return model
 
 
-# Modules whose one parameter the Flax models called "weight", as PyTorch does: norms without a bias.
-KEPT_WEIGHT = {
-    "t5": r"layer_norm$",
-    "llama": r"(layernorm|norm)$",
-}
-
-
-def flax_tree(model):
-    """The parameters as the Flax class of Transformers 4 named and laid them out.
-
-    Dense layers, GPT-2's `FlaxConv1D` too, had a `kernel`, the transpose of PyTorch's `weight`; `nn.Embed` an
-    `embedding`; `nn.LayerNorm` a `scale` and a `bias`; the root-mean-square norms of T5 and Llama a `weight`. Of what
-    is tied there was one copy. Masks and rotations were no parameters.
-    """
-    kind = model.config.model_type
-    modules, flat = dict(model.named_modules()), {}
-    for name, value in model.named_parameters():  # of tied ones, the first alone
-        *path, last = name.split(".")
-        module = modules[".".join(path)]
-        if isinstance(module, (torch.nn.Linear, t.pytorch_utils.Conv1D)) and last == "weight":
-            value, last = value.T, "kernel"
-        elif isinstance(module, torch.nn.Embedding):
-            last = "embedding"
-        elif last == "weight" and not re.search(KEPT_WEIGHT.get(kind, "^$"), path[-1]):
-            last = "scale"
-        flat[(*path, last)] = value.detach().numpy()
-    for name, value in model.named_buffers():
-        if name == "final_logits_bias":
-            flat["final_logits_bias",] = value.numpy()
-    return unflatten_dict(flat)
-
-
 def written(folder, model, tree):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(model.config.to_dict()))
@@ -106,7 +73,7 @@ def written(folder, model, tree):
 @pytest.mark.parametrize("kind", MODELS)
 def test_logits_are_those_of_pytorch(kind, tmp_path, oracle):
     model = made(kind)
-    folder = written(tmp_path / "flax", model, flax_tree(model))
+    folder = written(tmp_path / "flax", model, oracle.flax_tree(model))
     _, config, params = load_pretrained(folder)
     ids, mask = oracle.ids_and_mask(3, 7, VOCAB, pad=PAD)
     encoder_decoder = model.config.is_encoder_decoder
@@ -127,18 +94,18 @@ def test_logits_are_those_of_pytorch(kind, tmp_path, oracle):
     np.testing.assert_allclose(np.asarray(found)[real], expected[real], rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
-def test_the_values_are_those_of_the_file_bit_by_bit_in_half_precision_too(tmp_path):
+def test_the_values_are_those_of_the_file_bit_by_bit_in_half_precision_too(tmp_path, oracle):
     model = made("t5")
-    tree = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), flax_tree(model))
+    tree = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), oracle.flax_tree(model))
     tensors = open_tensors(written(tmp_path / "flax", model, {"params": tree}))
     for name, value in model.named_parameters():
         assert tensors[name].dtype == jnp.bfloat16
         np.testing.assert_array_equal(tensors[name], np.asarray(value.detach().numpy(), jnp.bfloat16))
 
 
-def test_shards_are_read_by_their_index_and_a_missing_one_is_named(tmp_path):
+def test_shards_are_read_by_their_index_and_a_missing_one_is_named(tmp_path, oracle):
     model = made("bart")
-    tree = flax_tree(model)
+    tree = oracle.flax_tree(model)
     whole = open_tensors(written(tmp_path / "whole", model, tree))
     folder = written(tmp_path / "shards", model, {})
     (folder / "flax_model.msgpack").unlink()
