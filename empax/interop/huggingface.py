@@ -347,6 +347,7 @@ def resolve(name_or_folder: str) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    folder = path
     try:
         for weights in _WEIGHTS:
             folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=[*_SMALL, weights]))

@@ -195,7 +195,7 @@ def generation_losses(
     mask = batch.target_mask & batch.valid[:, None]
     if task.logits_at_once:
         hidden = apply(model, params["model"], batch.target, states, states_mask, method="decode_hidden", rng=rngs[0])
-        weights = model.apply({"params": params["model"]}, method="output_weights")
+        weights: Any = model.apply({"params": params["model"]}, method="output_weights")
         entropy = functools.partial(fused_cross_entropy, hidden, weights, chunk=task.logits_at_once)
     else:
         logits = apply(model, params["model"], batch.target, states, states_mask, method="decode", rng=rngs[0])
