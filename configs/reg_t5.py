@@ -65,7 +65,6 @@ def on_two_cores(form: str) -> ConfigDict:
     config.reg.generator = ConfigDict(
         {"architecture": "t5", "pretrained": WHEEL, "dropout": 0.1, "dtype": "bfloat16", "remat": "minimal"}
     )
-    config.reg.logits_at_once = 8  # of 32,128 logits each: all at once they take most of the memory
     config.prepare.tokenizer = ConfigDict({"pretrained": WHEEL})
     # ours: 99% of contexts and 99.9% of responses are not cut.
     config.reg.layout.update({"max_context_tokens": 112, "max_passage_tokens": 64, "max_target_tokens": 64})
