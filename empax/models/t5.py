@@ -13,6 +13,7 @@ from empax.core.config import ConfigError
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 _SIZES: dict[str, tuple[int, int, int, int, int]] = {  # d_model, d_ff, head_dim, heads, layers
+    "t5-tiny": (32, 64, 16, 2, 2),
     "t5-small": (512, 2048, 64, 8, 6),
     "t5-base": (768, 3072, 64, 12, 12),
     "t5-large": (1024, 4096, 64, 16, 24),
@@ -24,7 +25,8 @@ _SIZES: dict[str, tuple[int, int, int, int, int]] = {  # d_model, d_ff, head_dim
     "flan-t5-xl": (2048, 5120, 64, 32, 24),
     "flan-t5-xxl": (4096, 10240, 64, 64, 24),
 }
-"""Source: Raffel et al. 2020, Sec. 3.7 (t5-*); the released T5 v1.1 and Flan configurations (flan-*, t5-v1_1-*)."""
+"""Source: Raffel et al. 2020, Sec. 3.7 (t5-*); the released T5 v1.1 and Flan configurations (flan-*, t5-v1_1-*);
+t5-tiny, for trials: ours."""
 
 _ALIASES = {"t5-xl": "t5-3b"} | {
     name.replace("flan-t5-", "t5-v1_1-"): name for name in _SIZES if name.startswith("flan-")
@@ -90,7 +92,7 @@ def _preset(name: str) -> dict[str, Any]:
     d_model, d_ff, head_dim, heads, layers = _SIZES[key]
     first = not key.startswith("flan-")
     return {
-        "vocab_size": 32128,
+        "vocab_size": 512 if key == "t5-tiny" else 32128,
         "d_model": d_model,
         "d_ff": d_ff,
         "d_kv": head_dim,

@@ -29,6 +29,7 @@ from empax.core.manifest import (
 )
 from empax.core.run import RunOptions
 from empax.pipeline.code import changed, code_of
+from empax.pipeline.train import find_task
 
 log = logging.getLogger("empax")
 
@@ -45,12 +46,25 @@ _SHARED_FILES = ("config.json", "run.json", "metrics.jsonl", "CHECKSUMS", "LOCK"
 """Files of the work directory that no stage makes alone."""
 
 
-def sections_read(config: Mapping[str, Any], name: str) -> list[str]:
-    """The parts of a config that stage `name` reads."""
+def settings_read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What stage `name` reads of a config, by the path below `config` (the system's section as "system").
+
+    Two systems that offer the same task read the same; what a task leaves unread is left out.
+    """
     section = config[name]
-    own_seed = section["kind"] in _WITHOUT_CHANCE or "seed" in section
-    shared = section["kind"] in _WITHOUT_CHANCE or stands_alone(section)
-    return ["system", "data", name, *([] if own_seed else ["seed"]), *([] if shared else [config["system"]])]
+    read: dict[str, Any] = {"data": config["data"], name: section}
+    if section["kind"] in _WITHOUT_CHANCE:
+        return read
+    if "seed" not in section:
+        read["seed"] = config["seed"]
+    if stands_alone(section):
+        return read
+    system, unread = config["system"], ()
+    if section["kind"] == "train":
+        spec = find_task(section["task"], system, f"config.{name}")
+        system, unread = f"{spec.build.__module__}.{spec.build.__qualname__}", spec.unread
+    shared = {key: value for key, value in config[config["system"]].items() if key not in unread}
+    return {**read, "task": system, "system": shared}
 
 
 def stands_alone(section: Mapping[str, Any]) -> bool:
@@ -60,7 +74,7 @@ def stands_alone(section: Mapping[str, Any]) -> bool:
 
 def settings_hash(config: Mapping[str, Any], name: str) -> str:
     """A hash of all that stage `name` reads of a config and that may change its result."""
-    return hash_json({part: _lasting(config[part], f"config.{part}") for part in sections_read(config, name)})
+    return hash_json({part: _lasting(value, f"config.{part}") for part, value in settings_read(config, name).items()})
 
 
 def _lasting(value: Any, path: str) -> Any:

@@ -17,7 +17,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, read_json, write_text
 from empax.core.lock import holder
 from empax.core.manifest import is_known, read_config, read_done, read_sealed, verify_stage, write_config
-from empax.pipeline.records import differences, has_begun, recorded_settings, sections_read, settings_hash, stands_alone
+from empax.pipeline.records import differences, has_begun, recorded_settings, settings_hash, settings_read, stands_alone
 
 log = logging.getLogger("empax")
 
@@ -177,10 +177,11 @@ def _forget_root_files(files: WorkDir, name: str) -> None:
 def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> dict[str, Any]:
     """Begins the new work directory `files` with what `other` has finished of the same run: ablations share beginnings.
 
-    Those are the stages up to the first that has another name, other settings or is not finished there, if system and
-    data are the same. With another seed they end before the first that draws by it: judges with a seed of their own
-    are trained once for all seeds. Judges on a pretrained encoder build on no other stage, and are taken behind such an
-    end too. Evaluations and reports are made anew.
+    Those are the stages up to the first that has another name, other settings or is not finished there, if the data are
+    the same. What a training stage does not read of the system's section may differ (`TaskSpec.unread`), and the system
+    too where both have the task: so REG and EmpRL begin with one fine-tuning. With another seed they end before the
+    first that draws by it: judges with a seed of their own are trained once for all seeds. Judges on a pretrained
+    encoder build on no other stage, and are taken behind such an end too. Evaluations and reports are made anew.
 
     Returns:
       `stages`, and the `commit` that the other run began with: for run.json.
@@ -209,7 +210,8 @@ def alike(other: WorkDir, config: Mapping[str, Any]) -> tuple[list[str], str]:
     """The finished stages of `other` that a run of `config` would make alike, and what ends them."""
     old = read_config(other)
     taken: list[str] = []
-    shared = end = _first_difference(old, config, ("system", "data"))
+    both = ({"data": one["data"]} for one in (old, config))
+    shared = end = next((f"{p}: {a!r} there, {b!r} here" for p, a, b in differences(*both)), "")
     for place, name in enumerate(config["run"]):
         section, theirs = config[name], old["run"][place] if place < len(old["run"]) else "nothing"
         if section["kind"] in ("evaluate", "report"):
@@ -218,7 +220,7 @@ def alike(other: WorkDir, config: Mapping[str, Any]) -> tuple[list[str], str]:
         obstacle = shared if alone else end
         if not obstacle and theirs != name and not alone:
             obstacle = f"config.run: {theirs!r} there, {name!r} here"
-        obstacle = obstacle or _first_difference(old, config, sections_read(config, name))
+        obstacle = obstacle or _first_difference(old, config, name)
         if not obstacle and not other.done(name).exists():
             running = holder(other)
             obstacle = f"{name} is not finished there" + (f", {running} is at it" if running else "")
@@ -229,9 +231,18 @@ def alike(other: WorkDir, config: Mapping[str, Any]) -> tuple[list[str], str]:
     return taken, end
 
 
-def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any], sections: Sequence[str]) -> str:
-    before, now = ({name: config.get(name) for name in sections} for config in (old, new))
-    return next((f"{path}: {one!r} there, {other!r} here" for path, one, other in differences(before, now)), "")
+def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> str:
+    """The first setting that stage `name` reads and that differs; empty if none does."""
+    if name not in old:
+        return f"config.{name} is here alone"
+    try:
+        found = list(differences(settings_read(old, name), settings_read(new, name)))
+    except ConfigError as error:
+        return str(error)
+    by_system = (
+        (path.replace("config.system", f"config.{new['system']}", 1), one, other) for path, one, other in found
+    )
+    return next((f"{path}: {one!r} there, {other!r} here" for path, one, other in by_system), "")
 
 
 def _link(source: Path, target: Path) -> None:

@@ -42,10 +42,13 @@ def models():
         decoder_start_token_id=PAD,
     )
     theirs = T5ForConditionalGeneration(config).eval()
+    # The config ties the two in silence, whatever it is told.
+    theirs.lm_head.weight = torch.nn.Parameter(torch.zeros(VOCAB, config.d_model))
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 * 1.5)
         theirs.lm_head.weight[EOS] *= 2.0
+    assert not torch.equal(theirs.lm_head.weight, theirs.shared.weight)
     ours = t5_config(config.to_dict())
     params = import_params("t5", {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}, ours)
     return theirs, EncoderDecoder(ours), params

@@ -1,7 +1,11 @@
 """What the tests against PyTorch share: weights away from their initial values, padding on both sides, comparison."""
 
+import re
+
 import numpy as np
 import torch
+import transformers
+from flax.traverse_util import unflatten_dict
 
 
 def perturbed(model, seed=0):
@@ -50,3 +54,35 @@ def assert_gradients_match(ours, theirs):
             assert np.abs(ours[name]).max() < 2e-5 * max(1.0, max(np.abs(array).max() for array in theirs.values()))
         else:
             assert_close(ours[name], expected, err_msg=name)
+
+
+# Modules whose one parameter the Flax models called "weight", as PyTorch does: norms without a bias.
+_KEPT_WEIGHT = {
+    "t5": r"layer_norm$",
+    "llama": r"(layernorm|norm)$",
+}
+
+
+def flax_tree(model):
+    """The parameters as the Flax class of Transformers 4 named and laid them out.
+
+    Dense layers, GPT-2's `FlaxConv1D` too, had a `kernel`, the transpose of PyTorch's `weight`; `nn.Embed` an
+    `embedding`; `nn.LayerNorm` a `scale` and a `bias`; the root-mean-square norms of T5 and Llama a `weight`. Of what
+    is tied there was one copy. Masks and rotations were no parameters.
+    """
+    kind = model.config.model_type
+    modules, flat = dict(model.named_modules()), {}
+    for name, value in model.named_parameters():  # of tied ones, the first alone
+        *path, last = name.split(".")
+        module = modules[".".join(path)]
+        if isinstance(module, (torch.nn.Linear, transformers.pytorch_utils.Conv1D)) and last == "weight":
+            value, last = value.T, "kernel"
+        elif isinstance(module, torch.nn.Embedding):
+            last = "embedding"
+        elif last == "weight" and not re.search(_KEPT_WEIGHT.get(kind, "^$"), path[-1]):
+            last = "scale"
+        flat[(*path, last)] = value.detach().numpy()
+    for name, value in model.named_buffers():
+        if name == "final_logits_bias":
+            flat["final_logits_bias",] = value.numpy()
+    return unflatten_dict(flat)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from flax import serialization
 
 from empax.interop import huggingface
 
@@ -52,13 +53,17 @@ def test_the_page_has_an_example_for_every_architecture_that_is_known():
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("example", EXAMPLES, ids=[re.search(r'resolve\("(.*?)"\)', text)[1] for text in EXAMPLES])
-def test_an_example_runs_and_gives_what_torch_gives(example, tmp_path, monkeypatch):
+def test_an_example_runs_and_gives_what_torch_gives(example, tmp_path, monkeypatch, oracle):
     torch.manual_seed(0)
     models = {}
 
     def resolve(name):
         models[name] = tiny(name).eval()
         models[name].save_pretrained(tmp_path)
+        if "flax" in name:
+            (tmp_path / "model.safetensors").unlink()
+            tree = oracle.flax_tree(models[name])
+            (tmp_path / "flax_model.msgpack").write_bytes(serialization.to_bytes(tree))
         return tmp_path
 
     monkeypatch.setattr(huggingface, "resolve", resolve)

@@ -67,6 +67,7 @@ def made(kind):
         model = transformers.T5ForConditionalGeneration(transformers.T5Config(**(T5 | changes)))
     if kind in UNTIED:
         model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(VOCAB, model.config.d_model))
+    assert torch.equal(model.lm_head.weight, model.get_input_embeddings().weight) == (kind not in UNTIED)
     fields = model.config.to_dict()
     return model, ARCHITECTURES[fields["model_type"]].config(fields, tie_embeddings=kind not in UNTIED)
 

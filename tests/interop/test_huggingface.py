@@ -43,11 +43,12 @@ def tiny_t5(gated, seed=0):
         decoder_start_token_id=0,
     )
     model = transformers.T5ForConditionalGeneration(config).eval()
-    if gated:
+    if gated:  # the config ties the two in silence, whatever it is told
         model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(37, 20))
     with torch.no_grad():  # away from the initial ones and zeros, or errors would hide
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+    assert torch.equal(model.lm_head.weight, model.shared.weight) == (not gated)
     return model
 
 

@@ -118,7 +118,10 @@ def test_from_the_hub_pickles_come_only_where_there_are_no_safetensors(tmp_path,
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert resolve("facebook/contriever") == tmp_path
-    assert [any(".bin" in pattern for pattern in patterns) for patterns in asked] == ([False] if has else [False, True])
+    assert [any(".bin" in pattern for pattern in patterns) for patterns in asked] == (
+        [False] if has else [False, True, False]
+    )
+    assert has or asked[-1][-1] == "flax_model*.msgpack"
 
 
 def test_a_gguf_file_is_its_own_place(tmp_path):

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from configs import empathy_identifiers, emprl_llm, emprl_transformer, quickstart, reg_llm, reg_t5, reg_transformer
+from configs import (
+    empathy_identifiers,
+    emprl_llm,
+    emprl_t5,
+    emprl_transformer,
+    quickstart,
+    reg_llm,
+    reg_t5,
+    reg_transformer,
+)
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json, write_json
 from empax.core.run import RunContext
@@ -87,6 +96,23 @@ def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, n
     widths = {"small": 512, "base": 768, "large": 1024, "xl": 2048, "llama-3.1-8b": 4096}
     assert parts.generator.model.config.d_model == widths[name]
     assert parts.encoder.model.encoder.config.num_layers == (6 if recipe is reg_llm else 12)
+
+
+@pytest.mark.parametrize("name", [reg_t5.WHEEL, "tiny", f"{reg_t5.WHEEL}+tiny"])
+def test_every_form_of_reg_and_emprl_on_t5_is_sound_and_begins_with_the_same_fine_tuning(name):
+    name, *trial = name.split("+")
+    for recipe, forms in ((reg_t5, reg_t5.FORMS), (emprl_t5, emprl_t5.FORMS)):
+        for form in forms:
+            config = run.plain(recipe.get_config("+".join([f"{name},{form}".rstrip(","), *trial])))
+            stages = [stage.name for stage in run.make_stages(config)]
+            assert stages[:2] == ["prepare", "generator"]
+            assert stages[-2:] == ["evaluate", "report"]
+            assert config["evaluate"]["stage"] in stages
+    for wrong in (f"{name},dpo", "base,sft", "nothing"):
+        with pytest.raises(ValueError, match=r"reg_t5\.py"):
+            reg_t5.get_config(wrong)
+    with pytest.raises(ValueError, match=r"emprl_t5\.py:base is unknown; it takes flan-t5-small-titles or tiny"):
+        emprl_t5.get_config("base")
 
 
 @pytest.mark.parametrize("variant", empathy_identifiers.VARIANTS)

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 
-from configs import emprl_transformer
+from configs import emprl_t5, emprl_transformer, reg_t5
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, read_json, read_jsonl, write_json, write_jsonl
 from empax.core.manifest import write_config
@@ -217,3 +217,29 @@ def test_redo_makes_what_it_names_and_all_that_follows_anew_and_nothing_before(c
     assert [row["stage"] for row in read_jsonl(finished.metrics)] == config["run"][:place]
     with pytest.raises(ConfigError, match=r"--redo=generatr: there is no such stage; config\.run has prepare, "):
         claim(finished, config, redo=["generatr"])
+
+
+@pytest.fixture
+def fine_tuned(tmp_path):
+    """A finished run of REG on a T5: its stages hold nothing but their names."""
+    config = run.plain(reg_t5.get_config("tiny"))
+    files = WorkDir(tmp_path / "reg")
+    claim(files, config)
+    finish(files, config)
+    return files
+
+
+@pytest.mark.parametrize("other", ["reg_t5 no_retrieval", "reg_t5 sft", "emprl_t5", "emprl_t5 sft"])
+def test_fine_tuning_is_shared_by_runs_that_decode_otherwise_and_by_other_systems(fine_tuned, tmp_path, other):
+    recipe, _, form = other.partition(" ")
+    config = run.plain({"reg_t5": reg_t5, "emprl_t5": emprl_t5}[recipe].get_config(f"tiny,{form}"))
+    assert {"prepare", "generator"} <= set(taken(config, fine_tuned, tmp_path)[1])
+    config[config["system"]]["generator"]["dropout"] = 0.3
+    assert taken(config, fine_tuned, tmp_path / "again")[1] == ["prepare"]
+
+
+def test_what_needs_the_system_is_not_taken_from_another_one(fine_tuned, tmp_path):
+    config = run.plain(reg_t5.get_config("tiny"))
+    assert taken(config, fine_tuned, tmp_path)[1][-1] == "joint"
+    config["reg"]["decoding"]["max_tokens"] = 3
+    assert taken(config, fine_tuned, tmp_path / "again")[1][-1] == "annotate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.decoding.rerank import by_consensus
 from empax.decoding.search import DecodeSettings, generate, num_hypotheses
 from empax.evaluation.device_metrics import utility
-from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
@@ -148,6 +149,7 @@ class Generator:
     decoder: Decoder
     emotion_weight: float
     label_smoothing: float = 0.0
+    logits_at_once: int = 0
     heads: tuple[str, ...] = ("generator",)
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
@@ -188,12 +190,18 @@ def generation_losses(
 ) -> tuple[list[tuple[float, Mean]], Metrics]:
     """Negative log-likelihood of the response (REG, Eq. 2 and 6, per token), and the emotion head over the encoding.
 
-    `task` gives `head`, `emotion_weight` and `label_smoothing`.
+    `task` gives `head`, `emotion_weight`, `label_smoothing` and `logits_at_once`.
     """
     mask = batch.target_mask & batch.valid[:, None]
-    logits = apply(model, params["model"], batch.target, states, states_mask, method="decode", rng=rngs[0])
-    smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=task.label_smoothing)
-    nll = cross_entropy(logits, batch.target, mask) if task.label_smoothing else smoothed
+    if task.logits_at_once:
+        hidden = apply(model, params["model"], batch.target, states, states_mask, method="decode_hidden", rng=rngs[0])
+        weights: Any = model.apply({"params": params["model"]}, method="output_weights")
+        entropy = functools.partial(fused_cross_entropy, hidden, weights, chunk=task.logits_at_once)
+    else:
+        logits = apply(model, params["model"], batch.target, states, states_mask, method="decode", rng=rngs[0])
+        entropy = functools.partial(cross_entropy, logits)
+    smoothed = entropy(batch.target, mask, label_smoothing=task.label_smoothing)
+    nll = entropy(batch.target, mask) if task.label_smoothing else smoothed
     pooled = masked_mean(pooled_states(states), states_mask)
     judged = apply(task.head, params["emotion"], pooled, rng=rngs[1])
     emotion, metrics = emotion_loss(judged, batch.emotion, target_weights(batch))

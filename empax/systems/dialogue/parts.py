@@ -90,6 +90,7 @@ class Parts:
             self.decoder(self.settings.decoding),
             emotion_weight=stage.emotion_weight,
             label_smoothing=stage.label_smoothing,
+            logits_at_once=self.settings.logits_at_once,
             # One that begins with an earlier stage may have its head from there.
             heads=("generator",) if stage.emotion_weight or stage.start_from else (),
         )

@@ -20,6 +20,8 @@ class DialogueSettings:
       attributes: emotion attributes in front of everything; False is part of the paper's w/o EA (recipe argument
         `no_attributes`), and takes emotion_share = 0.
       passages: K, how many exemplars G2 reads.
+      logits_at_once: for how many target tokens of every row of a batch the loss of training holds logits at a time
+        (0 = all); changes memory, and no result beyond rounding. Not for models with a bias of their output (BART).
       emotion_share: how much of a retrieval score is the probability that the context has the exemplar's emotion, once
         emotions have been learnt (`EmotionEncoder`); ours, 0 = nothing.
     """
@@ -31,10 +33,12 @@ class DialogueSettings:
     lora: LoraSettings | None = None
     attributes: bool = True
     passages: int = 6
+    logits_at_once: int = 0
     emotion_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_numbers(self, "passages", least=1)
+        check_numbers(self, "logits_at_once", least=0)
         check_numbers(self, "emotion_share", least=0, most=1)
         if not self.attributes and self.emotion_share:
             raise ConfigError(

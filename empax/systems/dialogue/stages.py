@@ -22,7 +22,10 @@ from empax.training.checkpoint import load_params
 
 
 def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
-    parts = Parts.of(run)
+    # Without their weights: what this holds stays in memory beside what training keeps.
+    parts = Parts.of(run, with_params=False)
+    if parts.settings.lora is not None:
+        parts = Parts.of(run)
     splits = {split: load_instances(run, split) for split in ("train", "validation")}
     splits["validation"] = splits["validation"][: stage.max_validation_examples or None]
     options: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
@@ -53,9 +56,16 @@ def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
         return Assembly(task, examples("train"), examples("validation"), frozen=frozen, initial=initial)
     if stage.start_from:
         initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
-    elif (pretrained := parts.generator.params) is not None:
-        initial = lambda params: {**params, "model": {**params["model"], **pretrained}}  # noqa: E731
+    elif parts.settings.generator.pretrained or parts.settings.generator.embeddings:
+        initial = lambda params: {**params, "model": {**params["model"], **pretrained(run)}}  # noqa: E731
     return Assembly(parts.generator_task(stage), examples("train"), examples("validation"), initial=initial)
+
+
+def pretrained(run: RunContext) -> Params:
+    """Of the run's generator, the parameters that it does not draw at random."""
+    params = Parts.of(run).generator.params
+    assert params is not None
+    return params
 
 
 def searched(
@@ -114,4 +124,11 @@ def shape(*sizes: int, kind: Any = jnp.int32) -> Any:
     return jax.ShapeDtypeStruct(sizes, kind)
 
 
-GENERATOR = TaskSpec(GeneratorStage, check_generator, build_generator, sketch_generator)
+GENERATOR = TaskSpec(
+    GeneratorStage,
+    check_generator,
+    build_generator,
+    sketch_generator,
+    unread=("decoding", "retriever", "emotion_share"),
+)
+"""Exemplars come from a stage before it, which is another one where the retriever is."""

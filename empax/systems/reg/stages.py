@@ -61,6 +61,7 @@ def joint_task(parts: Parts, stage: JointStage) -> Joint:
         retriever_weight=stage.retriever_weight,
         emotion_weight=stage.emotion_weight,
         label_smoothing=stage.label_smoothing,
+        logits_at_once=parts.settings.logits_at_once,
     )
 
 

@@ -184,6 +184,7 @@ class Joint:
     retriever_weight: float
     emotion_weight: float
     label_smoothing: float = 0.0
+    logits_at_once: int = 0
     heads: ClassVar[tuple[str, ...]] = ("generator", "retriever", "both")
 
     def init(self, rng: jax.Array, batch: Any) -> Params:

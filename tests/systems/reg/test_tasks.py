@@ -87,8 +87,8 @@ def joint(*, emotion_weight=0.0, retriever_weight=0.2, **settings):
     return Joint(retriever(**settings), FusionInDecoder(MODEL), HEAD, DECODER, retriever_weight, emotion_weight)
 
 
-def generator(emotion_weight=0.3, label_smoothing=0.0):
-    return Generator(MODEL, HEAD, DECODER, emotion_weight, label_smoothing)
+def generator(emotion_weight=0.3, label_smoothing=0.0, logits_at_once=0):
+    return Generator(MODEL, HEAD, DECODER, emotion_weight, label_smoothing, logits_at_once)
 
 
 @functools.cache
@@ -582,6 +582,30 @@ def test_label_smoothing_changes_what_is_minimised_and_not_what_is_reported():
     smooth, smooth_metrics = jax.jit(generator(label_smoothing=0.5).loss)(g1_params(), {}, batch, None)
     assert abs(float(plain.value()) - float(smooth.value())) > 1e-3
     assert float(plain_metrics["nll"].value()) == pytest.approx(float(smooth_metrics["nll"].value()), rel=1e-6)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+def test_logits_of_few_tokens_at_a_time_change_no_loss_and_no_gradient(label_smoothing):
+    batch = plain_batch(explored())
+    assert batch.target.shape[1] > 2
+
+    def everything(logits_at_once):
+        task = generator(label_smoothing=label_smoothing, logits_at_once=logits_at_once)
+
+        def total(params):
+            loss, metrics = task.loss(params, {}, batch, None)
+            return loss.total, {**metrics, "loss": loss}
+
+        return jax.jit(jax.value_and_grad(total, has_aux=True)), total
+
+    (whole, _), (parts, total) = everything(0), everything(2)
+    one, other = jax.tree.leaves(whole(g1_params())), jax.tree.leaves(parts(g1_params()))
+    scale = max(float(np.abs(leaf).max()) for leaf in one)
+    for expected, found in zip(one, other, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7 * scale)
+    rows, length = batch.target.shape
+    made = {str(v.aval.shape) for e in jax.make_jaxpr(total)(g1_params()).eqns for v in e.outvars}
+    assert str((rows, length, MODEL.config.vocab_size)) not in made
 
 
 def test_tasks_are_what_the_loop_expects():

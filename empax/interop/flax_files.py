@@ -1,0 +1,63 @@
+"""Weights of the Flax models that Transformers had until version 5: `flax_model.msgpack`, whole or in shards.
+
+Source of the names: transformers 4, modeling_flax_pytorch_utils.py, which turned one into the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import serialization
+
+from empax.core.files import DataError
+
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, EOFError)
+"""What msgpack and Flax raise on bytes that are no message, or none of arrays."""
+
+_RENAMED = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
+
+
+def read_flax(file: Path) -> dict[str, np.ndarray]:
+    """The parameters of one msgpack file under the names, and in the layout, of the PyTorch model.
+
+    A kernel is transposed there, GPT-2's too; embeddings and scales of norms are called weight.
+
+    Raises:
+      DataError: the file is cut short, is no message of Flax, holds no arrays, or layers that were scanned.
+    """
+    try:
+        tree = serialization.msgpack_restore(file.read_bytes())
+    except _MALFORMED as error:
+        raise DataError(
+            f"{file} is not a whole msgpack file of Flax ({type(error).__name__}: {error}); fetch the model again."
+        ) from error
+    if isinstance(tree, Mapping) and set(tree) == {"params"}:
+        tree = tree["params"]
+    if not isinstance(tree, Mapping):
+        raise DataError(f"{file} holds no parameters by name but a {type(tree).__name__}.")
+    tensors = {}
+    for path, array in _leaves(tree):
+        *modules, name = path
+        if any("scan" in module.lower() for module in modules) or (name == "kernel" and array.ndim == 3):
+            raise DataError(
+                f"{file}: {'/'.join(path)} of shape {list(array.shape)} is of layers that were scanned, which are not "
+                "read here; save the model with layers of their own (in transformers 4, after `disable_scan()`)."
+            )
+        tensors[".".join([*modules, _RENAMED.get(name, name)])] = array.T if name == "kernel" else array
+    if not tensors:
+        raise DataError(f"{file} holds no array.")
+    return tensors
+
+
+def _leaves(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    for name, value in tree.items():
+        here = (*path, str(name))
+        if isinstance(value, Mapping):
+            yield from _leaves(value, here)
+        elif isinstance(value, np.ndarray):
+            yield here, value
+        else:
+            raise DataError(f"{'/'.join(here)} of a Flax model is a {type(value).__name__}, not an array.")

@@ -1,0 +1,231 @@
+"""T5 from two ONNX files, `encoder.onnx` and `decoder.onnx`: its tensors as Hugging Face would give them.
+
+Nothing of the graphs is run. What is read of the protobuf messages: github.com/onnx/onnx, onnx/onnx.proto.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from empax.core.files import DataError
+from empax.interop.tensors import MappedTensor
+
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+
+_DTYPES = {1: np.dtype(np.float32), 2: np.dtype(np.uint8), 3: np.dtype(np.int8), 6: np.dtype(np.int32)}
+_DTYPES |= {7: np.dtype(np.int64), 10: np.dtype(np.float16), 11: np.dtype(np.float64), 16: np.dtype(ml_dtypes.bfloat16)}
+# Numbers of the fields that are read.
+_GRAPH, _NODE, _INITIALIZER = 7, 1, 5
+_NODE_INPUT, _NODE_NAME, _NODE_TYPE = 1, 3, 4
+_DIMS, _TYPE, _FLOATS, _INTS, _NAME, _RAW, _LOCATION = 1, 2, 4, 5, 8, 9, 14
+
+_Span: TypeAlias = tuple[int, int]
+"""First byte of a value in the file, and the byte behind its last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OnnxWeight:
+    """An initialiser of a graph as Hugging Face has it: no longer quantised, [outputs, inputs].
+
+    Attributes:
+      stored: the numbers of the file.
+      scale, zero_point: the weight is (stored - zero_point) * scale.
+      transposed: whether it is the right factor of a product there, [inputs, outputs].
+    """
+
+    stored: MappedTensor
+    scale: float = 1.0
+    zero_point: int = 0
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape[::-1] if self.transposed else self.stored.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        kind = self.stored.dtype
+        return np.dtype(np.float32) if np.issubdtype(kind, np.integer) else kind
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = np.asarray(self.stored)
+        if np.issubdtype(array.dtype, np.integer):
+            array = (array.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
+        array = array.T if self.transposed else array
+        return array.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
+
+
+def has_onnx(folder: Path) -> bool:
+    """Whether `folder` holds an encoder and a decoder as ONNX files."""
+    return (folder / ENCODER).is_file() and (folder / DECODER).is_file()
+
+
+def read_onnx_t5(folder: Path) -> dict[str, OnnxWeight]:
+    """The tensors of a T5 by Hugging Face's names; none is read.
+
+    Raises:
+      DataError: a file is cut short or no ONNX file, keeps its weights elsewhere or in a type that is not read here,
+        or neither has a weight of a T5.
+    """
+    tensors: dict[str, OnnxWeight] = {}
+    for file, pattern, prefix in (
+        (folder / ENCODER, r"(?:\w+\.)?((?:block\.\d+|final_layer_norm|embed_tokens)\..*)", "encoder."),
+        (folder / DECODER, r"(?:\w+\.)?((?:decoder|shared|lm_head)\..*)", ""),
+    ):
+        for name, weight in read_onnx(file).items():
+            if found := re.fullmatch(pattern, name):
+                tensors[prefix + found[1]] = weight
+    if not tensors:
+        raise DataError(f"{folder}: {ENCODER} and {DECODER} hold no T5; no other model is read from ONNX.")
+    return tensors
+
+
+def read_onnx(file: Path) -> dict[str, OnnxWeight]:
+    """The initialisers of one ONNX file, by the names that they had in PyTorch; none is read.
+
+    The right factor of a product has lost its name on export: it gets that of the module that multiplies. Of what
+    `onnxruntime.quantization` has quantised, number, scale and zero point become one.
+
+    Raises:
+      DataError: the file is cut short or no ONNX file, or keeps its weights elsewhere or in a type not read here.
+    """
+    with file.open("rb") as stream:
+        if not file.stat().st_size:
+            raise DataError(f"{file} is empty; fetch the model again.")
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _named(file, *_parse(file, data))
+            except (IndexError, ValueError, KeyError, UnicodeDecodeError) as error:
+                raise DataError(f"{file} is not a whole ONNX file ({error}); fetch the model again.") from error
+
+
+def _parse(file: Path, data: mmap.mmap) -> tuple[dict[str, MappedTensor | float], dict[str, str]]:
+    """Initialisers by name, scalars as numbers; and of those that a product has as its right factor, its name."""
+    graphs = [span for number, span in _fields(data, (0, len(data))) if number == _GRAPH]
+    initialisers: dict[str, MappedTensor | float] = {}
+    factors: dict[str, str] = {}
+    for number, span in (field for graph in graphs for field in _fields(data, _message(graph))):
+        if number == _INITIALIZER:
+            name, value = _tensor(file, data, _message(span))
+            initialisers[name] = value
+        elif number == _NODE:
+            node: dict[int, list[str]] = {}
+            for part, text in _fields(data, _message(span)):
+                if part in (_NODE_INPUT, _NODE_NAME, _NODE_TYPE):
+                    node.setdefault(part, []).append(_text(data, text))
+            if node.get(_NODE_TYPE) in (["MatMul"], ["MatMulInteger"]):
+                module = node[_NODE_NAME][0].rpartition("/")[0]
+                factors[node[_NODE_INPUT][1]] = f"{module.strip('/').replace('/', '.')}.weight"
+    if not initialisers:
+        raise ValueError("it has no graph with weights")
+    return initialisers, factors
+
+
+def _named(file: Path, initialisers: dict[str, MappedTensor | float], factors: dict[str, str]) -> dict[str, OnnxWeight]:
+    """The weights of `_parse` with what belongs together put together."""
+    weights = {}
+    for name, stored in initialisers.items():
+        if not isinstance(stored, MappedTensor):
+            continue
+        known, factor = name.removesuffix("_quantized"), name in factors
+        scale, zero_point = 1.0, 0.0
+        if known != name:
+            scale, zero_point = (initialisers.get(f"{known}_{part}") for part in ("scale", "zero_point"))
+            if not isinstance(scale, float) or not isinstance(zero_point, float):
+                raise DataError(f"{file}: {name} has no single scale and zero point, which is all that is read here.")
+        weights[factors.get(name, known)] = OnnxWeight(stored, scale, int(zero_point), transposed=factor)
+    return weights
+
+
+def _tensor(file: Path, data: mmap.mmap, span: _Span) -> tuple[str, MappedTensor | float]:
+    """Name and place of a TensorProto; one of a single number is that number."""
+    shape: list[int] = []
+    name, kind, raw = "", 0, None
+    number: float | None = None
+    for field, value in _fields(data, span):
+        if field == _DIMS:
+            shape += [value] if isinstance(value, int) else _packed(data, value)
+        elif field == _TYPE:
+            kind = int(value)  # type: ignore[arg-type]
+        elif field == _NAME:
+            name = _text(data, value)
+        elif field == _RAW:
+            raw = _message(value)
+        elif field == _FLOATS:
+            start, stop = _message(value)
+            number = float(np.frombuffer(data[start:stop], "<f4")[0])
+        elif field == _INTS:
+            number = float(value if isinstance(value, int) else _packed(data, value)[0])
+        elif field == _LOCATION and value:
+            raise DataError(f"{file} keeps {name} in another file, which is not read here.")
+    if raw is None and not shape and number is not None:
+        return name, number
+    if kind not in _DTYPES or raw is None:
+        raise DataError(f"{file}: {name} is of type {kind}; what is read: {', '.join(map(str, _DTYPES))}, as bytes.")
+    tensor = MappedTensor(file, raw[0], _DTYPES[kind], tuple(shape))
+    if tensor.end != raw[1]:
+        raise ValueError(f"{name} of shape {shape} has {raw[1] - raw[0]} bytes")
+    return name, tensor if shape else float(np.asarray(tensor))
+
+
+def _fields(data: mmap.mmap, span: _Span) -> Iterator[tuple[int, int | _Span]]:
+    """The fields of a protobuf message: number, and the value of an integer or the place of anything else."""
+    at, stop = span
+    while at < stop:
+        key, at = _varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        if kind == 2:
+            length, at = _varint(data, at)
+        elif kind in (1, 5):
+            length = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"byte {at} begins a field of kind {kind}")
+        if at + length > stop:
+            raise ValueError(f"a field of {length} bytes reaches beyond byte {stop}")
+        yield number, (at, at + length)
+        at += length
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            # 64 bits in two's complement.
+            return (value - (1 << 64) if value >> 63 else value), at
+        if shift > 63:
+            raise ValueError(f"a number of more than 64 bits before byte {at}")
+
+
+def _packed(data: mmap.mmap, span: int | _Span) -> list[int]:
+    at, stop = _message(span)
+    numbers = []
+    while at < stop:
+        number, at = _varint(data, at)
+        numbers.append(number)
+    return numbers
+
+
+def _message(value: int | _Span) -> _Span:
+    if isinstance(value, int):
+        raise ValueError("a number where a message was expected")
+    return value
+
+
+def _text(data: mmap.mmap, value: int | _Span) -> str:
+    start, stop = _message(value)
+    return data[start:stop].decode("utf-8")

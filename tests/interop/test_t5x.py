@@ -1,0 +1,137 @@
+"""Checkpoints of T5X: small ones, written with tensorstore as T5X lays them out, give what PyTorch gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore
+import torch
+import transformers
+
+from empax.core.files import DataError
+from empax.interop.huggingface import load_config, load_pretrained
+from empax.interop.readers import open_tensors
+from empax.models.transformer import EncoderDecoder
+
+VOCAB = 37
+
+
+def tiny(version):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 2}
+    gated = version == "1.1"
+    config = transformers.T5Config(
+        **sizes,
+        num_decoder_layers=3,
+        decoder_start_token_id=0,
+        relative_attention_num_buckets=32,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+    )
+    config.scale_decoder_outputs = not gated
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    if gated:  # the config ties the two in silence, whatever it is told
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 20))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    assert torch.equal(model.lm_head.weight, model.shared.weight) == (not gated)
+    return model
+
+
+def arrays(model):
+    """The parameters by the names and in the layout of t5x/examples/t5/network.py."""
+    of = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    made = {"token_embedder.embedding": of["shared.weight"]}
+    if not np.array_equal(of["lm_head.weight"], of["shared.weight"]):
+        made["decoder.logits_dense.kernel"] = of["lm_head.weight"].T
+    for stack, layers in (("encoder", 2), ("decoder", 3)):
+        theirs = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        made[f"{stack}.relpos_bias.rel_embedding"] = of[theirs].T
+        made[f"{stack}.{stack}_norm.scale"] = of[f"{stack}.final_layer_norm.weight"]
+        attention = {"attention": (0, "SelfAttention", "attention")}
+        if stack == "decoder":
+            attention = {
+                "self_attention": (0, "SelfAttention", "self_attention"),
+                "encoder_decoder_attention": (1, "EncDecAttention", "cross_attention"),
+            }
+        for i in range(layers):
+            ours, block = f"{stack}.layers_{i}", f"{stack}.block.{i}.layer"
+            for name, (place, module, norm) in attention.items():
+                for projection in ("query", "key", "value", "out"):
+                    weight = of[f"{block}.{place}.{module}.{projection[0]}.weight"]
+                    made[f"{ours}.{name}.{projection}.kernel"] = weight.T
+                made[f"{ours}.pre_{norm}_layer_norm.scale"] = of[f"{block}.{place}.layer_norm.weight"]
+            last = f"{block}.{len(attention)}"
+            made[f"{ours}.pre_mlp_layer_norm.scale"] = of[f"{last}.layer_norm.weight"]
+            for name in ("wi", "wi_0", "wi_1", "wo"):
+                if f"{last}.DenseReluDense.{name}.weight" in of:
+                    made[f"{ours}.mlp.{name}.kernel"] = of[f"{last}.DenseReluDense.{name}.weight"].T
+    return made
+
+
+def write(folder, name, array):
+    kind = "bfloat16" if array.dtype == jnp.bfloat16 else array.dtype.str
+    chunks = [max(1, array.shape[0] // 2), *array.shape[1:]]
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": str(folder / name)},
+        "metadata": {"shape": array.shape, "chunks": chunks, "dtype": kind, "compressor": {"id": "gzip", "level": 1}},
+    }
+    tensorstore.open(spec, create=True).result().write(array).result()
+
+
+def checkpoint(folder, model, dtype=np.float32):
+    for name, array in arrays(model).items():
+        write(folder, f"target.{name}", np.asarray(array, dtype))
+    # The optimizer's are left alone.
+    write(folder, "state.param_states.token_embedder.embedding.v_row", np.ones(3, np.float32))
+    (folder / "checkpoint").write_bytes(b"\x80")
+    return folder
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_checkpoint_alone_gives_the_logits_of_pytorch(version, tmp_path):
+    model = tiny(version)
+    folder = checkpoint(tmp_path / "checkpoint_1000", model)
+    fields = load_config(folder)
+    assert fields["feed_forward_proj"] == {"1.0": "relu", "1.1": "gated-gelu"}[version]
+    _, config, params = load_pretrained(folder)
+    rng = np.random.default_rng(0)
+    source, target = (rng.integers(1, VOCAB, (3, length)) for length in (9, 6))
+    with torch.no_grad():
+        expected = model(torch.tensor(source), labels=torch.tensor(target)).logits.numpy()
+    found = jax.jit(EncoderDecoder(config).apply)(
+        {"params": params}, jnp.asarray(source), jnp.ones(source.shape, bool), jnp.asarray(target)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=3e-6 * np.abs(expected).max())
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    return checkpoint(tmp_path_factory.mktemp("half"), tiny("1.0"), jnp.bfloat16)
+
+
+def test_half_precision_comes_as_it_is_stored(half):
+    embedding = open_tensors(half)["shared.weight"]
+    assert embedding.dtype == jnp.bfloat16
+    expected = tiny("1.0").shared.weight.detach().numpy()
+    np.testing.assert_array_equal(np.asarray(embedding), np.asarray(expected, jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda f: (f / "1.0").unlink(), "has 1 of its 2 chunks"),
+        (lambda f: (f / "0.0").write_bytes(b"no gzip"), "cannot be read"),
+        (lambda f: (f / ".zarray").unlink(), "is no zarr array"),
+        (lambda f: (f / ".zarray").write_text('{"chunks": [1]}'), "is no zarr array"),
+        (lambda f: f.rename(f.with_name("target.encoder.encoder.mlp.wo.kernel")), "with a name for every layer"),
+        (lambda f: f.rename(f.with_name("target.encoder.layers_0.mlp.wx.kernel")), "with a name for every layer"),
+    ],
+)
+def test_damage_and_other_models_are_named(damage, said, tmp_path):
+    folder = checkpoint(tmp_path / "checkpoint_1000", tiny("1.0"))
+    damage(folder / "target.encoder.layers_0.attention.query.kernel")
+    with pytest.raises(DataError, match=said):
+        load_pretrained(folder)
