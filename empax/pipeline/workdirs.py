@@ -210,8 +210,8 @@ def alike(other: WorkDir, config: Mapping[str, Any]) -> tuple[list[str], str]:
     """The finished stages of `other` that a run of `config` would make alike, and what ends them."""
     old = read_config(other)
     taken: list[str] = []
-    both = ({"data": one["data"]} for one in (old, config))
-    shared = end = next((f"{p}: {a!r} there, {b!r} here" for p, a, b in differences(*both)), "")
+    found = differences({"data": old["data"]}, {"data": config["data"]})
+    shared = end = next((f"{path}: {one!r} there, {other!r} here" for path, one, other in found), "")
     for place, name in enumerate(config["run"]):
         section, theirs = config[name], old["run"][place] if place < len(old["run"]) else "nothing"
         if section["kind"] in ("evaluate", "report"):
