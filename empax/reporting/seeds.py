@@ -49,7 +49,7 @@ def summarize(paths: Sequence[Path]) -> Summary:
             }
             for path, report in zip(files, reports, strict=True)
         ],
-        **{part: _over_runs([report[part] for report in reports], "", left_out) for part in _PARTS},
+        **{part: over_runs([report[part] for report in reports], "", left_out) for part in _PARTS},
         "evaluations": {},
     }
     for stage in dict.fromkeys(stage for report in reports for stage in report["evaluations"]):
@@ -57,7 +57,7 @@ def summarize(paths: Sequence[Path]) -> Summary:
         if len(found) < len(reports):
             left_out.append(stage)
             continue
-        scores = {part: _over_runs([one[part] for one in found], f"{stage}: ", left_out) for part in _PARTS}
+        scores = {part: over_runs([one[part] for one in found], f"{stage}: ", left_out) for part in _PARTS}
         about = {key: found[0][key] for key in ("stage", "corpus", "split")}
         summary["evaluations"][stage] = {**about, **scores}
     return {**summary, "left_out": left_out}
@@ -112,7 +112,7 @@ def _other_rows(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[st
     return [(name, was, now) for name, was, now in pairs if was and now and was != now]
 
 
-def _over_runs(
+def over_runs(
     found: Sequence[Mapping[str, Mapping[str, Any]]], where: str, left_out: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Metrics that every run has; of the others the names go into `left_out`."""

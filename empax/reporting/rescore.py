@@ -1,0 +1,233 @@
+r"""Scores committed outputs again, with the metrics and statistics of this code.
+
+  python -m empax.reporting.rescore results --data=DATA --peers=DATA/peer_outputs
+
+FOLDER/rescore.json names what to compare and which rows to leave out; FOLDER/runs/SYSTEM/RECIPE/SEED/outputs.jsonl.gz
+are the outputs. Written are scores.json beside each outputs.jsonl.gz, seeds.json where a recipe has several seeds, and
+FOLDER/comparisons.json. What is up to date stays: its hash is over the outputs, the settings and the code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError, hash_file, hash_json, read_json, write_json
+from empax.core.paths import expand
+from empax.core.recipe import parse_flags
+from empax.core.types import Instance, Prediction
+from empax.data.dialogues import to_instances
+from empax.data.empathetic_dialogues import find_archive, read_dialogues
+from empax.evaluation.comparing import compare_systems
+from empax.evaluation.controls import score_controls
+from empax.evaluation.normalisation import MOEL_METRICS
+from empax.evaluation.rows import read_predictions
+from empax.evaluation.scoring import JUDGES, VARIANTS, ScoringSettings, make_statistics, score
+from empax.evaluation.significance import estimate
+from empax.evaluation.verdict import verdict
+from empax.pipeline import judging
+from empax.reporting import report, score_file, seeds
+
+log = logging.getLogger("empax")
+
+_DATA = flags.DEFINE_string("data", None, "Folder with EmpatheticDialogues and EPITOME.")
+_PEERS = flags.DEFINE_string("peers", None, "Folder of *.jsonl with released outputs, for comparisons that name some.")
+_SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
+
+_VARIANTS = tuple(
+    name
+    for name in VARIANTS
+    if name in (*MOEL_METRICS, "token_f1") or name.endswith(("utterance_mean", *JUDGES))
+)
+"""The variants that documents quote."""
+
+_CODE = ("data", "evaluation", "systems/attributes/linear.py", "reporting/rescore.py")
+"""Below empax/: the code whose change makes old scores stale."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Everything that scores depend on besides the outputs.
+
+    Attributes:
+      corpus: EmpatheticDialogues by id.
+      corpus_name: with its hash.
+      training: its training split.
+      jury: the linear judge, for outputs whose empathy has been judged.
+      settings: of the scores.
+      code: hash of the code.
+    """
+
+    corpus: Mapping[str, Instance]
+    corpus_name: str
+    training: Sequence[Instance]
+    jury: judging.Jury
+    settings: ScoringSettings
+    code: str
+
+    def read(self, run: Path, skip: int) -> tuple[list[Prediction], int]:
+        """A run's rows in their order, without the first `skip` where there are more; and how many were left out."""
+        path = run / "outputs.jsonl.gz"
+        rows, bad = read_predictions(path, self.corpus)
+        if bad:
+            raise DataError(f"{path}, {bad[0]}; {len(bad)} bad lines in all.")
+        skipped = skip if len(rows) > skip else 0
+        rows = rows[skipped:]
+        return (self.jury(rows) if any("response_attributes" in row.notes for row in rows) else rows), skipped
+
+
+def load_source(data: str, *, samples: int) -> Source:
+    """Reads the corpus and trains the linear judge.
+
+    Args:
+      data: as `config.data.dir`.
+      samples: resamples behind each interval.
+    """
+    corpus, name = score_file.load_corpus(data)
+    training = to_instances(read_dialogues(find_archive(data), "train"))
+    settings = ScoringSettings(bootstrap_samples=samples, variants=_VARIANTS)
+    return Source(corpus, name, training, judging.linear_jury(data), settings, _hash_code())
+
+
+def _hash_code() -> str:
+    root = Path(__file__).parents[1]
+    files = [path for part in _CODE for path in (sorted((root / part).rglob("*.py")) or [root / part])]
+    return hash_json([[str(path.relative_to(root)), hash_file(path)] for path in files])
+
+
+def _kept(path: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `path` holds if it was made from `key`; else it is made and written."""
+    if path.is_file() and (found := read_json(path)).get("made_from") == key:
+        return found
+    log.info("scoring %s", path)
+    made = {"made_from": key, **make()}
+    write_json(path, made)
+    return made
+
+
+def rescore(folder: Path, source: Source, peers: Path | None = None) -> None:
+    """Writes the scores of all runs below `folder`, the means over seeds and the comparisons.
+
+    Raises:
+      DataError: no runs, or a file that cannot be read.
+      ConfigError: comparisons that need released outputs, without `peers`.
+    """
+    plan = read_json(folder / "rescore.json")
+    runs = sorted(path.parent for path in (folder / "runs").glob("*/*/*/outputs.jsonl.gz"))
+    if not runs:
+        raise DataError(f"there is no {folder}/runs/SYSTEM/RECIPE/SEED/outputs.jsonl.gz.")
+    for run in runs:
+        skip = plan["skip_rows"].get(run.parents[1].name, 0)
+        key = hash_json([hash_file(run / "outputs.jsonl.gz"), skip, source.settings, source.corpus_name, source.code])
+        _kept(run / "scores.json", key, lambda run=run, skip=skip: score_run(run, skip, source))
+    for recipe in sorted({run.parent for run in runs}):
+        _sum_up([run for run in runs if run.parent == recipe])
+    path = folder / "comparisons.json"
+    old = read_json(path) if path.is_file() else {}
+    made = {name: _compare(folder, plan, group, source, peers, old.get(name, {})) for name, group in plan["groups"].items()}
+    write_json(path, made)
+
+
+def score_run(run: Path, skip: int, source: Source) -> dict[str, Any]:
+    """Everything that documents quote of one run.
+
+    Args:
+      run: the folder of its outputs.
+      skip: how many rows to leave out from the start, where there are more.
+      source: what the scores depend on.
+
+    Returns:
+      `corpus`, `rows` (as of `pairing.describe_rows`), `first_row` (from 1 on), `metrics` and `variants` (with
+      intervals), `counts`, `controls`, `verdict`, `empathy` (as in a report) and `emotion_by_head` (accuracies).
+    """
+    rows, skipped = source.read(run, skip)
+    scores = score(rows, settings=source.settings)
+    return {
+        "corpus": source.corpus_name,
+        "rows": scores.rows,
+        "first_row": 1 + skipped,
+        "metrics": scores.metrics,
+        "variants": scores.variants,
+        "counts": scores.counts,
+        "controls": score_controls(rows, source.training),
+        "verdict": verdict(rows),
+        "empathy": report.empathy_findings(rows, {"linear_judge": source.jury.about()}),
+        "emotion_by_head": _by_head(rows),
+    }
+
+
+def _by_head(rows: Sequence[Prediction]) -> dict[str, float]:
+    heads = dict.fromkeys(head for row in rows for head in row.notes.get("emotion_by_head", {}))
+    found = {}
+    for head in heads:
+        guessed = [dataclasses.replace(r, emotion_prediction=r.notes["emotion_by_head"].get(head, "")) for r in rows]
+        made = make_statistics(guessed, ("emotion_accuracy",))
+        found |= {head: estimate(statistic) for statistic in made.values()}
+    return found
+
+
+def _sum_up(runs: Sequence[Path]) -> None:
+    """Writes seeds.json of a recipe with several seeds; other corpora are as the runs' reports have them."""
+    if len(runs) < 2:
+        return
+    scored = [read_json(run / "scores.json") for run in runs]
+    left_out: list[str] = []
+    parts = {part: seeds.over_runs([one[part] for one in scored], "", left_out) for part in ("metrics", "variants")}
+    others = seeds.summarize([run / "report.json" for run in runs])["evaluations"]
+    about = {"rows": scored[0]["rows"], "first_row": scored[0]["first_row"], "seeds": [run.name for run in runs]}
+    write_json(runs[0].parent / "seeds.json", {**about, **parts, "evaluations": others, "left_out": left_out})
+
+
+def _compare(
+    folder: Path,
+    plan: Mapping[str, Any],
+    group: Mapping[str, Any],
+    source: Source,
+    peers: Path | None,
+    old: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """One group of `rescore.json`: `systems`, `pairs` of them, `metrics`, and `peers`, names of released files."""
+    wanted = group.get("peers", [])
+    if wanted and peers is None:
+        raise ConfigError("rescore.json compares with released outputs; give their folder with --peers.")
+    files = {name: (peers or Path()) / f"{name}.jsonl" for name in wanted}
+    outputs = [folder / "runs" / name / "outputs.jsonl.gz" for name in group["systems"]]
+    hashes = [hash_file(path) for path in (*outputs, *files.values())]
+    key = hash_json([hashes, group, plan["skip_rows"], source.settings, source.corpus_name, source.code])
+    if old.get("made_from") == key:
+        return old
+    log.info("comparing %s", ", ".join(group["systems"]))
+    skip = {name: plan["skip_rows"].get(name.partition("/")[0], 0) for name in group["systems"]}
+    systems = {name: source.read(folder / "runs" / name, skip[name])[0] for name in group["systems"]}
+    released = {f"{name} (released)": read_predictions(path)[0] for name, path in files.items()}
+    pairs = [tuple(pair) for pair in group["pairs"]]
+    names = group["metrics"]
+    found = compare_systems(systems, pairs, peers=released, settings=source.settings, names=names)
+    return {"made_from": key, "corpus": source.corpus_name, **found}
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0, or 2 where the files are not what they should be."""
+    if len(argv) != 2 or not _DATA.value:
+        print("error: name the folder of results and --data=DATA.", file=sys.stderr)
+        return 2
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        source = load_source(_DATA.value, samples=_SAMPLES.value)
+        rescore(expand(argv[1]), source, expand(_PEERS.value) if _PEERS.value else None)
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    flags.FLAGS.set_gnu_getopt()
+    app.run(main, flags_parser=parse_flags)
