@@ -162,11 +162,11 @@ def test_a_cleaned_metric_reads_cleaned_text_on_both_sides():
 @pytest.mark.slow
 def test_runs_stand_beside_released_outputs_as_their_authors_cleaned_them(real_data):
     corpus, _ = load_corpus(str(real_data))
-    results = Path(__file__).parents[2] / "results"
+    runs = Path(__file__).parents[2] / "results" / "runs" / "reg"
     expected = {
-        results / "reg_transformer" / "outputs.jsonl.gz": (9.78, 35.7),
-        results / "reg_semantic" / "outputs.jsonl.gz": (9.73, None),
-        results / "reg_no_retrieval" / "outputs.jsonl.gz": (9.66, 34.3),
+        runs / "transformer" / "0" / "outputs.jsonl.gz": (9.78, 35.7),
+        runs / "transformer-semantic" / "0" / "outputs.jsonl.gz": (9.73, None),
+        runs / "transformer-no_retrieval" / "0" / "outputs.jsonl.gz": (9.66, 34.3),
         real_data / "peer_outputs" / "transformer.jsonl": (9.21, None),
     }
     for path, (bleu, perplexity) in expected.items():

@@ -1,0 +1,240 @@
+r"""Fills the tables of documents from a folder of results.
+
+  python -m empax.reporting.document README.md docs/benchmarks.md docs/results/*.md
+
+A table is between `<!-- table: NAME -->` and `<!-- end -->`; RESULTS/tables.json says what is in it. Nothing is scored:
+the numbers are those of `empax.reporting.rescore`, of benchmarks and of published tables.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from empax.core.files import DataError, read_json, write_atomically
+from empax.core.paths import expand
+from empax.core.recipe import parse_flags
+from empax.core.types import LEVELS, MECHANISMS
+from empax.evaluation.published import TABLES
+from empax.reporting.tables import describe, format_difference, format_value, markdown_table, metric_title
+
+_RESULTS = flags.DEFINE_string("results", "results", "Folder with runs/, comparisons.json, benchmarks/ and tables.json.")
+
+_MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Table = Mapping[str, Any]
+"""An entry of tables.json: its `kind` and what the function of that kind reads."""
+
+
+def fill(text: str, results: Path) -> str:
+    """The document with its tables made anew.
+
+    Raises:
+      DataError: a table that tables.json does not have, or one whose results are not there.
+    """
+    tables = read_json(results / "tables.json")
+
+    def made(found: re.Match[str]) -> str:
+        start, name, end = found.groups()
+        if name not in tables:
+            raise DataError(f"{results / 'tables.json'} has no table {name!r}; it has {', '.join(sorted(tables))}.")
+        lines = _KINDS[tables[name]["kind"]](tables[name], results)
+        return "\n".join([start, *lines, "", end])
+
+    return _MARKED.sub(made, text)
+
+
+@functools.cache
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError(f"there is no {path}; make it with python -m empax.reporting.rescore.")
+    return read_json(path)
+
+
+def _scores(table: Table, results: Path) -> list[str]:
+    """Systems as rows, `metrics` as columns. A row is a `run`, a recipe's `seeds`, a `control`, `released` or a
+    `published` row.
+    """
+    names = table["metrics"]
+    rows = [[row["name"], *(_cell(row, name, results) for name in names)] for row in table["rows"]]
+    head = ["", *(table.get("titles", {}).get(name) or metric_title(name) for name in names)]
+    return [*markdown_table(head, rows), *_about(table, results, [n for n in names if not n.startswith("head:")])]
+
+
+def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
+    run = next((row["run"] for row in table["rows"] if "run" in row), None)
+    if run is None:
+        return []
+    scores = _read(results / "runs" / run / "scores.json")
+    last = scores["first_row"] + scores["rows"]["rows"] - 1
+    span = f" Test rows {scores['first_row']:,} to {last:,}." if scores["first_row"] > 1 else ""
+    return ["", describe(scores["rows"], names, corpus=scores["corpus"]) + span]
+
+
+def _cell(row: Mapping[str, Any], name: str, results: Path) -> str:
+    if "published" in row:
+        table, label = row["published"]
+        value = next((part[label][name] for part in TABLES[table] if name in part.get(label, {})), None)
+        return row.get("cells", {}).get(name) or ("" if value is None else format_value(name, value))
+    if "seeds" in row:
+        found = _read(results / "runs" / row["seeds"] / "seeds.json")
+        part = found["evaluations"][row["evaluation"]] if "evaluation" in row else found
+        over = {**part["metrics"], **part["variants"]}.get(name)
+        return f"{format_value(name, over['mean'])} ± {format_value(name, over['std'])}" if over else ""
+    if "released" in row:
+        group, label = row["released"]
+        return _interval(name, _read(results / "comparisons.json")[group]["systems"][label]["metrics"].get(name))
+    scores = _read(results / "runs" / row["run"] / "scores.json")
+    if "control" in row:
+        controls = scores["controls"]["controls"]
+        value = controls[row["control"]]["metrics"].get(name)
+        return "" if value is None else format_value(name, value)
+    if name.startswith("head:"):
+        value = scores["emotion_by_head"].get(name.removeprefix("head:"))
+        return "" if value is None else f"{value:.2f}"
+    return _interval(name, {**scores["metrics"], **scores["variants"]}.get(name))
+
+
+def _interval(name: str, found: Mapping[str, float] | None) -> str:
+    if found is None:
+        return ""
+    value, low, high = (format_value(name, found[key]) for key in ("value", "low", "high"))
+    return f"{value} ({low}–{high})"
+
+
+def _pairs(table: Table, results: Path) -> list[str]:
+    """Differences, first minus second, of pairs in `group`; bold where the corrected p-value is below .05."""
+    found = _read(results / "comparisons.json")[table["group"]]
+    tested = {(pair["first"], pair["second"]): pair for pair in found["pairs"]}
+    names = table["metrics"]
+    rows = []
+    for row in table["rows"]:
+        cells = tested[tuple(row["pair"])]["metrics"]
+        rows.append([row["name"], *(_difference(name, cells.get(name)) for name in names)])
+    made = found["correction"]
+    note = (
+        f"Differences with 95% intervals over {found['rows']['resampled']}, {found['rows']['rows']:,} rows. Bold: p < "
+        f".05 after Holm's correction over {made['tests']} tests."
+    )
+    return [*markdown_table(["", *map(metric_title, names)], rows), "", note]
+
+
+def _difference(name: str, cell: Mapping[str, float] | None) -> str:
+    if cell is None:
+        return ""
+    shown = re.sub(r"\[(\S+), (\S+)\]", r"(\1 to \2)", format_difference(name, cell)).replace("-", "−")
+    return f"**{shown}**" if cell["p_holm"] < 0.05 else shown
+
+
+def _agreement(table: Table, results: Path) -> list[str]:
+    """Empathy of runs by one `judge`, beside controls that know no context."""
+    rows = []
+    for row in table["rows"]:
+        found = _read(results / "runs" / row["run"] / "scores.json")["empathy"][table["judge"]]
+        parts = (found, found["shuffled"], found["majority"])
+        rows.append(
+            [
+                row["name"],
+                *(f"{part['weighted_f1']:.2f}" for part in parts),
+                f"{found['macro_f1']:.2f}",
+                f"{found['kappa']:.3f}",
+            ]
+        )
+    head = ["", "Weighted F1 ↑", "replies shuffled", "majority level", "Macro F1 ↑", "Kappa ↑"]
+    return [*markdown_table(head, rows), *_about(table, results, ())]
+
+
+def _shares(table: Table, results: Path) -> list[str]:
+    """Shares of each level of each mechanism in percent, of the references and of the runs' replies."""
+    titles = ("none", "weak", "strong")
+    head = ["", *(f"{name.replace('_', ' ')}: {title}" for name in MECHANISMS for title in titles)]
+    found = [_read(results / "runs" / row["run"] / "scores.json")["empathy"][table["judge"]] for row in table["rows"]]
+    named = [("references", found[0], "references")]
+    named += [(row["name"], one, "replies") for row, one in zip(table["rows"], found, strict=True)]
+    rows = [
+        [name, *(f"{one['mechanisms'][m][whose][level]:.1f}" for m in MECHANISMS for level in LEVELS)]
+        for name, one, whose in named
+    ]
+    return markdown_table(head, rows)
+
+
+def _judges(table: Table, results: Path) -> list[str]:
+    """How often two judges give replies of a run the same level; in brackets Cohen's kappa."""
+    titles = {"first": "identifiers", "second_seed": "second seed", "linear": "linear judge"}
+    rows = []
+    for row in table["rows"]:
+        agreement = _read(results / "runs" / row["run"] / "scores.json")["empathy"]["agreement"]
+        for one, others in agreement.items():
+            for other, parts in others.items():
+                cells = [f"{parts[m]['share']:.1f}% ({parts[m]['kappa']:.2f})" for m in MECHANISMS]
+                rows.append([f"{row['name']}: {titles[one]}, {titles[other]}", *cells])
+    return markdown_table(["", *(m.replace("_", " ") for m in MECHANISMS)], rows)
+
+
+def _ratings(table: Table, results: Path) -> list[str]:
+    """Rank correlation of judges with people's ratings."""
+    found = _read(results / "judges" / "report.json")
+    parts = {"by_row": "all replies", "human_replies": "people's replies", "within_dialogue": "within a dialogue"}
+    rows = []
+    for name, one in found["judges"].items():
+        cells = [
+            f"{one[p]['spearman']:+.3f} ({one[p]['spearman_low']:+.3f} to {one[p]['spearman_high']:+.3f})".replace(
+                "-", "−"
+            )
+            for p in parts
+        ]
+        rows.append([name, *cells])
+    return [*markdown_table(["Spearman", *parts.values()], rows)]
+
+
+def _benchmark(table: Table, results: Path) -> list[str]:
+    """Ours beside theirs on one `machine`; a row is `[file, row of the file, title]`."""
+    rows = []
+    for name, key, title in table["rows"]:
+        one = _read(results / "benchmarks" / table["machine"] / f"{name}.json")["rows"][key]
+        unit = f" {one['unit']}".replace(" seconds", " s")
+        spread = f"{one['ratio']:.2f} ({one['lowest_ratio']:.2f}–{one['highest_ratio']:.2f})"
+        rows.append([title, f"{one['ours']:.4g}{unit}", f"{one['theirs']:.4g}{unit}", spread])
+    commands = [
+        _read(results / "benchmarks" / table["machine"] / f"{name}.json")["command"]
+        for name in dict.fromkeys(row[0] for row in table["rows"])
+    ]
+    command = ", ".join(f"`{command}`" for command in commands)
+    return [*markdown_table(["", "empax", table["other"], "ratio"], rows), "", f"Command: {command}"]
+
+
+_KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
+    "scores": _scores,
+    "pairs": _pairs,
+    "agreement": _agreement,
+    "shares": _shares,
+    "judges": _judges,
+    "ratings": _ratings,
+    "benchmark": _benchmark,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0, or 2 where a table cannot be made."""
+    if len(argv) < 2:
+        print("error: name the documents to fill.", file=sys.stderr)
+        return 2
+    try:
+        for path in map(expand, argv[1:]):
+            text = fill(path.read_text(encoding="utf-8"), expand(_RESULTS.value))
+            write_atomically(path, lambda new, text=text: new.write_text(text, encoding="utf-8"))
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    flags.FLAGS.set_gnu_getopt()
+    app.run(main, flags_parser=parse_flags)
