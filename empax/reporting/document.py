@@ -63,18 +63,29 @@ def _scores(table: Table, results: Path) -> list[str]:
     """
     names = table["metrics"]
     rows = [[row["name"], *(_cell(row, name, results) for name in names)] for row in table["rows"]]
-    head = ["", *(table.get("titles", {}).get(name) or metric_title(name) for name in names)]
-    return [*markdown_table(head, rows), *_about(table, results, [n for n in names if not n.startswith("head:")])]
+    return [*markdown_table(_head(table), rows), *_about(table, results, [n for n in names if not n.startswith("head:")])]
 
 
 def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
-    run = next((row["run"] for row in table["rows"] if "run" in row), None)
-    if run is None:
+    """Corpus, rows, what ± and brackets are, and text; of the first row, since all are over the same test rows."""
+    scored = [_read(_path(row, results)) for row in table["rows"] if "run" in row or "seeds" in row]
+    if not scored or any("evaluation" in row for row in table["rows"]):
         return []
-    scores = _read(results / "runs" / run / "scores.json")
-    last = scores["first_row"] + scores["rows"]["rows"] - 1
-    span = f" Test rows {scores['first_row']:,} to {last:,}." if scores["first_row"] > 1 else ""
-    return ["", describe(scores["rows"], names, corpus=scores["corpus"]) + span]
+    last = scored[0]["first_row"] + scored[0]["rows"]["rows"] - 1
+    note = describe(scored[0]["rows"], names, corpus=scored[0]["corpus"])
+    if all("run" not in row or "control" in row for row in table["rows"]) or not names:
+        note = re.sub(r"; 95% intervals over \w+", "", note)
+    if any("seeds" in row for row in table["rows"]):
+        note += " ±: standard deviation over seeds." if names else " Means over seeds."
+    if scored[0]["first_row"] > 1:
+        note += f" Test rows {scored[0]['first_row']:,} to {last:,}."
+    return ["", note if names else note.replace(" Text: none is read.", "")]
+
+
+def _path(row: Mapping[str, Any], results: Path) -> Path:
+    if "seeds" in row:
+        return results / "runs" / row["seeds"] / "seeds.json"
+    return results / "runs" / row["run"] / "scores.json"
 
 
 def _cell(row: Mapping[str, Any], name: str, results: Path) -> str:
@@ -83,14 +94,14 @@ def _cell(row: Mapping[str, Any], name: str, results: Path) -> str:
         value = next((part[label][name] for part in TABLES[table] if name in part.get(label, {})), None)
         return row.get("cells", {}).get(name) or ("" if value is None else format_value(name, value))
     if "seeds" in row:
-        found = _read(results / "runs" / row["seeds"] / "seeds.json")
+        found = _read(_path(row, results))
         part = found["evaluations"][row["evaluation"]] if "evaluation" in row else found
         over = {**part["metrics"], **part["variants"]}.get(name)
         return f"{format_value(name, over['mean'])} ± {format_value(name, over['std'])}" if over else ""
     if "released" in row:
         group, label = row["released"]
         return _interval(name, _read(results / "comparisons.json")[group]["systems"][label]["metrics"].get(name))
-    scores = _read(results / "runs" / row["run"] / "scores.json")
+    scores = _read(_path(row, results))
     if "control" in row:
         controls = scores["controls"]["controls"]
         value = controls[row["control"]]["metrics"].get(name)
@@ -122,7 +133,11 @@ def _pairs(table: Table, results: Path) -> list[str]:
         f"Differences with 95% intervals over {found['rows']['resampled']}, {found['rows']['rows']:,} rows. Bold: p < "
         f".05 after Holm's correction over {made['tests']} tests."
     )
-    return [*markdown_table(["", *map(metric_title, names)], rows), "", note]
+    return [*markdown_table(_head(table), rows), "", note]
+
+
+def _head(table: Table) -> list[str]:
+    return ["", *(table.get("titles", {}).get(name) or metric_title(name) for name in table["metrics"])]
 
 
 def _difference(name: str, cell: Mapping[str, float] | None) -> str:
@@ -136,7 +151,7 @@ def _agreement(table: Table, results: Path) -> list[str]:
     """Empathy of runs by one `judge`, beside controls that know no context."""
     rows = []
     for row in table["rows"]:
-        found = _read(results / "runs" / row["run"] / "scores.json")["empathy"][table["judge"]]
+        found = _read(_path(row, results))["empathy"][table["judge"]]
         parts = (found, found["shuffled"], found["majority"])
         rows.append(
             [
@@ -154,7 +169,7 @@ def _shares(table: Table, results: Path) -> list[str]:
     """Shares of each level of each mechanism in percent, of the references and of the runs' replies."""
     titles = ("none", "weak", "strong")
     head = ["", *(f"{name.replace('_', ' ')}: {title}" for name in MECHANISMS for title in titles)]
-    found = [_read(results / "runs" / row["run"] / "scores.json")["empathy"][table["judge"]] for row in table["rows"]]
+    found = [_read(_path(row, results))["empathy"][table["judge"]] for row in table["rows"]]
     named = [("references", found[0], "references")]
     named += [(row["name"], one, "replies") for row, one in zip(table["rows"], found, strict=True)]
     rows = [
@@ -169,7 +184,7 @@ def _judges(table: Table, results: Path) -> list[str]:
     titles = {"first": "identifiers", "second_seed": "second seed", "linear": "linear judge"}
     rows = []
     for row in table["rows"]:
-        agreement = _read(results / "runs" / row["run"] / "scores.json")["empathy"]["agreement"]
+        agreement = _read(_path(row, results))["empathy"]["agreement"]
         for one, others in agreement.items():
             for other, parts in others.items():
                 cells = [f"{parts[m]['share']:.1f}% ({parts[m]['kappa']:.2f})" for m in MECHANISMS]
@@ -200,7 +215,8 @@ def _benchmark(table: Table, results: Path) -> list[str]:
         one = _read(results / "benchmarks" / table["machine"] / f"{name}.json")["rows"][key]
         unit = f" {one['unit']}".replace(" seconds", " s")
         spread = f"{one['ratio']:.2f} ({one['lowest_ratio']:.2f}–{one['highest_ratio']:.2f})"
-        rows.append([title, f"{one['ours']:.4g}{unit}", f"{one['theirs']:.4g}{unit}", spread])
+        ours, theirs = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in (one["ours"], one["theirs"]))
+        rows.append([title, ours + unit, theirs + unit, spread])
     commands = [
         _read(results / "benchmarks" / table["machine"] / f"{name}.json")["command"]
         for name in dict.fromkeys(row[0] for row in table["rows"])

@@ -33,6 +33,7 @@ from empax.evaluation.scoring import JUDGES, VARIANTS, ScoringSettings, make_sta
 from empax.evaluation.significance import estimate
 from empax.evaluation.verdict import verdict
 from empax.pipeline import judging
+from empax.reporting import controls as report_controls
 from empax.reporting import report, score_file, seeds
 
 log = logging.getLogger("empax")
@@ -181,8 +182,23 @@ def _sum_up(runs: Sequence[Path]) -> None:
     left_out: list[str] = []
     parts = {part: seeds.over_runs([one[part] for one in scored], "", left_out) for part in ("metrics", "variants")}
     others = seeds.summarize([run / "report.json" for run in runs])["evaluations"]
-    about = {"rows": scored[0]["rows"], "first_row": scored[0]["first_row"], "seeds": [run.name for run in runs]}
-    write_json(runs[0].parent / "seeds.json", {**about, **parts, "evaluations": others, "left_out": left_out})
+    about = {key: scored[0][key] for key in ("corpus", "rows", "first_row")} | {"seeds": [run.name for run in runs]}
+    empathy = {judge: _mean([one["empathy"][judge] for one in scored]) for judge in _judges(scored)}
+    found = {**about, **parts, "empathy": empathy, "evaluations": others, "left_out": left_out}
+    write_json(runs[0].parent / "seeds.json", found)
+
+
+def _judges(scored: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Judges of all runs."""
+    judges = [report_controls.key(judge) for judge in ("", *JUDGES)]
+    return [judge for judge in judges if all(judge in one["empathy"] for one in scored)]
+
+
+def _mean(found: Sequence[Any]) -> Any:
+    """Means of the numbers in nested mappings with the same keys; of what is no number, the first."""
+    if isinstance(found[0], Mapping):
+        return {key: _mean([one[key] for one in found]) for key in found[0]}
+    return found[0] if isinstance(found[0], str) else sum(found) / len(found)
 
 
 def _compare(
