@@ -1,0 +1,60 @@
+"""Tables of documents come from results/, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from empax.core.files import DataError
+from empax.reporting.document import fill
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results"
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_hold_what_the_results_say(path):
+    text = path.read_text(encoding="utf-8")
+    assert "<!-- table: " in text
+    assert fill(text, RESULTS) == text, f"run python -m empax.reporting.document {path.relative_to(ROOT)}"
+
+
+def test_every_table_is_in_a_document():
+    text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    for name in json.loads((RESULTS / "tables.json").read_text(encoding="utf-8")):
+        assert f"<!-- table: {name} -->" in text, name
+
+
+def make_results(folder, value):
+    run = folder / "runs" / "reg" / "small" / "0"
+    run.mkdir(parents=True)
+    interval = {"value": value, "low": 1.0, "high": 3.0}
+    rows = {"rows": 4, "dialogues": 2, "resampled": "dialogues", "sha256": "0" * 16}
+    scores = {
+        "corpus": "a corpus", "rows": rows, "first_row": 3, "metrics": {"bleu_2": interval}, "variants": {},
+        "controls": {"controls": {"canned": {"metrics": {"bleu_2": 0.5}}}},
+    }  # fmt: skip
+    (run / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
+    rows = [{"name": "small", "run": "reg/small/0"}, {"name": "canned", "run": "reg/small/0", "control": "canned"}]
+    tables = {"small": {"kind": "scores", "metrics": ["bleu_2"], "rows": rows}}
+    (folder / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
+    return folder
+
+
+def test_a_table_is_filled_between_its_marks_and_nothing_else_changes(tmp_path):
+    text = "before\n<!-- table: small -->\nold\n<!-- end -->\nafter\n"
+    made = fill(text, make_results(tmp_path / "a", 2.0))
+    assert made.startswith("before\n<!-- table: small -->\n")
+    assert made.endswith("<!-- end -->\nafter\n")
+    assert "| small | 2.00 (1.00–3.00) |\n| canned | 0.50 |" in made
+    assert "old" not in made
+    assert "a corpus; 4 rows of 2 dialogues" in made
+    assert "Test rows 3 to 6." in made
+    assert fill(made, tmp_path / "a") == made
+    assert fill(made, make_results(tmp_path / "b", 2.5)) != made
+
+
+def test_a_table_that_there_is_not_is_named(tmp_path):
+    with pytest.raises(DataError, match="no table 'large'; it has small"):
+        fill("<!-- table: large -->\n<!-- end -->\n", make_results(tmp_path, 2.0))

@@ -1,0 +1,69 @@
+"""Committed outputs are scored again: which rows, and when."""
+
+import gzip
+import json
+
+import pytest
+
+from empax.core.types import Instance
+from empax.evaluation.scoring import ScoringSettings
+from empax.pipeline.judging import Jury
+from empax.reporting.rescore import Source, rescore
+
+CORPUS = {
+    f"hit:{i}_conv:{i}#2": Instance(
+        id=f"hit:{i}_conv:{i}#2", context=(f"I lost my {i} keys .",), response=f"oh no , {i} keys", emotion="sad"
+    )
+    for i in range(12)
+}
+
+
+def make_source(code="1"):
+    settings = ScoringSettings(bootstrap_samples=20, variants=("bleu_2:moel",))
+    return Source(CORPUS, "a corpus", list(CORPUS.values()), Jury(), settings, code)
+
+
+def write_run(folder, reply):
+    run = folder / "runs" / "sys" / reply / "0"
+    run.mkdir(parents=True)
+    lines = [json.dumps({"id": name, "response": f"{reply} {i}"}) for i, name in enumerate(CORPUS)]
+    with gzip.open(run / "outputs.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+    return run
+
+
+@pytest.fixture
+def results(tmp_path):
+    for reply in ("oh", "keys"):
+        write_run(tmp_path, reply)
+    systems = ["sys/oh/0", "sys/keys/0"]
+    group = {"systems": systems, "pairs": [systems], "metrics": ["bleu_1", "distinct_1"]}
+    plan = {"skip_rows": {"sys": 4}, "groups": {"two": group}}
+    (tmp_path / "rescore.json").write_text(json.dumps(plan), encoding="utf-8")
+    return tmp_path
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_scores_are_of_the_rows_that_are_not_left_out(results):
+    rescore(results, make_source())
+    found = read(results / "runs" / "sys" / "oh" / "0" / "scores.json")
+    assert (found["first_row"], found["rows"]["rows"]) == (5, 8)
+    assert {"canned", "random_training", "same_emotion"} <= set(found["controls"]["controls"])
+    assert "bleu_2:moel" in found["variants"]
+    pair = read(results / "comparisons.json")["two"]["pairs"][0]
+    assert pair["rows"] == 8
+    assert set(pair["metrics"]) == {"bleu_1", "distinct_1"}
+
+
+def test_only_what_is_stale_is_scored_again(results):
+    rescore(results, make_source())
+    path = results / "runs" / "sys" / "oh" / "0" / "scores.json"
+    marked = {**read(path), "mark": True}
+    path.write_text(json.dumps(marked), encoding="utf-8")
+    rescore(results, make_source())
+    assert read(path).get("mark")
+    rescore(results, make_source(code="2"))
+    assert "mark" not in read(path)
