@@ -200,7 +200,7 @@ def _groups(name: str) -> tuple[str, ...]:
     if base.startswith(("perplexity", "bits_per_byte")):
         return ("perplexity_per_token", "perplexity") if base == "perplexity" else ("perplexity",)
     if base in ("empathy_f1", "emotional_reaction_f1", "interpretation_f1", "exploration_f1"):
-        return ("mechanisms:independent",) if variant else ("mechanisms",)
+        return (f"mechanisms:{variant}",) if variant else ("mechanisms",)
     return (base,)
 
 

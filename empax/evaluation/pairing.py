@@ -117,16 +117,19 @@ def not_comparable(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -
 
     Returns:
       Of "perplexity_per_token", "perplexity", "emotion_accuracy", "intent_accuracy", "mechanisms" and
-      "mechanisms:independent" those that must be left out, each with the reason; "perplexity" stands for every unit.
+      "mechanisms:JUDGE" those that must be left out, each with the reason; "perplexity" stands for every unit.
     """
+    other_judge = "different judges: the levels of the references differ"
+    notes = {name for row in (*rows_a, *rows_b) for name in row.notes}
     checks: Mapping[str, tuple[str, str]] = {
         "perplexity": ("nll", "likelihoods (nll) are known of different rows"),
         "intent_accuracy": ("intent", "the intents of the references differ"),
-        "mechanisms": ("reference_attributes", "different judges: the levels of the references differ"),
-        "mechanisms:independent": (
-            "independent_reference_attributes",
-            "different judges: the levels of the references differ",
-        ),
+        "mechanisms": ("reference_attributes", other_judge),
+        **{
+            f"mechanisms:{note.removesuffix('_reference_attributes')}": (note, other_judge)
+            for note in sorted(notes)
+            if note.endswith("_reference_attributes")
+        },
     }
     reasons = {}
     for group, (note, reason) in checks.items():

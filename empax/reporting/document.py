@@ -8,6 +8,7 @@ the numbers are those of `empax.reporting.rescore`, of benchmarks and of publish
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
 import sys
@@ -15,16 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
-
 from empax.core.files import DataError, read_json, write_atomically
 from empax.core.paths import expand
-from empax.core.recipe import parse_flags
 from empax.core.types import LEVELS, MECHANISMS
 from empax.evaluation.published import TABLES
 from empax.reporting.tables import describe, format_difference, format_value, markdown_table, metric_title
-
-_RESULTS = flags.DEFINE_string("results", "results", "Folder with runs/, comparisons.json, benchmarks/ and tables.json.")
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -63,7 +59,10 @@ def _scores(table: Table, results: Path) -> list[str]:
     """
     names = table["metrics"]
     rows = [[row["name"], *(_cell(row, name, results) for name in names)] for row in table["rows"]]
-    return [*markdown_table(_head(table), rows), *_about(table, results, [n for n in names if not n.startswith("head:")])]
+    return [
+        *markdown_table(_head(table), rows),
+        *_about(table, results, [n for n in names if not n.startswith("head:")]),
+    ]
 
 
 def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
@@ -236,14 +235,15 @@ _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
 }
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Returns 0, or 2 where a table cannot be made."""
-    if len(argv) < 2:
-        print("error: name the documents to fill.", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m empax.reporting.document", description="Fills tables.")
+    parser.add_argument("documents", type=Path, nargs="+", help="Markdown files")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder with runs/, tables.json, ...")
+    given = parser.parse_args(argv)
     try:
-        for path in map(expand, argv[1:]):
-            text = fill(path.read_text(encoding="utf-8"), expand(_RESULTS.value))
+        for path in map(expand, given.documents):
+            text = fill(path.read_text(encoding="utf-8"), expand(given.results))
             write_atomically(path, lambda new, text=text: new.write_text(text, encoding="utf-8"))
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -252,5 +252,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.FLAGS.set_gnu_getopt()
-    app.run(main, flags_parser=parse_flags)
+    sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ FOLDER/comparisons.json. What is up to date stays: its hash is over the outputs,
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import logging
 import sys
@@ -16,12 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
-
 from empax.core.config import ConfigError
 from empax.core.files import DataError, hash_file, hash_json, read_json, write_json
 from empax.core.paths import expand
-from empax.core.recipe import parse_flags
 from empax.core.types import Instance, Prediction
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
@@ -38,14 +36,8 @@ from empax.reporting import report, score_file, seeds
 
 log = logging.getLogger("empax")
 
-_DATA = flags.DEFINE_string("data", None, "Folder with EmpatheticDialogues and EPITOME.")
-_PEERS = flags.DEFINE_string("peers", None, "Folder of *.jsonl with released outputs, for comparisons that name some.")
-_SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
-
 _VARIANTS = tuple(
-    name
-    for name in VARIANTS
-    if name in (*MOEL_METRICS, "token_f1") or name.endswith(("utterance_mean", *JUDGES))
+    name for name in VARIANTS if name in (*MOEL_METRICS, "token_f1") or name.endswith(("utterance_mean", *JUDGES))
 )
 """The variants that documents quote."""
 
@@ -132,7 +124,9 @@ def rescore(folder: Path, source: Source, peers: Path | None = None) -> None:
         _sum_up([run for run in runs if run.parent == recipe])
     path = folder / "comparisons.json"
     old = read_json(path) if path.is_file() else {}
-    made = {name: _compare(folder, plan, group, source, peers, old.get(name, {})) for name, group in plan["groups"].items()}
+    made = {
+        name: _compare(folder, plan, group, source, peers, old.get(name, {})) for name, group in plan["groups"].items()
+    }
     write_json(path, made)
 
 
@@ -169,8 +163,8 @@ def _by_head(rows: Sequence[Prediction]) -> dict[str, float]:
     found = {}
     for head in heads:
         guessed = [dataclasses.replace(r, emotion_prediction=r.notes["emotion_by_head"].get(head, "")) for r in rows]
-        made = make_statistics(guessed, ("emotion_accuracy",))
-        found |= {head: estimate(statistic) for statistic in made.values()}
+        if statistic := make_statistics(guessed, ("emotion_accuracy",)).get("emotion_accuracy"):
+            found[head] = estimate(statistic)
     return found
 
 
@@ -229,21 +223,23 @@ def _compare(
     return {"made_from": key, "corpus": source.corpus_name, **found}
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Returns 0, or 2 where the files are not what they should be."""
-    if len(argv) != 2 or not _DATA.value:
-        print("error: name the folder of results and --data=DATA.", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m empax.reporting.rescore", description="Scores outputs again.")
+    parser.add_argument("folder", type=Path, help="results")
+    parser.add_argument("--data", required=True, help="folder with EmpatheticDialogues and EPITOME")
+    parser.add_argument("--peers", type=Path, help="folder of *.jsonl with released outputs, where some are compared")
+    parser.add_argument("--bootstrap_samples", type=int, default=1000, help="resamples behind each interval")
+    given = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
-        source = load_source(_DATA.value, samples=_SAMPLES.value)
-        rescore(expand(argv[1]), source, expand(_PEERS.value) if _PEERS.value else None)
-    except (ConfigError, DataError) as error:
+        source = load_source(given.data, samples=given.bootstrap_samples)
+        rescore(expand(given.folder), source, expand(given.peers) if given.peers else None)
+    except (ConfigError, DataError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 if __name__ == "__main__":
-    flags.FLAGS.set_gnu_getopt()
-    app.run(main, flags_parser=parse_flags)
+    sys.exit(main(sys.argv[1:]))

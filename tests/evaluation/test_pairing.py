@@ -96,5 +96,10 @@ def test_inputs_of_different_kinds_are_named():
     judged = pairing.not_comparable(rows, changed(reference_attributes={"exploration": "high"}))
     assert "different judges" in judged["mechanisms"]
     assert "intents" in pairing.not_comparable(rows, changed(intent="agreeing"))["intent_accuracy"]
+    for judge in ("second_seed", "linear"):
+        note = f"{judge}_reference_attributes"
+        by_two = [changed(**{note: {"exploration": level}}) for level in ("low", "high")]
+        assert set(pairing.not_comparable(*by_two)) == {f"mechanisms:{judge}"}
+        assert pairing.not_comparable(by_two[0], by_two[0]) == {}
     some = [rows[0], dataclasses.replace(rows[1], emotion_prediction="")]
     assert set(pairing.not_comparable(rows, some)) == {"emotion_accuracy"}

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (ROOT, *(ROOT / name for name in ("docs", "docs/results", "launch", "results/plan")))
+FOLDERS = (ROOT, *(ROOT / name for name in ("docs", "docs/results", "launch", "results", "results/plan")))
 DOCUMENTS = [path for folder in FOLDERS for path in sorted(folder.glob("*.md"))]
 
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -49,7 +49,9 @@ def is_there(dotted):
             if not rest:
                 return True
             source = file.read_text(encoding="utf-8")
-            return bool(re.search(rf"(def|class) {rest[0]}\b|^{rest[0]}\b|import .*\b{rest[0]}\b", source, re.MULTILINE))
+            return bool(
+                re.search(rf"(def|class) {rest[0]}\b|^{rest[0]}\b|import .*\b{rest[0]}\b", source, re.MULTILINE)
+            )
     return False
 
 

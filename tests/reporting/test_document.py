@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from empax.core.files import DataError
-from empax.reporting.document import fill
+from empax.reporting.document import fill, main
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -58,3 +58,13 @@ def test_a_table_is_filled_between_its_marks_and_nothing_else_changes(tmp_path):
 def test_a_table_that_there_is_not_is_named(tmp_path):
     with pytest.raises(DataError, match="no table 'large'; it has small"):
         fill("<!-- table: large -->\n<!-- end -->\n", make_results(tmp_path, 2.0))
+
+
+def test_the_command_fills_files_and_names_what_is_missing(tmp_path, capsys):
+    results, document = make_results(tmp_path / "results", 2.0), tmp_path / "a.md"
+    document.write_text("<!-- table: small -->\n<!-- end -->\n", encoding="utf-8")
+    assert main([str(document), f"--results={results}"]) == 0
+    assert "2.00 (1.00–3.00)" in document.read_text(encoding="utf-8")
+    document.write_text("<!-- table: large -->\n<!-- end -->\n", encoding="utf-8")
+    assert main([str(document), f"--results={results}"]) == 2
+    assert "large" in capsys.readouterr().err
