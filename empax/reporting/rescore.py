@@ -82,11 +82,14 @@ def load_source(data: str, *, samples: int) -> Source:
     Args:
       data: as `config.data.dir`.
       samples: resamples behind each interval.
+
+    Raises:
+      ConfigError: `data` lacks EmpatheticDialogues or EPITOME.
     """
     corpus, name = score_file.load_corpus(data)
     training = to_instances(read_dialogues(find_archive(data), "train"))
     settings = ScoringSettings(bootstrap_samples=samples, variants=_VARIANTS)
-    return Source(corpus, name, training, judging.linear_jury(data), settings, _hash_code())
+    return Source(corpus, name, training, judging.find_jury(judging.LINEAR, data), settings, _hash_code())
 
 
 def _hash_code() -> str:
@@ -124,10 +127,8 @@ def rescore(folder: Path, source: Source, peers: Path | None = None) -> None:
         _sum_up([run for run in runs if run.parent == recipe])
     path = folder / "comparisons.json"
     old = read_json(path) if path.is_file() else {}
-    made = {
-        name: _compare(folder, plan, group, source, peers, old.get(name, {})) for name, group in plan["groups"].items()
-    }
-    write_json(path, made)
+    groups = plan["groups"].items()
+    write_json(path, {n: _compare(folder, plan, group, source, peers, old.get(n, {})) for n, group in groups})
 
 
 def score_run(run: Path, skip: int, source: Source) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--peers", type=Path, help="folder of *.jsonl with released outputs, where some are compared")
     parser.add_argument("--bootstrap_samples", type=int, default=1000, help="resamples behind each interval")
     given = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(message)s", level=logging.INFO, force=True)
     try:
         source = load_source(given.data, samples=given.bootstrap_samples)
         rescore(expand(given.folder), source, expand(given.peers) if given.peers else None)
