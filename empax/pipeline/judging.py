@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import WorkDir
+from empax.core.files import WorkDir, read_json
 from empax.core.manifest import read_config
 from empax.core.run import RunContext
 from empax.core.types import MECHANISMS, Prediction

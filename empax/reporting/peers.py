@@ -12,7 +12,7 @@ from empax.core.types import Prediction
 from empax.evaluation import published
 from empax.evaluation.published import TestSet
 from empax.evaluation.rows import read_predictions
-from empax.evaluation.scoring import METRICS, VARIANTS, ScoringSettings
+from empax.evaluation.scoring import METRICS, VARIANTS, ScoringSettings, score
 from empax.reporting.page import CLEANED
 
 OF_LABELS = tuple(name for name in METRICS if name.endswith(("accuracy", "_match")) or "_f1" in name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from empax.core.config import check_numbers
+from empax.core.config import ConfigError, check_numbers
 from empax.data.sources import LayoutSettings
 from empax.decoding.search import DecodeSettings
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings
