@@ -161,8 +161,9 @@ def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys):
 
 def test_paths_may_begin_with_the_sign_of_home(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path / "mine.jsonl", [GOOD, GOOD | {"context": ["2"]}])
-    assert run(predictions="~/mine.jsonl", compare="~/mine.jsonl", output="~/out") == 0
+    for name in ("mine", "other"):
+        write(tmp_path / f"{name}.jsonl", [GOOD, GOOD | {"context": ["2"]}])
+    assert run(predictions="~/mine.jsonl", compare=["~/other.jsonl"], output="~/out") == 0
     assert f"to {tmp_path / 'out'}" in capsys.readouterr().out
     assert (tmp_path / "out" / "report.html").exists()
     assert run(predictions="~/mine.jsonl", data="~/nothing") == 2

@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers as rust
 from tokenizers import processors
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, read_json, write_json, write_text
 from empax.core.tree import named_leaves
 from empax.core.types import Params
@@ -327,9 +327,11 @@ def _own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, 
 
 def _own_model(fields: Mapping[str, Any]) -> EncoderDecoder | DualEncoder:
     if fields["model"] == "encoder_decoder":
-        return EncoderDecoder(TransformerConfig(**fields["config"]))
+        return EncoderDecoder(to_settings(TransformerConfig, fields["config"], where="config"))
     config, module = _ENCODERS[fields["encoder"]]
-    return DualEncoder(module(config(**fields["config"])), fields["pooling"], fields["normalize"])
+    return DualEncoder(
+        module(to_settings(config, fields["config"], where="config")), fields["pooling"], fields["normalize"]
+    )
 
 
 def _shapes(model: EncoderDecoder | DecoderOnly | DualEncoder) -> Params:

@@ -12,6 +12,7 @@ from typing import Any
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json
 from empax.core.manifest import read_config
+from empax.core.paths import expand
 from empax.core.run import RunContext
 from empax.core.types import MECHANISMS, Prediction
 from empax.pipeline import annotate
@@ -170,11 +171,12 @@ def find_jury(where: str, data_dir: str = "") -> Jury:
     Raises:
       ConfigError: see `find_judges`; or "linear" without EPITOME.
     """
-    if where == LINEAR and not (Path(where) / "config.json").is_file():
+    folder = expand(where)
+    if where == LINEAR and not (folder / "config.json").is_file():
         return Jury(linear=load_linear(data_dir))
-    neural = find_judges(Path(where))
+    neural = find_judges(folder)
     if not data_dir:
-        config = next(p for p in (Path(where), Path(where).parent) if (p / "config.json").is_file()) / "config.json"
+        config = next(p for p in (folder, folder.parent) if (p / "config.json").is_file()) / "config.json"
         data_dir = read_json(config)["data"]["dir"]
     return dataclasses.replace(linear_jury(data_dir), neural=neural)
 

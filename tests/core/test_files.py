@@ -85,7 +85,7 @@ def test_file_and_name_are_on_disk_before_it_returns(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b'{"a": "\xff\xfe"}', b"[" * 100_000, b""])
 def test_what_is_no_json_is_named(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.json is not valid JSON"):
+    with pytest.raises(DataError, match=r"a\.json(, line 1)?: (not valid JSON|not UTF-8|JSON nested more than)"):
         read_json(tmp_path / "a.json")
 
 

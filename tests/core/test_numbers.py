@@ -13,7 +13,8 @@ import empax
 from empax.core.config import ConfigError, check_numbers, to_settings
 
 NOT_SETTINGS = ("Config", "Spec")
-OPTIONAL = {"empax.retrieval.beam", "empax.main", "empax.chat", "empax.evaluate", "empax.export"}
+OPTIONAL = {"empax.retrieval.beam"}
+OPTIONAL |= {f"empax.{command}" for command in ("main", "chat", "evaluate", "export", "judges")}
 """Modules with flags, or with packages that few have; none has settings."""
 
 

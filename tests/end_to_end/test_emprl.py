@@ -58,7 +58,7 @@ def test_the_report_has_empathy_and_replies_over_training(workdir):
     report = read_json(workdir / "report.json")
     assert report["system"] == "emprl"
     assert {"empathy_f1", *(f"{name}_f1" for name in MECHANISMS), "distinct_2", "perplexity"} <= set(report["metrics"])
-    assert report["paper"]["empathy_f1"] == 69.43
+    assert report["paper"] == {}  # its rows are of another corpus
     assert set(report["notes"]["classifiers"]) == set(MECHANISMS)  # how good the identifiers are
     assert "replies" not in report  # they quote the corpus
     kept = sorted(path.stem for path in (workdir / "ppo" / "replies").glob("*.json"))

@@ -190,7 +190,8 @@ def test_report_has_the_agreed_names(finished, config, predictions):
     assert report["metrics"]["perplexity"]["value"] == pytest.approx(np.exp(nll / tokens), rel=1e-4)
     hits = [row["emotion"] == row["emotion_prediction"] for row in predictions]
     assert report["metrics"]["emotion_accuracy"]["value"] == pytest.approx(100 * np.mean(hits))
-    assert report["paper"]["bleu_2"] > 0
+    assert report["paper"] == {}  # its rows are of another corpus
+    assert "built-in" in report["published_absent"]
     assert {"generator/examples_per_second", "joint/seconds"} <= set(report["speed"])
     page = (finished / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") >= 4

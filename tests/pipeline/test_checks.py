@@ -161,7 +161,7 @@ def test_a_corpus_without_emotions_is_told_where_a_stage_learns_them(reg, tmp_pa
     stages = run.make_stages(with_them := changed(reg, own_corpus(tmp_path / "rich", EMOTIONS[0])))
     assert not list(run.find_problems(stages, with_them, WorkDir(tmp_path / "run")))
     (tmp_path / "rich" / "test.jsonl").write_text('{"id": 1}\n')
-    assert "test.jsonl, dialogue 1: id = 1 must be a text" in refused(with_them, tmp_path / "run")
+    assert "test.jsonl, line 1: id = 1 must be a text" in refused(with_them, tmp_path / "run")
 
 
 def test_a_pretrained_folder_without_weights_is_told(reg, tmp_path, refused):

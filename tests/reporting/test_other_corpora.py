@@ -67,7 +67,7 @@ def test_scores_are_of_each_stages_own_rows(files):
     assert found["again"]["published"] == {}
     assert found["dailydialog"]["counts"]["rows"] == 4
     files.evaluation("again").write_text("{}\n")
-    with pytest.raises(DataError, match=r"again.predictions\.jsonl, line 1: lacks .*run the stage again again"):
+    with pytest.raises(DataError, match=r"again.predictions\.jsonl, line 1: lacks .*--redo=again"):
         other_corpora.score_evaluations(files, {"run": RUN, **SECTIONS}, settings)
 
 

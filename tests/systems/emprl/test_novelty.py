@@ -83,5 +83,5 @@ def test_a_part_of_the_reward_counts_gold_responses(toy):
 
 @pytest.mark.parametrize("changes", [{"outputs": 0}, {"share": 1.0}, {"share": -0.1}])
 def test_settings_out_of_range_are_refused(changes):
-    with pytest.raises(ConfigError, match=r"outputs = .* at least 1 and share = .* lie in \[0, 1\)"):
+    with pytest.raises(ConfigError, match=r"outputs = 0 must be at least 1|share = .* must lie in \[0, 1\)"):
         RewardSettings("novelty", **changes)

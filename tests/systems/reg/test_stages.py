@@ -73,7 +73,7 @@ def test_g1_sees_exemplars_of_the_index_in_training_and_none_in_validation(finis
 
 
 def test_attributes_false_removes_every_attribute_token(finished):
-    stage = JointStage(index="reindex")
+    stage = JointStage(index="index")  # of the retriever as pretrained: without emotions
     for shown in (True, False):
         run = context(finished, "joint", reg__attributes=shown, reg__emotion_share=0.0)
         assembly = build_joint(stage, run)
