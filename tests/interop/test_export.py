@@ -264,7 +264,7 @@ def test_a_model_that_transformers_does_not_have_is_refused_and_written_in_our_o
     loaded = load_exported(tmp_path / "out")
     assert loaded.model == model
     assert_same_bytes(loaded.params, params)
-    with pytest.raises(ConfigError, match="'empax' is not an architecture here"):
+    with pytest.raises(ConfigError, match="model_type = 'empax' is not read here"):
         load_pretrained(tmp_path / "out")
 
 
