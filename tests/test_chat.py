@@ -92,11 +92,16 @@ def test_danger_gets_the_fixed_answer_and_the_conversation_goes_on(command, fini
 
 
 def test_a_run_without_its_checkpoint_is_refused(command, finished, tmp_path):
-    for name in ("config.json", "prepare", "annotate", "attributes", "index", "reindex", "evaluate"):
-        (tmp_path / name).symlink_to(finished / name)
+    for path in finished.iterdir():
+        if path.name != "joint":
+            (tmp_path / path.name).symlink_to(path)
     (tmp_path / "joint").mkdir()
+    for path in (finished / "joint").iterdir():
+        if path.name != "best":
+            (tmp_path / "joint" / path.name).symlink_to(path)
     result = command("-m", "empax.chat", f"--workdir={tmp_path}")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     (error,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
-    assert f"{tmp_path / 'joint' / 'best'} holds no complete checkpoint" in error
+    assert f"{tmp_path / 'joint'}/best/4" in error
+    assert "--redo=joint" in error

@@ -70,7 +70,7 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tm
         ([TINY, here, "--config.joint.distillation.utility.blue=0"], "did you mean 'bleu'?"),
         ([TINY, here, "--config.seed"], "--config.seed has no value"),
         ([real, here, f"--config.data.dir={tmp_path / 'nowhere'}"], f"{tmp_path / 'nowhere'}"),
-        ([real, f"{here}-2", f"--config.data.dir={broken}"], "empatheticdialogues.tar.gz"),
+        ([f"{real}:no_retrieval", f"{here}-2", f"--config.data.dir={broken}"], "empatheticdialogues.tar.gz"),
         ([TINY, f"--workdir={finished}", "--config.joint.steps=5"], "config.joint.steps: 4 there, 5 here"),
         ([TINY, f"--workdir={damaged}"], f"{largest} has {largest.stat().st_size} bytes in place of"),
         ([TINY, f"--workdir={taken}"], f"--workdir={taken} is not a folder"),
