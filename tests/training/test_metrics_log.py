@@ -36,6 +36,28 @@ def test_resuming_drops_what_will_come_again(tmp_path):
     assert [row["stage"] for row in read_jsonl(path)] == ["first"] * 3
 
 
+def test_rows_of_a_checkpoint_replace_those_of_a_damaged_file(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path, stage="first") as log:
+        log.write(2, "train", {"loss": 0.0})
+    with MetricsLog(path, stage="second") as log:
+        log.write(2, "train", {"loss": 1.0, "bleu": float("nan")})
+        log.write(4, "train", {"loss": 2.0})
+        saved = list(log.rows)
+        log.write(6, "train", {"loss": 3.0})
+    assert json.loads(saved[0])["bleu"] is None  # JSON has no nan
+    whole = path.read_text().splitlines()
+    with MetricsLog(path, stage="second", resume_step=4, rows=saved) as log:
+        assert log.rows == saved
+    assert path.read_text().splitlines() == whole[:-1]
+    assert not caplog.records
+    path.write_text(path.read_text().replace("2.0", "9.0"))
+    with MetricsLog(path, stage="second", resume_step=4, rows=saved):
+        pass
+    assert path.read_text().splitlines() == whole[:-1]
+    assert "its rows come from the checkpoint" in caplog.text
+
+
 @pytest.mark.oracle
 def test_event_files_are_those_of_tensorboard(tmp_path):
     """Parsed with tensorboardX's message classes, checksums compared with its own."""

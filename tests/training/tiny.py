@@ -21,6 +21,7 @@ from empax.core.files import write_text
 from empax.core.sharding import MeshSettings, make_mesh
 from empax.core.types import Batch, Mean
 from empax.training import loop
+from empax.training.metrics_log import ProgressBar
 from empax.training.optimizer import OptimizerSettings, ParamGroup
 
 VOCABULARY, WIDTH, LENGTH = 11, 8, 6
@@ -139,7 +140,7 @@ def train(workdir, *, task=None, **changes):
 def stop_at(step, action):
     """A progress bar that calls `action` once `step` updates have been made."""
 
-    class Bar(loop.ProgressBar):
+    class Bar(ProgressBar):  # not loop's, which a test may have replaced: its stop would come too
         def __init__(self, stage, *, steps, initial):
             super().__init__(stage, steps=steps, initial=initial)
             self.done = initial
