@@ -1,7 +1,7 @@
 """Contrastive losses: what belongs together scores higher than what does not.
 
-A loss with negatives from its own batch is not the mean of the losses of parts of the batch: a task with one says so
-in `splits_batches` (see `core.protocols`), and gradient accumulation is refused for it.
+A loss with negatives from its own batch is not the mean of the losses of parts of the batch. With gradient accumulation
+the negatives are those of the micro-batch, which is another loss.
 
 Letters: B examples, P passages, C candidates, N rows, D features.
 """
