@@ -20,7 +20,7 @@ def write(path, lines):
 
 def run(*words, **flags):
     if not evaluate.flags.FLAGS.is_parsed():
-        evaluate.flags.FLAGS(["evaluate", "--predictions=none"])
+        evaluate.flags.FLAGS.mark_as_parsed()  # with the defaults; other commands' flags are there as well
     with flagsaver.flagsaver(**{"bootstrap_samples": 10, "predictions": None, **flags}):
         return evaluate.main(["evaluate", *words])
 
