@@ -66,7 +66,7 @@ def rank_margin(
     .. math:: L = \sum_{i \ge 1} \mathrm{mean}_r \max(0, s_{r+i} - s_r + \gamma i)
 
     over candidates in the order of their scores, best first. A pair counts if its scores differ by more than
-    `least_gap`. Source: NEC (Eq. 11) in the form of CoNT (An et al. 2022, Eq. 5) over all pairs.
+    `least_gap`. Source: NEC, Eq. 9 to 12, over all pairs as in CoNT (An et al. 2022).
 
     Args:
       similarities: of each candidate to the context, such as cosines.

@@ -55,8 +55,8 @@ class FeedForward(nn.Module):
 class ConvFeedForward(nn.Module):
     """Two convolutions over time, each followed by the activation and dropout.
 
-    Departure: padding is 0 at either convolution, so that it changes no real position; the released code of MoEL and
-    its successors lets the embedding of the padding token in. Source: Lin et al. 2019 (code).
+    Padding is 0 at either convolution, so that it changes no real position (ours).
+    Source: Lin et al. 2019 (MoEL), released code.
 
     Attributes:
       kernel: positions that one convolution reads.

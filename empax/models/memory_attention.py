@@ -38,7 +38,7 @@ class MemoryAttention(nn.Module):
 
     with a the attention's result for the state x; `memory_gate="none"` leaves g out.
 
-    Source: NEC's released code (the paper's Eq. 8 has the attention alone).
+    Source: NEC, Eq. 8, for the attention. Its released code adds a gate for each position; what the gate reads is ours.
     """
 
     config: TransformerConfig
