@@ -157,7 +157,7 @@ class DecoderOnly(nn.Module):
         self.dropout = Dropout(c.dropout)
 
     def _embed(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B #T"], deterministic: bool
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B #T"], deterministic: bool
     ) -> Float[Array, "B T D"]:
         states = self.token_embedding[tokens]
         if self.config.position == "learned":
