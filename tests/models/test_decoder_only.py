@@ -48,7 +48,7 @@ MAKERS = {
     "gpt2": tiny_gpt2,
     "llama-linear": lambda: tiny_llama(rope_parameters=LINEAR),
 }
-GENERATED = ["llama", "llama-tied", "gpt2"]
+GENERATED = [pytest.param("llama", marks=pytest.mark.slow), "llama-tied", "gpt2"]
 
 
 @functools.cache

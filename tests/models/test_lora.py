@@ -54,7 +54,10 @@ def objective(model, params):
     return jnp.sum(jnp.sin(model.apply({"params": params}, IDS, MASK, TARGET)))
 
 
-@pytest.mark.parametrize("changes", [{}, {"remat": "full", "unroll": 2}], ids=["scan", "remat"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, id="scan", marks=pytest.mark.slow), pytest.param({"remat": "full", "unroll": 2}, id="remat")],
+)
 def test_values_and_gradients_are_those_of_the_sum_written_out(changes):
     model, base = model_and_params(**changes)
     adapters = filled(init_adapters(jax.random.key(0), base, ALL), 1)
@@ -188,6 +191,7 @@ def test_a_model_with_eight_bit_weights_computes_with_what_they_stand_for():
     )
 
 
+@pytest.mark.slow
 def test_eight_bits_take_a_quarter_and_a_step_never_holds_all_floats():
     """Deep and wide enough for the weights to outweigh everything else."""
     fields = {"vocab_size": 8, "d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 256, "num_layers": 12}
@@ -318,7 +322,7 @@ def test_no_gradient_of_a_frozen_weight_is_formed():
     assert 2 * product < compiled.cost_analysis()["flops"] < 2.5 * product  # forward, and back to what it reads
 
 
-@pytest.mark.parametrize("name", ["t5", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "llama"])
 def test_adapters_learn_on_lowered_weights_what_they_learn_on_those_in_float32(name):
     params, logits = made(name, "bfloat16")
     settings = dataclasses.replace(ALL, pattern="attention|feed_forward")

@@ -107,6 +107,7 @@ class Stopped(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_stopped_at_many_steps_in_turn_ends_bit_identical(tiny, tmp_path, monkeypatch, unbroken):
     def stop():
         raise Stopped

@@ -89,6 +89,7 @@ def test_before_the_first_update_ratio_is_1_and_the_reference_is_the_policy(toy,
     assert float(memory.statistics.count) == 3.0  # the filler row is no score
 
 
+@pytest.mark.slow
 def test_a_decoder_only_model_is_a_policy_too(toy, batch):
     """What its rollout says of its tokens is what the plain model does of prompt and answer read in one go."""
     sizes = {"d_model": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "d_ff": 48, "num_layers": 1}
@@ -151,6 +152,7 @@ def test_the_kl_that_is_logged_and_steered_by_is_the_kl_that_is_paid(toy, rolled
     assert float(memory.kl.coefficient) == pytest.approx(0.5 * (1.0 + sign * 0.2 * 3 / 100), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):
     task, params, frozen, rollout = rolled
     rollout = task.rate(frozen, rollout)
@@ -177,7 +179,7 @@ def test_values_may_know_the_gold_levels_and_answers_never_do(toy, batch):
     assert (np.abs(found.values - changed.values) > 1e-6).all()
 
 
-@pytest.mark.parametrize("grpo", [False, True])
+@pytest.mark.parametrize("grpo", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_gold_responses_likelihood_is_added_once_the_policy_learns(toy, batch, grpo):
     task, frozen = toy.policy(grpo=grpo), toy.frozen()
     params = jax.jit(task.init)(jax.random.key(5), batch)
@@ -248,7 +250,8 @@ def test_validation_is_the_likelihood_of_the_gold_response(toy, rolled, batch):
     assert set(metrics) == {"nll"}
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("grpo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_it_learns_the_toy_within_ten_nats(toy, tmp_path, algorithm):
     """From below 0.3 to above 0.8 on 3 of 3 seeds."""
     for seed in range(3 if algorithm == "ppo" else 1):
