@@ -203,10 +203,9 @@ class TextModel:
         plain = self._task(self.decoding)
         task: Seq2Seq | LoraTask = plain
         frozen: Params = {}
-        initial: Any = lambda _: {"model": self.params}
         if settings is not None:
             task = lora_task(plain, settings, dtype=self.model.config.dtype)
-            frozen, initial = task.freeze({"model": self.params}, {}), None
+            frozen = task.freeze({"model": self.params}, {})
 
         def examples(some: Pairs) -> SequenceExamples:
             sources, targets = self._pairs(some, max_target_tokens)
@@ -240,7 +239,7 @@ class TextModel:
                 directory=folder / "finetune",
                 metrics_path=folder / "metrics.jsonl",
                 stage="finetune",
-                initial=initial,
+                initial=None if settings is not None else lambda _: {"model": self.params},
             ).params
         if settings is None:
             return dataclasses.replace(self, params=found["model"], adapters=None)

@@ -1,7 +1,9 @@
 """The Python front door on models of Hugging Face: load, generate, score, embed, fine-tune, save."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import peft
@@ -178,3 +180,15 @@ def test_importing_is_quick_and_brings_no_model_library():
         "assert not missing, missing\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_examples_of_the_documents_run(page, folder, tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    program = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert "empax.load(" in program
+    monkeypatch.chdir(tmp_path)
+    exec(program.replace('"flan-t5-small-titles"', repr(str(folder[1]))), {})
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
+    assert capsys.readouterr().out
