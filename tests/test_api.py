@@ -5,6 +5,8 @@ import json
 import pytest
 
 import empax
+from empax.core.recipe import load_recipe
+from empax.evaluation.scoring import ScoringSettings
 
 ROWS = [
     {"id": f"d{i}#2", "context": ["my dog died"], "response": said, "reference": "i am so sorry to hear that"}
@@ -15,10 +17,7 @@ ROWS = [
 def test_rows_are_scored_from_mappings_predictions_and_files(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    settings = {"bootstrap_samples": 20}
-    from empax.evaluation.scoring import ScoringSettings
-
-    one, two = (empax.score(rows, settings=ScoringSettings(**settings)) for rows in (ROWS, str(file)))
+    one, two = (empax.score(rows, settings=ScoringSettings(bootstrap_samples=20)) for rows in (ROWS, str(file)))
     assert one == two
     assert one.counts["rows"] == 20
     with pytest.raises(empax.DataError, match="row 1: lacks 'response'"):
@@ -39,8 +38,14 @@ def test_every_two_systems_are_compared():
 
 
 def test_a_recipe_runs_with_settings_by_path(tmp_path):
-    workdir = empax.run("configs/reg_transformer.py:tiny", tmp_path / "run", settings={"run": ("prepare",), "seed": 3})
+    recipe = load_recipe("reg_transformer:tiny")
+    with recipe.unlocked():
+        for stage in set(recipe.run) - {"prepare"}:
+            del recipe[stage]
+        recipe.run = ("prepare",)
+    workdir = empax.run(recipe, tmp_path / "run", settings={"seed": 3})
     assert json.loads((workdir / "config.json").read_text())["seed"] == 3
+    assert recipe.seed == 0
     assert (workdir / "prepare" / "DONE").is_file()
-    with pytest.raises(empax.ConfigError, match="Did you mean 'generator'"):
-        empax.run("configs/reg_transformer.py:tiny", tmp_path / "other", settings={"generato.steps": 3})
+    with pytest.raises(empax.ConfigError, match="Did you mean 'prepare'"):
+        empax.run(recipe, tmp_path / "other", settings={"prepar.tokenizer": 3})

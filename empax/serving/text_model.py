@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -239,7 +240,8 @@ class TextModel:
                 directory=folder / "finetune",
                 metrics_path=folder / "metrics.jsonl",
                 stage="finetune",
-                initial=None if settings is not None else lambda _: {"model": self.params},
+                # A copy, since training gives its first parameters' memory to the next.
+                initial=None if settings is not None else lambda _: {"model": jax.tree.map(jnp.copy, self.params)},
             ).params
         if settings is None:
             return dataclasses.replace(self, params=found["model"], adapters=None)

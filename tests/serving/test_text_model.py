@@ -62,7 +62,12 @@ def folder(tmp_path_factory, request):
     return kind, path
 
 
-every_kind = pytest.mark.parametrize("folder", ["t5", "bart", "gpt2", "llama"], indirect=True)
+# A second kind of each sort is in test-slow: what differs between them is tested in interop.
+every_kind = pytest.mark.parametrize(
+    "folder",
+    ["t5", pytest.param("bart", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.slow), "llama"],
+    indirect=True,
+)
 
 
 def theirs(folder):
@@ -106,6 +111,7 @@ def test_it_generates_what_transformers_does_and_knows_how_likely_it_was(folder)
     assert likelihoods.perplexity == pytest.approx(np.exp(sum(nlls) / likelihoods.num_tokens.sum()), rel=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of PEFT itself
 @every_kind
 def test_lora_in_five_lines_and_peft_reads_its_adapters(folder, tmp_path):
     kind, path = folder
@@ -183,7 +189,7 @@ def test_importing_is_quick_and_brings_no_model_library():
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/python.md", marks=pytest.mark.slow)])
 def test_the_examples_of_the_documents_run(page, folder, tmp_path, monkeypatch, capsys):
     text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
     program = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
