@@ -15,7 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import common
+from . import common
 
 VARIANTS = ("", "separate", "tiny")
 MECHANISMS = ("emotional_reaction", "interpretation", "exploration")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs import emprl_transformer, reg_llm, reg_transformer
+from . import emprl_transformer, reg_llm, reg_transformer
 
 FORMS = ("", "expected", "sft", "no_kl", "no_reward", "grpo", "trajectory")
 

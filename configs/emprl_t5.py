@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import emprl_transformer, reg_t5
+from . import emprl_transformer, reg_t5
 
 NAMES = (reg_t5.WHEEL, "tiny")
 FORMS = ("", "expected", "sft", "no_kl", "no_reward", "grpo", "trajectory")

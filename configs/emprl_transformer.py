@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import common, empathy_identifiers, reg_transformer
+from . import common, empathy_identifiers, reg_transformer
 
 VARIANTS = ("", "expected", "sft", "no_kl", "no_reward", "grpo", "trajectory", "retrieval", "tiny")
 BEHIND = ("tiny", "dailydialog")

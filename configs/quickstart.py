@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import common
+from . import common
 
 
 def get_config() -> ConfigDict:

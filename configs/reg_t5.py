@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs import common, layouts, reg_transformer
+from . import common, layouts, reg_transformer
 
 WHEEL = "flan-t5-small-titles"
 MODELS = {

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import common
+from . import common
 
 VARIANTS = ("", "semantic", "no_retrieval", "no_attributes", "tiny", "no_attributes+tiny")
 

@@ -90,5 +90,10 @@ def converse(session: Any, exemplars: int) -> None:
         context += [text, prediction.response or "..."]
 
 
-if __name__ == "__main__":
+def command_line() -> None:
+    """Runs `main` with the flags of the command line."""
     app.run(main, flags_parser=parse_flags)
+
+
+if __name__ == "__main__":
+    command_line()

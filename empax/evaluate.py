@@ -115,6 +115,11 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def command_line() -> None:
+    """Runs `main` with the flags of the command line."""
     flags.FLAGS.set_gnu_getopt()  # flags may stand behind the files
     app.run(main, flags_parser=parse_flags)
+
+
+if __name__ == "__main__":
+    command_line()

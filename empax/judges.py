@@ -48,5 +48,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def command_line() -> None:
+    """Runs `main` with the flags of the command line."""
     app.run(main, flags_parser=parse_flags)
+
+
+if __name__ == "__main__":
+    command_line()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
+import importlib.machinery
 import inspect
-import runpy
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from absl import flags
@@ -51,26 +54,62 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def load_recipe(spec: str) -> Any:
-    """`get_config()` of "FILE.py", or `get_config(ARG)` of "FILE.py:ARG".
+    """`get_config()` of a recipe, or `get_config(ARG)` of "RECIPE:ARG".
+
+    A recipe is a file, or the name of one that comes with empax ("reg_transformer").
 
     Raises:
-      ConfigError: no such file, no `get_config` in it, or an argument that it refuses.
+      ConfigError: no such recipe, no `get_config` in it, or an argument that it refuses.
     """
     name, _, argument = spec.partition(":")
-    path = expand(name)
-    if not path.is_file():
-        there = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise ConfigError(f"--config={spec}: there is no file {path}. {_nearest(str(path), there)}")
-    module = runpy.run_path(str(path))
-    if "get_config" not in module:
+    path = _find(name, spec)
+    get_config = getattr(_module(path), "get_config", None)
+    if get_config is None:
         raise ConfigError(f"--config={spec}: {path} defines no get_config().")
-    get_config = module["get_config"]
     if argument and not inspect.signature(get_config).parameters:
         raise ConfigError(f"--config={spec}: {path} takes no argument; leave out ':{argument}'.")
     try:
         return get_config(argument) if argument else get_config()
     except ValueError as error:
         raise ConfigError(f"--config={spec}: {error}") from error
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that come with empax, by name: of an installed package, or of a clone's folder `configs`."""
+    package = Path(__file__).resolve().parent.parent
+    folder = package / "recipes"
+    folder = folder if folder.is_dir() else package.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem not in _SHARED}
+
+
+_SHARED = ("__init__", "common", "layouts")
+"""What recipes import."""
+
+
+def _find(name: str, spec: str) -> Path:
+    path, known = expand(name), recipes()
+    if path.is_file():
+        return path
+    if name in known:
+        return known[name]
+    there = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() and path.suffix == ".py" else []
+    hint = _nearest(str(path), there or known)
+    if path.stem in known:
+        hint = f"{path.stem!r} alone names the one that comes with empax."
+    raise ConfigError(f"--config={spec}: there is no file {path}. {hint}")
+
+
+def _module(path: Path) -> ModuleType:
+    """The file as a module of a package that is its folder: so a recipe may import those beside it."""
+    folder = path.resolve().parent
+    package = ModuleType(f"empax_recipes_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}")
+    package.__path__ = [str(folder)]
+    sys.modules.setdefault(package.__name__, package)
+    loader = importlib.machinery.SourceFileLoader(f"{package.__name__}.{path.stem}", str(path))
+    module = ModuleType(loader.name)
+    module.__file__, module.__package__ = str(path), package.__name__
+    loader.exec_module(module)
+    return module
 
 
 def override(config: Any, values: Mapping[str, str]) -> None:

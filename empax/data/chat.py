@@ -91,6 +91,29 @@ def chat_template(
     return _taken_apart(source, where, tuple(sorted({"pad_token": pad_token, **tokens}.items())))
 
 
+def single_turn(
+    source: str, *, where: str = "the tokenizer's chat template", pad_token: str = PAD_TOKEN, **tokens: str
+) -> tuple[str, str]:
+    """What a template puts before and behind the one turn of a chat that a user has just begun.
+
+    Arguments and errors as in `chat_template`.
+    """
+    return _around_turn(source, where, tuple(sorted({"pad_token": pad_token, **tokens}.items())))
+
+
+@functools.lru_cache(maxsize=32)
+def _around_turn(source: str, where: str, tokens: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    (rendered,) = _render(source, [[("user", _TURNS[0])]], dict(tokens), where)
+    if "error" in rendered:
+        problem = f"cannot be rendered: {rendered['error']}"
+    elif rendered["text"].count(_TURNS[0]) != 1:
+        problem = "leaves a turn out, repeats or changes it"
+    else:
+        before, _, behind = rendered["text"].partition(_TURNS[0])
+        return before, behind
+    raise ConfigError(f"{where} {problem}. Give the model another template, or none (tokenizer_config.json).")
+
+
 @functools.lru_cache(maxsize=32)
 def _taken_apart(source: str, where: str, tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
     with_system = [[("system", _SYSTEM), *_chat(_TURNS[:size])] for size in _SIZES]

@@ -93,6 +93,14 @@ class SubwordTokenizer:
         framing = map(self.backend.id_to_token, (self.cls_id, self.sep_id))
         return PlainText(self.backend, (*self.names.values(), *filter(None, framing)))
 
+    @functools.cached_property
+    def framing(self) -> tuple[list[int], list[int]]:
+        """Special ids that the model's own tokenizer puts before and behind a text; T5: none, and the end."""
+        bare = self.backend.encode("a", add_special_tokens=False).ids
+        framed = self.backend.encode("a", add_special_tokens=True).ids
+        first = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
+        return framed[:first], framed[first + len(bare) :]
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; no special ids are added."""
         return self._plain.backend.encode(text, add_special_tokens=False).ids

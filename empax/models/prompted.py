@@ -27,6 +27,7 @@ class PromptStates:
     hidden: Any  # [B, S, D], final states of the prompt's own tokens
     key: Any  # [L, B, G, F + S, N]
     value: Any  # [L, B, G, F + S, N]
+    start: Any  # [B], the prompt's last token, which predicts the first of the response
 
 
 class PromptedDecoder(nn.Module):
@@ -34,12 +35,13 @@ class PromptedDecoder(nn.Module):
 
     Attributes:
       prefix: F ids in front of every source, the beginning of a chat and its instruction.
-      start_id: the prompt's last token, the same for all; it predicts the first token of the response.
+      start_id: the prompt's last token, the same for all; it predicts the first token of the response. None: the last
+        token of each source, which then has at least one.
     """
 
     model: DecoderOnly
-    prefix: tuple[int, ...]
-    start_id: int
+    prefix: tuple[int, ...] = ()
+    start_id: int | None = None
 
     def setup(self) -> None:
         nn.share_scope(self, self.model)
@@ -55,6 +57,9 @@ class PromptedDecoder(nn.Module):
 
     @nn.nowrap
     def _with_prefix(self, mask: Bool[Array, "B S"]) -> Bool[Array, "B R"]:
+        """Which tokens the cache holds: the prefix and the source, but not the start."""
+        if self.start_id is None:
+            mask = mask & (jnp.arange(mask.shape[1])[None] != _last(mask)[:, None])
         return jnp.concatenate([jnp.ones((mask.shape[0], len(self.prefix)), bool), mask], axis=1)
 
     def encode(
@@ -64,7 +69,11 @@ class PromptedDecoder(nn.Module):
         prefix = jnp.broadcast_to(jnp.array(self.prefix, jnp.int32)[None], (source.shape[0], len(self.prefix)))
         tokens = jnp.concatenate([prefix, source], axis=1)
         hidden, key, value = self.model.read(tokens, self._with_prefix(source_mask), deterministic=deterministic)
-        return PromptStates(hidden[:, len(self.prefix) :], key, value)
+        if self.start_id is None:
+            start = jnp.take_along_axis(source, _last(source_mask)[:, None], axis=1)[:, 0]
+        else:
+            start = jnp.full(source.shape[:1], self.start_id, source.dtype)
+        return PromptStates(hidden[:, len(self.prefix) :], key, value, start)
 
     def decode_hidden(
         self,
@@ -75,8 +84,7 @@ class PromptedDecoder(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
         """Teacher-forced states: state t predicts `target[:, t]`."""
-        start = jnp.full((target.shape[0], 1), self.start_id, target.dtype)
-        shifted = jnp.concatenate([start, target[:, :-1]], axis=1)
+        shifted = jnp.concatenate([states.start[:, None], target[:, :-1]], axis=1)
         prompt = (states.key, states.value, self._with_prefix(states_mask))
         return self.model.read_on(shifted, *prompt, deterministic=deterministic)
 
@@ -123,6 +131,11 @@ class PromptedDecoder(nn.Module):
     def step(self, tokens: Int[Array, "B K"], cache: PromptCache) -> tuple[Float[Array, "B K V"], PromptCache]:
         """As `DecoderOnly.step`."""
         return self.model.step(tokens, cache)
+
+
+def _last(mask: Bool[Array, "B S"]) -> Int[Array, " B"]:
+    """The column of each row's last real token."""
+    return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
 
 
 class FusionInPrompt(nn.Module):

@@ -66,10 +66,14 @@ def target_weights(batch: Any) -> Float[Array, " B"]:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """How a generator turns states into ids: the model, the ids it begins and ends with, the search."""
+    """How a generator turns states into ids: the ids it begins and ends with, the search.
+
+    Attributes:
+      start_id: what a response begins behind; None: what the states say, the last token of each prompt.
+    """
 
     settings: DecodeSettings
-    start_id: int
+    start_id: int | None
     eos_id: int
     pad_id: int
 
@@ -114,7 +118,7 @@ class Decoder:
             lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
             cache,
             batch_size=mask.shape[0],
-            start_id=self.start_id,
+            start_id=states.start if self.start_id is None else self.start_id,
             eos_id=self.eos_id,
             pad_id=self.pad_id,
             settings=self.settings,

@@ -1,0 +1,62 @@
+"""`empax COMMAND ...` or `python -m empax COMMAND ...`: one word in front of the flags of each command."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NamedTuple
+
+
+class _Command(NamedTuple):
+    module: str
+    does: str
+    example: str
+
+
+_COMMANDS = {
+    "run": _Command("main", "run a recipe, or go on with a run", "empax run reg_transformer:tiny --workdir=runs/trial"),
+    "plan": _Command("main", "say what a recipe would do; allocate nothing", "empax plan reg_t5:base"),
+    "evaluate": _Command("evaluate", "score files of predictions and compare them", "empax evaluate A.jsonl B.jsonl"),
+    "chat": _Command("chat", "talk to a finished run", "empax chat --workdir=runs/trial"),
+    "export": _Command(
+        "export", "write a run's model for other libraries", "empax export --workdir=runs/trial --output=model"
+    ),
+    "judges": _Command("judges", "check the judges of empathy against human ratings", "empax judges --data=DATA"),
+}
+
+
+def listing() -> str:
+    """The commands, a line each, and an example of each."""
+    lines = [f"  {name:<10}{command.does}" for name, command in _COMMANDS.items()]
+    examples = [f"  {command.example}" for command in _COMMANDS.values()]
+    return "\n".join(
+        [
+            "usage: empax COMMAND ...",
+            "",
+            *lines,
+            "",
+            *examples,
+            "",
+            "empax COMMAND --help lists the flags of a command.",
+        ]
+    )
+
+
+def main() -> None:
+    """Runs the command that the first word of the command line names."""
+    name, words = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    if name not in _COMMANDS:
+        asked = name in ("", "help", "-h", "--help")
+        print(listing() if asked else f"error: {name!r} is no command of empax.\n{listing()}",
+              file=sys.stdout if asked else sys.stderr)  # fmt: skip
+        sys.exit(0 if asked else 2)
+    if name in ("run", "plan") and words and not words[0].startswith("-"):
+        words[0] = f"--config={words[0]}"
+    if name == "plan":
+        words.append("--mode=plan")
+    sys.argv = [f"empax {name}", *words]
+    importlib.import_module(f"empax.{_COMMANDS[name].module}").command_line()
+
+
+if __name__ == "__main__":
+    main()

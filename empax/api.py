@@ -1,0 +1,97 @@
+"""Scores, comparisons and runs from Python: what the command lines do, with values in place of flags and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from empax.core.files import DataError
+from empax.core.paths import check_folder, expand
+from empax.core.recipe import load_recipe, override
+from empax.core.types import Prediction
+from empax.evaluation.comparing import compare_systems
+from empax.evaluation.rows import read_predictions, to_prediction
+from empax.evaluation.scoring import METRICS, Scores, ScoringSettings
+from empax.evaluation.scoring import score as score_predictions
+from empax.pipeline.run import plain
+from empax.pipeline.run import run as run_recipe
+
+Rows: TypeAlias = Path | str | Sequence[Prediction | Mapping[str, Any]]
+"""A file of predictions, or its rows: `Prediction`s, or mappings with `context`, `response`, `reference`."""
+
+
+def score(rows: Rows, *, settings: ScoringSettings | None = None) -> Scores:
+    """Every metric whose inputs the rows have, with 95% intervals; see `evaluation.scoring.score`.
+
+    Raises:
+      DataError: no rows, or one that is no prediction.
+    """
+    return score_predictions(_predictions(rows), settings=settings)
+
+
+def compare(
+    systems: Mapping[str, Rows], *, metrics: Sequence[str] = METRICS, settings: ScoringSettings | None = None
+) -> dict[str, Any]:
+    """Every two systems tested against each other on the rows that both have.
+
+    Args:
+      systems: rows by the system's name.
+      metrics: what to compare.
+      settings: see `evaluation.scoring.ScoringSettings`.
+
+    Returns:
+      As `evaluation.comparing.compare_systems`: each system's own values, and under "pairs" differences with intervals
+      and p-values, corrected for being several (Holm).
+
+    Raises:
+      DataError: fewer than two systems, or rows that do not belong together.
+    """
+    read = {name: _predictions(rows) for name, rows in systems.items()}
+    if len(read) < 2:
+        raise DataError(f"{len(read)} systems; give at least two to compare.")
+    return compare_systems(read, settings=settings, names=metrics)
+
+
+def run(
+    recipe: str | Any,
+    workdir: Path | str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    reuse: Path | str | None = None,
+) -> Path:
+    """Runs a recipe, as `python -m empax.main` does; killed, the same call goes on where it stopped.
+
+    Args:
+      recipe: FILE.py or FILE.py:ARGUMENT, or a ConfigDict.
+      workdir: where the run lives.
+      settings: settings that differ, by path: `{"generator.steps": 100}`.
+      reuse: a run whose finished stages are taken over where they are alike.
+
+    Returns:
+      The work directory, for `Session.load`.
+
+    Raises:
+      ConfigError: the recipe or a setting is wrong.
+    """
+    config = load_recipe(recipe) if isinstance(recipe, str) else recipe.copy_and_resolve_references()
+    override(config, {path: str(value) for path, value in (settings or {}).items()})
+    workdir = expand(workdir)
+    check_folder(workdir, "workdir")
+    run_recipe(plain(config), workdir, reuse=None if reuse is None else expand(reuse))
+    return workdir
+
+
+def _predictions(rows: Rows) -> list[Prediction]:
+    if isinstance(rows, str | Path):
+        found, bad = read_predictions(expand(rows))
+        if bad:
+            raise DataError(f"{rows}, {bad[0]}" + (f"; {len(bad) - 1} more bad lines" if bad[1:] else ""))
+        return found
+    found = []
+    for number, row in enumerate(rows):
+        try:
+            found.append(row if isinstance(row, Prediction) else to_prediction(dict(row)))
+        except DataError as error:
+            raise DataError(f"row {number}: {error}") from error
+    return found

@@ -1,0 +1,200 @@
+"""The Python front door on models of Hugging Face: load, generate, score, embed, fine-tune, save."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from tokenizers import processors
+
+import empax
+from empax.data.tokenizers import train_bpe
+
+TEXTS = ["I feel sad today", "oh no what happened to you", "no"]
+PAIRS = [("I feel sad today", "oh no"), ("what happened to you", "I feel sad")] * 10
+TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }} {{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<s>bot {% endif %}"  # noqa: E501
+
+
+def tiny(kind, size):
+    shape = {"vocab_size": size, "d_model": 24, "dropout": 0.0}
+    if kind == "t5":
+        config = transformers.T5Config(**shape, d_kv=8, num_heads=3, d_ff=32, num_layers=2, decoder_start_token_id=0)
+        return transformers.T5ForConditionalGeneration(config)
+    if kind == "bart":
+        layers = {f"{side}_{name}": value for side in ("encoder", "decoder")
+                  for name, value in (("layers", 2), ("attention_heads", 3), ("ffn_dim", 32))}  # fmt: skip
+        ids = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 1}
+        config = transformers.BartConfig(**shape, **layers, **ids, forced_eos_token_id=None)
+        return transformers.BartForConditionalGeneration(config)
+    common = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "vocab_size": size}
+    if kind == "gpt2":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=24, n_head=3, n_layer=2, **common))
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=24, **heads, **common))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, request):
+    """A folder as Hugging Face's are: the random model, and a tokenizer that frames texts as the family's does."""
+    kind = request.param
+    path = tmp_path_factory.mktemp(kind)
+    tokenizer = train_bpe(TEXTS, vocab_size=300)
+    if kind in ("t5", "bart"):
+        single = {"t5": "$A </s>", "bart": "<s> $A </s>"}[kind]
+        tokenizer.backend.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[("</s>", tokenizer.eos_id), ("<s>", tokenizer.start_id)]
+        )
+    if kind == "llama":
+        tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    model = tiny(kind, tokenizer.vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(0.4 * torch.randn_like(parameter))
+    model.save_pretrained(path)
+    tokenizer.save(path)
+    return kind, path
+
+
+# A second kind of each sort is in test-slow: what differs between them is tested in interop.
+every_kind = pytest.mark.parametrize(
+    "folder",
+    ["t5", pytest.param("bart", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.slow), "llama"],
+    indirect=True,
+)
+
+
+def theirs(folder):
+    """transformers' model and tokenizer."""
+    kind, path = folder
+    auto = transformers.AutoModelForSeq2SeqLM if kind in ("t5", "bart") else transformers.AutoModelForCausalLM
+    return auto.from_pretrained(path).eval(), transformers.AutoTokenizer.from_pretrained(path)
+
+
+def source_ids(kind, tokenizer, text):
+    """The source of one text as a user of transformers makes it."""
+    if kind == "llama":
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+        return torch.tensor([chat if isinstance(chat, list) else chat["input_ids"]])
+    return tokenizer(text, return_tensors="pt").input_ids
+
+
+@every_kind
+def test_it_generates_what_transformers_does_and_knows_how_likely_it_was(folder):
+    kind, path = folder
+    model, tokenizer = theirs(folder)
+    ours = empax.load(path)
+    found = ours.generate(TEXTS, max_tokens=8, batch_size=2)
+    targets, nlls = ["oh no", "sad today", "you"], []
+    for text, answer, target in zip(TEXTS, found, targets, strict=True):
+        ids = source_ids(kind, tokenizer, text)
+        with torch.no_grad():
+            said = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=8)[0]
+            # Not the tokenizer's own call, which frames a text.
+            wanted = torch.tensor([[*tokenizer(target, add_special_tokens=False).input_ids, 1]])
+            if kind in ("t5", "bart"):
+                nlls.append(float(model(input_ids=ids, labels=wanted).loss) * wanted.shape[1])
+                said = said[1:]
+            else:
+                logits = model(torch.cat([ids, wanted], dim=1)).logits[0, ids.shape[1] - 1 : -1]
+                nlls.append(float(torch.nn.functional.cross_entropy(logits, wanted[0], reduction="sum")))
+                said = said[ids.shape[1] :]
+        assert answer == ours.tokenizer.decode(said.tolist())
+    likelihoods = ours.nll(TEXTS, targets)
+    np.testing.assert_allclose(likelihoods.nll, nlls, rtol=2e-4)
+    assert likelihoods.perplexity == pytest.approx(np.exp(sum(nlls) / likelihoods.num_tokens.sum()), rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of PEFT itself
+@every_kind
+def test_lora_in_five_lines_and_peft_reads_its_adapters(folder, tmp_path):
+    kind, path = folder
+    model = empax.load(path)
+    tuned = model.finetune(PAIRS, lora=4, epochs=6, batch_size=8, learning_rate=2e-2)
+    tuned.save(tmp_path / "adapters", format="peft")
+    before, after = (m.nll(*zip(*PAIRS[:2], strict=True)).nll.sum() for m in (model, tuned))
+    assert after < 0.9 * before
+    base, tokenizer = theirs(folder)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
+    ids = source_ids(kind, tokenizer, TEXTS[0])
+    with torch.no_grad():
+        said = adapted.generate(input_ids=ids, do_sample=False, num_beams=1, max_new_tokens=6)[0]
+    said = said[1:] if kind in ("t5", "bart") else said[ids.shape[1] :]
+    assert tuned.generate(TEXTS[:1], max_tokens=6) == [tuned.tokenizer.decode(said.tolist())]
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+def test_a_whole_model_learns_and_is_the_same_when_saved_and_loaded(folder, tmp_path):
+    model = empax.load(folder[1])
+    tuned = model.finetune(PAIRS, validation=PAIRS[:2], epochs=2, learning_rate=1e-2, workdir=tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").is_file()
+    tuned.save(tmp_path / "saved")
+    again = empax.load(tmp_path / "saved")
+    one, two = (m.nll(TEXTS, TEXTS).nll for m in (tuned, again))
+    np.testing.assert_allclose(one, two, rtol=1e-6)
+    assert not np.allclose(one, model.nll(TEXTS, TEXTS).nll, rtol=1e-2)
+    with pytest.raises(empax.ConfigError, match="has none: finetune"):
+        tuned.save(tmp_path / "adapters", format="peft")
+
+
+@pytest.mark.parametrize("folder", ["t5", "gpt2"], indirect=True)
+def test_an_encoder_decoder_embeds_by_the_mean_of_its_encoder(folder):
+    kind, path = folder
+    model = empax.load(path)
+    if kind == "gpt2":
+        with pytest.raises(empax.ConfigError, match="embeds no texts"):
+            model.embed(TEXTS)
+        return
+    found = model.embed(TEXTS, batch_size=2)
+    their_model, tokenizer = theirs(folder)
+    with torch.no_grad():
+        for vector, text in zip(found, TEXTS, strict=True):
+            states = their_model.encoder(tokenizer(text, return_tensors="pt").input_ids).last_hidden_state
+            np.testing.assert_allclose(vector, states[0].mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("folder", ["gpt2"], indirect=True)
+def test_what_cannot_be_is_said(folder):
+    model = empax.load(folder[1])
+    with pytest.raises(empax.ConfigError, match="give a list"):
+        model.generate("I feel sad")
+    with pytest.raises(empax.ConfigError, match=r"max_token.*max_tokens"):
+        model.generate(TEXTS, max_token=3)
+    with pytest.raises(empax.ConfigError, match="reads at most 1024 beside max_tokens = 1020"):
+        model.generate(TEXTS, max_tokens=1020)
+    with pytest.raises(empax.ConfigError, match="one for each"):
+        model.nll(TEXTS, TEXTS[:1])
+    with pytest.raises(empax.ConfigError, match="pairs is empty"):
+        model.finetune([])
+    with pytest.raises(empax.ConfigError, match="'peft'"):
+        model.save("nowhere", format="gguf")
+    assert model.generate([]) == []
+
+
+def test_importing_is_quick_and_brings_no_model_library():
+    program = (
+        "import sys, time; begin = time.process_time(); import empax; seconds = time.process_time() - begin\n"
+        "assert not {'jax', 'flax', 'transformers', 'numpy'} & set(sys.modules), 'imported too early'\n"
+        "assert seconds < 1, seconds\n"
+        "missing = [name for name in empax.__all__ if not hasattr(empax, name)]\n"
+        "assert not missing, missing\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/python.md", marks=pytest.mark.slow)])
+def test_the_examples_of_the_documents_run(page, folder, tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    program = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert "empax.load(" in program
+    monkeypatch.chdir(tmp_path)
+    exec(program.replace('"flan-t5-small-titles"', repr(str(folder[1]))), {})
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
+    assert capsys.readouterr().out

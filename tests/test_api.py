@@ -1,0 +1,51 @@
+"""Scores, comparisons and runs from Python."""
+
+import json
+
+import pytest
+
+import empax
+from empax.core.recipe import load_recipe
+from empax.evaluation.scoring import ScoringSettings
+
+ROWS = [
+    {"id": f"d{i}#2", "context": ["my dog died"], "response": said, "reference": "i am so sorry to hear that"}
+    for i, said in enumerate(["i am sorry", "that is great", "so sorry to hear that", "oh no"] * 5)
+]
+
+
+def test_rows_are_scored_from_mappings_predictions_and_files(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    one, two = (empax.score(rows, settings=ScoringSettings(bootstrap_samples=20)) for rows in (ROWS, str(file)))
+    assert one == two
+    assert one.counts["rows"] == 20
+    with pytest.raises(empax.DataError, match="row 1: lacks 'response'"):
+        empax.score([ROWS[0], {"context": ["a"], "reference": "b"}])
+    file.write_text(file.read_text() + "{}\n")
+    with pytest.raises(empax.DataError, match="line 21: lacks"):
+        empax.score(file)
+
+
+def test_every_two_systems_are_compared():
+    other = [row | {"response": "i am so sorry"} for row in ROWS]
+    found = empax.compare({"a": ROWS, "b": other, "c": ROWS[::-1]}, metrics=("bleu_2",))
+    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert found["pairs"][1]["metrics"]["bleu_2"]["difference"] == pytest.approx(0.0)
+    assert found["pairs"][0]["metrics"]["bleu_2"]["difference"] < 0
+    with pytest.raises(empax.DataError, match="at least two"):
+        empax.compare({"a": ROWS})
+
+
+def test_a_recipe_runs_with_settings_by_path(tmp_path):
+    recipe = load_recipe("reg_transformer:tiny")
+    with recipe.unlocked():
+        for stage in set(recipe.run) - {"prepare"}:
+            del recipe[stage]
+        recipe.run = ("prepare",)
+    workdir = empax.run(recipe, tmp_path / "run", settings={"seed": 3})
+    assert json.loads((workdir / "config.json").read_text())["seed"] == 3
+    assert recipe.seed == 0
+    assert (workdir / "prepare" / "DONE").is_file()
+    with pytest.raises(empax.ConfigError, match="Did you mean 'prepare'"):
+        empax.run(recipe, tmp_path / "other", settings={"prepar.tokenizer": 3})
