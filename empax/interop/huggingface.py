@@ -23,7 +23,7 @@ from empax.core.types import Params
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import read_model_json
 from empax.data.tokenizers import WHEELS
-from empax.interop import mappings
+from empax.interop import encoder_decoder_mappings, encoder_mappings, mappings
 from empax.interop.config_fields import check_fields, their_words, without_nulls
 from empax.interop.gguf import llama_fields
 from empax.interop.layouts import plain_names
@@ -79,15 +79,15 @@ def _shapes_of_decoder_only(config: DecoderOnlyConfig) -> Params:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "t5": Architecture(t5_config, mappings.t5_mapping, _shapes_of_t5),
-    "bert": Architecture(bert_config, mappings.bert_mapping, _shapes_of_bert),
+    "t5": Architecture(t5_config, encoder_decoder_mappings.t5_mapping, _shapes_of_t5),
+    "bert": Architecture(bert_config, encoder_mappings.bert_mapping, _shapes_of_bert),
     "llama": Architecture(llama_config, mappings.llama_mapping, _shapes_of_decoder_only),
     "gpt2": Architecture(gpt2_config, mappings.gpt2_mapping, _shapes_of_decoder_only),
-    "bart": Architecture(bart_config, mappings.bart_mapping, _shapes_of_t5),
-    "blenderbot": Architecture(blenderbot_config, mappings.bart_mapping, _shapes_of_t5),
-    "roberta": Architecture(roberta_config, mappings.bert_mapping, _shapes_of_bert),
-    "mpnet": Architecture(mpnet_config, mappings.mpnet_mapping, _shapes_of_bert),
-    "dpr": Architecture(dpr_config, mappings.dpr_mapping, _shapes_of_bert),
+    "bart": Architecture(bart_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
+    "blenderbot": Architecture(blenderbot_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
+    "roberta": Architecture(roberta_config, encoder_mappings.bert_mapping, _shapes_of_bert),
+    "mpnet": Architecture(mpnet_config, encoder_mappings.mpnet_mapping, _shapes_of_bert),
+    "dpr": Architecture(dpr_config, encoder_mappings.dpr_mapping, _shapes_of_bert),
 }
 
 
