@@ -1,10 +1,15 @@
-"""The tables of encoder-decoders: T5, BART, BlenderBot."""
+"""The tables of encoder-decoders: T5, BART and their kin."""
 
 from __future__ import annotations
 
+import functools
 import re
 
-from empax.interop.mappings import LINEAR, LINEAR_OUT, ROW, SAME, Mapping, Row, biased_attention, norm_rows
+import jax.numpy as jnp
+import numpy as np
+
+from empax.interop.mappings import LINEAR, LINEAR_OUT, ROW, SAME, Constant, Mapping, Row, biased_attention, norm_rows
+from empax.models.layers import sinusoidal_positions
 from empax.models.transformer_config import TransformerConfig
 
 
@@ -14,12 +19,12 @@ def _attention(ours: str, foreign: str) -> tuple[Row, ...]:
 
 
 def t5_mapping(config: TransformerConfig) -> Mapping:
-    """T5, v1.0 (relu, tied) and v1.1 (gated, untied)."""
+    """T5, v1.0 (relu, tied) and v1.1 (gated, untied), mT5, and the encoder of either alone, without decoder layers."""
     gated = config.activation.startswith("gated-")
     rows = [Row("token_embedding", "shared.weight", SAME)]
     if not config.tie_embeddings:
         rows.append(Row("output_embedding", "lm_head.weight", SAME))
-    for stack in ("encoder", "decoder"):
+    for stack in ("encoder", "decoder") if config.num_decoder_layers else ("encoder",):
         block, layers = f"{stack}.block.{{layer}}.layer", f"{stack}/layers"
         relative = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rows.append(Row(f"{stack}/relative_bias", relative, SAME))
@@ -41,20 +46,38 @@ def t5_mapping(config: TransformerConfig) -> Mapping:
         r"(en|de)coder\.embed_tokens\.weight",
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     ]
+    if not config.num_decoder_layers:
+        ignored.append(r"decoder\..*")
     if config.tie_embeddings:
         ignored.append(r"lm_head\.weight")
     return Mapping(rows=tuple(rows), ignored=tuple(ignored))
 
 
 def bart_mapping(config: TransformerConfig) -> Mapping:
-    """BART and BlenderBot; they differ in their norms. Checkpoints without a head lack "model." and the bias."""
+    """BART and its kin; they differ in their norms and positions.
+
+    Checkpoints without a head lack "model." and the bias.
+    """
     shared, head = "model.shared.weight", "lm_head.weight"
-    rows = [Row("token_embedding", shared, SAME), Row("output_bias", "final_logits_bias", ROW, optional=True)]
-    if not config.tie_embeddings:
+    copies = tuple(f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
+    constants = []
+    rows = [Row("token_embedding", shared, SAME)]
+    ignored = [*map(re.escape, copies)]
+    if not config.num_decoder_layers:
+        ignored += [r"model\.decoder\..*", "final_logits_bias"]
+    if config.output_bias:
+        rows.append(Row("output_bias", "final_logits_bias", ROW, optional=True))
+    if config.tie_embeddings:
+        ignored.append(re.escape(head))
+    else:
         rows.append(Row("output_embedding", head, SAME))
-    for stack in ("encoder", "decoder"):
+    for stack in ("encoder", "decoder") if config.num_decoder_layers else ("encoder",):
         foreign = f"model.{stack}"
-        rows.append(Row(f"{stack}/position_embedding", f"{foreign}.embed_positions.weight", SAME))
+        positions = f"{foreign}.embed_positions.weight"
+        if config.position == "learned":
+            rows.append(Row(f"{stack}/position_embedding", positions, SAME))
+        else:
+            constants.append(Constant(positions, functools.partial(_sinusoids, config)))
         norms = {}
         if config.embedding_norm:
             norms[f"{stack}/embedding_norm"] = f"{foreign}.layernorm_embedding"
@@ -70,7 +93,17 @@ def bart_mapping(config: TransformerConfig) -> Mapping:
             rows.append(Row(f"{ours}/feed_forward/{our}_bias", f"{theirs}.{their}.bias", SAME))
         norms[f"{ours}/feed_forward_norm"] = f"{theirs}.final_layer_norm"
         rows += norm_rows(norms)
-    ignored = [r"model\.(en|de)coder\.embed_tokens\.weight"]
-    if config.tie_embeddings:
-        ignored.append(re.escape(head))
-    return Mapping(rows=tuple(rows), base="model.", ignored=tuple(ignored))
+    return Mapping(
+        rows=tuple(rows),
+        constants=tuple(constants),
+        # Where the config ties nothing, Transformers 5 makes these up if a file lacks them.
+        copies=() if config.tie_embeddings else copies,
+        base="model.",
+        ignored=tuple(ignored),
+    )
+
+
+def _sinusoids(config: TransformerConfig) -> np.ndarray:
+    """The table of positions that files of PyTorch hold."""
+    positions = jnp.arange(config.max_positions)
+    return np.asarray(sinusoidal_positions(positions, config.d_model, config.sinusoids))

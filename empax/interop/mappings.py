@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -79,11 +80,21 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class Constant:
+    """An array that a checkpoint may hold and that no model learns: its foreign name, and what makes it."""
+
+    foreign: str
+    make: Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
 class Mapping:
     """The table of one architecture.
 
     Attributes:
       rows: every parameter once.
+      constants: what a checkpoint holds beside the parameters, and always alike.
+      copies: foreign names under which the token embedding is written once more.
       prefixes: what foreign names may begin with, to be taken off.
       base: what foreign names of all but the head begin with, to be put on where a model was saved without its head.
       ignored: regular expressions of foreign names that carry nothing of ours (buffers, tied copies, heads).
@@ -92,11 +103,17 @@ class Mapping:
     """
 
     rows: tuple[Row, ...]
+    constants: tuple[Constant, ...] = ()
+    copies: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     base: str = ""
     ignored: tuple[str, ...] = ()
     spellings: tuple[tuple[str, str], ...] = ()
     may_drop_layers: bool = False
+
+    def embedding(self) -> str:
+        """The foreign name of the token embedding."""
+        return next(row.foreign for row in self.rows if row.ours == "token_embedding")
 
     def canonical(self, name: str) -> str:
         """The foreign `name` as the rows spell it."""

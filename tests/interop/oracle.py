@@ -59,6 +59,7 @@ def assert_gradients_match(ours, theirs):
 # Modules whose one parameter the Flax models called "weight", as PyTorch does: norms without a bias.
 _KEPT_WEIGHT = {
     "t5": r"layer_norm$",
+    "mt5": r"layer_norm$",
     "llama": r"(layernorm|norm)$",
 }
 
@@ -73,6 +74,8 @@ def flax_tree(model):
     kind = model.config.model_type
     modules, flat = dict(model.named_modules()), {}
     for name, value in model.named_parameters():  # of tied ones, the first alone
+        if not value.requires_grad:
+            continue  # the sines and cosines of Marian and Pegasus
         *path, last = name.split(".")
         module = modules[".".join(path)]
         if isinstance(module, (torch.nn.Linear, transformers.pytorch_utils.Conv1D)) and last == "weight":
