@@ -287,7 +287,9 @@ def load_generator(
     if isinstance(config, BertConfig):
         raise ConfigError(f"{settings.pretrained} is a {found!r}, which generates no text; name a generator.")
     if isinstance(config, TransformerConfig) and not config.num_decoder_layers:
-        raise ConfigError(f"{settings.pretrained} is the encoder of a {found!r} alone; name a whole one.")
+        raise ConfigError(
+            f"{settings.pretrained} is the encoder of a {found!r} alone, which generates no text; name a generator."
+        )
     size = _grown_vocabulary(tokenizer, folder, config.vocab_size, settings.pretrained)
     params = load_pretrained(folder, config, shardings=place).params if with_params else None
     if size > config.vocab_size:

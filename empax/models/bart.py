@@ -40,7 +40,8 @@ class _Family:
         `normalize_embedding` and `add_final_layer_norm`.
       learned: whether positions are, in a table for each stack; else they are sines and cosines.
       position_offset: rows of the table before that of the first position; they are kept, and never read.
-      max_positions, start_id: where config.json does not say. None: it must.
+      max_positions, start_id: where config.json does not say. None: it must give the latter.
+      start: what that then is.
     """
 
     title: str
@@ -51,6 +52,7 @@ class _Family:
     position_offset: int = 0
     max_positions: int = 1024
     start_id: int | None = None
+    start: str = "pad_token_id"
 
 
 def bart_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
@@ -92,13 +94,9 @@ def mbart_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig
     and its first token is the code. So config.json must give `decoder_start_token_id`, or `changes` a `start_id`.
     Source: Liu et al. 2020, Sec. 2.2; Tang et al. 2020 (mBART-50).
     """
-    family = _Family("an mBART", pre_norm=True, embedding_norm=True, final_norm=True, position_offset=2)
-    if "start_id" not in changes and "decoder_start_token_id" not in fields:
-        raise ConfigError(
-            "config.json of an mBART lacks decoder_start_token_id: set it to the id of the code of the language to "
-            "write (for 'ro_RO' that of the tokenizer's token 'ro_RO'), or for an mBART-50 to eos_token_id."
-        )
-    return _config(fields, family, changes)
+    start = "the id of the token that names the language to write ('ro_RO'), or in an mBART-50 to eos_token_id"
+    norms = {"pre_norm": True, "embedding_norm": True, "final_norm": True}
+    return _config(fields, _Family("an mBART", **norms, position_offset=2, start=start), changes)
 
 
 def marian_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
@@ -106,7 +104,7 @@ def marian_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfi
 
     Its decoder starts from padding. Source: Junczys-Dowmunt et al. 2018; the released OPUS-MT configurations.
     """
-    if not fields.get("share_encoder_decoder_embeddings", True):
+    if fields.get("share_encoder_decoder_embeddings") is False:
         raise ConfigError(
             "share_encoder_decoder_embeddings = False: this Marian has a vocabulary for either side; here there is one."
         )
@@ -139,7 +137,7 @@ def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, An
     given |= {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
     given |= changes
     if given["start_id"] is None:
-        raise ConfigError(f"config.json of {family.title} lacks decoder_start_token_id: set it to pad_token_id.")
+        raise ConfigError(f"config.json of {family.title} lacks decoder_start_token_id: set it to {family.start}.")
     config = TransformerConfig(
         vocab_size=fields["vocab_size"],
         d_model=fields["d_model"],

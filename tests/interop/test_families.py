@@ -19,7 +19,7 @@ from flax import serialization
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
-from empax.data.tokenizers import train_bpe
+from empax.data.tokenizers import load_tokenizer, train_bpe
 from empax.decoding.search import DecodeSettings
 from empax.interop.export import Generation, export_generator, export_retriever
 from empax.interop.huggingface import ARCHITECTURES, export_params, load_config, load_pretrained, model_config
@@ -295,18 +295,22 @@ def test_an_encoder_is_read_without_the_rest(kind, saved):
     for name, leaf in named_leaves(loaded.params["encoder"]).items():
         np.testing.assert_array_equal(leaf, whole[name])
     if kind == "t5-encoder":
-        with pytest.raises(ConfigError, match="is the encoder of a 't5' alone; name a whole one"):
+        with pytest.raises(ConfigError, match="is the encoder of a 't5' alone, which generates no text"):
             load_generator(GeneratorSettings("pretrained", str(folder)), TOKENIZER)
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("mbart", {"decoder_start_token_id": None}, "lacks decoder_start_token_id: set it to the id of the code"),
+        ("mbart", {"decoder_start_token_id": None}, "lacks decoder_start_token_id: set it to the id of the token"),
         ("mbart", {"normalize_before": False}, "normalize_before = False in config.json of an mBART must be True"),
         ("marian", {"share_encoder_decoder_embeddings": False}, "has a vocabulary for either side; here there is one"),
         ("marian", {"static_position_embeddings": False}, "of a Marian must be True"),
-        ("marian", {"decoder_start_token_id": None, "pad_token_id": None}, "lacks decoder_start_token_id: set it to"),
+        (
+            "marian",
+            {"decoder_start_token_id": None, "pad_token_id": None},
+            "lacks decoder_start_token_id: set it to pad_token_id",
+        ),
         ("pegasus", {"normalize_embedding": True}, "normalize_embedding = True in config.json of a Pegasus"),
         ("pegasus", {"decoder_attention_heads": 7}, "must be equal in a Pegasus here"),
         ("distilbert", {"n_layers": None}, "config.json of a DistilBERT lacks n_layers"),
@@ -338,3 +342,48 @@ def test_what_needs_other_layers_is_refused_by_name_with_what_is_read(other, tmp
     with pytest.raises(ConfigError, match=f"model_type = '{other}' is not read here") as caught:
         load_config(tmp_path)
     assert all(name in str(caught.value) for name in ARCHITECTURES)
+
+
+# Tokenizers
+
+
+@pytest.mark.parametrize(
+    ("maker", "files", "message"),
+    [
+        (
+            "T5",
+            ["spiece.model"],
+            r"\(spiece\.model\), which transformers turns into a fast one by the packages",
+        ),
+        ("XLMRoberta", ["sentencepiece.bpe.model"], r"install both here; or where they are, write tokenizer\.json"),
+        ("Marian", ["source.spm", "target.spm"], r"\(source\.spm, target\.spm\) has no fast version"),
+    ],
+)
+def test_a_tokenizer_that_is_a_file_of_sentencepiece_says_what_to_do(maker, files, message, tmp_path):
+    for file in files:
+        (tmp_path / file).write_bytes(b"\n\x0e\n\x05<unk>\x15")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{maker}Tokenizer"}))
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["mbart", "pegasus", "xlm-roberta", "electra"])
+def test_a_tokenizer_that_transformers_wrote_gives_the_ids_that_it_gives(kind, tmp_path):
+    words = ["hello", "world", "re"]
+    if kind == "electra":
+        letters = [*"held orw", "##o", "##l"]
+        vocab = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *words])}
+        theirs = t.ElectraTokenizer(vocab=vocab)
+    else:
+        special = ["<pad>", "</s>", "<unk>"] if kind == "pegasus" else ["<s>", "<pad>", "</s>", "<unk>"]
+        scores = [(token, 0.0) for token in special]
+        scores += [(f"▁{word}", -2.0) for word in words] + [(letter, -5.0) for letter in "▁helowrda"]
+        make = {"mbart": t.MBartTokenizer, "pegasus": t.PegasusTokenizer, "xlm-roberta": t.XLMRobertaTokenizer}[kind]
+        theirs = make(vocab=scores)
+    theirs.save_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path)
+    for text in ("hello world", "he rode"):
+        assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids
+    assert (ours.pad_id, ours.eos_id) == (theirs.pad_token_id, theirs.eos_token_id or theirs.sep_token_id)
+    if kind == "mbart":
+        assert ours.token_id("ro_RO") == theirs.convert_tokens_to_ids("ro_RO")
