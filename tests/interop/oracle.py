@@ -11,7 +11,7 @@ from flax.traverse_util import unflatten_dict
 def perturbed(model, seed=0):
     """`model` in inference mode, its weights away from the ones and zeros under which errors would hide."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = dict(model.named_parameters())
+    tensors = {name: value for name, value in model.named_parameters() if value.requires_grad}
     tensors |= {name: value for name, value in model.named_buffers() if name == "final_logits_bias"}
     with torch.no_grad():
         for tensor in tensors.values():

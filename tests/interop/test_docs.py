@@ -74,8 +74,15 @@ def test_the_table_lists_every_architecture_that_is_known_and_no_other():
     assert named == set(huggingface.ARCHITECTURES)
 
 
+def example_of(text):
+    """An example by the name of its model; slow if it is of a family that test_families.py looks at."""
+    name = re.search(r'resolve\("(.*?)"\)', text)[1]
+    slow = any(family in name for family in NEAR) and "t5-base" not in name
+    return pytest.param(text, id=name, marks=[pytest.mark.slow] * slow)
+
+
 @pytest.mark.oracle
-@pytest.mark.parametrize("example", EXAMPLES, ids=[re.search(r'resolve\("(.*?)"\)', text)[1] for text in EXAMPLES])
+@pytest.mark.parametrize("example", [example_of(text) for text in EXAMPLES])
 def test_an_example_runs_and_gives_what_torch_gives(example, tmp_path, monkeypatch, oracle):
     torch.manual_seed(0)
     models = {}
