@@ -49,16 +49,21 @@ CASES = [
     ("blenderbot", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True), ()),
     ("blenderbot", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, no_repeat_ngram=3), ()),
     ("blenderbot", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
-    pytest.param("mt5", DecodeSettings("greedy", LENGTH, min_tokens=2), (), marks=pytest.mark.slow),
-    ("mt5", DecodeSettings("beam", LENGTH, num_beams=3, length_penalty=0.6), ()),
-    ("mbart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True), ()),
     ("mbart", DecodeSettings("beam", LENGTH, num_beams=3, first_token=58, end_at_limit=True), ()),  # as mBART-50 does
-    ("marian", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True), ()),
     ("marian", DecodeSettings("beam", LENGTH, num_beams=3, no_repeat_ngram=3, end_at_limit=True), ()),
-    pytest.param("pegasus", DecodeSettings("greedy", LENGTH, end_at_limit=True), (), marks=pytest.mark.slow),
-    ("pegasus", DecodeSettings("beam", LENGTH, num_beams=3, length_penalty=0.8, end_at_limit=True), ()),
     ("t5", DecodeSettings("greedy", LENGTH), (2,)),
     ("t5", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0), (0, 1, 3)),
+]
+CASES += [
+    pytest.param(name, settings, (), marks=pytest.mark.slow)
+    for name, settings in (
+        ("mt5", DecodeSettings("greedy", LENGTH, min_tokens=2)),
+        ("mt5", DecodeSettings("beam", LENGTH, num_beams=3, length_penalty=0.6)),
+        ("mbart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
+        ("marian", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
+        ("pegasus", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
+        ("pegasus", DecodeSettings("beam", LENGTH, num_beams=3, length_penalty=0.8, end_at_limit=True)),
+    )
 ]
 
 
