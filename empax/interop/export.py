@@ -124,7 +124,7 @@ def export_generator(
         if base is not None and base["model_type"] != "t5":
             # The vocabulary may have grown by the tokens that the run has added.
             sizes = [name for name in ("vocab_size", "decoder_vocab_size") if name in base]
-            fields = base | dict.fromkeys(sizes, config.vocab_size) | {"dtype": "float32"}
+            fields = {**base, **dict.fromkeys(sizes, config.vocab_size), "dtype": "float32"}
         elif isinstance(config, TransformerConfig):
             fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
         else:

@@ -83,8 +83,10 @@ def blenderbot_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -
     fields = name_or_fields
     if isinstance(fields, str):
         fields = _preset(fields, "BlenderBot", _BLENDERBOT) | {"max_position_embeddings": 128, "scale_embedding": True}
-    norms = {"pre_norm": True, "embedding_norm": False, "final_norm": True}
-    return _config(fields, _Family("a BlenderBot", **norms, max_positions=128, start_id=1), changes)
+    family = _Family(
+        "a BlenderBot", pre_norm=True, embedding_norm=False, final_norm=True, max_positions=128, start_id=1
+    )
+    return _config(fields, family, changes)
 
 
 def mbart_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
@@ -95,8 +97,8 @@ def mbart_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig
     Source: Liu et al. 2020, Sec. 2.2; Tang et al. 2020 (mBART-50).
     """
     start = "the id of the token that names the language to write ('ro_RO'), or in an mBART-50 to eos_token_id"
-    norms = {"pre_norm": True, "embedding_norm": True, "final_norm": True}
-    return _config(fields, _Family("an mBART", **norms, position_offset=2, start=start), changes)
+    family = _Family("an mBART", pre_norm=True, embedding_norm=True, final_norm=True, position_offset=2, start=start)
+    return _config(fields, family, changes)
 
 
 def marian_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
@@ -117,8 +119,8 @@ def pegasus_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConf
 
     Source: Zhang et al. 2020, Sec. 3; the released configurations, whose `extra_pos_embeddings` says nothing here.
     """
-    norms = {"pre_norm": True, "embedding_norm": False, "final_norm": True}
-    return _config(fields, _Family("a Pegasus", **norms, learned=False, start_id=0), changes)
+    family = _Family("a Pegasus", pre_norm=True, embedding_norm=False, final_norm=True, learned=False, start_id=0)
+    return _config(fields, family, changes)
 
 
 def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, Any]) -> TransformerConfig:
