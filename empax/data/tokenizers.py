@@ -408,12 +408,24 @@ def _from_transformers(name: str | Path, folder: Path) -> tuple[rust.Tokenizer, 
     if folder.is_absolute() and not folder.is_dir():
         what = "it is a file; give the folder that holds it" if folder.is_file() else "there is no such folder"
         raise ConfigError(f"tokenizer {str(name)!r}: {what}.")
+    source = str(folder) if folder.is_dir() else str(name)
+    pieces = sorted(path.name for path in folder.glob("*") if path.suffix in (".model", ".spm"))
+    if any(piece.endswith(".spm") for piece in pieces):  # Marian's, one for either side
+        raise ConfigError(
+            f"tokenizer {source!r} ({', '.join(pieces)}) has no fast version; give the folder of one with "
+            "tokenizer.json."
+        )
     import transformers  # slow to import, and needed only here
 
-    source = str(folder) if folder.is_dir() else str(name)
     try:
         loaded = transformers.AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, ImportError) as error:
+        if pieces:
+            raise ConfigError(
+                f"tokenizer {source!r} is a file of SentencePiece ({', '.join(pieces)}), which transformers turns into "
+                "a fast one by the packages sentencepiece and protobuf: install both here; or where they are, write "
+                "tokenizer.json by AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), and copy it here."
+            ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"tokenizer {source!r} is neither a folder with tokenizer.json, nor {MINILM!r}, nor could it be loaded "

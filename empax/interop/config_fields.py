@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError
+from empax.models.bert import DISTILBERT
 
 _SIZES = frozenset(
     [
@@ -39,6 +40,12 @@ _SIZES = frozenset(
         "n_layer",
         "n_positions",
         "n_inner",
+        "dim",
+        "n_heads",
+        "n_layers",
+        "hidden_dim",
+        "embedding_size",
+        "decoder_vocab_size",
     ]
 )
 _COUNTS = frozenset(["type_vocab_size", "projection_dim", "decoder_start_token_id"])
@@ -73,9 +80,12 @@ _SWITCHES = frozenset(
         "add_cross_attention",
         "scale_decoder_outputs",
         "rope_interleaved",
+        "share_encoder_decoder_embeddings",
     ]
 )
-_TEXTS = frozenset(["model_type", "hidden_act", "activation_function", "feed_forward_proj", "position_embedding_type"])
+_TEXTS = frozenset(
+    ["model_type", "hidden_act", "activation", "activation_function", "feed_forward_proj", "position_embedding_type"]
+)
 _LARGEST = 2**31 - 1
 
 _LLAMA = {"d_model": "hidden_size", "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
@@ -93,7 +103,9 @@ _BART |= {"num_decoder_layers": "decoder_layers", "max_positions": "max_position
 _BART |= {"activation": "activation_function", "tie_embeddings": "tie_word_embeddings"}
 _BERT = _LLAMA | {"layer_norm_eps": "layer_norm_eps"}
 _THEIR_NAMES: dict[str, dict[str, str]] = {"llama": _LLAMA, "gpt2": _GPT2, "t5": _T5, "bart": _BART}
-_THEIR_NAMES |= {"blenderbot": _BART, "bert": _BERT, "roberta": _BERT, "mpnet": _BERT, "dpr": _BERT}
+_THEIR_NAMES |= dict.fromkeys(("blenderbot", "mbart", "marian", "pegasus"), _BART) | {"mt5": _T5}
+_THEIR_NAMES |= dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "mpnet", "dpr"), _BERT)
+_THEIR_NAMES |= {"distilbert": _BERT | DISTILBERT}
 
 
 def their_words(message: str, architecture: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,7 +123,8 @@ def export_generator(
     if format == "transformers":
         if base is not None and base["model_type"] != "t5":
             # The vocabulary may have grown by the tokens that the run has added.
-            fields = {**base, "vocab_size": config.vocab_size, "dtype": "float32"}
+            sizes = [name for name in ("vocab_size", "decoder_vocab_size") if name in base]
+            fields = {**base, **dict.fromkeys(sizes, config.vocab_size), "dtype": "float32"}
         elif isinstance(config, TransformerConfig):
             fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
         else:
@@ -158,27 +160,21 @@ def export_retriever(
       params: of `model`: those of the encoder under "encoder".
       tokenizer: what the encoder reads with.
       max_tokens: of a text, both frame tokens included; the end of a longer one stays, as in retrieval here.
-      base: config.json of the pretrained encoder that it began as; needed for all but BERT.
+      base: config.json of the pretrained model that it began as; needed for all but BERT and T5.
       format: as in `export_generator`.
       card: README.md; empty = none.
       max_shard_bytes: see `write_tensors`.
 
     Raises:
-      ConfigError: the encoder is no BERT and the format is "transformers", or the folder is not empty.
+      ConfigError: no architecture of transformers is this encoder, or the folder is not empty.
       DataError: `params` are not those of `model`.
     """
     encoder = model.encoder
     if format == "transformers":
-        if not isinstance(encoder, BertEncoder):
-            raise ConfigError(
-                f"a retriever with the encoder {type(encoder).__name__} cannot be written for sentence-transformers, "
-                "only one with a BERT (config.reg.retriever) can; --format=empax writes any."
-            )
-        fields = bert_fields(encoder.config, pad_id=tokenizer.pad_id)
-        if base is not None and base["model_type"] != "bert":
-            fields = {**base, "num_hidden_layers": encoder.config.num_layers, "dtype": "float32"}
+        fields = _encoder_fields(encoder, base, tokenizer)
         tensors = foreign_tensors(fields["model_type"], params["encoder"], encoder.config)
-        max_tokens = min(max_tokens, encoder.config.max_positions)
+        if isinstance(encoder, BertEncoder):
+            max_tokens = min(max_tokens, encoder.config.max_tokens())
     else:
         fields, tensors = _own_fields(model), _own_tensors(model, params)
     with new_folder(folder) as new:
@@ -186,8 +182,33 @@ def export_retriever(
         write_json(new / "config.json", fields)
         _write_framing_tokenizer(new, tokenizer, max_tokens)
         if format == "transformers":
-            _write_modules(new, model, fields["hidden_size"], max_tokens)
+            _write_modules(new, model, encoder.config.d_model, max_tokens)
         _write_card(new, card)
+
+
+def _encoder_fields(encoder: nn.Module, base: Mapping[str, Any] | None, tokenizer: SubwordTokenizer) -> dict[str, Any]:
+    """`config.json` of a text encoder.
+
+    Raises:
+      ConfigError: transformers has no encoder like this one.
+    """
+    if isinstance(encoder, BertEncoder):
+        if base is None or base["model_type"] == "bert":
+            return bert_fields(encoder.config, pad_id=tokenizer.pad_id)
+        layers = "n_layers" if base["model_type"] == "distilbert" else "num_hidden_layers"
+        return {**base, layers: encoder.config.num_layers, "dtype": "float32"}
+    assert isinstance(encoder, T5Encoder)
+    if base is None:
+        whole = dataclasses.replace(encoder.config, tie_embeddings=True, output_scale=True)
+        base = t5_fields(whole, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id)
+    elif base["model_type"] not in ("t5", "mt5"):
+        raise ConfigError(
+            f"the encoder of a {base['model_type']!r} cannot be written for transformers, which has no model that is "
+            "this encoder alone; --format=empax writes any."
+        )
+    size = {"vocab_size": encoder.config.vocab_size, "dtype": "float32"}
+    kind = f"{base['model_type'].upper()}EncoderModel"
+    return {**base, **size, "architectures": [kind], "is_encoder_decoder": False}
 
 
 def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[str, Any]:
@@ -261,9 +282,11 @@ def generation_fields(generation: Generation, config: Config) -> dict[str, Any]:
     fields = generation.fields()
     if isinstance(config, DecoderOnlyConfig):
         del fields["decoder_start_token_id"]  # a prompt's last token is no setting there
-    elif isinstance(config, TransformerConfig) and config.num_decoder_layers > config.num_encoder_layers:
-        # transformers 5 makes the decoder's cache with as many layers as the encoder has, and fails at the next one.
-        fields["use_cache"] = False
+    elif isinstance(config, TransformerConfig):
+        fields["decoder_start_token_id"] = config.start_id
+        if config.num_decoder_layers > config.num_encoder_layers:
+            # transformers 5 makes the decoder's cache with as many layers as the encoder has, and fails at the next.
+            fields["use_cache"] = False
     return fields
 
 

@@ -23,7 +23,7 @@ from empax.core.types import Params
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import read_model_json
 from empax.data.tokenizers import WHEELS
-from empax.interop import mappings
+from empax.interop import encoder_decoder_mappings, encoder_mappings, mappings
 from empax.interop.config_fields import check_fields, their_words, without_nulls
 from empax.interop.gguf import llama_fields
 from empax.interop.layouts import plain_names
@@ -33,10 +33,20 @@ from empax.interop.readers import adapter_message, open_tensors
 from empax.interop.t5_fields import t5_fields
 from empax.interop.t5x import has_t5x
 from empax.interop.tensors import Tensor, Tensors
-from empax.models.bart import bart_config, blenderbot_config
-from empax.models.bert import BertConfig, BertEncoder, bert_config, dpr_config, mpnet_config, roberta_config
+from empax.interop.tied_embeddings import disagreements, mt5_fields, untie
+from empax.models.bart import bart_config, blenderbot_config, marian_config, mbart_config, pegasus_config
+from empax.models.bert import (
+    BertConfig,
+    BertEncoder,
+    bert_config,
+    distilbert_config,
+    dpr_config,
+    electra_config,
+    mpnet_config,
+    roberta_config,
+)
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig, gpt2_config, llama_config
-from empax.models.t5 import t5_config
+from empax.models.t5 import T5Encoder, mt5_config, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 Config: TypeAlias = TransformerConfig | BertConfig | DecoderOnlyConfig
@@ -65,7 +75,10 @@ class Architecture:
 
 def _shapes_of_t5(config: TransformerConfig) -> Params:
     ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    return jax.eval_shape(lambda rng: EncoderDecoder(config).init(rng, ids, mask, ids), jax.random.key(0))["params"]
+    model, inputs = EncoderDecoder(config), (ids, mask, ids)
+    if not config.num_decoder_layers:
+        model, inputs = T5Encoder(config), (ids, mask)
+    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
 
 
 def _shapes_of_bert(config: BertConfig) -> Params:
@@ -79,15 +92,22 @@ def _shapes_of_decoder_only(config: DecoderOnlyConfig) -> Params:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "t5": Architecture(t5_config, mappings.t5_mapping, _shapes_of_t5),
-    "bert": Architecture(bert_config, mappings.bert_mapping, _shapes_of_bert),
+    "t5": Architecture(t5_config, encoder_decoder_mappings.t5_mapping, _shapes_of_t5),
+    "bert": Architecture(bert_config, encoder_mappings.bert_mapping, _shapes_of_bert),
     "llama": Architecture(llama_config, mappings.llama_mapping, _shapes_of_decoder_only),
     "gpt2": Architecture(gpt2_config, mappings.gpt2_mapping, _shapes_of_decoder_only),
-    "bart": Architecture(bart_config, mappings.bart_mapping, _shapes_of_t5),
-    "blenderbot": Architecture(blenderbot_config, mappings.bart_mapping, _shapes_of_t5),
-    "roberta": Architecture(roberta_config, mappings.bert_mapping, _shapes_of_bert),
-    "mpnet": Architecture(mpnet_config, mappings.mpnet_mapping, _shapes_of_bert),
-    "dpr": Architecture(dpr_config, mappings.dpr_mapping, _shapes_of_bert),
+    "bart": Architecture(bart_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
+    "blenderbot": Architecture(blenderbot_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
+    "roberta": Architecture(roberta_config, encoder_mappings.bert_mapping, _shapes_of_bert),
+    "mpnet": Architecture(mpnet_config, encoder_mappings.mpnet_mapping, _shapes_of_bert),
+    "dpr": Architecture(dpr_config, encoder_mappings.dpr_mapping, _shapes_of_bert),
+    "mt5": Architecture(mt5_config, encoder_decoder_mappings.t5_mapping, _shapes_of_t5),
+    "mbart": Architecture(mbart_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
+    "marian": Architecture(marian_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
+    "pegasus": Architecture(pegasus_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
+    "xlm-roberta": Architecture(roberta_config, encoder_mappings.bert_mapping, _shapes_of_bert),
+    "distilbert": Architecture(distilbert_config, encoder_mappings.distilbert_mapping, _shapes_of_bert),
+    "electra": Architecture(electra_config, encoder_mappings.bert_mapping, _shapes_of_bert),
 }
 
 
@@ -126,8 +146,13 @@ def import_params(
     places = dict.fromkeys(shapes) if shardings is None else named_leaves(shardings)
     if unplaced := sorted(set(shapes) - set(places)):
         raise ConfigError(f"shardings has no place for {', '.join(unplaced)} of this {architecture}.")
-    _untie(named, mapping, config)
-    problems = _misfits(named, mapping, shapes) or _untied(named, mapping, config)
+    embedding = mapping.embedding()
+    if isinstance(config, TransformerConfig) and not config.tie_embeddings:
+        untie(named, embedding)
+    problems = _misfits(named, mapping, shapes)
+    if not problems and not isinstance(config, BertConfig):
+        headless = isinstance(config, TransformerConfig) and not config.num_decoder_layers
+        problems = disagreements(named, embedding, tied=config.tie_embeddings and not headless)
     if problems:
         listing = "\n  ".join(problems)
         raise DataError(f"The weights do not fit this {architecture} ({len(problems)} problems):\n  {listing}")
@@ -185,8 +210,25 @@ def _misfits(tensors: Tensors, mapping: mappings.Mapping, shapes: Mapping[str, t
                 problems += [] if row.optional else [f"missing {name} {list(expected)}"]
             elif tensors[name].shape != expected:
                 problems.append(f"{name} has shape {list(tensors[name].shape)}, must be {list(expected)}")
+    for constant in mapping.constants:
+        used.add(constant.foreign)
+        if constant.foreign in tensors:
+            problems += _other_constant(constant, tensors[constant.foreign])
     problems += [f"surplus {name}" for name in sorted(tensors) if name not in used and not mapping.ignores(name)]
     return list(dict.fromkeys(problems))  # a tensor that several rows share is one problem
+
+
+_ROUNDED = 4e-3
+"""How far a constant of about 1 may be off in a file of half precision."""
+
+
+def _other_constant(constant: mappings.Constant, tensor: Tensor) -> list[str]:
+    expected = constant.make()
+    if tensor.shape != expected.shape:
+        return [f"{constant.foreign} has shape {list(tensor.shape)}, must be {list(expected.shape)}"]
+    if np.abs(np.asarray(tensor).astype(np.float32) - expected).max() > _ROUNDED:
+        return [f"{constant.foreign} holds other numbers than the sines and cosines that a model of this kind has"]
+    return []
 
 
 class LazyTensor(NamedTuple):
@@ -220,6 +262,10 @@ def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[s
         leaf = leaves[row.ours]
         shape = row.layout.foreign_shape(tuple(leaf.shape if layer is None else leaf.shape[1:]))
         tensors[name] = LazyTensor(shape, np.dtype(leaf.dtype), functools.partial(_make_foreign, leaves, parts))
+    tensors |= dict.fromkeys(mapping.copies, tensors[mapping.embedding()])
+    for constant in mapping.constants:
+        made = constant.make()
+        tensors[constant.foreign] = LazyTensor(made.shape, made.dtype, constant.make)
     return tensors
 
 
@@ -273,7 +319,8 @@ def load_config(folder: Path) -> dict[str, Any]:
     if name not in list(ARCHITECTURES):  # it may be anything
         raise ConfigError(f"{file}: model_type = {name!r} is not read here; it is one of {', '.join(ARCHITECTURES)}.")
     check_fields(fields, file)
-    return without_nulls(fields)
+    fields = without_nulls(fields)
+    return mt5_fields(fields, folder) if name == "mt5" else fields
 
 
 def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
@@ -324,41 +371,6 @@ def load_pretrained(folder: Path, config: Config | None = None, *, shardings: An
     used = model_config(fields) if config is None else config
     tensors = plain_names(open_tensors(folder), architecture)
     return Pretrained(architecture, used, import_params(architecture, tensors, used, shardings=shardings))
-
-
-def _embedding_name(mapping: mappings.Mapping) -> str:
-    return next(row.foreign for row in mapping.rows if row.ours == "token_embedding")
-
-
-def _untie(tensors: dict[str, Tensor], mapping: mappings.Mapping, config: Config) -> None:
-    """Makes the two embeddings of `tensors` two where the model has two: a file of tied weights holds one copy."""
-    embedding = _embedding_name(mapping)
-    if isinstance(config, TransformerConfig) and not config.tie_embeddings and embedding in tensors:
-        tensors.setdefault("lm_head.weight", tensors[embedding])
-
-
-def _untied(tensors: Tensors, mapping: mappings.Mapping, config: Config) -> list[str]:
-    """Says where the model has one embedding and `tensors` two different ones."""
-    embedding = _embedding_name(mapping)
-    if isinstance(config, BertConfig) or embedding not in tensors:
-        return []
-    problems = [
-        f"{name} is not {embedding}, but encoder and decoder share one embedding here"
-        for name in sorted(tensors)
-        if name.endswith("coder.embed_tokens.weight") and not _same(tensors[name], tensors[embedding])
-    ]
-    head = "lm_head.weight"
-    if config.tie_embeddings and head in tensors and not _same(tensors[head], tensors[embedding]):
-        problems.append(f"{head} is not {embedding}, but the config ties them: set tie_word_embeddings to false")
-    return problems
-
-
-def _same(one: Tensor, other: Tensor, rows: int = 4096) -> bool:
-    """Whether two tensors are equal, a few rows at a time: what compares them is as large as what is compared."""
-    if one.shape != other.shape:
-        return False
-    a, b = np.asarray(one), np.asarray(other)
-    return all(np.array_equal(a[i : i + rows], b[i : i + rows]) for i in range(0, len(a), rows))
 
 
 def resolve(name_or_folder: str) -> Path:

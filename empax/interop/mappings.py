@@ -1,5 +1,6 @@
 """Foreign parameter names and layouts against ours: one table per architecture, read in both directions.
 
+Here are the form of a table and the tables of decoder-only models; those of the others have modules of their own.
 `{layer}` in a foreign name stands for the layers that we keep stacked, [L, ...].
 """
 
@@ -7,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import numpy as np
 
-from empax.models.bert import BertConfig
 from empax.models.decoder_only import DecoderOnlyConfig
-from empax.models.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +80,21 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class Constant:
+    """An array that a checkpoint may hold and that no model learns: its foreign name, and what makes it."""
+
+    foreign: str
+    make: Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
 class Mapping:
     """The table of one architecture.
 
     Attributes:
       rows: every parameter once.
+      constants: what a checkpoint holds beside the parameters, and always alike.
+      copies: foreign names under which the token embedding is written once more.
       prefixes: what foreign names may begin with, to be taken off.
       base: what foreign names of all but the head begin with, to be put on where a model was saved without its head.
       ignored: regular expressions of foreign names that carry nothing of ours (buffers, tied copies, heads).
@@ -93,11 +103,17 @@ class Mapping:
     """
 
     rows: tuple[Row, ...]
+    constants: tuple[Constant, ...] = ()
+    copies: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     base: str = ""
     ignored: tuple[str, ...] = ()
     spellings: tuple[tuple[str, str], ...] = ()
     may_drop_layers: bool = False
+
+    def embedding(self) -> str:
+        """The foreign name of the token embedding."""
+        return next(row.foreign for row in self.rows if row.ours == "token_embedding")
 
     def canonical(self, name: str) -> str:
         """The foreign `name` as the rows spell it."""
@@ -120,75 +136,7 @@ class Mapping:
         )
 
 
-def _attention(ours: str, foreign: str) -> tuple[Row, ...]:
-    rows = [Row(f"{ours}/{name}", f"{foreign}.{name[0]}.weight", LINEAR) for name in ("query", "key", "value")]
-    return (*rows, Row(f"{ours}/out", f"{foreign}.o.weight", LINEAR_OUT))
-
-
-def t5_mapping(config: TransformerConfig) -> Mapping:
-    """T5, v1.0 (relu, tied) and v1.1 (gated, untied)."""
-    gated = config.activation.startswith("gated-")
-    rows = [Row("token_embedding", "shared.weight", SAME)]
-    if not config.tie_embeddings:
-        rows.append(Row("output_embedding", "lm_head.weight", SAME))
-    for stack in ("encoder", "decoder"):
-        block, layers = f"{stack}.block.{{layer}}.layer", f"{stack}/layers"
-        relative = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rows.append(Row(f"{stack}/relative_bias", relative, SAME))
-        rows.append(Row(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight", SAME))
-        rows += _attention(f"{layers}/attention", f"{block}.0.SelfAttention")
-        rows.append(Row(f"{layers}/attention_norm/scale", f"{block}.0.layer_norm.weight", SAME))
-        last = 1
-        if stack == "decoder":
-            last = 2
-            rows += _attention(f"{layers}/cross_attention", f"{block}.1.EncDecAttention")
-            rows.append(Row(f"{layers}/cross_attention_norm/scale", f"{block}.1.layer_norm.weight", SAME))
-        feed = f"{block}.{last}.DenseReluDense"
-        # Theirs: wi_0 passes through the activation, wi_1 is what it gates.
-        names = {"gate": "wi_0", "wi": "wi_1", "wo": "wo"} if gated else {"wi": "wi", "wo": "wo"}
-        rows += [Row(f"{layers}/feed_forward/{our}", f"{feed}.{their}.weight", LINEAR) for our, their in names.items()]
-        rows.append(Row(f"{layers}/feed_forward_norm/scale", f"{block}.{last}.layer_norm.weight", SAME))
-    # Copies of the embedding; the cross-attention bias is a leftover of the original conversion, never used.
-    ignored = [
-        r"(en|de)coder\.embed_tokens\.weight",
-        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    ]
-    if config.tie_embeddings:
-        ignored.append(r"lm_head\.weight")
-    return Mapping(rows=tuple(rows), ignored=tuple(ignored))
-
-
-def bart_mapping(config: TransformerConfig) -> Mapping:
-    """BART and BlenderBot; they differ in their norms. Checkpoints without a head lack "model." and the bias."""
-    shared, head = "model.shared.weight", "lm_head.weight"
-    rows = [Row("token_embedding", shared, SAME), Row("output_bias", "final_logits_bias", ROW, optional=True)]
-    if not config.tie_embeddings:
-        rows.append(Row("output_embedding", head, SAME))
-    for stack in ("encoder", "decoder"):
-        foreign = f"model.{stack}"
-        rows.append(Row(f"{stack}/position_embedding", f"{foreign}.embed_positions.weight", SAME))
-        norms = {}
-        if config.embedding_norm:
-            norms[f"{stack}/embedding_norm"] = f"{foreign}.layernorm_embedding"
-        if config.final_norm:
-            norms[f"{stack}/final_norm"] = f"{foreign}.layer_norm"
-        ours, theirs = f"{stack}/layers", f"{foreign}.layers.{{layer}}"
-        names = {"attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if stack == "decoder" else {})
-        for our, their in names.items():
-            rows += _biased_attention(f"{ours}/{our}", f"{theirs}.{their}", "{}_proj", "out_proj")
-            norms[f"{ours}/{our}_norm"] = f"{theirs}.{their}_layer_norm"
-        for our, their in (("wi", "fc1"), ("wo", "fc2")):
-            rows.append(Row(f"{ours}/feed_forward/{our}", f"{theirs}.{their}.weight", LINEAR))
-            rows.append(Row(f"{ours}/feed_forward/{our}_bias", f"{theirs}.{their}.bias", SAME))
-        norms[f"{ours}/feed_forward_norm"] = f"{theirs}.final_layer_norm"
-        rows += _norms(norms)
-    ignored = [r"model\.(en|de)coder\.embed_tokens\.weight"]
-    if config.tie_embeddings:
-        ignored.append(re.escape(head))
-    return Mapping(rows=tuple(rows), base="model.", ignored=tuple(ignored))
-
-
-def _biased_attention(ours: str, foreign: str, inward: str, outward: str) -> list[Row]:
+def biased_attention(ours: str, foreign: str, inward: str, outward: str) -> list[Row]:
     """Rows of an attention with biases; `inward` is a pattern that takes "q", "k" and "v"."""
     rows = []
     for name in ("query", "key", "value"):
@@ -199,65 +147,10 @@ def _biased_attention(ours: str, foreign: str, inward: str, outward: str) -> lis
     return rows
 
 
-def _norms(names: dict[str, str]) -> list[Row]:
+def norm_rows(names: dict[str, str]) -> list[Row]:
     """Rows of layer norms, by our name."""
     pairs = (("scale", "weight"), ("bias", "bias"))
     return [Row(f"{our}/{i}", f"{their}.{j}", SAME) for our, their in names.items() for i, j in pairs]
-
-
-def bert_mapping(config: BertConfig) -> Mapping:
-    """BERT's encoder without pooler and heads, and RoBERTa's."""
-    return _bert_like(config, "", prefixes=("bert.", "roberta."))
-
-
-def mpnet_mapping(config: BertConfig) -> Mapping:
-    """MPNet's encoder without pooler and head."""
-    return _bert_like(config, "", prefixes=("mpnet.",))
-
-
-def dpr_mapping(config: BertConfig) -> Mapping:
-    """The BERT inside a DPR encoder of passages or of questions."""
-    sides = {"context": "ctx_encoder", "question": "question_encoder"}
-    return _bert_like(config, f"{sides[config.dpr_side]}.bert_model.")
-
-
-def _bert_like(config: BertConfig, base: str, prefixes: tuple[str, ...] = ()) -> Mapping:
-    layer, layers = f"{base}encoder.layer.{{layer}}", "stack/layers"
-    embeddings = f"{base}embeddings"
-    rows = [
-        Row("token_embedding", f"{embeddings}.word_embeddings.weight", SAME),
-        Row("position_embedding", f"{embeddings}.position_embeddings.weight", SAME),
-    ]
-    if config.type_vocab_size:
-        rows.append(Row("type_embedding", f"{embeddings}.token_type_embeddings.weight", SAME))
-    norms = {"embedding_norm": f"{embeddings}.LayerNorm", f"{layers}/feed_forward_norm": f"{layer}.output.LayerNorm"}
-    if config.relative_buckets:  # MPNet, which also names its attention in a way of its own
-        rows.append(Row("stack/relative_bias", f"{base}encoder.relative_attention_bias.weight", SAME))
-        rows += _biased_attention(f"{layers}/attention", f"{layer}.attention.attn", "{}", "o")
-        norms[f"{layers}/attention_norm"] = f"{layer}.attention.LayerNorm"
-    else:
-        for name in ("query", "key", "value"):
-            rows.append(Row(f"{layers}/attention/{name}", f"{layer}.attention.self.{name}.weight", LINEAR))
-            rows.append(Row(f"{layers}/attention/{name}_bias", f"{layer}.attention.self.{name}.bias", FLAT))
-        rows.append(Row(f"{layers}/attention/out", f"{layer}.attention.output.dense.weight", LINEAR_OUT))
-        rows.append(Row(f"{layers}/attention/out_bias", f"{layer}.attention.output.dense.bias", SAME))
-        norms[f"{layers}/attention_norm"] = f"{layer}.attention.output.LayerNorm"
-    for ours, theirs in (("wi", "intermediate.dense"), ("wo", "output.dense")):
-        rows.append(Row(f"{layers}/feed_forward/{ours}", f"{layer}.{theirs}.weight", LINEAR))
-        rows.append(Row(f"{layers}/feed_forward/{ours}_bias", f"{layer}.{theirs}.bias", SAME))
-    base = re.escape(base)
-    return Mapping(
-        rows=(*rows, *_norms(norms)),
-        prefixes=prefixes,
-        ignored=(
-            rf"{base}embeddings\.(position_ids|token_type_ids)",
-            rf"{base}pooler\..*",
-            r"(cls|lm_head)\..*",
-        ),
-        # As the code that came from TensorFlow wrote them.
-        spellings=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
-        may_drop_layers=True,
-    )
 
 
 def llama_mapping(config: DecoderOnlyConfig) -> Mapping:

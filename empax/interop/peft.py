@@ -22,12 +22,19 @@ from empax.models.lora import LoraSettings
 
 _TASKS = {
     "t5": "SEQ_2_SEQ_LM",
+    "mt5": "SEQ_2_SEQ_LM",
     "bart": "SEQ_2_SEQ_LM",
+    "mbart": "SEQ_2_SEQ_LM",
+    "marian": "SEQ_2_SEQ_LM",
+    "pegasus": "SEQ_2_SEQ_LM",
     "blenderbot": "SEQ_2_SEQ_LM",
     "llama": "CAUSAL_LM",
     "gpt2": "CAUSAL_LM",
     "bert": "FEATURE_EXTRACTION",
     "roberta": "FEATURE_EXTRACTION",
+    "xlm-roberta": "FEATURE_EXTRACTION",
+    "distilbert": "FEATURE_EXTRACTION",
+    "electra": "FEATURE_EXTRACTION",
     "mpnet": "FEATURE_EXTRACTION",
     "dpr": "FEATURE_EXTRACTION",
 }

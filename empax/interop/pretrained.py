@@ -23,7 +23,7 @@ from empax.interop.readers import open_tensors
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
-from empax.models.t5 import T5Encoder, t5_config
+from empax.models.t5 import T5Encoder, encoder_alone, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 from empax.models.transformer_config import Remat
 
@@ -36,7 +36,7 @@ _RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-    """A text encoder with pooling: a BERT or one of its kin, or the encoder of a pretrained T5, BART or BlenderBot.
+    """A text encoder with pooling: a BERT or one of its kin, or the encoder of a pretrained encoder-decoder.
 
     Attributes:
       pretrained: "minilm" (the wheel), a folder, or a Hub name; empty = random, with the sizes below.
@@ -110,13 +110,11 @@ def load_encoder(
     run = {name: getattr(settings, name) for name in _RUN_SETTINGS}
     if planned and settings.preset:
         config = (t5_config if "t5" in settings.preset else bert_config)(settings.preset, **run)
-        model, config, _ = _encoder_of(config, settings)
+        model, config = _encoder_of(config, settings)
         return LoadedEncoder(_dual(model, settings, None), PlannedTokenizer(config.vocab_size), None)
     folder = resolve(settings.pretrained)
-    model, config, dropped = _encoder_of(model_config(load_config(folder), **run), settings)
-    params = None
-    if with_params:
-        params = {"encoder": {k: v for k, v in load_pretrained(folder, config).params.items() if k not in dropped}}
+    model, config = _encoder_of(model_config(load_config(folder), **run), settings)
+    params = {"encoder": load_pretrained(folder, config).params} if with_params else None
     own = load_tokenizer(folder)
     if own.own_size <= config.vocab_size < own.vocab_size:  # of special tokens that it declares and does not have
         if params is not None:
@@ -129,19 +127,20 @@ def load_encoder(
 
 def _encoder_of(
     config: BertConfig | TransformerConfig | DecoderOnlyConfig, settings: EncoderSettings
-) -> tuple[BertEncoder | T5Encoder, BertConfig | TransformerConfig, set[str]]:
-    """The encoder, its settings, and which parameters of a checkpoint are none of its."""
+) -> tuple[BertEncoder | T5Encoder, BertConfig | TransformerConfig]:
+    """The encoder and its settings."""
     if isinstance(config, DecoderOnlyConfig):
         raise ConfigError(f"{settings.pretrained} is a decoder, which has no encoder; name a model that has one.")
     if isinstance(config, TransformerConfig):
         if settings.num_layers:
             raise ConfigError("num_layers goes with a BERT; the encoder of an encoder-decoder is taken whole.")
-        return T5Encoder(config), config, {"decoder"}
+        config = encoder_alone(config)
+        return T5Encoder(config), config
     layers = settings.num_layers or config.num_layers
     if layers > config.num_layers:
         raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
     config = dataclasses.replace(config, num_layers=layers)
-    return BertEncoder(config), config, set()
+    return BertEncoder(config), config
 
 
 def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, folder: Path | None) -> DualEncoder:
@@ -175,7 +174,7 @@ class GeneratorSettings:
 
     Attributes:
       architecture: "transformer" (from scratch), "t5", "bart", "blenderbot", "llama", "gpt2", or "pretrained": what the
-        config.json of `pretrained` says.
+        config.json of `pretrained` says, an "mbart" for instance.
       pretrained: of all but "transformer": a folder, a Hub name, or "smollm2" (the wheel); empty = random.
       preset: of a random one: "t5-small", "bart-base", "llama-3.1-8b", "gpt2", ...; the sizes below are then unused.
         Beside `pretrained` it says what that is, so that a plan needs none of its files.
@@ -287,6 +286,10 @@ def load_generator(
     config = model_config(fields, **changes)
     if isinstance(config, BertConfig):
         raise ConfigError(f"{settings.pretrained} is a {found!r}, which generates no text; name a generator.")
+    if isinstance(config, TransformerConfig) and not config.num_decoder_layers:
+        raise ConfigError(
+            f"{settings.pretrained} is the encoder of a {found!r} alone, which generates no text; name a generator."
+        )
     size = _grown_vocabulary(tokenizer, folder, config.vocab_size, settings.pretrained)
     params = load_pretrained(folder, config, shardings=place).params if with_params else None
     if size > config.vocab_size:

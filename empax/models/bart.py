@@ -1,8 +1,8 @@
-"""BART and BlenderBot: settings from Hugging Face fields, and presets. The module is `transformer.EncoderDecoder`.
+"""BART and its kin: settings from Hugging Face fields, and presets. The module is `transformer.EncoderDecoder`.
 
-Both add `final_logits_bias` to their logits, here the parameter "output_bias". What their decoding forces (BART's first
-token `<s>`, the last one `</s>`) is no part of the model but of `decoding.search.DecodeSettings`: `first_token` and
-`end_at_limit`.
+They differ in where norms are and in their positions (`_Family`). All add `final_logits_bias` to their logits, here the
+parameter "output_bias". What their decoding forces (BART's first token `<s>`, the last one `</s>`) is no part of the
+model but a setting of decoding: `first_token` and `end_at_limit`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,29 @@ _BLENDERBOT: dict[str, _Sizes] = {
 }
 """Source: Roller et al. 2021, Sec. 6.1 (3B); the released configurations."""
 
-_OFFSET = 2
-"""Rows of BART's position tables before that of the first position; they are kept, and never read."""
+
+@dataclasses.dataclass(frozen=True)
+class _Family:
+    """What the models of one name have in common.
+
+    Attributes:
+      pre_norm, embedding_norm, final_norm: see `TransformerConfig`; in config.json `normalize_before`,
+        `normalize_embedding` and `add_final_layer_norm`.
+      learned: whether positions are, in a table for each stack; else they are sines and cosines.
+      position_offset: rows of the table before that of the first position; they are kept, and never read.
+      max_positions, start_id: where config.json does not say. None: it must give the latter.
+      start: what that then is.
+    """
+
+    title: str
+    pre_norm: bool
+    embedding_norm: bool
+    final_norm: bool
+    learned: bool = True
+    position_offset: int = 0
+    max_positions: int = 1024
+    start_id: int | None = None
+    start: str = "pad_token_id"
 
 
 def bart_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
@@ -45,13 +66,8 @@ def bart_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Tran
       ConfigError: an unknown preset, a field is missing, or asks for something that BART here does not do.
     """
     fields = _preset(name_or_fields, "BART", _BART) if isinstance(name_or_fields, str) else name_or_fields
-    # Fine-tuned copies of other models (mBART among them) use BART's fields for what BART does not have.
-    for field, only in (("normalize_before", False), ("normalize_embedding", True), ("add_final_layer_norm", False)):
-        if field in fields and fields[field] is not only:
-            raise ConfigError(f"{field} = {fields[field]!r} in config.json of a BART must be {only}; it is no BART.")
-    config = _shared(fields, "BART", {"max_positions": 1024, "start_id": 2})
-    config = dataclasses.replace(config, pre_norm=False, final_norm=False, embedding_norm=True, position_offset=_OFFSET)
-    return dataclasses.replace(config, **changes)
+    family = _Family("a BART", pre_norm=False, embedding_norm=True, final_norm=False, position_offset=2, start_id=2)
+    return _config(fields, family, changes)
 
 
 def blenderbot_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
@@ -67,16 +83,49 @@ def blenderbot_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -
     fields = name_or_fields
     if isinstance(fields, str):
         fields = _preset(fields, "BlenderBot", _BLENDERBOT) | {"max_position_embeddings": 128, "scale_embedding": True}
-    for field, only in (("normalize_before", True), ("normalize_embedding", False), ("add_final_layer_norm", True)):
-        if field in fields and fields[field] is not only:
-            raise ConfigError(f"{field} = {fields[field]!r} in config.json of a BlenderBot must be {only}.")
-    return dataclasses.replace(_shared(fields, "BlenderBot", {"max_positions": 128, "start_id": 1}), **changes)
+    family = _Family(
+        "a BlenderBot", pre_norm=True, embedding_norm=False, final_norm=True, max_positions=128, start_id=1
+    )
+    return _config(fields, family, changes)
 
 
-def _shared(fields: Mapping[str, Any], title: str, defaults: Mapping[str, Any]) -> TransformerConfig:
-    """What BART and BlenderBot have in common; pre-norm until the caller says otherwise."""
+def mbart_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
+    """Settings of an mBART: a BART with pre-norm and a norm after the last layer. As `bart_config`.
+
+    Its decoder starts from the code of the language that it shall write; that of mBART-50 from the end of a sequence,
+    and its first token is the code. So config.json must give `decoder_start_token_id`, or `changes` a `start_id`.
+    Source: Liu et al. 2020, Sec. 2.2; Tang et al. 2020 (mBART-50).
+    """
+    start = "the id of the token that names the language to write ('ro_RO'), or in an mBART-50 to eos_token_id"
+    family = _Family("an mBART", pre_norm=True, embedding_norm=True, final_norm=True, position_offset=2, start=start)
+    return _config(fields, family, changes)
+
+
+def marian_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
+    """Settings of a Marian: a BART without norms of the embeddings, with sines for positions. As `bart_config`.
+
+    Its decoder starts from padding. Source: Junczys-Dowmunt et al. 2018; the released OPUS-MT configurations.
+    """
+    if fields.get("share_encoder_decoder_embeddings") is False:
+        raise ConfigError(
+            "share_encoder_decoder_embeddings = False: this Marian has a vocabulary for either side; here there is one."
+        )
+    family = _Family("a Marian", pre_norm=False, embedding_norm=False, final_norm=False, learned=False)
+    return _config(fields, dataclasses.replace(family, start_id=fields.get("pad_token_id")), changes)
+
+
+def pegasus_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
+    """Settings of a Pegasus: pre-norm, a norm after the last layer, sines for positions. As `bart_config`.
+
+    Source: Zhang et al. 2020, Sec. 3; the released configurations, whose `extra_pos_embeddings` says nothing here.
+    """
+    family = _Family("a Pegasus", pre_norm=True, embedding_norm=False, final_norm=True, learned=False, start_id=0)
+    return _config(fields, family, changes)
+
+
+def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, Any]) -> TransformerConfig:
     fields = {"activation_function": "gelu", "activation_dropout": 0.0, "init_std": 0.02} | dict(fields)
-    _check(fields, title)
+    _check(fields, family)
     names = {
         "max_positions": "max_position_embeddings",
         "start_id": "decoder_start_token_id",
@@ -86,8 +135,12 @@ def _shared(fields: Mapping[str, Any], title: str, defaults: Mapping[str, Any]) 
         "tie_embeddings": "tie_word_embeddings",
         "embedding_stddev": "init_std",
     }
-    given = {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
-    return TransformerConfig(
+    given = {"max_positions": family.max_positions, "start_id": family.start_id}
+    given |= {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
+    given |= changes
+    if given["start_id"] is None:
+        raise ConfigError(f"config.json of {family.title} lacks decoder_start_token_id: set it to {family.start}.")
+    config = TransformerConfig(
         vocab_size=fields["vocab_size"],
         d_model=fields["d_model"],
         num_heads=fields["encoder_attention_heads"],
@@ -96,34 +149,47 @@ def _shared(fields: Mapping[str, Any], title: str, defaults: Mapping[str, Any]) 
         num_encoder_layers=fields["encoder_layers"],
         num_decoder_layers=fields["decoder_layers"],
         inner_dropout=bool(fields["activation_dropout"]),
-        position="learned",
+        pre_norm=family.pre_norm,
+        embedding_norm=family.embedding_norm,
+        final_norm=family.final_norm,
+        position="learned" if family.learned else "sinusoidal",
+        sinusoids="paper",
+        position_offset=family.position_offset,
         shared_positions=False,
         layer_norm_eps=1e-5,  # PyTorch's default; config.json does not say
         output_bias=True,
-        **(dict(defaults) | given),
     )
+    return dataclasses.replace(config, **given)
 
 
-def _check(fields: Mapping[str, Any], title: str) -> None:
-    twice = ("attention_heads", "ffn_dim")
+def _check(fields: Mapping[str, Any], family: _Family) -> None:
+    title, twice = family.title, ("attention_heads", "ffn_dim")
     required = ["vocab_size", "d_model", "encoder_layers", "decoder_layers"]
     required += [f"{stack}_{name}" for name in twice for stack in ("encoder", "decoder")]
     missing = [name for name in required if name not in fields]
     if missing:
-        raise ConfigError(f"config.json of a {title} lacks {', '.join(missing)}.")
+        raise ConfigError(f"config.json of {title} lacks {', '.join(missing)}.")
     for name in twice:
         ours, theirs = fields[f"encoder_{name}"], fields[f"decoder_{name}"]
         if ours != theirs:
-            raise ConfigError(f"encoder_{name} = {ours} and decoder_{name} = {theirs} must be equal in a {title} here.")
+            raise ConfigError(f"encoder_{name} = {ours} and decoder_{name} = {theirs} must be equal in {title} here.")
     size, heads = fields["d_model"], fields["encoder_attention_heads"]
     if size % heads:
-        raise ConfigError(f"d_model = {size} must be a multiple of encoder_attention_heads = {heads} in a {title}.")
+        raise ConfigError(f"d_model = {size} must be a multiple of encoder_attention_heads = {heads} in {title}.")
     activation = fields["activation_function"]
     if activation not in ACTIVATIONS:
         allowed = ", ".join(sorted(ACTIVATIONS))
-        raise ConfigError(f"activation_function = {activation!r} of a {title} is unknown; it is one of {allowed}.")
-    if fields.get("static_position_embeddings"):
-        raise ConfigError(f"static_position_embeddings = True: the positions of a {title} here are learned.")
+        raise ConfigError(f"activation_function = {activation!r} of {title} is unknown; it is one of {allowed}.")
+    # Fine-tuned copies of some families say that they are another of them, with these fields for the difference.
+    said = {
+        "normalize_before": family.pre_norm,
+        "normalize_embedding": family.embedding_norm,
+        "add_final_layer_norm": family.final_norm,
+        "static_position_embeddings": not family.learned,
+    }
+    for name, only in said.items():
+        if name in fields and fields[name] is not only:
+            raise ConfigError(f"{name} = {fields[name]!r} in config.json of {title} must be {only}.")
 
 
 def _preset(name: str, title: str, sizes: Mapping[str, _Sizes]) -> dict[str, Any]:

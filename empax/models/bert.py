@@ -1,4 +1,4 @@
-"""BERT's encoder, what Contriever, MiniLM and DPR are made of; by settings alone also RoBERTa's and MPNet's."""
+"""BERT's encoder, what Contriever, MiniLM and DPR are made of; and by settings alone that of its kin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
-from empax.models.layers import ACTIVATIONS, Dropout, Norm, normal
+from empax.models.arithmetic import add_bias, contract
+from empax.models.layers import ACTIVATIONS, Dropout, Norm, normal, over_last
 from empax.models.stack import Stack
 from empax.models.transformer_config import Remat, TransformerConfig
 
@@ -22,9 +23,10 @@ class BertConfig:
 
     Attributes:
       max_positions: rows of the table of positions.
-      type_vocab_size: rows of the table of token types; 0 = there is none (MPNet).
+      type_vocab_size: rows of the table of token types; 0 = there is none (MPNet, DistilBERT).
       padding_position: the row of the table of positions that stands for padding; real tokens count on from it,
-        wherever the padding is (RoBERTa, MPNet). None = rows are counted by place, from 0 (BERT).
+        wherever the padding is (RoBERTa, XLM-R, MPNet). None = rows are counted by place, from 0 (BERT).
+      embedding_size: width of the embeddings, which a projection turns into `d_model` (ELECTRA); 0 = they have that.
       relative_buckets: of T5's bias by distance, on top of the table of positions (MPNet); 0 = none.
       dpr_side: of a DPR encoder, whose texts it reads: it is named after them in checkpoints.
     """
@@ -43,6 +45,7 @@ class BertConfig:
     unroll: int = 1
     dtype: str = "float32"
     padding_position: int | None = None
+    embedding_size: int = 0
     relative_buckets: int = 0
     dpr_side: Literal["context", "question"] = "context"
 
@@ -114,8 +117,30 @@ def bert_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Bert
 
 
 def roberta_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Settings of a RoBERTa: a BERT that counts real tokens for positions. As `bert_config`."""
+    """Settings of a RoBERTa, or of an XLM-R: a BERT that counts real tokens for positions. As `bert_config`."""
     return _from_fields(fields, "RoBERTa", {"padding_position": _padding(fields)} | changes)
+
+
+def electra_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
+    """Settings of an ELECTRA: a BERT whose embeddings may be narrower than its layers. As `bert_config`.
+
+    Source: Clark et al. 2020, Sec. 3.2 and Appendix A.
+    """
+    lacking = [name for name in ("embedding_size", "hidden_size") if name not in fields]
+    if lacking:
+        raise ConfigError(f"config.json of an ELECTRA lacks {', '.join(lacking)}.")
+    size = 0 if fields["embedding_size"] == fields["hidden_size"] else fields["embedding_size"]
+    return _from_fields(fields, "ELECTRA", {"embedding_size": size} | changes)
+
+
+def distilbert_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
+    """Settings of a DistilBERT: a BERT without token types. As `bert_config`. Source: Sanh et al. 2019, Sec. 2."""
+    return _from_fields(fields, "DistilBERT", {"type_vocab_size": 0} | changes, DISTILBERT)
+
+
+DISTILBERT = {"d_model": "dim", "num_heads": "n_heads", "d_ff": "hidden_dim", "num_layers": "n_layers"}
+DISTILBERT |= {"activation": "activation", "dropout": "dropout"}
+"""Names in the config.json of a DistilBERT, by ours; what is not here is called as in a BERT."""
 
 
 def mpnet_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
@@ -160,36 +185,40 @@ def _padding(fields: Mapping[str, Any]) -> int:
     return padding
 
 
-def _from_fields(fields: Mapping[str, Any], title: str, changes: Mapping[str, Any]) -> BertConfig:
+def _from_fields(
+    fields: Mapping[str, Any], title: str, changes: Mapping[str, Any], renamed: Mapping[str, str] | None = None
+) -> BertConfig:
     names = {
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",
         "num_heads": "num_attention_heads",
         "d_ff": "intermediate_size",
         "num_layers": "num_hidden_layers",
-    }
-    missing = [theirs for theirs in names.values() if theirs not in fields]
+        "max_positions": "max_position_embeddings",
+        "type_vocab_size": "type_vocab_size",
+        "activation": "hidden_act",
+        "layer_norm_eps": "layer_norm_eps",
+        "dropout": "hidden_dropout_prob",
+    } | dict(renamed or {})
+    missing = [names[ours] for ours in _REQUIRED if names[ours] not in fields]
     if missing:
         raise ConfigError(f"config.json of a {title} lacks {', '.join(missing)}.")
     if fields.get("is_decoder"):
         raise ConfigError(f"is_decoder = True, but a {title} is an encoder here; set it to False.")
     if "position_embedding_type" in fields and fields["position_embedding_type"] not in (None, "absolute"):
         raise ConfigError(f"position_embedding_type = {fields['position_embedding_type']!r} must be 'absolute'.")
-    optional = {
-        "max_positions": "max_position_embeddings",
-        "type_vocab_size": "type_vocab_size",
-        "activation": "hidden_act",
-        "layer_norm_eps": "layer_norm_eps",
-        "dropout": "hidden_dropout_prob",
-    }
-    names |= {ours: theirs for ours, theirs in optional.items() if theirs in fields}
-    return BertConfig(**({ours: fields[theirs] for ours, theirs in names.items()} | dict(changes)))
+    given = {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
+    return BertConfig(**(given | dict(changes)))
+
+
+_REQUIRED = ("vocab_size", "d_model", "num_heads", "d_ff", "num_layers")
 
 
 class BertEncoder(nn.Module):
     """Token, position and type embeddings, then post-norm layers.
 
-    Source: Devlin et al. 2019, Sec. 3; RoBERTa: Liu et al. 2019; MPNet: Song et al. 2020, Sec. 2.
+    Source: Devlin et al. 2019, Sec. 3; RoBERTa: Liu et al. 2019; XLM-R: Conneau et al. 2020; MPNet: Song et al. 2020,
+    Sec. 2.
     """
 
     config: BertConfig
@@ -200,7 +229,7 @@ class BertEncoder(nn.Module):
         ids: Int[Array, "B S"] | None,
         mask: Bool[Array, "B S"],
         *,
-        embedded: Float[Array, "B S D"] | None = None,
+        embedded: Float[Array, "B S _"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
         """States of `ids`, all of token type 0; those of padding are numbers without meaning.
@@ -213,18 +242,22 @@ class BertEncoder(nn.Module):
             room = f"max_positions = {c.max_positions}"
             room += "" if c.padding_position is None else f", of which {c.max_tokens()} are for tokens"
             raise ConfigError(f"{length} tokens, but this BERT has {room}; shorten them.")
-        init = normal(0.02)
-        tokens = self.param("token_embedding", init, (c.vocab_size, c.d_model))
-        positions = self.param("position_embedding", init, (c.max_positions, c.d_model))
+        init, width = normal(0.02), c.embedding_size or c.d_model
+        tokens = self.param("token_embedding", init, (c.vocab_size, width))
+        positions = self.param("position_embedding", init, (c.max_positions, width))
         if c.padding_position is None:
             places = positions[None, :length]
         else:
             places = positions[c.padding_position + jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask]
         if c.type_vocab_size:
-            types = self.param("type_embedding", init, (c.type_vocab_size, c.d_model))
+            types = self.param("type_embedding", init, (c.type_vocab_size, width))
             places = places + types[None, :1]
         states = (tokens[ids] if embedded is None else embedded) + places
         states = Norm("layer", c.layer_norm_eps, jnp.dtype(c.dtype), name="embedding_norm")(states)
         states = Dropout(c.dropout)(states, deterministic=deterministic)
+        if c.embedding_size:
+            states = contract("BSE,ED->BSD", states, self.param("embedding_projection", init, (width, c.d_model)))
+            bias = self.param("embedding_projection_bias", nn.initializers.zeros, (c.d_model,))
+            states = add_bias(states, over_last(bias, 3))
         stack = Stack(c.transformer(), c.num_layers, decoder=False, name="stack")
         return stack(states, mask[:, None, :], deterministic=deterministic)[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,9 @@ from empax.models.arithmetic import add_bias, contract, dropout
 from empax.models.rotary import Rotary, rotate
 
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
+
+Sinusoids: TypeAlias = Literal["tensor2tensor", "paper"]
+"""Which rates `sinusoidal_positions` takes."""
 
 MASKED = -1e9
 """Logit of what may not be attended to. Not -inf: a row with nothing to attend to must give numbers, not NaN."""
@@ -41,6 +44,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
 }
 GATED_ACTIVATIONS = {"gated-gelu": "gelu_new", "gated-silu": "silu", "gated-relu": "relu"}
 """Gated feed-forwards and the activation of their gate. T5 v1.1 calls the tanh approximation "gated-gelu"."""
@@ -320,10 +324,17 @@ def relative_bucket(
     return bucket + jnp.where(distance < exact, distance, jnp.minimum(far, num_buckets - 1))
 
 
-def sinusoidal_positions(positions: Int[Array, " T"], size: int) -> Float[Array, "T D"]:
-    """Sines in the first half of the features, cosines in the second. Source: Vaswani et al. 2017, Sec. 3.5."""
+def sinusoidal_positions(
+    positions: Int[Array, " T"], size: int, kind: Sinusoids = "tensor2tensor"
+) -> Float[Array, "T D"]:
+    """Sines in the first half of the features, cosines in the second. Source: Vaswani et al. 2017, Sec. 3.5.
+
+    Feature i of a half turns by 10000 ** (-2i / D) radians a position ("paper"), or so that the last one turns by
+    1 / 10000 ("tensor2tensor", the authors' code). Of an odd D the last feature is a sine ("paper"), or 0.
+    """
     half = size // 2
-    rates = jnp.exp(-math.log(10_000.0) / max(half - 1, 1) * jnp.arange(half, dtype=jnp.float32))
+    sines, last = (size - half, size / 2) if kind == "paper" else (half, max(half - 1, 1))
+    rates = jnp.exp(-math.log(10_000.0) / last * jnp.arange(sines, dtype=jnp.float32))
     angles = positions.astype(jnp.float32)[:, None] * rates[None, :]
-    signal = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return jnp.pad(signal, ((0, 0), (0, size - 2 * half)))
+    signal = jnp.concatenate([jnp.sin(angles), jnp.cos(angles[:, :half])], axis=-1)
+    return jnp.pad(signal, ((0, 0), (0, size - sines - half)))

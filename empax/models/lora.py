@@ -259,7 +259,8 @@ def lower(params: Params, dtype: DTypeLike) -> Params:
     """
     dtype = jnp.dtype(dtype)
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_box)
-    if any(_name(path).endswith("position_embedding") for path, _ in leaves):
+    # BART's kin, known by the bias of their logits, sum tokens and positions also where those are sines.
+    if any(_name(path).endswith(("position_embedding", "output_bias")) for path, _ in leaves):
         embeddings = r"(^|/)output_embedding$"
     else:
         embeddings = r"(^|/)(token|output)_embedding$"

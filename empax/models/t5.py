@@ -43,6 +43,8 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
 
     Raises:
       ConfigError: an unknown preset, or a field is missing.
+
+    Where the fields are of a T5EncoderModel, these are the settings of the encoder alone (`encoder_alone`).
     """
     if isinstance(name_or_fields, str):
         name_or_fields = _preset(name_or_fields)
@@ -80,7 +82,31 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
         embedding_stddev=1.0,
         final_norm=True,
     )
+    if _is_encoder(fields):
+        config = encoder_alone(config)
     return dataclasses.replace(config, **(given | changes))
+
+
+def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
+    """Settings of an mT5: a T5 v1.1, whose head may be tied and is never scaled. As `t5_config`.
+
+    Source: Xue et al. 2021, Sec. 3.2.
+    """
+    config = t5_config({"feed_forward_proj": "gated-gelu", **fields})
+    if config.num_decoder_layers:
+        tied = "tie_word_embeddings" in fields and fields["tie_word_embeddings"]
+        config = dataclasses.replace(config, tie_embeddings=tied, output_scale=False)
+    return dataclasses.replace(config, **changes)
+
+
+def _is_encoder(fields: Mapping[str, Any]) -> bool:
+    named = fields["architectures"] if "architectures" in fields else []  # noqa: SIM401
+    return any(name.endswith("EncoderModel") for name in named or [])
+
+
+def encoder_alone(config: TransformerConfig) -> TransformerConfig:
+    """The settings of the encoder of an encoder-decoder, which has no decoder layers and no head."""
+    return dataclasses.replace(config, num_decoder_layers=0, tie_embeddings=True, output_bias=False)
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -106,7 +132,8 @@ def _preset(name: str) -> dict[str, Any]:
 class T5Encoder(nn.Module):
     """The encoder of a T5 alone, where a text encoder is wanted (REG's and LEMPEx's classifiers, A.2).
 
-    Parameters are those of the EncoderDecoder without its "decoder": drop that, and a checkpoint loads as this.
+    Parameters are those of the EncoderDecoder without its "decoder"; those of a checkpoint are read alone with a config
+    of `encoder_alone`.
     """
 
     config: TransformerConfig

@@ -1,4 +1,4 @@
-"""The encoder-decoder: one module covers the Transformer from scratch, T5, BART and BlenderBot, by settings alone."""
+"""The encoder-decoder: one module covers the Transformer from scratch, T5, BART and their kin, by settings alone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class EncoderDecoder(nn.Module):
         if start is not None:
             states = jnp.where((positions == 0)[None, :, None], start[:, None].astype(states.dtype), states)
         if c.position == "sinusoidal":
-            states = states + sinusoidal_positions(positions, c.d_model)[None]
+            states = states + sinusoidal_positions(positions, c.d_model, c.sinusoids)[None]
         if c.position == "learned" and c.shared_positions:
             states = states + self.position_embedding[positions + c.position_offset][None]
         return self.dropout(stack.enter(states, positions).astype(c.dtype), deterministic=deterministic)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from empax.core.config import ConfigError
 from empax.models.feed_forward import ConvFeedForward
-from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm
+from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm, Sinusoids
 
 Remat: TypeAlias = Literal["none", "minimal", "full"]
 """What the backward pass computes again, see `models.scanned.rematerialized`."""
@@ -29,6 +29,7 @@ class TransformerConfig:
         each position; "none" adds it as it is.
       attention_scale: logits times head_dim ** -0.5; T5 has none.
       position: "relative" (T5's bias, shared by all layers of a stack), "sinusoidal" or "learned".
+      sinusoids: the rates of "sinusoidal", see `models.layers.sinusoidal_positions`.
       max_positions: how many learned positions there are; the others know no limit.
       position_offset: unused rows before that of the first position (BART: 2).
       shared_positions: whether encoder and decoder read one table of learned positions; BART has one in each.
@@ -63,6 +64,7 @@ class TransformerConfig:
     use_bias: bool = True
     attention_scale: bool = True
     position: Literal["relative", "sinusoidal", "learned"] = "relative"
+    sinusoids: Sinusoids = "tensor2tensor"
     relative_buckets: int = 32
     relative_max_distance: int = 128
     max_positions: int = 512

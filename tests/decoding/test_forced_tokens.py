@@ -1,4 +1,4 @@
-"""Forced tokens and prefixes, through BART, BlenderBot and T5, against Hugging Face's `generate`: the same tokens."""
+"""Forced tokens and prefixes, through T5, BART and their kin, against Hugging Face's `generate`: the same tokens."""
 
 import functools
 
@@ -13,6 +13,14 @@ from transformers import (
     BlenderbotConfig,
     BlenderbotForConditionalGeneration,
     GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -27,6 +35,10 @@ IDS = {
     "bart": {"start": 2, "eos": 2, "pad": 1, "bos": 0},
     "blenderbot": {"start": 1, "eos": 2, "pad": 0, "bos": 1},
     "t5": {"start": 0, "eos": 1, "pad": 0, "bos": None},
+    "mt5": {"start": 0, "eos": 1, "pad": 0, "bos": None},
+    "mbart": {"start": 57, "eos": 2, "pad": 1, "bos": 0},  # from the code of a language
+    "marian": {"start": VOCAB - 1, "eos": 0, "pad": VOCAB - 1, "bos": None},
+    "pegasus": {"start": 0, "eos": 1, "pad": 0, "bos": None},
 }
 
 FORCED = {"first_token": 0, "end_at_limit": True}
@@ -37,38 +49,63 @@ CASES = [
     ("blenderbot", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True), ()),
     ("blenderbot", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, no_repeat_ngram=3), ()),
     ("blenderbot", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
+    ("mbart", DecodeSettings("beam", LENGTH, num_beams=3, first_token=58, end_at_limit=True), ()),  # as mBART-50 does
+    ("marian", DecodeSettings("beam", LENGTH, num_beams=3, no_repeat_ngram=3, end_at_limit=True), ()),
     ("t5", DecodeSettings("greedy", LENGTH), (2,)),
     ("t5", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0), (0, 1, 3)),
 ]
+CASES += [
+    pytest.param(name, settings, (), marks=pytest.mark.slow)
+    for name, settings in (
+        ("mt5", DecodeSettings("greedy", LENGTH, min_tokens=2)),
+        ("mt5", DecodeSettings("beam", LENGTH, num_beams=3, length_penalty=0.6)),
+        ("mbart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
+        ("marian", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
+        ("pegasus", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
+        ("pegasus", DecodeSettings("beam", LENGTH, num_beams=3, length_penalty=0.8, end_at_limit=True)),
+    )
+]
+
+
+_BARTS = {
+    "bart": (BartForConditionalGeneration, BartConfig),
+    "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig),
+    "mbart": (MBartForConditionalGeneration, MBartConfig),
+    "marian": (MarianMTModel, MarianConfig),
+    "pegasus": (PegasusForConditionalGeneration, PegasusConfig),
+}
 
 
 @functools.cache
 def models(name):
     torch.manual_seed(0)
     ids = IDS[name]
-    if name != "t5":
+    is_t5 = name in ("t5", "mt5")
+    if not is_t5:
         sizes = {"attention_heads": 3, "ffn_dim": 40, "layers": 2}
         both = {f"{stack}_{key}": value for key, value in sizes.items() for stack in ("encoder", "decoder")}
         both |= {"vocab_size": VOCAB, "d_model": 21, "max_position_embeddings": 16}
-        if name == "bart":
-            theirs = BartForConditionalGeneration(BartConfig(**both)).eval()
-        else:
-            theirs = BlenderbotForConditionalGeneration(BlenderbotConfig(**both)).eval()
+        both |= {"decoder_start_token_id": ids["start"], "eos_token_id": ids["eos"], "pad_token_id": ids["pad"]}
+        model, config = _BARTS[name]
+        theirs = model(config(**both, scale_embedding=name == "mbart")).eval()
     else:
         sizes = {"d_model": 20, "d_kv": 5, "d_ff": 40, "num_layers": 2, "num_heads": 3}
-        config = T5Config(vocab_size=VOCAB, decoder_start_token_id=0, relative_attention_num_buckets=8, **sizes)
-        theirs = T5ForConditionalGeneration(config).eval()
+        sizes |= {"vocab_size": VOCAB, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}
+        model, config = (
+            (T5ForConditionalGeneration, T5Config) if name == "t5" else (MT5ForConditionalGeneration, MT5Config)
+        )
+        theirs = model(config(**sizes)).eval()
     size = theirs.config.d_model
     # Untied and scaled up, so that responses differ, do not repeat one token, and end.
-    head = torch.randn(VOCAB, size) * 2.0 * (1.0 if name == "t5" else size**-0.5)
+    head = torch.randn(VOCAB, size) * {"t5": 2.0, "mt5": 0.8}.get(name, 2.0 * size**-0.5)
     theirs.lm_head.weight = torch.nn.Parameter(head)
     with torch.no_grad():
         for key, parameter in theirs.named_parameters():
             if parameter.ndim == 1:
                 parameter.copy_(0.3 * torch.randn_like(parameter) + float("norm" in key and "weight" in key))
-            elif not key.startswith("lm_head"):
+            elif parameter.requires_grad and not key.startswith("lm_head"):
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 * 1.5)
-        if name != "t5":
+        if not is_t5:
             for layer in theirs.model.decoder.layers:  # or all sources would have one response
                 layer.encoder_attn.out_proj.weight.mul_(4.0)
             theirs.final_logits_bias.normal_().mul_(0.5)

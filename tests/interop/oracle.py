@@ -11,7 +11,7 @@ from flax.traverse_util import unflatten_dict
 def perturbed(model, seed=0):
     """`model` in inference mode, its weights away from the ones and zeros under which errors would hide."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = dict(model.named_parameters())
+    tensors = {name: value for name, value in model.named_parameters() if value.requires_grad}
     tensors |= {name: value for name, value in model.named_buffers() if name == "final_logits_bias"}
     with torch.no_grad():
         for tensor in tensors.values():
@@ -59,6 +59,7 @@ def assert_gradients_match(ours, theirs):
 # Modules whose one parameter the Flax models called "weight", as PyTorch does: norms without a bias.
 _KEPT_WEIGHT = {
     "t5": r"layer_norm$",
+    "mt5": r"layer_norm$",
     "llama": r"(layernorm|norm)$",
 }
 
@@ -73,6 +74,8 @@ def flax_tree(model):
     kind = model.config.model_type
     modules, flat = dict(model.named_modules()), {}
     for name, value in model.named_parameters():  # of tied ones, the first alone
+        if not value.requires_grad:
+            continue  # the sines and cosines of Marian and Pegasus
         *path, last = name.split(".")
         module = modules[".".join(path)]
         if isinstance(module, (torch.nn.Linear, transformers.pytorch_utils.Conv1D)) and last == "weight":

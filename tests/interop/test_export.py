@@ -25,7 +25,7 @@ from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import write_tensors
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
-from empax.models.t5 import T5Encoder, t5_config
+from empax.models.t5 import T5Encoder, encoder_alone, t5_config
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.systems.dialogue.generator import Decoder
 
@@ -272,11 +272,16 @@ def test_a_model_that_transformers_does_not_have_is_refused_and_written_in_our_o
 def test_retrievers_in_our_own_format(encoder, tmp_path):
     model, params = dual(normalize=True)
     if encoder == "t5_encoder":
-        model = DualEncoder(T5Encoder(t5(gated=True)[0].config), pooling="cls")
+        model = DualEncoder(T5Encoder(encoder_alone(t5(gated=True)[0].config)), pooling="cls")
         ids = jnp.zeros((1, 2), int)
         params = randomised(model, ids, ids == 0)
-        with pytest.raises(ConfigError, match="T5Encoder cannot be written for sentence-transformers"):
-            export_retriever(tmp_path / "out", model, params, TOKENIZER, max_tokens=12)
+        with pytest.raises(ConfigError, match="encoder of a 'bart' cannot be written for transformers"):
+            export_retriever(tmp_path / "out", model, params, TOKENIZER, max_tokens=12, base={"model_type": "bart"})
+        export_retriever(tmp_path / "t5", model, params, TOKENIZER, max_tokens=12)
+        theirs, info = transformers.T5EncoderModel.from_pretrained(tmp_path / "t5", output_loading_info=True)
+        assert not any(info.values()), info
+        assert (theirs.config.feed_forward_proj, theirs.config.pad_token_id) == ("gated-gelu", TOKENIZER.pad_id)
+        np.testing.assert_array_equal(theirs.shared.weight.detach(), params["encoder"]["token_embedding"])
     export_retriever(tmp_path / "out", model, params, TOKENIZER, max_tokens=12, format="empax")
     loaded = load_exported(tmp_path / "out")
     assert loaded.model == model

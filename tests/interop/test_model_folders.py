@@ -77,7 +77,7 @@ def test_norms_of_old_berts_are_named_gamma_and_beta(tmp_path, bert):
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob = 1.0 must be a number from 0"),
         ({"is_decoder": "no"}, "is_decoder = 'no' must be true or false"),
         ({"hidden_act": ["gelu"]}, "hidden_act = .* must be a text"),
-        ({"hidden_act": "swish"}, "hidden_act = 'swish' is unknown"),
+        ({"hidden_act": "mish"}, "hidden_act = 'mish' is unknown"),
         ({"num_attention_heads": 3}, "hidden_size = 16 must be a multiple of num_attention_heads = 3"),
         ({"rope_scaling": [2.0]}, "rope_scaling = .* must be an object"),
         ({"architectures": "BertModel"}, "architectures = 'BertModel' must be a list"),

@@ -70,7 +70,7 @@ from empax.interop import (
     torch_files,
 )
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings
-from empax.models import bert, lora
+from empax.models import bart, bert, lora
 from empax.models.transformer_config import TransformerConfig
 from empax.pipeline import annotate, assess, evaluate, prepare, records, run, workdirs
 from empax.pipeline.judging import Jury
@@ -245,6 +245,9 @@ def tokenizer():
     return tokenizers.train_bpe(["hello"], vocab_size=300, special_tokens=features.SPECIAL_TOKENS)
 
 
+BART = {"vocab_size": 9, "d_model": 4} | {
+    f"{stack}_{name}": 1 for stack in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim", "layers")
+}
 BERT = {
     "vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1, "intermediate_size": 4, "num_hidden_layers": 1,
 }  # fmt: skip
@@ -625,6 +628,10 @@ FILES = [
             EncoderSettings(pretrained="minilm", num_layers=layers), None, with_params=False
         ),
         {"layers": 7}, {"layers": 6},
+    ),
+    pair(
+        "models/bart.py", "lacks decoder_start_token_id: set it to",
+        lambda **said: bart.mbart_config({**BART, **said}), {}, {"decoder_start_token_id": 3},
     ),
     pair(
         "models/bert.py", "set it in config.json (usually 1)", bert._padding, {"fields": {"pad_token_id": None}},
@@ -1124,6 +1131,8 @@ WITHOUT_A_CASE = {
     ("data/gguf.py", "is cut short; fetch the model again"): _FETCH,
     ("data/gguf.py", "has a string that is not UTF-8 ({}); fetch the model again"): _FETCH,
     ("data/tokenizers.py", "has no fast version; give the folder of one"): _FETCH,
+    ("data/tokenizers.py", "({}) has no fast version; give the folder of one"): _FETCH,
+    ("data/tokenizers.py", "a fast one by the packages sentencepiece and protobuf: install both"): _FETCH,
     ("data/tokenizers.py", "Without network, give the path of the model's folder"): _FETCH,
     ("interop/export.py", "give a folder that empax.export wrote"): _RUN,
     ("interop/export.py", "leave out --format=empax"): _RUN,

@@ -42,7 +42,7 @@ def test_presets():
         ({"decoder_attention_heads": 3}, "attention_heads = 3 must be equal"),
         ({"d_model": 7}, "d_model = 7 must be a multiple of encoder_attention_heads = 2"),
         ({"activation_function": "tanh"}, "activation_function = 'tanh'"),
-        ({"static_position_embeddings": True}, "are learned"),
+        ({"static_position_embeddings": True}, "static_position_embeddings = True"),
         ({"normalize_before": None}, "normalize_before = None"),
     ],
 )

@@ -47,7 +47,19 @@ def test_gelu_keeps_small_values_in_half_precision():
 
 
 @pytest.mark.parametrize("size", [6, 7])
-def test_sinusoids_tell_positions_apart(size):
+def test_sinusoids_turn_as_fast_as_the_paper_or_the_code_says(size):
+    places, half = np.arange(50)[:, None], size // 2
+    paper = np.asarray(sinusoidal_positions(jnp.arange(50), size, "paper"))
+    # Source: Vaswani et al. 2017, Sec. 3.5, feature by feature.
+    alternating = [(np.cos if i % 2 else np.sin)(places / 10_000 ** (2 * (i // 2) / size)) for i in range(size)]
+    np.testing.assert_allclose(paper, np.concatenate(alternating[::2] + alternating[1::2], axis=1), atol=1e-5)
+    code = np.asarray(sinusoidal_positions(jnp.arange(50), size))
+    np.testing.assert_allclose(code[:, half - 1], np.sin(places[:, 0] / 10_000), atol=1e-5)
+    assert np.abs(code[:, 1] - paper[:, 1]).max() > 0.01
+
+
+@pytest.mark.parametrize("size", [6, 7])
+def test_sinusoids_tell_tell_positions_apart(size):
     signal = np.asarray(sinusoidal_positions(jnp.arange(50), size))
     assert signal.shape == (50, size)
     np.testing.assert_allclose(signal[:, 0], np.sin(np.arange(50)), atol=1e-5)

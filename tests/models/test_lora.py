@@ -11,7 +11,7 @@ from empax.core.config import ConfigError
 from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import count_bytes, map_named, named_leaves
 from empax.models.arithmetic import contract
-from empax.models.bart import bart_config
+from empax.models.bart import bart_config, marian_config
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, gpt2_config, llama_config
 from empax.models.feed_forward import FeedForward
@@ -230,6 +230,7 @@ ARCHITECTURES = {
     "t5": lambda **run: EncoderDecoder(t5_config(T5, **run)),
     "t5 1.1": lambda **run: EncoderDecoder(t5_config(T5_1_1, **run)),
     "bart": lambda **run: EncoderDecoder(bart_config(BART, **run)),
+    "marian": lambda **run: EncoderDecoder(marian_config(BART | {"decoder_start_token_id": 12}, **run)),
     "llama": lambda **run: DecoderOnly(llama_config(LLAMA, **run)),
     "gpt2": lambda **run: DecoderOnly(gpt2_config(GPT2, **run)),
 }
@@ -248,7 +249,7 @@ def test_lowered_weights_are_those_that_the_model_rounds_anyway(name):
     params, logits = made(name, "bfloat16")
     small = lower(params, "bfloat16")
     kept = {part for part, leaf in named_leaves(small).items() if leaf.dtype == jnp.float32}
-    positions = name in ("bart", "gpt2")  # added to the embeddings of tokens in float32
+    positions = name in ("bart", "marian", "gpt2")  # added to the embeddings of tokens in float32
     assert ("token_embedding" in kept) == positions
     for part, leaf in named_leaves(small).items():
         before = named_leaves(params)[part]

@@ -1,0 +1,384 @@
+"""mT5, T5's encoder alone, mBART, Marian, Pegasus, DistilBERT, XLM-R and ELECTRA: from transformers' folders and back.
+
+Each against PyTorch: logits or states and gradients, the three kinds of files, the export.
+"""
+
+import dataclasses
+import functools
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers as t
+from flax import serialization
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.tree import named_leaves
+from empax.data.tokenizers import load_tokenizer, train_bpe
+from empax.decoding.search import DecodeSettings
+from empax.interop.export import Generation, export_generator, export_retriever
+from empax.interop.huggingface import ARCHITECTURES, export_params, load_config, load_pretrained, model_config
+from empax.interop.pretrained import EncoderSettings, GeneratorSettings, load_encoder, load_generator
+from empax.models.bert import BertEncoder
+from empax.models.dual_encoder import DualEncoder
+from empax.models.t5 import T5Encoder
+from empax.models.transformer import EncoderDecoder, TransformerConfig
+
+TOKENIZER = train_bpe(["a b"], vocab_size=300)
+VOCAB, WIDTH = 303, 20
+
+T5 = {"vocab_size": VOCAB, "d_model": WIDTH, "d_kv": 6, "num_heads": 3, "d_ff": 28, "num_layers": 2}
+T5 |= {"num_decoder_layers": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
+BART = {"vocab_size": VOCAB, "d_model": 21, "max_position_embeddings": 19, "attn_implementation": "eager"}
+BART |= {"encoder_layers": 2, "decoder_layers": 3, "activation_dropout": 0.1}
+BART |= {f"{stack}_attention_heads": 3 for stack in ("encoder", "decoder")}
+BART |= {f"{stack}_ffn_dim": 26 for stack in ("encoder", "decoder")}
+BERT = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 27}
+BERT |= {"num_hidden_layers": 2, "max_position_embeddings": 19, "attn_implementation": "eager"}
+DISTIL = {"vocab_size": VOCAB, "dim": WIDTH, "n_heads": 2, "n_layers": 2, "hidden_dim": 27}
+DISTIL |= {"max_position_embeddings": 19, "attn_implementation": "eager"}
+PAD_LAST = {"pad_token_id": VOCAB - 1, "decoder_start_token_id": VOCAB - 1, "eos_token_id": 0}
+
+MODELS = {
+    "mt5": lambda: untied(t.MT5ForConditionalGeneration(t.MT5Config(**T5))),
+    "mt5-tied": lambda: t.MT5ForConditionalGeneration(t.MT5Config(**T5)),
+    "mbart": lambda: t.MBartForConditionalGeneration(
+        t.MBartConfig(**BART, scale_embedding=True, decoder_start_token_id=300)
+    ),
+    "marian": lambda: t.MarianMTModel(
+        t.MarianConfig(**BART, **PAD_LAST, scale_embedding=True, activation_function="swish")
+    ),
+    "pegasus": lambda: t.PegasusForConditionalGeneration(t.PegasusConfig(**BART, activation_function="relu")),
+    "pegasus-untied": lambda: untied(
+        t.PegasusForConditionalGeneration(t.PegasusConfig(**BART, scale_embedding=True)), tie_word_embeddings=False
+    ),
+    "t5-encoder": lambda: t.T5EncoderModel(t.T5Config(**T5)),
+    "mt5-encoder": lambda: t.MT5EncoderModel(t.MT5Config(**T5)),
+    "xlm-roberta": lambda: t.XLMRobertaModel(
+        t.XLMRobertaConfig(**BERT, pad_token_id=4, type_vocab_size=1), add_pooling_layer=False
+    ),
+    "distilbert": lambda: t.DistilBertModel(t.DistilBertConfig(**DISTIL)),
+    "electra": lambda: t.ElectraModel(t.ElectraConfig(**BERT, embedding_size=14)),
+    "electra-wide": lambda: t.ElectraModel(t.ElectraConfig(**BERT, embedding_size=WIDTH)),
+}
+UNTIED = {"mt5", "pegasus-untied"}
+VARIANTS = {"mt5-tied", "pegasus-untied", "mt5-encoder", "electra-wide"}
+NEAR = VARIANTS | {"mt5", "pegasus", "xlm-roberta"}
+"""Their layers are those of a T5, a BlenderBot and a RoBERTa, which other tests look at each time."""
+BOTH = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in NEAR)) for kind in MODELS]
+GENERATORS, ENCODERS = BOTH[:6], BOTH[6:]
+FREE = {"final_logits_bias"} | {
+    f"model.{stack}.embed_{what}.weight" for stack in ("encoder", "decoder") for what in ("positions", "tokens")
+}
+"""What of BART's kin may be no parameter in PyTorch: a buffer, frozen, or the token embedding once more."""
+
+
+def untied(model, **said):
+    """With a head of its own; what its config says of that is `said`."""
+    model.config.update(said)
+    model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(VOCAB, model.config.d_model))
+    return model
+
+
+def name_of(kind):
+    return kind if kind == "xlm-roberta" else kind.partition("-")[0]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, oracle):
+    """A random model of a kind and its folder, as transformers writes it."""
+
+    @functools.cache
+    def make(kind):
+        torch.manual_seed(0)
+        model = oracle.perturbed(MODELS[kind]())
+        if hasattr(model, "lm_head"):
+            assert torch.equal(model.lm_head.weight, model.get_input_embeddings().weight) == (kind not in UNTIED)
+        folder = tmp_path_factory.mktemp(kind)
+        model.save_pretrained(folder)
+        return model, folder
+
+    return make
+
+
+def exported(source, folder, config, params):
+    """Writes the model again, as a run does, and reads it by transformers."""
+    base = load_config(source)
+    if isinstance(config, TransformerConfig) and config.num_decoder_layers:
+        settings = dataclasses.asdict(DecodeSettings(max_tokens=5))
+        model = EncoderDecoder(config)
+        export_generator(folder, model, params, TOKENIZER, Generation(settings, 2, 1, 0), base=base)
+    else:
+        encoder = encoder_of(config)
+        export_retriever(folder, DualEncoder(encoder), {"encoder": params}, TOKENIZER, max_tokens=16, base=base)
+    fields = json.loads((folder / "config.json").read_text())
+    model, info = getattr(t, fields["architectures"][0]).from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(name for names in info.values() for name in names if "pooler" not in str(name)), info
+    return model
+
+
+def encoder_of(config):
+    return T5Encoder(config) if isinstance(config, TransformerConfig) else BertEncoder(config)
+
+
+def assert_same_tensors(model, expected):
+    tensors = model.state_dict()
+    for name, value in expected.state_dict().items():
+        if name in FREE and "positions" in name:  # as float32 gives them
+            np.testing.assert_allclose(tensors[name], value, atol=1e-5)
+        else:
+            assert torch.equal(tensors[name], value), name
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_logits_and_gradients_of_a_generator_are_those_of_torch_and_it_is_written_back(kind, saved, tmp_path, oracle):
+    model, folder = saved(kind)
+    name, config, params = load_pretrained(folder)
+    assert (name, config.tie_embeddings) == (name_of(kind), kind not in UNTIED)
+    pad = model.config.pad_token_id
+    source, source_mask = oracle.ids_and_mask(3, 17, VOCAB - 1, pad=1 if kind == "marian" else pad)
+    rng = np.random.default_rng(2)
+    target = rng.integers(5, VOCAB - 1, size=(3, 6))
+    if kind == "mbart":  # its labels end in the code of their language, which its own shift turns to the front
+        target[:, -1] = config.start_id
+    weights = rng.normal(size=(3, 6, VOCAB)).astype(np.float32)
+    model.zero_grad()
+    output = model(
+        input_ids=torch.tensor(source),
+        attention_mask=torch.tensor(source_mask).long(),
+        labels=torch.tensor(target),
+    )
+    (output.logits * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        logits = EncoderDecoder(config).apply({"params": params}, *map(jnp.asarray, (source, source_mask, target)))
+        return jnp.sum(logits * weights), logits
+
+    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    oracle.assert_close(logits, output.logits.detach().numpy())
+    ours, theirs = export_params(name, grads, config), oracle.gradients_of(model)
+    assert set(ours) - set(theirs) <= FREE
+    oracle.assert_gradients_match(ours, theirs)
+
+    again = exported(folder, tmp_path / "out", config, params)
+    assert_same_tensors(again, model)
+    assert again.generation_config.decoder_start_token_id == model.config.decoder_start_token_id
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_states_and_gradients_of_an_encoder_are_those_of_torch_and_it_is_written_back(kind, saved, tmp_path, oracle):
+    model, folder = saved(kind)
+    name, config, params = load_pretrained(folder)
+    assert name == name_of(kind)
+    ids, mask = oracle.ids_and_mask(3, 13, VOCAB, pad=model.config.pad_token_id)
+    weights = np.random.default_rng(2).normal(size=(3, 13, WIDTH)).astype(np.float32)
+    weights *= mask[:, :, None]  # states of padding are numbers without meaning
+    model.zero_grad()
+    expected = model(torch.tensor(ids), attention_mask=torch.tensor(mask).long()).last_hidden_state
+    (expected * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        states = encoder_of(config).apply({"params": params}, jnp.asarray(ids), jnp.asarray(mask))
+        return jnp.sum(states * weights), states
+
+    (_, states), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    oracle.assert_close(states[mask], expected.detach().numpy()[mask])
+    ours, theirs = export_params(name, grads, config), oracle.gradients_of(model)
+    assert set(ours) == set(theirs)
+    oracle.assert_gradients_match(ours, theirs)
+
+    assert_same_tensors(exported(folder, tmp_path / "out", config, params), model)
+
+
+# Files
+
+
+def pytorch_file(model, folder):
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")  # copies and tables of positions and all
+
+
+def flax_file(model, folder, oracle):
+    (folder / "flax_model.msgpack").write_bytes(serialization.to_bytes(oracle.flax_tree(model)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in VARIANTS])
+def test_files_of_pytorch_and_of_flax_hold_the_same_parameters(kind, saved, tmp_path, oracle):
+    model, folder = saved(kind)
+    _, config, params = load_pretrained(folder)
+    expected = named_leaves(params)
+    for write in (pytorch_file, functools.partial(flax_file, oracle=oracle)):
+        other = tmp_path / str(write)[:20]
+        other.mkdir()
+        shutil.copy(folder / "config.json", other)
+        write(model, other)
+        _, read, found = load_pretrained(other)
+        assert read == config
+        found = named_leaves(found)
+        assert found.keys() == expected.keys()
+        for name, leaf in expected.items():
+            np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [
+        ("distilbert", lambda config: t.DistilBertForMaskedLM(config)),
+        ("xlm-roberta", lambda config: t.XLMRobertaForMaskedLM(config)),
+        ("electra", lambda config: t.ElectraForPreTraining(config)),
+        ("electra", lambda config: t.ElectraForMaskedLM(config)),
+        ("marian", lambda config: t.MarianModel(config)),
+        ("mbart", lambda config: t.MBartModel(config)),
+    ],
+)
+def test_a_model_saved_with_another_head_or_with_none_is_read(kind, head, saved, tmp_path):
+    model = head(saved(kind)[0].config).eval()
+    model.save_pretrained(tmp_path)
+    _, config, params = load_pretrained(tmp_path)
+    base = model.base_model.state_dict()
+    for name, array in export_params(name_of(kind), params, config).items():
+        inner = name.removeprefix("model.") if kind in ("marian", "mbart") else name
+        if "positions" not in inner and inner != "final_logits_bias":
+            np.testing.assert_array_equal(base[inner], array, err_msg=name)
+
+
+def test_tables_of_other_positions_are_refused_and_rounded_ones_are_not(saved, tmp_path):
+    model, folder = saved("pegasus")
+    shutil.copy(folder / "config.json", tmp_path)
+    tensors = {name: value.clone() for name, value in model.half().state_dict().items()}
+    model.float()
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    load_pretrained(tmp_path)
+    name = "model.decoder.embed_positions.weight"
+    torch.save(tensors | {name: tensors[name].flip(0)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(DataError, match=r"decoder\.embed_positions\.weight holds other numbers than the sines"):
+        load_pretrained(tmp_path)
+    torch.save(tensors | {name: tensors[name][:5]}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(DataError, match=r"decoder\.embed_positions\.weight has shape \[5, 21\], must be \[19, 21\]"):
+        load_pretrained(tmp_path)
+
+
+# What a folder is taken for
+
+
+def test_an_mt5_has_a_head_of_its_own_where_its_weights_have_one(saved, tmp_path):
+    fields = json.loads((saved("mt5")[1] / "config.json").read_text())
+    assert fields["tie_word_embeddings"]  # as transformers 5 has it of each
+    assert load_config(saved("mt5")[1])["tie_word_embeddings"] is False
+    assert load_config(saved("mt5-tied")[1])["tie_word_embeddings"] is True
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"tie_word_embeddings": False}))
+    assert load_config(tmp_path)["tie_word_embeddings"] is False  # without weights
+    config = model_config(load_config(tmp_path))
+    assert (config.tie_embeddings, config.output_scale, config.activation) == (False, False, "gated-gelu")
+
+
+@pytest.mark.parametrize("kind", ["t5-encoder", "mt5", "mbart"])
+def test_an_encoder_is_read_without_the_rest(kind, saved):
+    _, folder = saved(kind)
+    TOKENIZER.save(folder)
+    loaded = load_encoder(EncoderSettings(pretrained=str(folder)), None)
+    assert set(loaded.params["encoder"]) <= {"token_embedding", "encoder"}
+    whole = named_leaves(load_pretrained(folder).params)
+    for name, leaf in named_leaves(loaded.params["encoder"]).items():
+        np.testing.assert_array_equal(leaf, whole[name])
+    if kind == "t5-encoder":
+        with pytest.raises(ConfigError, match="is the encoder of a 't5' alone, which generates no text"):
+            load_generator(GeneratorSettings("pretrained", str(folder)), TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("mbart", {"decoder_start_token_id": None}, "lacks decoder_start_token_id: set it to the id of the token"),
+        ("mbart", {"normalize_before": False}, "normalize_before = False in config.json of an mBART must be True"),
+        ("marian", {"share_encoder_decoder_embeddings": False}, "has a vocabulary for either side; here there is one"),
+        ("marian", {"static_position_embeddings": False}, "of a Marian must be True"),
+        (
+            "marian",
+            {"decoder_start_token_id": None, "pad_token_id": None},
+            "lacks decoder_start_token_id: set it to pad_token_id",
+        ),
+        ("pegasus", {"normalize_embedding": True}, "normalize_embedding = True in config.json of a Pegasus"),
+        ("pegasus", {"decoder_attention_heads": 7}, "must be equal in a Pegasus here"),
+        ("distilbert", {"n_layers": None}, "config.json of a DistilBERT lacks n_layers"),
+        ("distilbert", {"n_heads": 3}, "dim = 20 must be a multiple of n_heads = 3"),
+        ("distilbert", {"activation": "tanh"}, "activation = 'tanh' is unknown"),
+        ("electra", {"embedding_size": None}, "an ELECTRA lacks embedding_size"),
+        ("electra", {"position_embedding_type": "relative_key"}, "must be 'absolute'"),
+        ("xlm-roberta", {"pad_token_id": None}, "positions are counted from it"),
+        ("mt5", {"d_kv": None}, "lacks d_kv"),
+    ],
+)
+def test_what_is_not_done_here_is_a_config_error(kind, changes, message, saved, tmp_path):
+    fields = json.loads((saved(kind)[1] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | changes))
+    with pytest.raises(ConfigError, match=message):
+        model_config(load_config(tmp_path))
+
+
+def test_a_marian_starts_from_padding_and_an_mbart_from_what_is_asked_for(saved):
+    marian, mbart = (saved(kind)[0].config.to_dict() for kind in ("marian", "mbart"))
+    del marian["decoder_start_token_id"], mbart["decoder_start_token_id"]
+    assert model_config(marian).start_id == VOCAB - 1
+    assert model_config(mbart, start_id=17).start_id == 17
+
+
+@pytest.mark.parametrize("other", ["longt5", "prophetnet", "umt5", "led", "pegasus_x", "switch_transformers", "albert"])
+def test_what_needs_other_layers_is_refused_by_name_with_what_is_read(other, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": other}))
+    with pytest.raises(ConfigError, match=f"model_type = '{other}' is not read here") as caught:
+        load_config(tmp_path)
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
+
+
+# Tokenizers
+
+
+@pytest.mark.parametrize(
+    ("maker", "files", "message"),
+    [
+        (
+            "T5",
+            ["spiece.model"],
+            r"\(spiece\.model\), which transformers turns into a fast one by the packages",
+        ),
+        ("XLMRoberta", ["sentencepiece.bpe.model"], r"install both here; or where they are, write tokenizer\.json"),
+        ("Marian", ["source.spm", "target.spm"], r"\(source\.spm, target\.spm\) has no fast version"),
+    ],
+)
+def test_a_tokenizer_that_is_a_file_of_sentencepiece_says_what_to_do(maker, files, message, tmp_path):
+    for file in files:
+        (tmp_path / file).write_bytes(b"\n\x0e\n\x05<unk>\x15")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{maker}Tokenizer"}))
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["mbart", "pegasus", "xlm-roberta", "electra"])
+def test_a_tokenizer_that_transformers_wrote_gives_the_ids_that_it_gives(kind, tmp_path):
+    words = ["hello", "world", "re"]
+    if kind == "electra":
+        letters = [*"held orw", "##o", "##l"]
+        vocab = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *words])}
+        theirs = t.ElectraTokenizer(vocab=vocab)
+    else:
+        special = ["<pad>", "</s>", "<unk>"] if kind == "pegasus" else ["<s>", "<pad>", "</s>", "<unk>"]
+        scores = [(token, 0.0) for token in special]
+        scores += [(f"▁{word}", -2.0) for word in words] + [(letter, -5.0) for letter in "▁helowrda"]
+        make = {"mbart": t.MBartTokenizer, "pegasus": t.PegasusTokenizer, "xlm-roberta": t.XLMRobertaTokenizer}[kind]
+        theirs = make(vocab=scores)
+    theirs.save_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path)
+    for text in ("hello world", "he rode"):
+        assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids
+    assert (ours.pad_id, ours.eos_id) == (theirs.pad_token_id, theirs.eos_token_id or theirs.sep_token_id)
+    if kind == "mbart":
+        assert ours.token_id("ro_RO") == theirs.convert_tokens_to_ids("ro_RO")
