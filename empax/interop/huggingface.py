@@ -24,18 +24,20 @@ from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import read_model_json
 from empax.data.tokenizers import WHEELS
 from empax.interop import mappings
+from empax.interop.adapter_files import Adapters, grown_vocabulary, read_adapter_config, read_adapters
 from empax.interop.config_fields import check_fields, their_words, without_nulls
 from empax.interop.gguf import llama_fields
 from empax.interop.layouts import plain_names
 from empax.interop.onnx_files import has_onnx
 from empax.interop.placement import LeafBuilder
-from empax.interop.readers import adapter_message, open_tensors
+from empax.interop.readers import is_adapter, merge_advice, open_tensors
 from empax.interop.t5_fields import t5_fields
 from empax.interop.t5x import has_t5x
 from empax.interop.tensors import Tensor, Tensors
 from empax.models.bart import bart_config, blenderbot_config
 from empax.models.bert import BertConfig, BertEncoder, bert_config, dpr_config, mpnet_config, roberta_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig, gpt2_config, llama_config
+from empax.models.lora import LoraSettings, merge
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
@@ -50,7 +52,7 @@ _READERS = 2
 _SMALL = ("*.json", "*.model", "*.txt")
 """What of a model on the hub is fetched beside its weights."""
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "flax_model*.msgpack")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "flax_model*.msgpack")
 """Whole or in shards; the first that a model has are fetched."""
 
 
@@ -63,16 +65,19 @@ class Architecture:
     shapes: Callable[[Any], Params]
 
 
+@functools.lru_cache(maxsize=8)  # tracing a model takes a second
 def _shapes_of_t5(config: TransformerConfig) -> Params:
     ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
     return jax.eval_shape(lambda rng: EncoderDecoder(config).init(rng, ids, mask, ids), jax.random.key(0))["params"]
 
 
+@functools.lru_cache(maxsize=8)  # tracing a model takes a second
 def _shapes_of_bert(config: BertConfig) -> Params:
     ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
     return jax.eval_shape(lambda rng: BertEncoder(config).init(rng, ids, mask), jax.random.key(0))["params"]
 
 
+@functools.lru_cache(maxsize=8)  # tracing a model takes a second
 def _shapes_of_decoder_only(config: DecoderOnlyConfig) -> Params:
     ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
     return jax.eval_shape(lambda rng: DecoderOnly(config).init(rng, ids, mask), jax.random.key(0))["params"]
@@ -252,6 +257,8 @@ class Pretrained(NamedTuple):
 def load_config(folder: Path) -> dict[str, Any]:
     """The fields of a folder's `config.json`, or what a GGUF file, or a T5 in ONNX or T5X, says in its place.
 
+    An adapter has those of the model that it sits on.
+
     Args:
       folder: a folder, or a GGUF file.
 
@@ -260,6 +267,8 @@ def load_config(folder: Path) -> dict[str, Any]:
       ConfigError: the architecture is not known here.
     """
     file = folder / "config.json"
+    if is_adapter(folder):
+        return load_config(adapter_base(folder)) | grown_vocabulary(folder)
     if not file.is_file():
         if (gguf := find_gguf(folder)) is not None:
             return llama_fields(gguf)
@@ -290,8 +299,6 @@ def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
 
 
 def _no_config(folder: Path) -> str:
-    if folder.is_dir() and (folder / "adapter_config.json").is_file():
-        return adapter_message(folder)
     if folder.suffix and not folder.exists():
         return f"{folder}: there is no such file."
     if folder.is_file():
@@ -319,11 +326,93 @@ def load_pretrained(folder: Path, config: Config | None = None, *, shardings: An
       DataError: files are missing or broken, or do not fit each other.
       ConfigError: the architecture is not known here.
     """
+    if is_adapter(folder):
+        return load_adapted(folder, config, shardings=shardings).merged()
     fields = load_config(folder)
     architecture = fields["model_type"]
     used = model_config(fields) if config is None else config
     tensors = plain_names(open_tensors(folder), architecture)
     return Pretrained(architecture, used, import_params(architecture, tensors, used, shardings=shardings))
+
+
+class Adapted(NamedTuple):
+    """A model from a folder with an adapter that is not yet merged into it.
+
+    Attributes:
+      params: of the model, with what the adapter replaces whole.
+      adapters: low-rank adapters on them, to train further with `settings`.
+    """
+
+    architecture: str
+    config: Any
+    params: Params
+    adapters: Params
+    settings: LoraSettings
+
+    def merged(self) -> Pretrained:
+        return Pretrained(self.architecture, self.config, merge(self.params, self.adapters, self.settings))
+
+
+def adapter_base(folder: Path) -> Path:
+    """Where the model lies that the adapter in `folder` sits on.
+
+    Raises:
+      DataError: the adapter does not say, or names another adapter.
+      ConfigError: there is no such model, or the adapter is of a kind that is not read here.
+    """
+    config = read_adapter_config(folder)
+    base = resolve(config.base)
+    if is_adapter(base):
+        raise DataError(f"{config.file} names {base} as its model, which is an adapter itself. {merge_advice()}")
+    return base
+
+
+def adapter_settings(folder: Path) -> LoraSettings:
+    """With which settings the adapter in `folder` is merged, or trained further.
+
+    Raises:
+      As `load_adapted`.
+    """
+    fields = load_config(folder)
+    return _adapters(folder, fields["model_type"], model_config(fields)).settings
+
+
+def _adapters(folder: Path, architecture: str, config: Config) -> Adapters:
+    entry = _architecture(architecture)
+    mapping = entry.mapping(config)
+    adapters = read_adapters(folder, mapping, entry.shapes(config))
+    ends = {_embedding_name(mapping), "lm_head.weight"}
+    saved = ends & {mapping.canonical(name) for name in adapters.saved}
+    if not isinstance(config, BertConfig) and config.tie_embeddings and len(saved) == 1:
+        raise ConfigError(
+            f"{folder}: the adapter replaces {saved.pop()} alone, of two embeddings that its model ties, so that they "
+            f"differ. {merge_advice()}"
+        )
+    return adapters
+
+
+def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any = None) -> Adapted:
+    """An adapter that PEFT wrote, and the model that it sits on.
+
+    Args:
+      folder: holds `adapter_config.json` and `adapter_model.safetensors` or `.bin`.
+      config: as of `load_pretrained`.
+      shardings: of the model; see `import_params`.
+
+    Raises:
+      DataError: files are missing or broken, or do not fit each other.
+      ConfigError: the adapter or its model is of a kind that is not read here.
+    """
+    fields = load_config(folder)
+    architecture = fields["model_type"]
+    used = model_config(fields) if config is None else config
+    mapping = _architecture(architecture).mapping(used)
+    adapters = _adapters(folder, architecture, used)
+    tensors = plain_names(open_tensors(adapter_base(folder)), architecture)
+    saved = {mapping.canonical(name): tensor for name, tensor in adapters.saved.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if mapping.canonical(name) not in saved} | saved
+    params = import_params(architecture, tensors, used, shardings=shardings)
+    return Adapted(architecture, used, params, adapters.params, adapters.settings)
 
 
 def _embedding_name(mapping: mappings.Mapping) -> str:

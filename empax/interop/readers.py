@@ -20,6 +20,7 @@ from empax.interop.tensors import MappedTensor, Tensor
 from empax.interop.torch_files import read_torch
 
 SAFETENSORS, TORCH, FLAX = "model.safetensors", "pytorch_model.bin", "flax_model.msgpack"
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _ATLAS = "model.pth.tar"
 _READERS = {".safetensors": "safetensors", ".bin": "PyTorch", ".pth": "PyTorch", ".pt": "PyTorch", ".tar": "PyTorch"}
 _READERS |= {".msgpack": "Flax"}
@@ -129,20 +130,25 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def adapter_message(folder: Path) -> str:
-    """What to do with a folder that holds adapters alone."""
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter, and no whole model beside it."""
+    whole = (SAFETENSORS, TORCH, FLAX, *(f"{name}.index.json" for name in (SAFETENSORS, TORCH, FLAX)))
+    return (folder / "adapter_config.json").is_file() and not any((folder / name).is_file() for name in whole)
+
+
+def merge_advice() -> str:
+    """How PEFT itself makes a whole model of an adapter that is not read here."""
     return (
-        f"{folder} holds an adapter (adapter_config.json), not a whole model. Merge it with the model that it was made "
-        "for: in an environment with PEFT, load it with AutoPeftModel.from_pretrained, call merge_and_unload() and "
-        "save_pretrained(FOLDER), save the tokenizer there too, and give that folder."
+        "Merge it with its model where PEFT is installed: load it with AutoPeftModel.from_pretrained, call "
+        "merge_and_unload() and save_pretrained(FOLDER), save the tokenizer there too, and give that folder."
     )
 
 
 def _no_weights(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder; give one that holds config.json and {SAFETENSORS}."
-    if (folder / "adapter_config.json").is_file():
-        return adapter_message(folder)
+    if is_adapter(folder):
+        return f"{folder} holds an adapter, which sits on the weights of another model: `load_pretrained` reads both."
     found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     known = f"{SAFETENSORS}, {TORCH}, {FLAX}, an index of shards of any ({SAFETENSORS}.index.json), {_ATLAS}, a .gguf "
     known += f"file, {ENCODER} with {DECODER}, or a checkpoint of T5X"
