@@ -39,9 +39,11 @@ _SIZES = frozenset(
         "n_layer",
         "n_positions",
         "n_inner",
+        "ffn_dim",
+        "word_embed_proj_dim",
     ]
 )
-_COUNTS = frozenset(["type_vocab_size", "projection_dim", "decoder_start_token_id"])
+_COUNTS = frozenset(["type_vocab_size", "projection_dim", "decoder_start_token_id", "max_window_layers"])
 _RATES = frozenset(
     [
         "dropout",
@@ -56,7 +58,7 @@ _RATES = frozenset(
 _NUMBERS = frozenset(["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta", "init_std"])
 _ROPE_NUMBERS = frozenset(
     ["factor", "rope_theta", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
-)
+) | frozenset(["attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"])
 _SWITCHES = frozenset(
     [
         "tie_word_embeddings",
@@ -73,6 +75,11 @@ _SWITCHES = frozenset(
         "add_cross_attention",
         "scale_decoder_outputs",
         "rope_interleaved",
+        "do_layer_norm_before",
+        "_remove_final_layer_norm",
+        "enable_bias",
+        "layer_norm_elementwise_affine",
+        "use_sliding_window",
     ]
 )
 _TEXTS = frozenset(["model_type", "hidden_act", "activation_function", "feed_forward_proj", "position_embedding_type"])
@@ -85,6 +92,7 @@ _LLAMA |= {"tie_embeddings": "tie_word_embeddings", "original_positions": "origi
 _GPT2 = {"d_model": "n_embd", "num_heads": "n_head", "num_layers": "n_layer", "max_positions": "n_positions"}
 _GPT2 |= {"d_ff": "n_inner", "activation": "activation_function"}
 _GPT2 |= {"layer_norm_eps": "layer_norm_epsilon", "tie_embeddings": "tie_word_embeddings"}
+_OPT = _LLAMA | {"d_ff": "ffn_dim", "activation": "activation_function", "embedding_size": "word_embed_proj_dim"}
 _T5 = {"head_dim": "d_kv", "num_encoder_layers": "num_layers", "activation": "feed_forward_proj"}
 _T5 |= {"layer_norm_eps": "layer_norm_epsilon", "tie_embeddings": "tie_word_embeddings"}
 _T5 |= {"relative_buckets": "relative_attention_num_buckets", "start_id": "decoder_start_token_id"}
@@ -93,6 +101,7 @@ _BART |= {"num_decoder_layers": "decoder_layers", "max_positions": "max_position
 _BART |= {"activation": "activation_function", "tie_embeddings": "tie_word_embeddings"}
 _BERT = _LLAMA | {"layer_norm_eps": "layer_norm_eps"}
 _THEIR_NAMES: dict[str, dict[str, str]] = {"llama": _LLAMA, "gpt2": _GPT2, "t5": _T5, "bart": _BART}
+_THEIR_NAMES |= {"qwen2": _LLAMA, "qwen3": _LLAMA, "mistral": _LLAMA, "opt": _OPT}
 _THEIR_NAMES |= {"blenderbot": _BART, "bert": _BERT, "roberta": _BERT, "mpnet": _BERT, "dpr": _BERT}
 
 

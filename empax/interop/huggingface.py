@@ -26,6 +26,7 @@ from empax.data.tokenizers import WHEELS
 from empax.interop import mappings
 from empax.interop.adapter_files import Adapters, grown_vocabulary, read_adapter_config, read_adapters
 from empax.interop.config_fields import check_fields, their_words, without_nulls
+from empax.interop.decoder_families import llama_like_mapping, opt_mapping
 from empax.interop.gguf import llama_fields
 from empax.interop.layouts import plain_names
 from empax.interop.onnx_files import has_onnx
@@ -36,7 +37,15 @@ from empax.interop.t5x import has_t5x
 from empax.interop.tensors import Tensor, Tensors
 from empax.models.bart import bart_config, blenderbot_config
 from empax.models.bert import BertConfig, BertEncoder, bert_config, dpr_config, mpnet_config, roberta_config
-from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig, gpt2_config, llama_config
+from empax.models.decoder_families import (
+    gpt2_config,
+    llama_config,
+    mistral_config,
+    opt_config,
+    qwen2_config,
+    qwen3_config,
+)
+from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.lora import LoraSettings, merge
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
@@ -87,6 +96,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "t5": Architecture(t5_config, mappings.t5_mapping, _shapes_of_t5),
     "bert": Architecture(bert_config, mappings.bert_mapping, _shapes_of_bert),
     "llama": Architecture(llama_config, mappings.llama_mapping, _shapes_of_decoder_only),
+    "qwen2": Architecture(qwen2_config, llama_like_mapping, _shapes_of_decoder_only),
+    "qwen3": Architecture(qwen3_config, llama_like_mapping, _shapes_of_decoder_only),
+    "mistral": Architecture(mistral_config, llama_like_mapping, _shapes_of_decoder_only),
+    "opt": Architecture(opt_config, opt_mapping, _shapes_of_decoder_only),
     "gpt2": Architecture(gpt2_config, mappings.gpt2_mapping, _shapes_of_decoder_only),
     "bart": Architecture(bart_config, mappings.bart_mapping, _shapes_of_t5),
     "blenderbot": Architecture(blenderbot_config, mappings.bart_mapping, _shapes_of_t5),
