@@ -27,7 +27,7 @@ from empax.interop import mappings
 from empax.interop.adapter_files import Adapters, grown_vocabulary, read_adapter_config, read_adapters
 from empax.interop.config_fields import check_fields, their_words, without_nulls
 from empax.interop.decoder_families import llama_like_mapping, opt_mapping
-from empax.interop.gguf import llama_fields
+from empax.interop.gguf import gguf_fields
 from empax.interop.layouts import plain_names
 from empax.interop.onnx_files import has_onnx
 from empax.interop.placement import LeafBuilder
@@ -284,7 +284,7 @@ def load_config(folder: Path) -> dict[str, Any]:
         return load_config(adapter_base(folder)) | grown_vocabulary(folder)
     if not file.is_file():
         if (gguf := find_gguf(folder)) is not None:
-            return llama_fields(gguf)
+            return gguf_fields(gguf)
         if has_onnx(folder) or has_t5x(folder):
             return t5_fields(open_tensors(folder), folder)
         raise DataError(_no_config(folder))

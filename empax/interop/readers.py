@@ -13,7 +13,7 @@ from empax.core.files import DataError
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import check_whole, read_model_json
 from empax.interop.flax_files import read_flax
-from empax.interop.gguf import read_llama
+from empax.interop.gguf import read_gguf_weights
 from empax.interop.onnx_files import DECODER, ENCODER, has_onnx, read_onnx_t5
 from empax.interop.t5x import has_t5x, read_t5x
 from empax.interop.tensors import MappedTensor, Tensor
@@ -109,7 +109,7 @@ def read_safetensors(file: Path) -> dict[str, MappedTensor]:
 
 def _read_file(file: Path) -> dict[str, Tensor]:
     if is_gguf(file):
-        return dict(read_llama(file))
+        return dict(read_gguf_weights(file))
     if file.suffix not in _READERS:
         raise DataError(f"{file} is no file of weights by its name; it must end in {', '.join((*_READERS, '.gguf'))}.")
     readers = {"safetensors": read_safetensors, "PyTorch": read_torch, "Flax": read_flax}

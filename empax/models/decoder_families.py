@@ -70,12 +70,9 @@ def qwen2_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig
     Raises:
       ConfigError: a field is missing, or asks for something that is not supported here.
     """
-    own: dict[str, Any] = {
-        "attention_bias": True,
-        "attention_out_bias": False,
-        "windows": _late_windows(fields, "Qwen2"),
-    }
-    return DecoderOnlyConfig(**(_llama_like(fields, "Qwen2", head_dim=None) | own | changes))
+    given = _llama_like(fields, "Qwen2", head_dim=None)
+    own: dict[str, Any] = {"attention_bias": True, "attention_out_bias": False}
+    return DecoderOnlyConfig(**(given | own | {"windows": _late_windows(fields, "Qwen2")} | changes))
 
 
 def qwen3_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
@@ -95,7 +92,8 @@ def mistral_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConf
     Raises:
       ConfigError: a field is missing, or asks for something that is not supported here.
     """
-    _only(fields, {"layer_types": None}, "Mistral")
+    if fields.get("layer_types") is not None:
+        raise ConfigError(f"layer_types = {fields['layer_types']!r} of a Mistral is not supported here; leave it out.")
     given = _llama_like(fields, "Mistral", head_dim=None)
     # 4096 is what Hugging Face takes where the field is absent; null is no window.
     window = _window(fields.get("sliding_window", 4096), "Mistral")
@@ -251,10 +249,14 @@ def _preset(name: str, title: str, known: Mapping[str, dict[str, Any]]) -> dict[
     return known[name]
 
 
+def _one(model: str) -> str:
+    return f"an {model}" if model[0] in "AEIO" else f"a {model}"
+
+
 def _required(fields: Mapping[str, Any], names: Mapping[str, str], model: str) -> dict[str, Any]:
     missing = [theirs for theirs in names.values() if fields.get(theirs) is None]
     if missing:
-        raise ConfigError(f"config.json of a {model} lacks {', '.join(missing)}.")
+        raise ConfigError(f"config.json of {_one(model)} lacks {', '.join(missing)}.")
     return {ours: fields[theirs] for ours, theirs in names.items()}
 
 
@@ -267,7 +269,9 @@ def _or(fields: Mapping[str, Any], name: str, default: Any) -> Any:
 def _only(fields: Mapping[str, Any], allowed: Mapping[str, Any], model: str) -> None:
     for name, value in allowed.items():
         if _or(fields, name, value) != value:
-            raise ConfigError(f"{name} = {fields[name]!r} of a {model} is not supported here; it must be {value!r}.")
+            raise ConfigError(
+                f"{name} = {fields[name]!r} of {_one(model)} is not supported here; it must be {value!r}."
+            )
 
 
 def _one_of(known: Mapping[str, str], value: str, what: str) -> str:

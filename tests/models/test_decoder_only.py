@@ -66,10 +66,11 @@ MAKERS = {
     "qwen2": lambda: tiny_kin("Qwen2", rope_parameters=YARN, **LATE),
     "qwen3": lambda: tiny_kin("Qwen3", tie_word_embeddings=True),
     "mistral": lambda: tiny_kin("Mistral", sliding_window=5),
-    "opt": lambda: tiny_opt(tie_word_embeddings=False),
-    "opt-350m": lambda: tiny_opt(do_layer_norm_before=False, word_embed_proj_dim=10),
+    "opt": tiny_opt,
+    "opt-350m": lambda: tiny_opt(do_layer_norm_before=False, word_embed_proj_dim=10, tie_word_embeddings=False),
 }
-GENERATED = ["llama", "llama-tied", "gpt2", "qwen2", "qwen3", "mistral", "opt", "opt-350m"]
+GENERATED = ["llama", "llama-tied", "gpt2"]
+MORE = ["qwen2", "qwen3", "opt-350m", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "opt"))]
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def models(name, scale=1.0):
         # No token is likelier than the others but for the end.
         for weight in {theirs.get_input_embeddings().weight, theirs.lm_head.weight}:
             weight /= weight.norm(dim=1, keepdim=True)
-        theirs.lm_head.weight[EOS] *= 2.0
+        theirs.lm_head.weight[EOS] *= 8.0 if name == "opt-350m" else 2.0  # directions of 10 numbers have little room
     architecture = theirs.config.model_type
     config = ARCHITECTURES[architecture].config(theirs.config.to_dict())
     tensors = {key: value.numpy() for key, value in theirs.state_dict().items()}
@@ -212,7 +213,7 @@ SEARCHES = pytest.mark.parametrize(
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("name", [*GENERATED, *MORE])
 @SEARCHES
 def test_generated_tokens_are_hugging_faces(name, settings):
     theirs, model, params = models(name, scale=2.0)  # so large that responses differ and end
@@ -232,7 +233,7 @@ def test_generated_tokens_are_hugging_faces(name, settings):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("name", [*GENERATED, pytest.param("qwen2", marks=pytest.mark.slow)])
 @SEARCHES
 def test_behind_a_forced_prefix_comes_what_hugging_face_says_behind_the_longer_prompt(name, settings):
     theirs, model, params = models(name, scale=2.0)
