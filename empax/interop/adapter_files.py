@@ -26,9 +26,16 @@ from empax.models.lora import LoraSettings, init_adapters
 
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(.+)\.lora_([AB])\.weight")
+_READ = frozenset(
+    (
+        "peft_type", "base_model_name_or_path", "revision", "r", "lora_alpha", "rank_pattern", "alpha_pattern",
+        "use_rslora", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "modules_to_save",
+        "init_lora_weights", "bias",
+    )
+)  # fmt: skip
 _UNREAD = frozenset(
     (
-        "task_type", "auto_mapping", "inference_mode", "peft_version", "revision", "fan_in_fan_out", "layers_pattern",
+        "task_type", "auto_mapping", "inference_mode", "peft_version", "fan_in_fan_out", "layers_pattern",
         "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
         "qalora_group_size", "runtime_config", "ensure_weight_tying",
     )
@@ -64,7 +71,7 @@ class AdapterConfig:
     """What an `adapter_config.json` says, as far as it changes what the adapter computes.
 
     Attributes:
-      base: name or folder of the model that the adapter sits on.
+      base, revision: name or folder of the model that the adapter sits on; which of its versions, "" = the newest.
       rank, alpha: r and alpha of the modules that no pattern names.
       rank_pattern, alpha_pattern: the same by regular expressions of the ends of modules' names.
       rank_stabilized: whether the factor is alpha / sqrt(r) (Kalajdzievski 2023, Eq. 9) in place of alpha / r.
@@ -76,6 +83,7 @@ class AdapterConfig:
 
     file: Path
     base: str
+    revision: str
     rank: int
     alpha: float
     rank_pattern: Mapping[str, int]
@@ -140,17 +148,22 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     config = AdapterConfig(
         file=file,
         base=base,
+        revision=str(fields.get("revision", "")),
         rank=_number(file, "r", fields.get("r", 8), whole=True),
         alpha=_number(file, "lora_alpha", fields.get("lora_alpha", 8)),
         rank_pattern=_pattern(file, "rank_pattern", fields.get("rank_pattern", {}), whole=True),
         alpha_pattern=_pattern(file, "alpha_pattern", fields.get("alpha_pattern", {})),
-        rank_stabilized=fields.get("use_rslora", False) is True,
-        dropout=float(fields.get("lora_dropout", 0.0)) if _is_rate(fields.get("lora_dropout", 0.0)) else 0.0,
+        rank_stabilized=fields.get("use_rslora", False),
+        dropout=fields.get("lora_dropout", 0.0),
         targets=targets.lower() if _is_all(targets) else targets if isinstance(targets, str) else tuple(targets),
         excluded=excluded if isinstance(excluded, str) else tuple(excluded),
-        some_layers=fields.get("layers_to_transform") not in (None, []),
+        some_layers=bool(fields.get("layers_to_transform")) or fields.get("layers_to_transform") == 0,
         saved=tuple(saved),
     )
+    if not isinstance(config.rank_stabilized, bool):
+        raise DataError(f"{file}: use_rslora = {_short(config.rank_stabilized)} must be true or false.")
+    if not isinstance(config.dropout, int | float) or not 0 <= config.dropout < 1:
+        raise DataError(f"{file}: lora_dropout = {_short(config.dropout)} must be a number from 0 to below 1.")
     for pattern in (config.targets, config.excluded, *config.rank_pattern, *config.alpha_pattern):
         if isinstance(pattern, str):
             try:
@@ -162,23 +175,15 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 def _check_kind(file: Path, fields: Mapping[str, Any]) -> None:
     """Raises ConfigError for an adapter that is not plain or rank-stabilised LoRA."""
-    read = {field.name for field in dataclasses.fields(AdapterConfig)}
-    read |= {"peft_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora", "target_modules", "lora_dropout"}
-    read |= {"exclude_modules", "modules_to_save", "layers_to_transform", "init_lora_weights", "bias"}
     problems = []
     if fields.get("peft_type", "LORA") != "LORA":
         problems.append(f"peft_type = {_short(fields['peft_type'])}")
     if fields.get("bias", "none") != "none":
         problems.append(f"bias = {_short(fields['bias'])}")
-    if not any(fields.get("init_lora_weights", True) is start for start in (True, False)):
-        start = fields["init_lora_weights"]
-        if not isinstance(start, str) or start not in _STARTS:
-            problems.append(f"init_lora_weights = {_short(start)}, which changes the weights that it sits on")
-    problems += [
-        f"{name} = {_short(value)}"
-        for name, value in fields.items()
-        if value and name not in read and name not in _UNREAD
-    ]
+    start = fields.get("init_lora_weights", True)
+    if not isinstance(start, bool | str) or start not in _STARTS:
+        problems.append(f"init_lora_weights = {_short(start)}, which changes the weights that it sits on,")
+    problems += [f"{name} = {_short(value)}" for name, value in fields.items() if value and name not in _READ | _UNREAD]
     if problems:
         raise ConfigError(
             f"{file}: {'; '.join(problems)} is not read here; what is read: LoRA and rank-stabilised LoRA without "
@@ -192,10 +197,6 @@ def _is_names(value: Any) -> bool:
 
 def _is_all(value: Any) -> bool:
     return isinstance(value, str) and value.lower() == "all-linear"
-
-
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1
 
 
 def _number(file: Path, name: str, value: Any, *, whole: bool = False) -> Any:

@@ -374,6 +374,11 @@ def adapter_base(folder: Path) -> Path:
       ConfigError: there is no such model, or the adapter is of a kind that is not read here.
     """
     config = read_adapter_config(folder)
+    if config.revision not in ("", "main") and not expand(config.base).is_dir():
+        raise ConfigError(
+            f"{config.file}: the adapter sits on revision {config.revision!r} of {config.base}; fetch that, and set "
+            "base_model_name_or_path to its folder."
+        )
     base = resolve(config.base)
     if is_adapter(base):
         raise DataError(f"{config.file} names {base} as its model, which is an adapter itself. {merge_advice()}")

@@ -239,11 +239,13 @@ def test_adapters_of_another_kind_are_refused_by_name(changes, message, plain):
     [
         ({"r": 4}, r"q_proj has A \[3, 20\] and B \[24, 3\], which must be \[4, 20\] and \[24, 4\]"),
         ({"r": True}, "r = True must be a whole number of at least 1"),
+        ({"use_rslora": "yes"}, "use_rslora = 'yes' must be true or false"),
+        ({"lora_dropout": 1}, "lora_dropout = 1 must be a number from 0 to below 1"),
         ({"lora_alpha": 0}, "lora_alpha = 0 must be a number above 0"),
         ({"rank_pattern": [1]}, "rank_pattern = .* must be an object of numbers"),
         ({"target_modules": None}, "target_modules = None must be a list of names or a regular expression"),
         ({"target_modules": "q_proj("}, "'q_proj\\(' is not a regular expression"),
-        ({"target_modules": ["q_proj"]}, r"4 problems|2 problems.*v_proj has an adapter, but target_modules"),
+        ({"target_modules": ["q_proj"]}, r"2 problems.*v_proj has an adapter, but target_modules"),
         ({"target_modules": ["q_proj", "v_proj", "k_proj"]}, r"missing model\.layers\.0\.self_attn\.k_proj\.lora_A"),
         ({"base_model_name_or_path": None}, "does not say which model .* set base_model_name_or_path"),
         ({"modules_to_save": "lm_head"}, "modules_to_save = 'lm_head' must be a list of names"),
@@ -259,7 +261,10 @@ def test_files_that_are_missing_or_belong_to_another_model(plain, bases, tmp_pat
     edited(plain, base_model_name_or_path=str(bases / "gpt2"))
     with pytest.raises(DataError, match=r"q_proj is no linear layer here that LoRA adapts"):
         load_pretrained(plain)
-    edited(plain, base_model_name_or_path=str(tmp_path / "nowhere"))
+    edited(plain, base_model_name_or_path="somebody/model", revision="v2")
+    with pytest.raises(ConfigError, match=r"revision 'v2' of somebody/model; fetch that, and set base_model_name"):
+        load_pretrained(plain)
+    edited(plain, base_model_name_or_path=str(tmp_path / "nowhere"), revision=None)
     with pytest.raises(ConfigError, match="is neither a folder nor a model"):
         load_pretrained(plain)
     edited(plain, base_model_name_or_path=str(plain))
