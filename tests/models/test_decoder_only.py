@@ -258,10 +258,10 @@ def test_behind_a_forced_prefix_comes_what_hugging_face_says_behind_the_longer_p
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("unroll", [1, 2], ids=["scanned", "unrolled"])
-def test_cached_steps_give_the_logits_of_the_whole(unroll):
+@pytest.mark.parametrize(("name", "unroll"), [("llama", 1), ("qwen2", 2)], ids=["scanned", "unrolled"])
+def test_cached_steps_give_the_logits_of_the_whole(name, unroll):
     """Also after hypotheses have changed places, and for a row of nothing but padding."""
-    _, model, params = models("llama")
+    _, model, params = models(name)
     model = DecoderOnly(dataclasses.replace(model.config, unroll=unroll))
     tokens, mask = prompts(3, 6, left=False)
     mask = mask.at[2].set(False)
@@ -284,6 +284,28 @@ def test_cached_steps_give_the_logits_of_the_whole(unroll):
     for logits, (row, k, real) in zip(expected, places, strict=True):
         assert_close(first[row, k], logits[real - 1])
         assert_close(last[row, k], logits[real + 1])
+
+
+def test_what_is_read_on_behind_a_prompt_is_what_the_whole_says():
+    """With windows that reach into the prompt, but not through it."""
+    _, model, params = models("mistral")
+    prompt, mask = prompts(4, 8, left=False)
+    rest = jnp.asarray(np.random.default_rng(2).integers(2, VOCAB, (4, 5)))
+    apply = functools.partial(model.apply, {"params": params})
+
+    @jax.jit
+    def both(prompt, mask, rest):
+        _, key, value = apply(prompt, mask, method="read")
+        joined = jnp.concatenate([prompt, rest], axis=1), jnp.concatenate([mask, jnp.ones(rest.shape, bool)], axis=1)
+        return apply(rest, key, value, mask, method="read_on"), apply(*joined, method="hidden")[:, prompt.shape[1] :]
+
+    found, whole = both(prompt, mask, rest)
+    assert_close(found, whole)
+    wide = DecoderOnly(dataclasses.replace(model.config, windows=()))
+    other = jax.jit(functools.partial(wide.apply, method="hidden"))({"params": params}, prompt, mask)
+    narrow = jax.jit(functools.partial(apply, method="hidden"))(prompt, mask)
+    assert_close(other[0, :5], narrow[0, :5])
+    assert np.abs(other[0, 5:] - narrow[0, 5:]).max() > 0.1
 
 
 @pytest.mark.oracle
