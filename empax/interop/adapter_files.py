@@ -42,6 +42,8 @@ _UNREAD = frozenset(
 )  # fmt: skip
 """Fields that change nothing of what a finished adapter computes."""
 
+_LONGEST_NAME = 1024
+
 _STARTS = (True, False, "gaussian", "eva", "orthogonal")
 """Ways of initialising that leave the base model's weights alone."""
 
@@ -141,7 +143,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         if not _is_names(value) or not isinstance(value, kinds):
             raise DataError(f"{file}: {name} = {_short(value)} must be a list of names.")
     base = fields.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
+    if not isinstance(base, str) or not 0 < len(base) <= _LONGEST_NAME:
         raise DataError(
             f"{file} does not say which model the adapter sits on; set base_model_name_or_path to its folder or name."
         )
@@ -200,11 +202,11 @@ def _is_all(value: Any) -> bool:
 
 
 def _number(file: Path, name: str, value: Any, *, whole: bool = False) -> Any:
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not (1 if whole else 0) <= value < 1e30 or not value:
-        raise DataError(
-            f"{file}: {name} = {_short(value)} must be a {'whole number of at least 1' if whole else 'number above 0'}."
-        )
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    least, most = (1, 1 << 20) if whole else (1e-6, 1e6)
+    if not right or not least <= value <= most:
+        kind = "whole number" if whole else "number"
+        raise DataError(f"{file}: {name} = {_short(value)} must be a {kind} from {least} to {most}.")
     return value
 
 

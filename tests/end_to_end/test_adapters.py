@@ -31,7 +31,7 @@ def get_config():
     return config
 """
 T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
-BART = {"d_model": 32, "max_position_embeddings": 128, "decoder_start_token_id": 2, "forced_eos_token_id": None}
+BART = {"d_model": 32, "max_position_embeddings": 256, "decoder_start_token_id": 2, "forced_eos_token_id": None}
 for stack in ("encoder", "decoder"):
     BART |= {f"{stack}_layers": 2, f"{stack}_attention_heads": 2, f"{stack}_ffn_dim": 48}
 IDS = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # with room for the tags
