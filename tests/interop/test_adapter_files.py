@@ -16,11 +16,11 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
-from empax.interop.huggingface import load_adapted, load_config, load_pretrained
+from empax.interop.huggingface import export_params, load_adapted, load_config, load_pretrained
 from empax.interop.peft import base_beneath, export_adapters
 from empax.interop.pretrained import GeneratorSettings, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
-from empax.models.lora import LoraSettings, adapt, init_adapters
+from empax.models.lora import LoraSettings, adapt, init_adapters, merge
 from empax.models.transformer import EncoderDecoder
 
 with warnings.catch_warnings():
@@ -39,6 +39,8 @@ BART = {"vocab_size": VOCAB, "d_model": 21, "max_position_embeddings": 19, **STA
 LLAMA = {"vocab_size": VOCAB, "hidden_size": 20, "num_attention_heads": 4, "intermediate_size": 27}
 LLAMA |= {"num_hidden_layers": 2, "max_position_embeddings": 23, "num_key_value_heads": 2, "head_dim": 6}
 GPT2 = {"vocab_size": VOCAB, "n_embd": 20, "n_head": 4, "n_layer": 2, "n_positions": 23, "bos_token_id": 1}
+OPT = {"vocab_size": VOCAB, "hidden_size": 20, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 27}
+OPT |= {"max_position_embeddings": 23}
 MAKERS = {
     "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
     "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
@@ -198,6 +200,41 @@ def test_what_is_written_here_comes_back_the_same(name, bases, tmp_path):
     assert (kept.settings.rank, kept.settings.alpha, kept.settings.dropout) == (3, 5.0, 0.25)
     again = init_adapters(jax.random.key(0), {"model": params}, kept.settings)["model"]
     assert jax.tree.map(jnp.shape, again) == jax.tree.map(jnp.shape, adapters)
+
+
+KIN = {
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**LLAMA)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA)),
+    "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**OPT)),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", KIN)
+def test_peft_merges_what_is_written_here_of_other_decoders(name, tmp_path, oracle):
+    torch.manual_seed(0)
+    theirs = oracle.perturbed(KIN[name]())
+    theirs.save_pretrained(tmp_path / "base")
+    _, config, params = load_pretrained(tmp_path / "base")
+    settings = LoraSettings(pattern="attention/|feed_forward/", rank=2, alpha=3.0)
+    rng = np.random.default_rng(0)
+    adapters = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32),
+        init_adapters(jax.random.key(0), params, settings),
+    )
+    export_adapters(tmp_path / "out", name, adapters, config, settings, base=str(tmp_path / "base"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a missing or surplus key is a warning
+        warnings.simplefilter("ignore", FutureWarning)
+        merged = peft.PeftModel.from_pretrained(theirs, tmp_path / "out").merge_and_unload()
+    found = export_params(name, merge(params, adapters, settings), config)
+    expected = oracle.tensors_of(merged)
+    for key, array in found.items():
+        np.testing.assert_allclose(array, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
+    again = named_leaves(load_pretrained(tmp_path / "out").params)
+    for key, array in named_leaves(merge(params, adapters, settings)).items():
+        np.testing.assert_allclose(again[key], array, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
 def edited(folder, **changes):
