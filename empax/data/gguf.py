@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers as rust
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from empax.core.files import DataError
 from empax.data.model_files import check_whole, rust_errors
@@ -228,6 +228,8 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
         bpe = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=_PRE_TOKENIZERS[cut] is _LLAMA3)
         backend = rust.Tokenizer(bpe)
         backend.pre_tokenizer = _PRE_TOKENIZERS[cut]
+        if cut in _COMPOSED:
+            backend.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
         backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
         kinds = file.metadata.get("tokenizer.ggml.token_type", [])
         for number, special in ((_CONTROL, True), (_USER_DEFINED, False)):
@@ -265,16 +267,16 @@ def _byte_level(*before: Any, regex: bool) -> Any:
     return pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)])
 
 
-_LLAMA3 = _byte_level(
-    pre_tokenizers.Split(
-        Regex(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        ),
-        behavior="isolated",
-    ),
-    regex=False,
-)
+def _pieces(digits: str) -> Any:
+    """Contractions, words, numbers of at most so many digits, signs, blanks."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    return _byte_level(pre_tokenizers.Split(Regex(pattern), behavior="isolated"), regex=False)
+
+
+_LLAMA3 = _pieces(r"\p{N}{1,3}")
 
 _PRE_TOKENIZERS: dict[str, Any] = {
     "gpt-2": _byte_level(regex=True),
@@ -282,5 +284,12 @@ _PRE_TOKENIZERS: dict[str, Any] = {
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
+    "qwen2": _pieces(r"\p{N}"),
 }
-"""How text is cut before the merges, by llama.cpp's names. Source: the tokenizer.json of GPT-2, SmolLM2, Llama 3."""
+"""How text is cut before the merges, by llama.cpp's names.
+
+Source: the tokenizer.json of GPT-2, SmolLM2, Llama 3 and Qwen2.
+"""
+
+_COMPOSED = ("qwen2",)
+"""Whose tokenizers compose letters and their accents first (NFC)."""

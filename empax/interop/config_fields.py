@@ -46,9 +46,11 @@ _SIZES = frozenset(
         "hidden_dim",
         "embedding_size",
         "decoder_vocab_size",
+        "ffn_dim",
+        "word_embed_proj_dim",
     ]
 )
-_COUNTS = frozenset(["type_vocab_size", "projection_dim", "decoder_start_token_id"])
+_COUNTS = frozenset(["type_vocab_size", "projection_dim", "decoder_start_token_id", "max_window_layers"])
 _RATES = frozenset(
     [
         "dropout",
@@ -63,7 +65,7 @@ _RATES = frozenset(
 _NUMBERS = frozenset(["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta", "init_std"])
 _ROPE_NUMBERS = frozenset(
     ["factor", "rope_theta", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
-)
+) | frozenset(["attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"])
 _SWITCHES = frozenset(
     [
         "tie_word_embeddings",
@@ -81,6 +83,11 @@ _SWITCHES = frozenset(
         "scale_decoder_outputs",
         "rope_interleaved",
         "share_encoder_decoder_embeddings",
+        "do_layer_norm_before",
+        "_remove_final_layer_norm",
+        "enable_bias",
+        "layer_norm_elementwise_affine",
+        "use_sliding_window",
     ]
 )
 _TEXTS = frozenset(
@@ -95,6 +102,7 @@ _LLAMA |= {"tie_embeddings": "tie_word_embeddings", "original_positions": "origi
 _GPT2 = {"d_model": "n_embd", "num_heads": "n_head", "num_layers": "n_layer", "max_positions": "n_positions"}
 _GPT2 |= {"d_ff": "n_inner", "activation": "activation_function"}
 _GPT2 |= {"layer_norm_eps": "layer_norm_epsilon", "tie_embeddings": "tie_word_embeddings"}
+_OPT = _LLAMA | {"d_ff": "ffn_dim", "activation": "activation_function", "embedding_size": "word_embed_proj_dim"}
 _T5 = {"head_dim": "d_kv", "num_encoder_layers": "num_layers", "activation": "feed_forward_proj"}
 _T5 |= {"layer_norm_eps": "layer_norm_epsilon", "tie_embeddings": "tie_word_embeddings"}
 _T5 |= {"relative_buckets": "relative_attention_num_buckets", "start_id": "decoder_start_token_id"}
@@ -106,6 +114,7 @@ _THEIR_NAMES: dict[str, dict[str, str]] = {"llama": _LLAMA, "gpt2": _GPT2, "t5":
 _THEIR_NAMES |= dict.fromkeys(("blenderbot", "mbart", "marian", "pegasus"), _BART) | {"mt5": _T5}
 _THEIR_NAMES |= dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "mpnet", "dpr"), _BERT)
 _THEIR_NAMES |= {"distilbert": _BERT | DISTILBERT}
+_THEIR_NAMES |= {"qwen2": _LLAMA, "qwen3": _LLAMA, "mistral": _LLAMA, "opt": _OPT}
 
 
 def their_words(message: str, architecture: str) -> str:

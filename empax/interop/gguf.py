@@ -1,4 +1,6 @@
-"""Llama from GGUF files: settings and tensors as Hugging Face would give them.
+"""Models from GGUF files: settings and tensors as Hugging Face would give them.
+
+Llama, Mistral (which llama.cpp calls a Llama too), Qwen2 and Qwen3.
 
 Source of the block formats: github.com/ggml-org/ggml, src/ggml-common.h and ggml-quants.c.
 """
@@ -15,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
+from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import GgufFile, GgufTensor, read_gguf
 from empax.interop.tensors import MappedTensor
@@ -28,10 +31,8 @@ _BLOCKS = {  # number of the type -> how a block lies in the file
 }
 _BLOCKS_AT_ONCE = 1 << 16
 _READ = {0: "F32", 1: "F16", 30: "BF16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0"}
-_NOT_READ = {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"}
-_NOT_READ |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
-_NOT_READ |= {23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0"}
-_NOT_READ |= {35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
+_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+_TURNED = ("llama", "mistral")  # whose queries and keys llama.cpp lays otherwise
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -43,6 +44,8 @@ _NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -55,7 +58,7 @@ class GgufWeight:
     """A tensor of a GGUF file as Hugging Face has it: no longer quantised, rows of queries and keys in its order.
 
     Attributes:
-      stored: the numbers of the file, or its blocks.
+      stored: the numbers of the file, its blocks, or their bytes.
       shape: of the tensor.
       kind: ggml's number for the type.
       heads: of a projection to queries or keys, how many heads its rows are; 0 of any other.
@@ -68,12 +71,14 @@ class GgufWeight:
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(np.float32) if self.kind in _BLOCKS else self.stored.dtype
+        return self.stored.dtype if self.kind in _PLAIN else np.dtype(np.float32)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = np.asarray(self.stored)
         if self.kind in _BLOCKS:
             array = _dequantize(array, self.kind).reshape(self.shape)
+        elif self.kind not in _PLAIN:
+            array = _dequantize_by_package(array, self.kind).reshape(self.shape)
         if self.heads:
             # llama.cpp turns neighbouring pairs of a head, Hugging Face a number and that half a head further.
             pairs = array.reshape(self.heads, -1, 2, *self.shape[1:])
@@ -81,14 +86,15 @@ class GgufWeight:
         return array.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
 
 
-def read_llama(path: Path) -> dict[str, GgufWeight]:
-    """The tensors of a Llama in a GGUF file, by Hugging Face's names; none is read.
+def read_gguf_weights(path: Path) -> dict[str, GgufWeight]:
+    """The tensors of a GGUF file by Hugging Face's names; none is read.
 
     Raises:
-      DataError: the file is no Llama, is cut short, or holds a tensor in a quantisation that is not read here.
+      DataError: the model is of another kind, the file is cut short, or a tensor in a quantisation that is not read.
+      ConfigError: a tensor needs the package `gguf`, which is not installed.
     """
-    file = _llama(path)
-    heads, groups = _heads(file)
+    file, architecture = _model(path)
+    heads, groups = _heads(file, architecture) if architecture in _TURNED else (0, 0)
     size = path.stat().st_size
     tensors = {}
     for row in file.tensors:
@@ -105,43 +111,40 @@ def read_llama(path: Path) -> dict[str, GgufWeight]:
     return tensors
 
 
-def llama_fields(path: Path) -> dict[str, Any]:
-    """What the `config.json` of the Llama in a GGUF file would say.
+def gguf_fields(path: Path) -> dict[str, Any]:
+    """What the `config.json` of the model in a GGUF file would say.
 
     Raises:
-      DataError: the file is no Llama, or lacks a setting.
+      DataError: the model is of another kind, or lacks a setting.
     """
-    file = _llama(path)
-    heads, groups = _heads(file)
-    width = file.size("llama.embedding_length")
+    file, name = _model(path)
+    heads, groups = _heads(file, name)
+    width = file.size(f"{name}.embedding_length")
     shapes = {row.name: row.shape for row in file.tensors}
     if "token_embd.weight" not in shapes:
         raise DataError(f"{path} has no token_embd.weight; fetch or convert the model again.")
-    head_dim = file.size("llama.attention.key_length", max(width // heads, 1))
+    head_dim = file.size(f"{name}.attention.key_length", max(width // heads, 1))
     if head_dim % 2 or heads % groups:
         raise DataError(
-            f"{path}: llama.attention.head_count = {heads}, llama.attention.head_count_kv = {groups} and heads of "
+            f"{path}: {name}.attention.head_count = {heads}, {name}.attention.head_count_kv = {groups} and heads of "
             f"{head_dim} do not go together: heads are even, and their number is a multiple of head_count_kv."
         )
     fields = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": width,
-        "intermediate_size": file.size("llama.feed_forward_length"),
-        "num_hidden_layers": file.size("llama.block_count"),
+        "intermediate_size": file.size(f"{name}.feed_forward_length"),
+        "num_hidden_layers": file.size(f"{name}.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": file.size("llama.context_length"),
+        "max_position_embeddings": file.size(f"{name}.context_length"),
         # Written in float32, so 1e-5 comes back with digits that nobody meant.
-        "rms_norm_eps": float(f"{file.real('llama.attention.layer_norm_rms_epsilon'):.6g}"),
-        "rope_theta": file.real("llama.rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(file),
+        "rms_norm_eps": float(f"{file.real(f'{name}.attention.layer_norm_rms_epsilon'):.6g}"),
+        "rope_theta": file.real(f"{name}.rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(file, name),
         "tie_word_embeddings": "output.weight" not in shapes,
-        "attention_bias": "blk.0.attn_q.bias" in shapes,
-        "mlp_bias": "blk.0.ffn_up.bias" in shapes,
+        **_own_fields(file, name, set(shapes)),
     }
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         if f"tokenizer.ggml.{theirs}_token_id" in file.metadata:
@@ -149,21 +152,37 @@ def llama_fields(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _llama(path: Path) -> GgufFile:
+def _own_fields(file: GgufFile, name: str, tensors: set[str]) -> dict[str, Any]:
+    """What the architectures do not have in common."""
+    key = f"{name}.attention.sliding_window"
+    window = file.size(key) if key in file.metadata else None
+    if name in _TURNED:
+        if name == "mistral" or window is not None:
+            kind = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+            return {**kind, "sliding_window": window}
+        biases = {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
+        return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **biases}
+    if window is not None:
+        raise DataError(f"{file.path}: {key} = {window} does not say which layers it is of; give the safetensors.")
+    kind = {"model_type": name, "architectures": [f"{name.capitalize()}ForCausalLM"]}
+    return {**kind, "attention_bias": "blk.0.attn_q.bias" in tensors} if name == "qwen3" else kind
+
+
+def _model(path: Path) -> tuple[GgufFile, str]:
     file = read_gguf(path)
     architecture = file.text("general.architecture")
-    if architecture != "llama":
-        raise DataError(f"{path} is a {architecture!r}; GGUF files are read of 'llama' alone.")
-    return file
+    if architecture not in _ARCHITECTURES:
+        raise DataError(f"{path} is a {architecture!r}; GGUF files are read of {', '.join(_ARCHITECTURES)}.")
+    return file, architecture
 
 
-def _heads(file: GgufFile) -> tuple[int, int]:
+def _heads(file: GgufFile, name: str) -> tuple[int, int]:
     """Heads of queries, and of keys and values."""
-    for key in ("llama.attention.head_count", "llama.attention.head_count_kv"):
+    for key in (f"{name}.attention.head_count", f"{name}.attention.head_count_kv"):
         if isinstance(file.metadata.get(key), list):
-            raise DataError(f"{file.path} has another number of heads in each layer, which a Llama here has not.")
-    heads = file.size("llama.attention.head_count")
-    return heads, file.size("llama.attention.head_count_kv", heads)
+            raise DataError(f"{file.path} has another number of heads in each layer, which a {name} here has not.")
+    heads = file.size(f"{name}.attention.head_count")
+    return heads, file.size(f"{name}.attention.head_count_kv", heads)
 
 
 def _foreign_name(name: str) -> str:
@@ -177,15 +196,53 @@ def _foreign_name(name: str) -> str:
 def _stored(path: Path, row: GgufTensor) -> MappedTensor:
     if row.kind in _PLAIN:
         return MappedTensor(path, row.offset, _PLAIN[row.kind], row.shape)
-    known = ", ".join(_READ.values())
     if row.kind not in _BLOCKS:
-        name = _NOT_READ.get(row.kind, f"type {row.kind}")
-        raise DataError(
-            f"{path}: {row.name} is quantised as {name}; what is read: {known}. Take a file in one of them."
-        )
-    if row.shape[-1] % _BLOCK:
-        raise DataError(f"{path}: {row.name} has rows of {row.shape[-1]}, no multiple of the {_BLOCK} of a block.")
+        block, size = _package_block(path, row)
+    else:
+        block, size = _BLOCK, 0
+    if row.shape[-1] % block:
+        raise DataError(f"{path}: {row.name} has rows of {row.shape[-1]}, no multiple of the {block} of a block.")
+    if size:
+        rows = (math.prod(row.shape[:-1]), row.shape[-1] // block * size)
+        return MappedTensor(path, row.offset, np.dtype(np.uint8), rows)
     return MappedTensor(path, row.offset, _BLOCKS[row.kind], (math.prod(row.shape) // _BLOCK,))
+
+
+def _package_block(path: Path, row: GgufTensor) -> tuple[int, int]:
+    """Numbers and bytes of a block of a type that the package `gguf` dequantises.
+
+    Raises:
+      ConfigError: the package is not installed.
+      DataError: it does not know the type.
+    """
+    try:
+        import gguf  # an extra
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: {row.name} is quantised as ggml's type {row.kind}, which the package gguf reads; run "
+            f"`pip install empax[gguf]`, or take a file in one of {', '.join(_READ.values())}."
+        ) from error
+    try:
+        kind = gguf.GGMLQuantizationType(row.kind)
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        gguf.quants.dequantize(np.zeros((1, size), np.uint8), kind)
+    except (ValueError, KeyError, NotImplementedError) as error:
+        name = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}.get(row.kind, f"type {row.kind}")
+        raise DataError(
+            f"{path}: {row.name} is quantised as {name}, which the package gguf does not read; take a file in one of "
+            f"{', '.join(_READ.values())}, or of Q2_K to Q6_K."
+        ) from error
+    return block, size
+
+
+def _dequantize_by_package(rows: np.ndarray, kind: int) -> Float[np.ndarray, "rows numbers"]:
+    """As the package has it, some rows at a time, so that what is worked on stays small."""
+    import gguf
+
+    at_once = max(1, _BLOCKS_AT_ONCE * _BLOCK // rows.shape[1])
+    parts = (rows[start : start + at_once] for start in range(0, len(rows), at_once))
+    kinds = gguf.GGMLQuantizationType(kind)
+    return np.concatenate([gguf.quants.dequantize(np.ascontiguousarray(part), kinds) for part in parts])
 
 
 def _dequantize(blocks: np.ndarray, kind: int) -> Float[np.ndarray, "blocks 32"]:
@@ -208,25 +265,25 @@ def _dequantize(blocks: np.ndarray, kind: int) -> Float[np.ndarray, "blocks 32"]
     return numbers
 
 
-def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
+def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
     """The scaling of rotary positions; Llama 3.1's is known by the factors that stand for it in a tensor."""
     rows = [row for row in file.tensors if row.name == _ROPE_FACTORS]
-    kind = file.text("llama.rope.scaling.type", "none")
+    kind = file.text(f"{name}.rope.scaling.type", "none")
     if not rows:
         if kind == "none":
             return None
-        if kind != "linear":
+        if kind not in ("linear", "yarn"):
             raise DataError(
-                f"{file.path} scales rotary positions by {kind!r}; what is read: none, linear, Llama 3.1's."
+                f"{file.path} scales rotary positions by {kind!r}; what is read: none, linear, yarn, Llama 3.1's."
             )
-        factor = file.real("llama.rope.scaling.factor")
+        factor = file.real(f"{name}.rope.scaling.factor")
         if factor < 1:
-            raise DataError(f"{file.path}: llama.rope.scaling.factor = {factor} must be at least 1.")
-        return {"rope_type": "linear", "factor": factor}
+            raise DataError(f"{file.path}: {name}.rope.scaling.factor = {factor} must be at least 1.")
+        return {"rope_type": kind, "factor": factor} | (_yarn(file, name) if kind == "yarn" else {})
     if rows[0].kind != 0 or len(rows[0].shape) != 1 or not 0 < rows[0].shape[0] <= 1 << 16:
         raise DataError(f"{file.path}: {_ROPE_FACTORS} is no list of F32; fetch or convert the model again.")
     factors = np.asarray(_stored(file.path, rows[0]))
-    base = file.real("llama.rope.freq_base", 10000.0)
+    base = file.real(f"{name}.rope.freq_base", 10000.0)
     wavelengths = 2 * np.pi * base ** (np.arange(len(factors)) / len(factors))
     factor = float(factors.max())
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -238,3 +295,18 @@ def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
             f"{file.path}: the factors in {_ROPE_FACTORS} are not those of Llama 3.1; give its safetensors."
         )
     return scaling
+
+
+def _yarn(file: GgufFile, name: str) -> dict[str, Any]:
+    """The settings of YaRN beside its factor."""
+    for key in ("yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"):
+        key = f"{name}.rope.scaling.{key}"
+        if key in file.metadata and file.real(key) != 1.0:
+            raise DataError(f"{file.path}: {key} = {file.real(key)} is not read here; give the safetensors.")
+    found: dict[str, Any] = {
+        "original_max_position_embeddings": file.size(f"{name}.rope.scaling.original_context_length")
+    }
+    for theirs in ("beta_fast", "beta_slow"):
+        if (key := f"{name}.rope.scaling.yarn_{theirs}") in file.metadata:
+            found[theirs] = file.real(key)
+    return found

@@ -24,12 +24,14 @@ from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import read_model_json
 from empax.data.tokenizers import WHEELS
 from empax.interop import encoder_decoder_mappings, encoder_mappings, mappings
+from empax.interop.adapter_files import Adapters, grown_vocabulary, read_adapter_config, read_adapters
 from empax.interop.config_fields import check_fields, their_words, without_nulls
-from empax.interop.gguf import llama_fields
+from empax.interop.decoder_families import llama_like_mapping, opt_mapping
+from empax.interop.gguf import gguf_fields
 from empax.interop.layouts import plain_names
 from empax.interop.onnx_files import has_onnx
 from empax.interop.placement import LeafBuilder
-from empax.interop.readers import adapter_message, open_tensors
+from empax.interop.readers import is_adapter, merge_advice, open_tensors
 from empax.interop.t5_fields import t5_fields
 from empax.interop.t5x import has_t5x
 from empax.interop.tensors import Tensor, Tensors
@@ -45,7 +47,16 @@ from empax.models.bert import (
     mpnet_config,
     roberta_config,
 )
-from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig, gpt2_config, llama_config
+from empax.models.decoder_families import (
+    gpt2_config,
+    llama_config,
+    mistral_config,
+    opt_config,
+    qwen2_config,
+    qwen3_config,
+)
+from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from empax.models.lora import LoraSettings, merge
 from empax.models.t5 import T5Encoder, mt5_config, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
@@ -60,7 +71,7 @@ _READERS = 2
 _SMALL = ("*.json", "*.model", "*.txt")
 """What of a model on the hub is fetched beside its weights."""
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "flax_model*.msgpack")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "flax_model*.msgpack")
 """Whole or in shards; the first that a model has are fetched."""
 
 
@@ -73,6 +84,7 @@ class Architecture:
     shapes: Callable[[Any], Params]
 
 
+@functools.lru_cache(maxsize=8)  # tracing a model takes a second
 def _shapes_of_t5(config: TransformerConfig) -> Params:
     ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
     model, inputs = EncoderDecoder(config), (ids, mask, ids)
@@ -81,11 +93,13 @@ def _shapes_of_t5(config: TransformerConfig) -> Params:
     return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
 
 
+@functools.lru_cache(maxsize=8)  # tracing a model takes a second
 def _shapes_of_bert(config: BertConfig) -> Params:
     ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
     return jax.eval_shape(lambda rng: BertEncoder(config).init(rng, ids, mask), jax.random.key(0))["params"]
 
 
+@functools.lru_cache(maxsize=8)  # tracing a model takes a second
 def _shapes_of_decoder_only(config: DecoderOnlyConfig) -> Params:
     ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
     return jax.eval_shape(lambda rng: DecoderOnly(config).init(rng, ids, mask), jax.random.key(0))["params"]
@@ -95,6 +109,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "t5": Architecture(t5_config, encoder_decoder_mappings.t5_mapping, _shapes_of_t5),
     "bert": Architecture(bert_config, encoder_mappings.bert_mapping, _shapes_of_bert),
     "llama": Architecture(llama_config, mappings.llama_mapping, _shapes_of_decoder_only),
+    "qwen2": Architecture(qwen2_config, llama_like_mapping, _shapes_of_decoder_only),
+    "qwen3": Architecture(qwen3_config, llama_like_mapping, _shapes_of_decoder_only),
+    "mistral": Architecture(mistral_config, llama_like_mapping, _shapes_of_decoder_only),
+    "opt": Architecture(opt_config, opt_mapping, _shapes_of_decoder_only),
     "gpt2": Architecture(gpt2_config, mappings.gpt2_mapping, _shapes_of_decoder_only),
     "bart": Architecture(bart_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
     "blenderbot": Architecture(blenderbot_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
@@ -298,6 +316,8 @@ class Pretrained(NamedTuple):
 def load_config(folder: Path) -> dict[str, Any]:
     """The fields of a folder's `config.json`, or what a GGUF file, or a T5 in ONNX or T5X, says in its place.
 
+    An adapter has those of the model that it sits on.
+
     Args:
       folder: a folder, or a GGUF file.
 
@@ -306,9 +326,11 @@ def load_config(folder: Path) -> dict[str, Any]:
       ConfigError: the architecture is not known here.
     """
     file = folder / "config.json"
+    if is_adapter(folder):
+        return load_config(adapter_base(folder)) | grown_vocabulary(folder)
     if not file.is_file():
         if (gguf := find_gguf(folder)) is not None:
-            return llama_fields(gguf)
+            return gguf_fields(gguf)
         if has_onnx(folder) or has_t5x(folder):
             return t5_fields(open_tensors(folder), folder)
         raise DataError(_no_config(folder))
@@ -337,8 +359,6 @@ def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
 
 
 def _no_config(folder: Path) -> str:
-    if folder.is_dir() and (folder / "adapter_config.json").is_file():
-        return adapter_message(folder)
     if folder.suffix and not folder.exists():
         return f"{folder}: there is no such file."
     if folder.is_file():
@@ -366,11 +386,98 @@ def load_pretrained(folder: Path, config: Config | None = None, *, shardings: An
       DataError: files are missing or broken, or do not fit each other.
       ConfigError: the architecture is not known here.
     """
+    if is_adapter(folder):
+        return load_adapted(folder, config, shardings=shardings).merged()
     fields = load_config(folder)
     architecture = fields["model_type"]
     used = model_config(fields) if config is None else config
     tensors = plain_names(open_tensors(folder), architecture)
     return Pretrained(architecture, used, import_params(architecture, tensors, used, shardings=shardings))
+
+
+class Adapted(NamedTuple):
+    """A model from a folder with an adapter that is not yet merged into it.
+
+    Attributes:
+      params: of the model, with what the adapter replaces whole.
+      adapters: low-rank adapters on them, to train further with `settings`.
+    """
+
+    architecture: str
+    config: Any
+    params: Params
+    adapters: Params
+    settings: LoraSettings
+
+    def merged(self) -> Pretrained:
+        return Pretrained(self.architecture, self.config, merge(self.params, self.adapters, self.settings))
+
+
+def adapter_base(folder: Path) -> Path:
+    """Where the model lies that the adapter in `folder` sits on.
+
+    Raises:
+      DataError: the adapter does not say, or names another adapter.
+      ConfigError: there is no such model, or the adapter is of a kind that is not read here.
+    """
+    config = read_adapter_config(folder)
+    if config.revision not in ("", "main") and not expand(config.base).is_dir():
+        raise ConfigError(
+            f"{config.file}: the adapter sits on revision {config.revision!r} of {config.base}; fetch that, and set "
+            "base_model_name_or_path to its folder."
+        )
+    base = resolve(config.base)
+    if is_adapter(base):
+        raise DataError(f"{config.file} names {base} as its model, which is an adapter itself. {merge_advice()}")
+    return base
+
+
+def adapter_settings(folder: Path) -> LoraSettings:
+    """With which settings the adapter in `folder` is merged, or trained further.
+
+    Raises:
+      As `load_adapted`.
+    """
+    fields = load_config(folder)
+    return _adapters(folder, fields["model_type"], model_config(fields)).settings
+
+
+def _adapters(folder: Path, architecture: str, config: Config) -> Adapters:
+    entry = _architecture(architecture)
+    mapping = entry.mapping(config)
+    adapters = read_adapters(folder, mapping, entry.shapes(config))
+    ends = {mapping.embedding(), "lm_head.weight"}
+    saved = ends & {mapping.canonical(name) for name in adapters.saved}
+    if not isinstance(config, BertConfig) and config.tie_embeddings and len(saved) == 1:
+        raise ConfigError(
+            f"{folder}: the adapter replaces {saved.pop()} alone, of two embeddings that its model ties, so that they "
+            f"differ. {merge_advice()}"
+        )
+    return adapters
+
+
+def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any = None) -> Adapted:
+    """An adapter that PEFT wrote, and the model that it sits on.
+
+    Args:
+      folder: holds `adapter_config.json` and `adapter_model.safetensors` or `.bin`.
+      config: as of `load_pretrained`.
+      shardings: of the model; see `import_params`.
+
+    Raises:
+      DataError: files are missing or broken, or do not fit each other.
+      ConfigError: the adapter or its model is of a kind that is not read here.
+    """
+    fields = load_config(folder)
+    architecture = fields["model_type"]
+    used = model_config(fields) if config is None else config
+    mapping = _architecture(architecture).mapping(used)
+    adapters = _adapters(folder, architecture, used)
+    tensors = plain_names(open_tensors(adapter_base(folder)), architecture)
+    saved = {mapping.canonical(name): tensor for name, tensor in adapters.saved.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if mapping.canonical(name) not in saved} | saved
+    params = import_params(architecture, tensors, used, shardings=shardings)
+    return Adapted(architecture, used, params, adapters.params, adapters.settings)
 
 
 def resolve(name_or_folder: str) -> Path:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +13,11 @@ from empax.core.files import DataError, write_json, write_text
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
+from empax.interop.adapter_files import Module, grown_vocabulary, modules_of, read_adapter_config
 from empax.interop.export import Generation, generation_fields
-from empax.interop.huggingface import ARCHITECTURES, Config, LazyTensor
-from empax.interop.mappings import LINEAR, Layout, Row
+from empax.interop.huggingface import ARCHITECTURES, Config, LazyTensor, resolve
+from empax.interop.mappings import LINEAR, Layout
+from empax.interop.readers import is_adapter
 from empax.interop.safetensors_out import new_folder, write_tensors
 from empax.models.lora import LoraSettings
 
@@ -29,6 +30,10 @@ _TASKS = {
     "pegasus": "SEQ_2_SEQ_LM",
     "blenderbot": "SEQ_2_SEQ_LM",
     "llama": "CAUSAL_LM",
+    "qwen2": "CAUSAL_LM",
+    "qwen3": "CAUSAL_LM",
+    "mistral": "CAUSAL_LM",
+    "opt": "CAUSAL_LM",
     "gpt2": "CAUSAL_LM",
     "bert": "FEATURE_EXTRACTION",
     "roberta": "FEATURE_EXTRACTION",
@@ -38,17 +43,6 @@ _TASKS = {
     "mpnet": "FEATURE_EXTRACTION",
     "dpr": "FEATURE_EXTRACTION",
 }
-
-
-class _Module(NamedTuple):
-    """A module of the foreign model, and what of ours is adapted in it: several weights where it joins them."""
-
-    name: str  # with {layer}
-    rows: list[Row]
-
-    @property
-    def pattern(self) -> str:
-        return re.escape(self.name).replace(r"\{layer\}", r"\d+")
 
 
 def adapter_tensors(architecture: str, adapters: Params, config: Config) -> dict[str, np.ndarray]:
@@ -161,15 +155,34 @@ def export_adapters(
             write_text(new / "README.md", card)
 
 
-def _modules(architecture: str, adapters: Params, config: Config) -> list[_Module]:
+def base_beneath(model: str, *, kept: bool) -> str:
+    """The model that adapters sit on which were trained on `model`, itself perhaps the folder of an adapter.
+
+    Args:
+      model: a folder or a name.
+      kept: whether that adapter was trained further; else it was merged.
+
+    Raises:
+      ConfigError: no folder holds the weights that they sit on.
+    """
+    folder = resolve(model)
+    if not is_adapter(folder):
+        return model
+    config = read_adapter_config(folder)
+    if not kept or config.saved or grown_vocabulary(folder):
+        raise ConfigError(
+            f"the run began with the adapter in {model} within the weights of its model, so that adapters alone would "
+            "sit on weights that no folder holds: export with --lora=merged."
+        )
+    return config.base
+
+
+def _modules(architecture: str, adapters: Params, config: Config) -> list[Module]:
     """The modules of the weights that have adapters, in the table's order."""
     if architecture not in _TASKS:
         raise ConfigError(f"adapters of a {architecture!r} cannot be written; those of {', '.join(_TASKS)} can.")
     owners = {name.rpartition("/")[0] for name in named_leaves(adapters)}
-    rows = [row for row in ARCHITECTURES[architecture].mapping(config).rows if row.ours in owners]
-    if lost := sorted(owners - {row.ours for row in rows}):
+    mapping = ARCHITECTURES[architecture].mapping(config)
+    if lost := sorted(owners - {row.ours for row in mapping.rows}):
         raise DataError(f"a {architecture} has no {', '.join(lost)}; give the adapters of the model alone.")
-    modules: dict[str, list[Row]] = {}
-    for row in rows:
-        modules.setdefault(row.foreign.removesuffix(".weight"), []).append(row)
-    return [_Module(name, found) for name, found in modules.items()]
+    return modules_of(mapping, owners)

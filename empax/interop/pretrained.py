@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -18,11 +20,22 @@ from empax.core.types import Params
 from empax.data.model_files import read_model_json
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
-from empax.interop.huggingface import ARCHITECTURES, load_config, load_pretrained, model_config, resolve
-from empax.interop.readers import open_tensors
+from empax.interop.adapter_files import open_adapter
+from empax.interop.huggingface import (
+    ARCHITECTURES,
+    adapter_base,
+    adapter_settings,
+    load_adapted,
+    load_config,
+    load_pretrained,
+    model_config,
+    resolve,
+)
+from empax.interop.readers import is_adapter, open_tensors
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
+from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import T5Encoder, encoder_alone, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 from empax.models.transformer_config import Remat
@@ -178,6 +191,8 @@ class GeneratorSettings:
       pretrained: of all but "transformer": a folder, a Hub name, or "smollm2" (the wheel); empty = random.
       preset: of a random one: "t5-small", "bart-base", "llama-3.1-8b", "gpt2", ...; the sizes below are then unused.
         Beside `pretrained` it says what that is, so that a plan needs none of its files.
+      adapters: of a `pretrained` that is a folder with an adapter of PEFT's: "merged" into the weights, or "kept" apart
+        and trained further, which needs `lora` beside the generator.
       embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
         as other systems start from GloVe; empty = random.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
@@ -186,6 +201,7 @@ class GeneratorSettings:
     architecture: Literal["transformer", "t5", "bart", "blenderbot", "llama", "gpt2", "pretrained"] = "transformer"
     pretrained: str = ""
     preset: str = ""
+    adapters: Literal["merged", "kept"] = "merged"
     embeddings: str = ""
     d_model: int = 256
     num_heads: int = 4
@@ -203,6 +219,8 @@ class GeneratorSettings:
         check_numbers(self, *sizes, least=1)
         check_numbers(self, "dropout", least=0, below=1)
         name = self.architecture
+        if self.adapters == "kept" and not self.pretrained:
+            raise ConfigError("adapters = 'kept' needs pretrained, the folder of an adapter; else leave it 'merged'.")
         if name == "transformer":
             if self.pretrained or self.preset:
                 raise ConfigError(
@@ -230,10 +248,15 @@ class GeneratorSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedGenerator:
-    """A generator and its pretrained parameters: all, some of the top level, or None."""
+    """A generator and its pretrained parameters: all, some of the top level, or None.
+
+    Attributes:
+      adapters: what sits on them, where the settings keep it apart.
+    """
 
     model: EncoderDecoder | DecoderOnly
     params: Params | None
+    adapters: Params | None = None
 
 
 def load_generator(
@@ -291,13 +314,20 @@ def load_generator(
             f"{settings.pretrained} is the encoder of a {found!r} alone, which generates no text; name a generator."
         )
     size = _grown_vocabulary(tokenizer, folder, config.vocab_size, settings.pretrained)
-    params = load_pretrained(folder, config, shardings=place).params if with_params else None
+    params, adapters = None, None
+    if settings.adapters == "kept" and not is_adapter(folder):
+        raise ConfigError(f"adapters = 'kept', but {settings.pretrained} holds none; set adapters = 'merged'.")
+    if with_params and settings.adapters == "kept":
+        adapted = load_adapted(folder, config, shardings=place)
+        params, adapters = adapted.params, adapted.adapters
+    elif with_params:
+        params = load_pretrained(folder, config, shardings=place).params
     if size > config.vocab_size:
         config = dataclasses.replace(config, vocab_size=size)
         if params is not None:
             params = grow_vocabulary(params, size)
             params = params if place is None else distributed.place(params, place(params))
-    return LoadedGenerator(_module(config), params)
+    return LoadedGenerator(_module(config), params, adapters)
 
 
 def _module(config: TransformerConfig | DecoderOnlyConfig) -> EncoderDecoder | DecoderOnly:
@@ -355,13 +385,42 @@ def grow_vocabulary(params: Params, size: int) -> Params:
 
 
 def check_weights(model: str) -> None:
-    """Opens the files of a pretrained model, without reading its weights; "" = none.
+    """Opens the files of a pretrained model, and of an adapter on it, without reading their weights; "" = none.
 
     Raises:
       DataError: files are missing or broken.
+      ConfigError: there is no such model, or the adapter is of a kind that is not read here.
     """
-    if model:
-        open_tensors(resolve(model))
+    if not model:
+        return
+    folder = resolve(model)
+    if is_adapter(folder):
+        open_adapter(folder)
+        folder = adapter_base(folder)
+    open_tensors(folder)
+
+
+def check_kept(settings: GeneratorSettings, lora: LoraSettings | None) -> None:
+    """Whether adapters that shall be kept can be trained further with `lora`; reads an adapter, not its model.
+
+    Raises:
+      ConfigError: they cannot; it says which settings can.
+      DataError: files are missing or broken, or do not fit each other.
+    """
+    if settings.adapters != "kept":
+        return
+    if lora is None:
+        raise ConfigError("generator.adapters = 'kept' trains adapters further: set lora beside it, or 'merged'.")
+    folder = resolve(settings.pretrained)
+    own, fields = adapter_settings(folder), load_config(folder)
+    shapes = ARCHITECTURES[fields["model_type"]].shapes(model_config(fields))
+    rng = jax.random.key(0)
+    asked, kept = (jax.eval_shape(functools.partial(init_adapters, rng, shapes, one)) for one in (lora, own))
+    if (lora.rank, lora.alpha) != (own.rank, own.alpha) or jax.tree.structure(asked) != jax.tree.structure(kept):
+        raise ConfigError(
+            f"lora does not say what the adapter in {settings.pretrained} is; to train that further, set "
+            f"lora.rank = {own.rank}, lora.alpha = {own.alpha} and lora.pattern = {own.pattern!r}."
+        )
 
 
 def check_fits(model: DualEncoder | EncoderDecoder | DecoderOnly, **texts: int) -> None:

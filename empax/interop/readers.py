@@ -13,13 +13,14 @@ from empax.core.files import DataError
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import check_whole, read_model_json
 from empax.interop.flax_files import read_flax
-from empax.interop.gguf import read_llama
+from empax.interop.gguf import read_gguf_weights
 from empax.interop.onnx_files import DECODER, ENCODER, has_onnx, read_onnx_t5
 from empax.interop.t5x import has_t5x, read_t5x
 from empax.interop.tensors import MappedTensor, Tensor
 from empax.interop.torch_files import read_torch
 
 SAFETENSORS, TORCH, FLAX = "model.safetensors", "pytorch_model.bin", "flax_model.msgpack"
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _ATLAS = "model.pth.tar"
 _READERS = {".safetensors": "safetensors", ".bin": "PyTorch", ".pth": "PyTorch", ".pt": "PyTorch", ".tar": "PyTorch"}
 _READERS |= {".msgpack": "Flax"}
@@ -108,7 +109,7 @@ def read_safetensors(file: Path) -> dict[str, MappedTensor]:
 
 def _read_file(file: Path) -> dict[str, Tensor]:
     if is_gguf(file):
-        return dict(read_llama(file))
+        return dict(read_gguf_weights(file))
     if file.suffix not in _READERS:
         raise DataError(f"{file} is no file of weights by its name; it must end in {', '.join((*_READERS, '.gguf'))}.")
     readers = {"safetensors": read_safetensors, "PyTorch": read_torch, "Flax": read_flax}
@@ -129,20 +130,25 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def adapter_message(folder: Path) -> str:
-    """What to do with a folder that holds adapters alone."""
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter, and no whole model beside it."""
+    whole = (SAFETENSORS, TORCH, FLAX, *(f"{name}.index.json" for name in (SAFETENSORS, TORCH, FLAX)))
+    return (folder / "adapter_config.json").is_file() and not any((folder / name).is_file() for name in whole)
+
+
+def merge_advice() -> str:
+    """How PEFT itself makes a whole model of an adapter that is not read here."""
     return (
-        f"{folder} holds an adapter (adapter_config.json), not a whole model. Merge it with the model that it was made "
-        "for: in an environment with PEFT, load it with AutoPeftModel.from_pretrained, call merge_and_unload() and "
-        "save_pretrained(FOLDER), save the tokenizer there too, and give that folder."
+        "Merge it with its model where PEFT is installed: load it with AutoPeftModel.from_pretrained, call "
+        "merge_and_unload() and save_pretrained(FOLDER), save the tokenizer there too, and give that folder."
     )
 
 
 def _no_weights(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder; give one that holds config.json and {SAFETENSORS}."
-    if (folder / "adapter_config.json").is_file():
-        return adapter_message(folder)
+    if is_adapter(folder):
+        return f"{folder} holds an adapter, which sits on the weights of another model: `load_pretrained` reads both."
     found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     known = f"{SAFETENSORS}, {TORCH}, {FLAX}, an index of shards of any ({SAFETENSORS}.index.json), {_ATLAS}, a .gguf "
     known += f"file, {ENCODER} with {DECODER}, or a checkpoint of T5X"

@@ -1,4 +1,4 @@
-"""The decoder-only Transformer: one module covers Llama 3 and GPT-2, by settings alone.
+"""The decoder-only Transformer: one module covers Llama, Qwen, Mistral, GPT-2 and OPT, by settings alone.
 
 Parameters are named and stacked as an encoder-decoder's are: "token_embedding", "layers/attention/query", ...
 """
@@ -16,10 +16,11 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import ConfigError
 from empax.core.sharding import keep_rows_split
 from empax.models.arithmetic import contract
-from empax.models.decoder_only_config import DecoderOnlyConfig, gpt2_config, llama_config
+from empax.models.decoder_families import gpt2_config, llama_config
+from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.feed_forward import FeedForward
 from empax.models.layers import Attention, Dropout, Norm, normal
-from empax.models.rotary import Rotary, rotary, rotation_rates
+from empax.models.rotary import Rotary, rotary, rotation_rates, rotation_size
 from empax.models.scanned import DecodeCache, cache_dtype, extend_cache, rematerialized, scan_layers, step_layers
 
 __all__ = ["DecoderOnly", "DecoderOnlyConfig", "PromptCache", "gpt2_config", "last_tokens", "llama_config"]
@@ -45,8 +46,20 @@ def _last_places(mask: Bool[Array, "B T"]) -> Int[Array, " B"]:
     return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
 
 
+def _positions(mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
+    """Of every token, how many real ones stand before it."""
+    return jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=1) - 1, 0)
+
+
+def _within(
+    mask: Bool[Array, "B T S"], reading: Int[Array, "B T"], read: Int[Array, "B S"], window: Int[Array, ""] | None
+) -> Bool[Array, "B T S"]:
+    """`mask` without what stands `window` or more tokens back; `reading` and `read` are positions."""
+    return mask if window is None else mask & (reading[:, :, None] - read[:, None, :] < window)
+
+
 class DecoderLayer(nn.Module):
-    """Self-attention and feed-forward, each behind its norm and beside a residual."""
+    """Self-attention and feed-forward, each beside a residual and behind its norm, or before it."""
 
     config: DecoderOnlyConfig
 
@@ -62,18 +75,26 @@ class DecoderLayer(nn.Module):
             dropout=c.dropout,
             dtype=dtype,
             num_kv_heads=c.num_kv_heads,
+            out_bias=c.attention_out_bias,
+            head_norm_eps=c.layer_norm_eps if c.head_norm else None,
         )
         self.attention_norm = Norm(c.norm, c.layer_norm_eps, dtype)
         self.feed_forward = FeedForward(c.d_ff, c.activation, c.feed_forward_bias, dropout=0.0, dtype=dtype)
         self.feed_forward_norm = Norm(c.norm, c.layer_norm_eps, dtype)
         self.dropout = Dropout(c.dropout)
 
+    def _inputs(self, states: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self.attention_norm(states) if self.config.pre_norm else states
+
     def _add(
         self, states: Float[Array, "B T D"], attended: Float[Array, "B T D"], deterministic: bool
     ) -> Float[Array, "B T D"]:
+        before = self.config.pre_norm
         states = states + self.dropout(attended, deterministic=deterministic)
-        changed = self.feed_forward(self.feed_forward_norm(states), deterministic=deterministic)
-        return states + self.dropout(changed, deterministic=deterministic)
+        states = states if before else self.attention_norm(states)
+        changed = self.feed_forward(self.feed_forward_norm(states) if before else states, deterministic=deterministic)
+        states = states + self.dropout(changed, deterministic=deterministic)
+        return states if before else self.feed_forward_norm(states)
 
     def __call__(
         self,
@@ -84,7 +105,7 @@ class DecoderLayer(nn.Module):
         deterministic: bool,
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B G T N"], Float[Array, "B G T N"]]]:
         """The next states, and the keys and values that they were made from."""
-        inputs = self.attention_norm(states)
+        inputs = self._inputs(states)
         key, value = self.attention.keys_values(inputs, angles)
         query = self.attention.queries(inputs, angles)
         attended = self.attention.attend(query, key, value, mask=mask, bias=None, deterministic=deterministic)
@@ -100,7 +121,7 @@ class DecoderLayer(nn.Module):
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
         """The next states of what stands behind a prompt of S tokens; R = S + T."""
-        inputs = self.attention_norm(states)
+        inputs = self._inputs(states)
         own = self.attention.keys_values(inputs, angles)
         key, value = (jnp.concatenate(pair, axis=2) for pair in zip(prompt, own, strict=True))
         query = self.attention.queries(inputs, angles)
@@ -117,15 +138,17 @@ class DecoderLayer(nn.Module):
         prompt_mask: Bool[Array, "B S"],
         angles: Rotary | None,
         position: Int[Array, ""],
+        window: Int[Array, ""] | None,
     ) -> tuple[Float[Array, "B K D"], Float[Array, "L B K G T N"], Float[Array, "L B K G T N"]]:
         """One token of every hypothesis, reading and extending the caches of all layers at `layer`."""
-        inputs = self.attention_norm(states)
+        inputs = self._inputs(states)
         # Hypotheses stand where positions do in training: [B, G, K, N] becomes one position of each, [B, K, G, 1, N].
         key, value = (jnp.swapaxes(item, 1, 2)[..., None, :] for item in self.attention.keys_values(inputs, angles))
         self_key, own_key = extend_cache(self_key, key, layer, position)
         self_value, own_value = extend_cache(self_value, value, layer, position)
         query = self.attention.queries(inputs, angles)
-        read = jnp.arange(self_key.shape[4]) <= position
+        places = jnp.arange(self_key.shape[4])
+        read = places <= position if window is None else (places <= position) & (position - places < window)
         attended = self.attention.attend_shared_and_own(query, prompt, prompt_mask, (own_key, own_value), read)
         return self._add(states, attended, True), self_key, self_value
 
@@ -146,29 +169,48 @@ class DecoderOnly(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        init = normal(0.02)
-        self.token_embedding = self.param("token_embedding", init, (c.vocab_size, c.d_model))
+        init, size = normal(0.02), c.embedding_size or c.d_model
+        self.token_embedding = self.param("token_embedding", init, (c.vocab_size, size))
         if not c.tie_embeddings:
-            self.output_embedding = self.param("output_embedding", init, (c.vocab_size, c.d_model))
+            self.output_embedding = self.param("output_embedding", init, (c.vocab_size, size))
+        if c.embedding_size:
+            self.embedding_in = self.param("embedding_in", normal(size**-0.5), (size, c.d_model))
+            self.embedding_out = self.param("embedding_out", normal(c.d_model**-0.5), (c.d_model, size))
         if c.position == "learned":
-            self.position_embedding = self.param("position_embedding", init, (c.max_positions, c.d_model))
+            rows = c.max_positions + c.position_offset
+            self.position_embedding = self.param("position_embedding", init, (rows, c.d_model))
         self.layers = DecoderLayer(c)
-        self.final_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
+        if c.final_norm:
+            self.final_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
         self.dropout = Dropout(c.dropout)
 
     def _embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B #T"], deterministic: bool
     ) -> Float[Array, "B T D"]:
+        c = self.config
         states = self.token_embedding[tokens]
-        if self.config.position == "learned":
-            states = states + self.position_embedding[positions]
-        return self.dropout(states.astype(self.config.dtype), deterministic=deterministic)
+        if c.embedding_size:
+            states = contract("BTE,ED->BTD", states.astype(c.dtype), self.embedding_in)
+        if c.position == "learned":
+            states = states + self.position_embedding[positions + c.position_offset]
+        return self.dropout(states.astype(c.dtype), deterministic=deterministic)
+
+    def _finished(self, states: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        """What `output_weights` are multiplied with: E is D but for an `embedding_size`."""
+        states = self.final_norm(states) if self.config.final_norm else states
+        return contract("BTD,DE->BTE", states, self.embedding_out) if self.config.embedding_size else states
 
     def _angles(self, positions: Int[Array, "B T"]) -> Rotary | None:
         c = self.config
         if c.position != "rope":
             return None
-        return rotary(positions, rotation_rates(c.head_dim, c.rope_theta, c.rope_scaling))
+        rates = rotation_rates(c.head_dim, c.rope_theta, c.rope_scaling)
+        return rotary(positions, rates, rotation_size(c.rope_scaling))
+
+    def _windows(self) -> Int[Array, " L"] | None:
+        """How far back each layer reads; None where all read everything."""
+        sizes = self.config.windows
+        return jnp.array([size or jnp.iinfo(jnp.int32).max for size in sizes], jnp.int32) if sizes else None
 
     def _scan(self, body: Any, carry: Any, per_layer: Any, *shared: Any) -> Any:
         length, unroll = self.config.num_layers, self.config.unroll
@@ -180,22 +222,24 @@ class DecoderOnly(nn.Module):
         """States before the final norm and, if `keep`, the keys and values of every layer."""
         length = tokens.shape[1]
         self._check_length(length)
-        positions = jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=1) - 1, 0)
+        positions = _positions(mask)
         causal = jnp.tril(jnp.ones((1, length, length), bool)) & mask[:, None, :]
 
-        def body(layer: DecoderLayer, states: jax.Array, _: None, *shared: Any) -> tuple[jax.Array, Any]:
-            states, keys_values = layer(states, *shared, deterministic=deterministic)
+        def body(layer: DecoderLayer, states: jax.Array, window: Any, mask: Any, *shared: Any) -> tuple[jax.Array, Any]:
+            mask = _within(mask, positions, positions, window)
+            states, keys_values = layer(states, mask, *shared, deterministic=deterministic)
             return keep_rows_split(states), keys_values if keep else None
 
+        body = rematerialized(body, self.config.remat)
         states = keep_rows_split(self._embed(tokens, positions, deterministic))
-        return self._scan(rematerialized(body, self.config.remat), states, None, causal, self._angles(positions))
+        return self._scan(body, states, self._windows(), causal, self._angles(positions))
 
     def hidden(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
     ) -> Float[Array, "B T D"]:
         """Final states: state t has read `tokens[:, : t + 1]` and predicts token t + 1. Padding's mean nothing."""
         states, _ = self._read(tokens, mask, keep=False, deterministic=deterministic)
-        return self.final_norm(states)
+        return self._finished(states)
 
     def read(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
@@ -203,7 +247,7 @@ class DecoderOnly(nn.Module):
         """`hidden`, and the keys and values of every layer, for `read_on` and `cache_behind`."""
         states, kept = self._read(tokens, mask, keep=True, deterministic=deterministic)
         assert kept is not None
-        return self.final_norm(states), *kept
+        return self._finished(states), *kept
 
     def read_on(
         self,
@@ -221,13 +265,19 @@ class DecoderOnly(nn.Module):
         before = jnp.broadcast_to(mask[:, None, :], (batch, length, mask.shape[1]))
         causal = jnp.broadcast_to(jnp.tril(jnp.ones((1, length, length), bool)), (batch, length, length))
 
-        def body(layer: DecoderLayer, states: jax.Array, prompt: Any, *shared: Any) -> tuple[jax.Array, None]:
-            return keep_rows_split(layer.read_on(states, prompt, *shared, deterministic=deterministic)), None
+        every = jnp.concatenate([_positions(mask), positions], axis=1)
+
+        def body(layer: DecoderLayer, states: jax.Array, own: Any, mask: Any, angles: Any) -> tuple[jax.Array, None]:
+            *prompt, window = own
+            mask = _within(mask, positions, every, window)
+            states = layer.read_on(states, tuple(prompt), mask, angles, deterministic=deterministic)
+            return keep_rows_split(states), None
 
         body = rematerialized(body, self.config.remat)
         states = keep_rows_split(self._embed(tokens, positions, deterministic))
         both = jnp.concatenate([before, causal], axis=2)
-        return self.final_norm(self._scan(body, states, (key, value), both, self._angles(positions))[0])
+        per_layer = (key, value, self._windows())
+        return self._finished(self._scan(body, states, per_layer, both, self._angles(positions))[0])
 
     def output_weights(self) -> Float[Array, "V D"]:
         """The matrix E of logits = hidden E^T: what a fused loss needs."""
@@ -303,9 +353,13 @@ class DecoderOnly(nn.Module):
         """Reads one token of every hypothesis (first the prompt's last) and gives the next one's logits."""
         positions = (cache.prompt_length + cache.position)[:, None]
 
-        def body(layer: DecoderLayer, carry: Any, per_layer: Any, *shared: Any) -> tuple[Any, None]:
+        windows, behind = self._windows(), _positions(cache.source_mask)
+
+        def body(layer: DecoderLayer, carry: Any, per_layer: Any, mask: Any, *shared: Any) -> tuple[Any, None]:
             index, *prompt, _ = per_layer  # no memories
-            return layer.step(*carry, index, tuple(prompt), *shared), None  # type: ignore[call-arg]
+            window = None if windows is None else windows[index]
+            mask = _within(mask[:, None], positions, behind, window)[:, 0]
+            return layer.step(*carry, index, tuple(prompt), mask, *shared, window), None  # type: ignore[call-arg]
 
         states = self._embed(tokens, positions, deterministic=True)
         carry = (states, cache.self_key, cache.self_value)
@@ -315,7 +369,7 @@ class DecoderOnly(nn.Module):
             body, self.layers, carry, cache, cache.source_mask, angles, cache.position, length=length, unroll=unroll
         )
         changed = cache.replace(self_key=self_key, self_value=self_value, position=cache.position + 1)  # type: ignore[attr-defined]
-        return self.logits_from(self.final_norm(states)), changed
+        return self.logits_from(self._finished(states)), changed
 
     def _check_length(self, length: int) -> None:
         c = self.config

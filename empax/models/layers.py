@@ -55,9 +55,12 @@ _LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(token|output)_embedding$", ("vocab", "embed")),
     (r"output_bias$", ("vocab",)),
     (r"(position|type)_embedding$", (None, "embed")),
+    (r"embedding_in$", (None, "embed")),
+    (r"embedding_out$", ("embed", None)),
     (r"relative_bias$", (None, "heads")),
     (r"attention/(query|key|value)" + _KEPT, ("embed", "heads", "head_dim")),
     (r"attention/(query|key|value)_bias$", ("heads", "head_dim")),
+    (r"attention/(query|key)_norm/scale$", ("head_dim",)),
     (r"attention/out" + _KEPT, ("heads", "head_dim", "embed")),
     (r"feed_forward/(wi|gate)" + _KEPT, ("embed", "mlp")),
     (r"feed_forward/wi_bias$", ("mlp",)),
@@ -150,6 +153,11 @@ class Attention(nn.Module):
 
     With `num_kv_heads` G < H (None: G = H), one head of keys and values serves H / G neighbouring query heads.
     Source: Ainslie et al. 2023, Sec. 2.2.
+
+    Attributes:
+      use_bias: of queries, keys and values, and of the output unless `out_bias` says otherwise.
+      head_norm_eps: epsilon of an RMS norm of each head's queries and keys before they are turned; None = no norm.
+        Source: Dehghani et al. 2023, Sec. 2.1, there LayerNorm; RMS: Qwen3.
     """
 
     d_model: int
@@ -161,6 +169,8 @@ class Attention(nn.Module):
     init_scale: float = 1.0
     dtype: DTypeLike = jnp.float32
     num_kv_heads: int | None = None
+    out_bias: bool | None = None
+    head_norm_eps: float | None = None
 
     def setup(self) -> None:
         inner = (self.num_heads, self.head_dim)
@@ -174,9 +184,14 @@ class Attention(nn.Module):
                 setattr(self, f"{name}_offset", self.param(f"{name}_bias", nn.initializers.zeros, heads))
         init = normal(self.init_scale * (self.num_heads * self.head_dim) ** -0.5)
         self.out_weight = self.param("out", init, (*inner, self.d_model))
-        if self.use_bias:
+        if self._has_out_bias():
             self.out_offset = self.param("out_bias", nn.initializers.zeros, (self.d_model,))
+        if self.head_norm_eps is not None:
+            self.query_norm, self.key_norm = (Norm("rms", self.head_norm_eps, self.dtype) for _ in range(2))
         self.weights_dropout = Dropout(self.dropout)
+
+    def _has_out_bias(self) -> bool:
+        return self.use_bias if self.out_bias is None else self.out_bias
 
     def _project(self, states: Float[Array, "B T D"], name: str) -> Float[Array, "B H T N"]:
         # Turned after the product: a product that writes turned takes a CPU twice as long.
@@ -188,6 +203,7 @@ class Attention(nn.Module):
     def queries(self, states: Float[Array, "B T D"], angles: Rotary | None = None) -> Float[Array, "B H T N"]:
         """Queries, with the 1/sqrt(N) already in them; turned by `angles`, if there are any."""
         query = self._project(states, "query")
+        query = query if self.head_norm_eps is None else self.query_norm(query)
         query = query * self.head_dim**-0.5 if self.scale else query
         return query if angles is None else rotate(query, angles)
 
@@ -196,6 +212,7 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]]:
         """Keys, turned by `angles`, and values of what is attended to."""
         key = self._project(states, "key")
+        key = key if self.head_norm_eps is None else self.key_norm(key)
         return key if angles is None else rotate(key, angles), self._project(states, "value")
 
     def _logits(
@@ -213,7 +230,7 @@ class Attention(nn.Module):
 
     def _out(self, heads: Float[Array, "B H T N"]) -> Float[Array, "B T D"]:
         result = contract("BHTN,HND->BTD", heads, self.out_weight)
-        if self.use_bias:
+        if self._has_out_bias():
             result = add_bias(result, over_last(self.out_offset, 3))
         return result
 

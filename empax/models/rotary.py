@@ -63,7 +63,66 @@ class LinearScaling:
             raise ConfigError(f"rope scaling: factor = {self.factor} must be at least 1.")
 
 
-def rotation_rates(head_dim: int, theta: float, scaling: RopeScaling | LinearScaling | None) -> Float[np.ndarray, " M"]:
+@dataclasses.dataclass(frozen=True)
+class YarnScaling:
+    """Slow rotations slowed by a factor and fast ones kept, with a ramp between, and sharper attention.
+
+    Source: Peng et al. 2024, "YaRN: Efficient Context Window Extension of Large Language Models", Sec. 3.2 and 3.4; the
+    ramp over numbers of features is the released code's.
+
+    Attributes:
+      factor: by how much slow rotations are slowed further; at least 1.
+      original_positions: context length of pretraining, tokens.
+      attention_factor: what queries and keys are multiplied by; None = 0.1 ln(factor) + 1 (Eq. 22).
+      beta_fast, beta_slow: full turns within `original_positions` from which a rotation is kept, and up to which it is
+        slowed by the whole factor.
+      truncate: whether the ramp begins and ends at whole features.
+    """
+
+    factor: float
+    original_positions: int
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.factor < 1.0:
+            raise ConfigError(f"rope scaling: factor = {self.factor} must be at least 1.")
+        if self.original_positions < 1:
+            raise ConfigError(f"rope scaling: original_positions = {self.original_positions} must be at least 1.")
+        if not 0.0 < self.beta_slow <= self.beta_fast:
+            raise ConfigError(
+                f"rope scaling: beta_slow = {self.beta_slow} must be above 0 and at most beta_fast = {self.beta_fast}."
+            )
+        if self.attention_factor is not None and self.attention_factor <= 0.0:
+            raise ConfigError(f"rope scaling: attention_factor = {self.attention_factor} must be above 0.")
+
+    def slowed(self, rates: Float[np.ndarray, " M"], theta: float) -> Float[np.ndarray, " M"]:
+        ends = [self._feature(turns, len(rates), theta) for turns in (self.beta_fast, self.beta_slow)]
+        if self.truncate:
+            ends = [math.floor(ends[0]), math.ceil(ends[1])]
+        first, last = max(ends[0], 0), min(ends[1], 2 * len(rates) - 1)
+        last = last + 0.001 if first == last else last
+        slow = np.clip((np.arange(len(rates)) - first) / (last - first), 0.0, 1.0)
+        return rates * (slow / self.factor + 1.0 - slow)
+
+    def _feature(self, turns: float, pairs: int, theta: float) -> float:
+        """The pair of features that makes so many full turns within the context of pretraining."""
+        return pairs * math.log(self.original_positions / (turns * 2 * math.pi)) / math.log(theta)
+
+
+AnyScaling: TypeAlias = RopeScaling | LinearScaling | YarnScaling
+
+
+def rotation_size(scaling: AnyScaling | None) -> float:
+    """What `rotary` multiplies cosines and sines by."""
+    if not isinstance(scaling, YarnScaling):
+        return 1.0
+    return 0.1 * math.log(scaling.factor) + 1.0 if scaling.attention_factor is None else scaling.attention_factor
+
+
+def rotation_rates(head_dim: int, theta: float, scaling: AnyScaling | None) -> Float[np.ndarray, " M"]:
     """Radians by which each pair of features turns from one position to the next.
 
     Args:
@@ -74,6 +133,8 @@ def rotation_rates(head_dim: int, theta: float, scaling: RopeScaling | LinearSca
     rates = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if isinstance(scaling, LinearScaling):
         rates = rates / scaling.factor
+    elif isinstance(scaling, YarnScaling):
+        rates = scaling.slowed(rates, theta)
     elif scaling is not None:
         turns = rates * scaling.original_positions / (2 * math.pi)
         kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -82,10 +143,10 @@ def rotation_rates(head_dim: int, theta: float, scaling: RopeScaling | LinearSca
     return rates.astype(np.float32)
 
 
-def rotary(positions: Int[Array, "B P"], rates: Float[np.ndarray, " M"]) -> Rotary:
-    """Cosines and sines of `positions` times `rates`."""
+def rotary(positions: Int[Array, "B P"], rates: Float[np.ndarray, " M"], size: float = 1.0) -> Rotary:
+    """Cosines and sines of `positions` times `rates`, both times `size`."""
     angles = positions.astype(jnp.float32)[:, :, None] * jnp.asarray(rates)[None, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+    return jnp.cos(angles) * size, jnp.sin(angles) * size
 
 
 def rotate(heads: Float[Array, "B H T N"], angles: Rotary) -> Float[Array, "B H T N"]:

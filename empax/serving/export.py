@@ -14,7 +14,7 @@ from empax.core.run import RunContext
 from empax.core.tree import count_params
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, resolve
-from empax.interop.peft import export_adapters
+from empax.interop.peft import base_beneath, export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.models.decoder_only import DecoderOnly
 from empax.pipeline import evaluate, run
@@ -69,18 +69,22 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     system = run.load_system(config)
     context, adapters = RunContext(files, config, "export"), settings.lora == "adapters"
     found = system.load_trained(context, stage=settings.stage, what=settings.what, adapters=adapters)
+    beneath = found.base
+    if adapters:
+        kept = config[config["system"]]["generator"].get("adapters", "merged") == "kept"
+        beneath = base_beneath(found.base, kept=kept)
     about = Exported(
         what=found.what,
         stage=found.stage,
         evaluated=_evaluated(config),
         format=settings.format,
-        base=str(_HUB_NAMES.get(found.base, found.base)) if adapters else found.base,
+        base=str(_HUB_NAMES.get(beneath, beneath)) if adapters else found.base,
         passages=found.passages,
         size=count_params(found.params),
         prompted=isinstance(found.model, DecoderOnly),
         lora=found.lora,
         adapters=adapters,
-        rounded=adapters and (found.lora.int8 or not (resolve(found.base) / "config.json").is_file()),  # or in a GGUF
+        rounded=adapters and (found.lora.int8 or not (resolve(beneath) / "config.json").is_file()),  # or in a GGUF
     )
     report = files.root / "report.json"
     if report.exists() and files.stage("report").is_dir():

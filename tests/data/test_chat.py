@@ -31,6 +31,17 @@ TEMPLATES = {
         "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     ),
+    "thoughts left out of earlier answers": (
+        "{% set ns = namespace(last=-1) %}{% for m in messages[::-1] %}"
+        "{% set index = messages|length - 1 - loop.index0 %}"
+        "{% if ns.last < 0 and m.role == 'user' and not m.content.startswith('<tool>') %}{% set ns.last = index %}"
+        "{% endif %}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        "{% if m.role == 'assistant' and loop.index0 > ns.last %}{{ '<think>\n\n</think>\n\n' + m.content }}"
+        "{% elif '</think>' in m.content %}{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}"
+        "{% endif %}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+        "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+        "{% endif %}"
+    ),
     "trimmed": "{{ bos_token }}" + each("\n  [{{ m.role }}]\n\n{{ m.content | trim }}\n"),
     "tools": "{% if tools is not none %}TOOLS {{ tools }}{% endif %}" + EACH,
     "documents": "{% if documents is not none %}DOCUMENTS{% endif %}{% if documents %}!{% endif %}" + EACH,

@@ -82,6 +82,19 @@ def test_ids_are_those_of_the_original(tmp_path, cut):
     assert ours.decode([*ours.encode("it's ok 12"), ours.eos_id, 50]) == "it's ok 12"
 
 
+def test_ids_of_a_qwen_are_those_of_its_tokenizer(tmp_path):
+    backend = trained("llama-bpe")
+    state = json.loads(backend.to_str())["model"]
+    theirs = transformers.Qwen2Tokenizer(state["vocab"], [tuple(pair) for pair in state["merges"]], eos_token="<|end|>",
+                                         pad_token="<|pad|>", unk_token="<|start|>")  # fmt: skip
+    written(tmp_path / "a.gguf", backend, cut="qwen2")
+    ours = load_tokenizer(tmp_path)
+    for text in (*TEXTS, "Cafe\u0301 12345"):
+        assert ours.encode(ours.mark(text)) == theirs.encode(text, add_special_tokens=False), text
+    assert ours.encode("e\u0301") == ours.encode("\u00e9")  # composed first
+    assert len(ours.encode("12345")) == 5
+
+
 def test_the_cuts_differ(tmp_path):
     """Or the test above could not tell them apart."""
     ids = [tuple(trained("gpt-2").encode("12,345").tokens)]
@@ -107,8 +120,8 @@ def test_what_is_missing_is_named(tmp_path):
     written(file, backend, model="llama")
     with pytest.raises(DataError, match=r"a tokenizer 'llama'; what is read: 'gpt2'.*tokenizer\.json beside"):
         load_tokenizer(file)
-    written(file, backend, cut="qwen2")
-    with pytest.raises(DataError, match=r"cuts text as 'qwen2'.*known: gpt-2, smollm, llama-bpe"):
+    written(file, backend, cut="tekken")
+    with pytest.raises(DataError, match=r"cuts text as 'tekken'.*known: gpt-2, smollm, llama-bpe"):
         load_tokenizer(file)
     written(file, backend, merges=False)
     with pytest.raises(DataError, match=r"no tokenizer\.ggml\.merges"):

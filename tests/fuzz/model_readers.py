@@ -96,6 +96,16 @@ def read_model(config: bytes, weights: bytes) -> str:
         shutil.rmtree(folder)
 
 
+def read_adapter(config: bytes, weights: bytes) -> str:
+    """A folder with an adapter, on the model that its config names."""
+    folder = _folder({"adapter_config.json": config, "adapter_model.safetensors": weights})
+    try:
+        load_pretrained(folder)
+        return "read"
+    finally:
+        shutil.rmtree(folder)
+
+
 def repacked(content: bytes, changed: dict[str, bytes]) -> bytes:
     """A zip file with some entries changed and right checksums: what an attacker would send."""
     buffer = BytesIO()

@@ -14,6 +14,7 @@ from safetensors.numpy import save
 
 from empax.data.tokenizers import train_bpe
 from tests.fuzz.model_readers import (
+    read_adapter,
     read_gguf_model,
     read_model,
     read_tokenizer,
@@ -177,5 +178,30 @@ def test_config_json():
         inputs.append(json_mutations(fields).map(lambda new, w=weights: (json.dumps(new).encode(), w)))
         inputs.append(mutations(content).map(lambda new, w=weights: (new, w)))
     row = count("config.json", outcomes_of(Worker(read_model, seconds=120), st.one_of(*inputs)))
+    assert row["inputs"] >= 300
+    assert row["faults"] == 0
+
+
+def test_adapter_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # of a name that is none, nobody is asked
+    tiny_llama().save_pretrained(tmp_path)
+    part, shapes = "base_model.model.model.layers.0.self_attn", {"q_proj": 16, "v_proj": 8}
+    tensors = {f"{part}.{name}.lora_A.weight": RNG.normal(size=(2, 16)).astype(np.float32) for name in shapes}
+    tensors |= {f"{part}.{name}.lora_B.weight": np.ones((size, 2), np.float32) for name, size in shapes.items()}
+    tensors["base_model.model.model.norm.weight"] = np.ones(16, np.float32)
+    fields = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path), "r": 2, "lora_alpha": 4, "bias": "none"}
+    fields |= {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["norm"], "use_rslora": True}
+    fields |= {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 8}, "lora_dropout": 0.1, "use_dora": False}
+    fields |= {"exclude_modules": None, "layers_to_transform": None, "init_lora_weights": True}
+    config, weights = json.dumps(fields).encode(), save(tensors)
+    size = int.from_bytes(weights[:8], "little")
+    header = json.loads(weights[8 : 8 + size])
+    inputs = st.one_of(
+        json_mutations(fields).map(lambda new: (json.dumps(new).encode(), weights)),
+        mutations(config).map(lambda new: (new, weights)),
+        json_mutations(header).map(lambda new: (config, with_header(new, weights))),
+        mutations(weights).map(lambda new: (config, new)),
+    )
+    row = count("adapter", outcomes_of(Worker(read_adapter, seconds=120), inputs))
     assert row["inputs"] >= 300
     assert row["faults"] == 0

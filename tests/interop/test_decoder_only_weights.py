@@ -1,4 +1,4 @@
-"""Llama and GPT-2 from Hugging Face's folders and back, byte for byte."""
+"""Decoder-only families from Hugging Face's folders and back, byte for byte."""
 
 import dataclasses
 
@@ -27,6 +27,19 @@ def tiny_gpt2(**changes):
     return noisy(transformers.GPT2LMHeadModel(transformers.GPT2Config(**(settings | {"eos_token_id": 1} | changes))))
 
 
+def tiny_kin(kind, **changes):
+    """A Qwen2, Qwen3 or Mistral of the same sizes."""
+    settings = {"vocab_size": 37, "hidden_size": 20, "intermediate_size": 27, "num_hidden_layers": 3}
+    settings |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    model, config = getattr(transformers, f"{kind}ForCausalLM"), getattr(transformers, f"{kind}Config")
+    return noisy(model(config(**(settings | changes))))
+
+
+def tiny_opt(**changes):
+    settings = {"vocab_size": 37, "hidden_size": 20, "num_attention_heads": 4, "num_hidden_layers": 3, "ffn_dim": 27}
+    return noisy(transformers.OPTForCausalLM(transformers.OPTConfig(**settings, max_position_embeddings=17, **changes)))
+
+
 def noisy(model):
     torch.manual_seed(0)
     with torch.no_grad():  # away from the initial ones and zeros, or errors would hide
@@ -48,6 +61,13 @@ MAKERS = {
     "llama-tied-biased": lambda: tiny_llama(tie_word_embeddings=True, attention_bias=True),
     "gpt2": tiny_gpt2,
     "gpt2-untied": lambda: tiny_gpt2(tie_word_embeddings=False),
+    "qwen2": lambda: tiny_kin("Qwen2", tie_word_embeddings=True),
+    "qwen3": lambda: tiny_kin("Qwen3"),
+    "qwen3-biased": lambda: tiny_kin("Qwen3", attention_bias=True),
+    "mistral": lambda: tiny_kin("Mistral"),
+    "opt": tiny_opt,
+    "opt-350m": lambda: tiny_opt(do_layer_norm_before=False, word_embed_proj_dim=12, tie_word_embeddings=False),
+    "opt-unbiased": lambda: tiny_opt(enable_bias=False, _remove_final_layer_norm=True),
 }
 
 
@@ -97,19 +117,19 @@ def test_gpt2_queries_keys_and_values_are_cut_where_theirs_are():
         np.testing.assert_allclose(found, expected.reshape(5, 4, 5), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_opt])
 def test_old_checkpoints_buffers_are_passed_over(make):
     """And GPT-2's first files were saved without their head: names lack their beginning."""
     model = make()
     architecture, config, tensors = model.config.model_type, config_of(model), tensors_of(model)
     expected = import_params(architecture, tensors, config)
-    base = {"llama": "model.", "gpt2": "transformer."}[architecture]
+    base = "transformer." if architecture == "gpt2" else "model."
     old = {name.removeprefix(base): array for name, array in tensors.items()}
     if architecture == "gpt2":
         del old["lm_head.weight"]
         old["h.0.attn.bias"] = np.ones((1, 1, 17, 17), bool)
         old["transformer.h.1.attn.masked_bias"] = np.float32(-1e4)
-    else:
+    elif architecture == "llama":
         old["layers.1.self_attn.rotary_emb.inv_freq"] = np.ones(3, np.float32)
     jax.tree.map(np.testing.assert_array_equal, import_params(architecture, old, config), expected)
 

@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,10 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, read_gguf
 from empax.data.tokenizers import smollm2_folder
+from empax.interop import gguf as interop_gguf
 from empax.interop import huggingface
-from empax.interop.gguf import llama_fields, read_llama
-from empax.interop.huggingface import load_config, resolve
+from empax.interop.gguf import gguf_fields, read_gguf_weights
+from empax.interop.huggingface import load_config, model_config, resolve
 from empax.interop.readers import open_tensors
 
 gguf = pytest.importorskip("gguf", reason="the oracle for GGUF files is not installed")
@@ -17,6 +20,7 @@ HEADS, GROUPS = 4, 2
 PARTS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
 PARTS |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
 PARTS |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+PARTS |= {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 PARTS |= {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 
 
@@ -26,6 +30,15 @@ def tiny_llama(**changes):
     settings |= {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "max_position_embeddings": 128}
     settings |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(settings | changes))).eval()
+
+
+def tiny_kin(kind, **changes):
+    """A Qwen2, Qwen3 or Mistral of the same sizes."""
+    fields = tiny_llama().config.to_dict() | {"architectures": None, "rms_norm_eps": 1e-6} | changes
+    fields.pop("model_type")
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    torch.manual_seed(0)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
 def llama_cpp_name(name):
@@ -39,14 +52,15 @@ def turned(name, array):
     """Rows of queries and keys as the conversion of llama.cpp lays them."""
     if "q_proj" not in name and "k_proj" not in name:
         return array
+    array = np.ascontiguousarray(array)
     heads = HEADS if "q_proj" in name else GROUPS
     return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def written(file, model, kind="F32", *, factors=None, change=lambda writer: None):
+def written(file, model, kind="F32", *, name="llama", factors=None, change=lambda writer: None):
     """The model as a GGUF file; what has one axis, and the head, stays in float32."""
     config = model.config
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, name)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -60,15 +74,15 @@ def written(file, model, kind="F32", *, factors=None, change=lambda writer: None
     change(writer)
     quantization = gguf.GGMLQuantizationType[kind]
     stored = {}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+    for key, tensor in model.state_dict().items():
+        if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        array = turned(name, tensor.numpy())
-        whole = array.ndim == 1 or name == "lm_head.weight"
-        data = array if whole else gguf.quants.quantize(array, quantization)
-        stored[name] = array if whole else gguf.quants.dequantize(data, quantization)
+        array = turned(key, tensor.numpy()) if name in ("llama", "mistral") else tensor.numpy()
+        whole = array.ndim == 1 or key == "lm_head.weight"
+        data = array if whole else quantized(array, quantization)
+        stored[key] = array if whole else gguf.quants.dequantize(data, quantization)
         raw = gguf.GGMLQuantizationType.F32 if whole else quantization
-        writer.add_tensor(llama_cpp_name(name), data, raw_dtype=raw)
+        writer.add_tensor(llama_cpp_name(key), data, raw_dtype=raw)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors)
     writer.write_header_to_file()
@@ -76,6 +90,86 @@ def written(file, model, kind="F32", *, factors=None, change=lambda writer: None
     writer.write_tensors_to_file()
     writer.close()
     return stored
+
+
+def quantized(array, kind):
+    """Blocks of the array or, of a type that the package reads alone, of anything."""
+    try:
+        return gguf.quants.quantize(array, kind)
+    except NotImplementedError:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        # Half-precision scales of such bytes are finite.
+        bytes_ = np.random.default_rng(0).integers(0, 60, (len(array), array.shape[1] // block * size))
+        return bytes_.astype(np.uint8)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "IQ4_XS", "TQ1_0", "MXFP4"])
+def test_other_quantizations_are_read_as_the_package_reads_them(tmp_path, kind, monkeypatch):
+    model = tiny_llama(hidden_size=256, intermediate_size=512, num_hidden_layers=1)
+    stored = written(tmp_path / "a.gguf", model, kind)
+    monkeypatch.setattr(interop_gguf, "_BLOCKS_AT_ONCE", 99)  # parts, the last of them smaller
+    read = open_tensors(tmp_path)
+    assert set(read) == set(stored) == set(model.state_dict())
+    for name, expected in stored.items():
+        array = np.asarray(read[name])
+        assert (array.shape, array.dtype) == (read[name].shape, read[name].dtype) == (expected.shape, np.float32)
+        assert np.isfinite(array).all()
+        np.testing.assert_array_equal(turned(name, array), expected, err_msg=name)
+
+
+def test_a_quantization_without_the_package_says_what_to_install(tmp_path, monkeypatch):
+    written(tmp_path / "a.gguf", tiny_llama(hidden_size=256, intermediate_size=256, num_hidden_layers=1), "Q4_K")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match=r"pip install empax\[gguf\]`, or take a file in one of F32, .*Q8_0"):
+        open_tensors(tmp_path)
+    written(tmp_path / "a.gguf", tiny_llama(), "Q8_0")
+    open_tensors(tmp_path)
+
+
+KIN = {
+    "qwen2": (lambda: tiny_kin("Qwen2", tie_word_embeddings=True), lambda writer: None),
+    "qwen3": (lambda: tiny_kin("Qwen3", head_dim=32), lambda writer: writer.add_key_length(32)),
+    "mistral": (lambda: tiny_kin("Mistral", sliding_window=7), lambda writer: writer.add_sliding_window(7)),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", KIN)
+def test_the_kin_of_llama_are_what_they_were_written_from(tmp_path, name):
+    make, change = KIN[name]
+    model = make()
+    written(tmp_path / "a.gguf", model, name=name, change=change)
+    read = open_tensors(tmp_path)
+    expected = {k: v for k, v in model.state_dict().items() if k in read or k != "lm_head.weight"}
+    assert set(read) == set(expected)
+    for key, tensor in expected.items():
+        np.testing.assert_array_equal(np.asarray(read[key]), tensor.numpy(), err_msg=key)
+    fields = load_config(tmp_path)
+    assert fields["model_type"] == name
+    assert model_config(fields) == model_config(model.config.to_dict())
+
+
+def test_yarn_and_windows_in_the_metadata(tmp_path):
+    def change(writer):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(64)
+        writer.add_rope_scaling_yarn_beta_fast(16.0)
+
+    written(tmp_path / "a.gguf", tiny_kin("Qwen2"), name="qwen2", change=change)
+    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0}
+    assert gguf_fields(tmp_path / "a.gguf")["rope_scaling"] == expected
+    for more, message in (
+        (lambda writer: writer.add_rope_scaling_yarn_attn_factor(2.0), "yarn_attn_factor = 2.0 is not read here"),
+        (lambda writer: writer.add_sliding_window(8), "sliding_window = 8 does not say which layers"),
+    ):
+        written(tmp_path / "a.gguf", tiny_kin("Qwen2"), name="qwen2", change=lambda w, more=more: (change(w), more(w)))
+        with pytest.raises(DataError, match=message):
+            gguf_fields(tmp_path / "a.gguf")
+    written(tmp_path / "a.gguf", tiny_llama(), change=lambda writer: writer.add_sliding_window(8))
+    fields = gguf_fields(tmp_path / "a.gguf")
+    assert (fields["model_type"], fields["sliding_window"]) == ("mistral", 8)
 
 
 @pytest.mark.oracle
@@ -102,7 +196,7 @@ def test_transformers_reads_the_same(tmp_path):
     for name, tensor in theirs.state_dict().items():
         if name != "lm_head.weight":
             np.testing.assert_array_equal(np.asarray(read[name]), tensor.numpy(), err_msg=name)
-    fields = llama_fields(tmp_path / "a.gguf")
+    fields = gguf_fields(tmp_path / "a.gguf")
     expected = theirs.config.to_dict()
     expected |= expected["rope_parameters"] | {"rope_scaling": None, "rms_norm_eps": 1e-5}  # theirs in float32
     compared = set(fields) & set(expected) - {"architectures"}
@@ -122,11 +216,11 @@ def test_the_scaling_of_llama_3_1_is_known_by_its_factors(tmp_path):
     factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
     assert (factors.min(), factors.max()) == pytest.approx((1, 8))
     written(tmp_path / "a.gguf", model, factors=factors)
-    assert llama_fields(tmp_path / "a.gguf")["rope_scaling"] == pytest.approx(scaling)
+    assert gguf_fields(tmp_path / "a.gguf")["rope_scaling"] == pytest.approx(scaling)
     assert set(open_tensors(tmp_path)) == set(model.state_dict())
     written(tmp_path / "a.gguf", model, factors=np.linspace(1, 8, 32, dtype=np.float32))
     with pytest.raises(DataError, match=r"not those of Llama 3\.1"):
-        llama_fields(tmp_path / "a.gguf")
+        gguf_fields(tmp_path / "a.gguf")
 
 
 def test_settings_that_are_not_defaults(tmp_path):
@@ -136,18 +230,21 @@ def test_settings_that_are_not_defaults(tmp_path):
         writer.add_key_length(16)
 
     written(tmp_path / "a.gguf", tiny_llama(), change=change)
-    fields = llama_fields(tmp_path / "a.gguf")
+    fields = gguf_fields(tmp_path / "a.gguf")
     assert fields["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
     assert (fields["head_dim"], fields["bos_token_id"], fields["rms_norm_eps"]) == (16, 1, 1e-5)
-    written(tmp_path / "a.gguf", tiny_llama(), change=lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN))
-    with pytest.raises(DataError, match="'yarn'; what is read: none, linear"):
-        llama_fields(tmp_path / "a.gguf")
+    written(tmp_path / "a.gguf", tiny_llama(), change=lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE))
+    with pytest.raises(DataError, match="'longrope'; what is read: none, linear, yarn"):
+        gguf_fields(tmp_path / "a.gguf")
 
 
-@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1"])
-def test_a_quantization_that_is_not_read_is_named_with_those_that_are(tmp_path, kind):
-    written(tmp_path / "a.gguf", tiny_llama(), kind)
-    with pytest.raises(DataError, match=f"quantised as {kind}; what is read: F32, F16, BF16, Q4_0, Q4_1, Q8_0"):
+def test_a_quantization_that_is_not_read_is_named_with_those_that_are(tmp_path):
+    def change(writer):
+        data = np.zeros((1, 292), np.uint8)
+        writer.add_tensor("blk.9.attn_v.weight", data, raw_dtype=gguf.GGMLQuantizationType.Q8_K)
+
+    written(tmp_path / "a.gguf", tiny_llama(), change=change)
+    with pytest.raises(DataError, match=r"quantised as Q8_K, .* take a file in one of F32, .*, or of Q2_K to"):
         open_tensors(tmp_path)
 
 
@@ -169,13 +266,17 @@ def test_files_that_are_no_llama_of_one_part(tmp_path):
     for old, new, message in (
         (b"GGUF\x03", b"GGUF\x01", "version 1"),
         (b"GGUF", b"FUGG", "not a GGUF"),
-        (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", "is a 'mamba'; GGUF files are read of 'llama' alone"),
+        (
+            b"\x05\0\0\0\0\0\0\0llama",
+            b"\x05\0\0\0\0\0\0\0mamba",
+            "is a 'mamba'; GGUF files are read of llama, mistral, qwen2, qwen3",
+        ),
         (b"llama.block_count", b"llama.block_comte", "no llama.block_count"),
     ):
         assert old in content
         file.write_bytes(content.replace(old, new, 1))
         with pytest.raises(DataError, match=message):
-            llama_fields(file)
+            gguf_fields(file)
     written(file, tiny_llama(), change=lambda writer: writer.add_uint16("split.count", 2))
     with pytest.raises(DataError, match="one of 2 parts"):
         open_tensors(file)
@@ -204,7 +305,7 @@ def test_every_tensor_of_smollm2_is_as_its_package_dequantizes_it():
     assert folder == smollm2_folder()
     read = open_tensors(folder)
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(find_gguf(folder)).tensors}
-    fields = llama_fields(find_gguf(folder))
+    fields = gguf_fields(find_gguf(folder))
     heads = {"q_proj": fields["num_attention_heads"], "k_proj": fields["num_key_value_heads"]}
     assert len(read) == len(theirs) == 272
     for name, tensor in read.items():
@@ -231,4 +332,4 @@ def test_settings_of_smollm2(monkeypatch):
     expected |= {"tie_word_embeddings": True, "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2}
     assert {key: fields[key] for key in expected} == expected
     assert read_gguf(find_gguf(folder)).metadata["general.basename"] == "smollm2"
-    assert set(read_llama(find_gguf(folder))) == set(open_tensors(folder))
+    assert set(read_gguf_weights(find_gguf(folder))) == set(open_tensors(folder))

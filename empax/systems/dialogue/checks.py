@@ -9,7 +9,7 @@ from empax.core.types import Instance
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import PlannedTokenizer, check_candidates, check_prepared, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.pretrained import check_fits, check_weights, load_encoder, load_generator
+from empax.interop.pretrained import check_fits, check_kept, check_weights, load_encoder, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.retrieval.encode import BUCKETS
 from empax.systems.dialogue.parts import Parts
@@ -49,6 +49,7 @@ def check_system(run: RunContext) -> None:
         return
     for name in models:
         check_weights(name)
+    check_kept(generator, settings.lora)
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
     encoder = load_encoder(retriever, tokenizer, with_params=False)

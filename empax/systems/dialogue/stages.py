@@ -52,6 +52,8 @@ def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
         task = parts.with_lora(parts.generator_task(stage))
         if stage.start_from:
             initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
+        elif (kept := parts.generator.adapters) is not None:
+            initial = lambda params: {**params, "adapters": {"model": kept}}  # noqa: E731
         frozen = task.freeze({"model": parts.generator.params}, {})
         return Assembly(task, examples("train"), examples("validation"), frozen=frozen, initial=initial)
     if stage.start_from:

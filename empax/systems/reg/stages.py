@@ -203,7 +203,9 @@ def build_joint(stage: JointStage, run: RunContext) -> Assembly:
         retriever = parts.retriever_params(run, stage.retriever)
         # G2 goes on with G1's adapters on the same weights, so that in the end there is one set of them.
         if not stage.warm_up:
-            return {**params, "trained": {**params["trained"], "retriever": retriever}}
+            kept = parts.generator.adapters
+            adapters = params["adapters"] if kept is None else {"generator": {"model": kept}}
+            return {"adapters": adapters, "trained": {**params["trained"], "retriever": retriever}}
         trained = {"retriever": retriever, "generator": {"emotion": first["trained"]["emotion"]}}
         return {"adapters": {"generator": first["adapters"]}, "trained": trained}
 

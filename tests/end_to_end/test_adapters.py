@@ -1,0 +1,98 @@
+"""Adapters of encoder-decoders: trained in a recipe, exported, read by PEFT, read here, trained further."""
+
+import json
+import shutil
+import warnings
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from empax.core.files import read_json
+from empax.core.tree import named_leaves
+from empax.interop.huggingface import load_pretrained
+from empax.serving.export import ExportSettings, export_run
+from empax.training.checkpoint import load_params
+
+RECIPE = """
+from ml_collections import ConfigDict
+from configs import common, reg_t5
+
+def get_config():
+    config = common.shrink(reg_t5.on_two_cores("sft"))
+    pretrained = {{"architecture": "pretrained", "pretrained": {folder!r}}}
+    config.reg.generator = ConfigDict({{**pretrained, "adapters": {adapters!r}}})
+    config.reg.lora = ConfigDict({{"rank": 4, "alpha": 8.0, "pattern": "attention/(query|value)$|feed_forward/wo$"}})
+    config.prepare.tokenizer = ConfigDict({{"pretrained": {folder!r}, "tags": True}})
+    config.generator.optimizer = ConfigDict({{"learning_rate": {rate}}})
+    config.evaluate.update({{"limit": 8, "head_examples": 8}})
+    return config
+"""
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+BART = {"d_model": 32, "max_position_embeddings": 256, "decoder_start_token_id": 2, "forced_eos_token_id": None}
+for stack in ("encoder", "decoder"):
+    BART |= {f"{stack}_layers": 2, f"{stack}_attention_heads": 2, f"{stack}_ffn_dim": 48}
+IDS = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # with room for the tags
+MAKERS = {
+    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, **IDS)),
+    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART, **IDS)),
+}
+
+
+@pytest.fixture
+def train(recipe, tmp_path):
+    def run(name, folder, *, rate, adapters="merged"):
+        config = tmp_path / f"{name}.py"
+        config.write_text(RECIPE.format(folder=str(folder), adapters=adapters, rate=rate))
+        result = recipe(tmp_path / name, config=str(config))
+        assert result.returncode == 0, result.stderr[-3000:]
+        return tmp_path / name
+
+    return run
+
+
+def logits(model):
+    source, target = np.random.default_rng(0).integers(3, 380, (2, 2, 7))
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(target)).logits.numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_exported_adapter_is_pefts_and_goes_on_from_where_it_was(name, t5, train, tmp_path):
+    base = tmp_path / f"base-{name}"
+    shutil.copytree(t5, base)  # its tokenizer
+    torch.manual_seed(0)
+    MAKERS[name]().save_pretrained(base)
+    workdir = train("first", base, rate=1e-2)
+    folder, merged = tmp_path / "adapters", tmp_path / "merged"
+    export_run(workdir, folder, ExportSettings(lora="adapters"))
+    export_run(workdir, merged, ExportSettings())
+
+    plain = transformers.AutoModelForSeq2SeqLM.from_pretrained(base).eval()
+    before = logits(plain)
+    expected = logits(transformers.AutoModelForSeq2SeqLM.from_pretrained(merged).eval())
+    assert np.abs(expected - before).max() > 1e-2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its imports
+        peft = pytest.importorskip("peft")
+        theirs = peft.PeftModel.from_pretrained(plain, folder).eval()
+    np.testing.assert_allclose(logits(theirs), expected, rtol=1e-4, atol=1e-5)
+
+    fields = read_json(folder / "adapter_config.json")
+    assert fields["base_model_name_or_path"] == base.name  # where it lies is nobody's business
+    (folder / "adapter_config.json").write_text(json.dumps(fields | {"base_model_name_or_path": str(base)}))
+    whole = named_leaves(load_pretrained(merged).params)
+    for key, value in named_leaves(load_pretrained(folder).params).items():
+        np.testing.assert_allclose(value, whole[key], rtol=1e-5, atol=1e-6, err_msg=key)
+
+    if name == "bart":
+        return
+    further = train("further", folder, rate=1e-9, adapters="kept")
+    first, second = (load_params(run / "generator")["adapters"] for run in (workdir, further))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), second, first)
+    export_run(further, tmp_path / "again", ExportSettings(lora="adapters"))
+    assert read_json(tmp_path / "again" / "adapter_config.json")["base_model_name_or_path"] == base.name

@@ -1,0 +1,370 @@
+"""Adapters that PEFT wrote, read and merged or kept, against PEFT's own results."""
+
+import functools
+import json
+import shutil
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+import transformers
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.tree import named_leaves
+from empax.interop.huggingface import export_params, load_adapted, load_config, load_pretrained
+from empax.interop.peft import base_beneath, export_adapters
+from empax.interop.pretrained import GeneratorSettings, check_kept, check_weights, load_generator
+from empax.models.decoder_only import DecoderOnly
+from empax.models.lora import LoraSettings, adapt, init_adapters, merge
+from empax.models.transformer import EncoderDecoder
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its imports
+    peft = pytest.importorskip("peft", reason="the oracle for adapters is not installed")
+
+VOCAB = 37
+STACKS = {
+    f"{stack}_{key}": value
+    for stack in ("encoder", "decoder")
+    for key, value in (("layers", 2), ("attention_heads", 3), ("ffn_dim", 26))
+}
+T5 = {"vocab_size": VOCAB, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 2}
+T5 |= {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu"}
+BART = {"vocab_size": VOCAB, "d_model": 21, "max_position_embeddings": 19, **STACKS}
+LLAMA = {"vocab_size": VOCAB, "hidden_size": 20, "num_attention_heads": 4, "intermediate_size": 27}
+LLAMA |= {"num_hidden_layers": 2, "max_position_embeddings": 23, "num_key_value_heads": 2, "head_dim": 6}
+GPT2 = {"vocab_size": VOCAB, "n_embd": 20, "n_head": 4, "n_layer": 2, "n_positions": 23, "bos_token_id": 1}
+OPT = {"vocab_size": VOCAB, "hidden_size": 20, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 27}
+OPT |= {"max_position_embeddings": 23}
+MAKERS = {
+    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
+    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, eos_token_id=1)),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, tie_word_embeddings=False)),
+}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory, oracle):
+    """A folder for each kind of model."""
+    root = tmp_path_factory.mktemp("bases")
+    for name, make in MAKERS.items():
+        torch.manual_seed(0)
+        oracle.perturbed(make()).save_pretrained(root / name)
+    return root
+
+
+def written(base, folder, *, change=lambda model: None, **settings):
+    """PEFT's model on the one in `base`, all that it trains away from zero, after it was saved in `folder`."""
+    auto = transformers.AutoModelForSeq2SeqLM if base.name in ("t5", "bart") else transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(base)
+    change(model)
+    generator = torch.Generator().manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = peft.get_peft_model(model, peft.LoraConfig(**({"r": 3, "lora_alpha": 5} | settings))).eval()
+        with torch.no_grad():
+            for parameter in adapted.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
+        adapted.save_pretrained(folder)
+    return adapted
+
+
+def logits_of(config, params):
+    """Ours for the inputs of `expected_of`."""
+    ids = jnp.asarray(inputs())
+    mask = jnp.ones(ids.shape, bool)
+    kind = EncoderDecoder if hasattr(config, "num_encoder_layers") else DecoderOnly
+    more = (ids,) if kind is EncoderDecoder else ()
+    return jax.jit(kind(config).apply)({"params": params}, ids, mask, *more)
+
+
+def inputs():
+    return np.random.default_rng(0).integers(2, VOCAB, (2, 9))
+
+
+def expected_of(model):
+    ids = torch.tensor(inputs())
+    if not model.config.is_encoder_decoder:
+        return model(input_ids=ids).logits.detach().numpy()
+    first = torch.full((2, 1), model.config.decoder_start_token_id)
+    return model(input_ids=ids, decoder_input_ids=torch.cat([first, ids[:, :-1]], 1)).logits.detach().numpy()
+
+
+EVERY = {"target_modules": "all-linear"}
+CASES = {
+    "t5-list": ("t5", {"target_modules": ["q", "v"]}),
+    "t5-all-rank-stabilised": ("t5", {**EVERY, "use_rslora": True}),
+    "bart-regex": ("bart", {"target_modules": r".*decoder.*\.(k_proj|fc2|out_proj)"}),
+    "bart-excluded": ("bart", {**EVERY, "exclude_modules": ["fc1"]}),
+    "gpt2-patterns": (
+        "gpt2",
+        {
+            "target_modules": ["c_attn", "c_proj", "c_fc"],
+            "rank_pattern": {"c_attn": 4, r"h\.1\.mlp\.c_proj": 2},
+            "alpha_pattern": {"c_fc": 11, r"0\.attn\.c_proj": 2},
+            "use_rslora": True,
+            "fan_in_fan_out": True,
+        },
+    ),
+    "llama-patterns": (
+        "llama",
+        {**EVERY, "rank_pattern": {"q_proj": 6, "1.mlp.up_proj": 1}, "alpha_pattern": {"v": 9}},
+    ),
+    "llama-saved": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "model.norm", "up_proj"]}),
+    "llama-one-layer": ("llama", {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]}),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", CASES)
+def test_an_adapter_is_merged_as_peft_merges_it(case, bases, tmp_path):
+    name, settings = CASES[case]
+    theirs = written(bases / name, tmp_path / "adapter", **settings)
+    theirs.merge_and_unload().save_pretrained(tmp_path / "merged")
+    kept, merged = load_adapted(tmp_path / "adapter"), load_pretrained(tmp_path / "merged")
+    kind, config, found = kept.merged()
+    assert (kind, config) == (name, merged.config)
+    found, base, replaced = named_leaves(found), named_leaves(base_of(bases / name)), named_leaves(kept.params)
+    changed = set()
+    for key, expected in named_leaves(merged.params).items():
+        np.testing.assert_allclose(found[key], expected, rtol=1e-5, atol=1e-6, err_msg=key)
+        if np.abs(found[key] - base[key]).max() > 1e-3:
+            changed.add(key)
+    replaced = {key for key, value in replaced.items() if not np.array_equal(value, base[key])}
+    assert changed == {key.rpartition("/")[0] for key in named_leaves(kept.adapters)} | replaced
+    assert len(replaced) == (3 if "saved" in case else 0)
+
+
+@functools.cache
+def base_of(folder):
+    return load_pretrained(folder).params
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", MAKERS)
+def test_logits_are_pefts_with_the_adapter_merged_or_kept(name, bases, tmp_path, oracle):
+    theirs = written(bases / name, tmp_path, **EVERY, use_rslora=True)
+    expected = expected_of(theirs)
+    kept = load_adapted(tmp_path)
+    oracle.assert_close(logits_of(kept.config, kept.merged().params), expected)
+    with theirs.disable_adapter():
+        assert np.abs(expected_of(theirs) - expected).max() > 0.1
+    if name in ("gpt2", "llama"):
+        apart = adapt(kept.params, kept.adapters, kept.settings)
+        oracle.assert_close(logits_of(kept.config, apart), expected)
+
+
+def test_a_file_of_pytorch_holds_the_same(bases, tmp_path):
+    written(bases / "llama", tmp_path, target_modules=["v_proj"])
+    expected = named_leaves(load_pretrained(tmp_path).params)
+    file = tmp_path / "adapter_model.safetensors"
+    torch.save({k: torch.tensor(v) for k, v in safetensors.numpy.load_file(file).items()}, file.with_suffix(".bin"))
+    file.unlink()
+    found = named_leaves(load_pretrained(tmp_path).params)
+    assert all(np.array_equal(found[key], value) for key, value in expected.items())
+
+
+def test_an_adapter_of_a_grown_vocabulary(bases, tmp_path, oracle):
+    theirs = written(
+        bases / "llama",
+        tmp_path,
+        target_modules=["v_proj"],
+        change=lambda model: model.resize_token_embeddings(VOCAB + 3),
+    )
+    assert load_config(tmp_path)["vocab_size"] == VOCAB + 3
+    _, config, params = load_pretrained(tmp_path)
+    assert params["output_embedding"].shape == (VOCAB + 3, 20)
+    oracle.assert_close(logits_of(config, params), expected_of(theirs))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_what_is_written_here_comes_back_the_same(name, bases, tmp_path):
+    """Also of GPT-2, whose queries and values become parts of one adapter."""
+    _, config, params = load_pretrained(bases / name)
+    settings = LoraSettings(pattern="attention/(query|value|out)$|wi$", rank=3, alpha=5.0, dropout=0.25)
+    rng = np.random.default_rng(0)
+    adapters = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32),
+        init_adapters(jax.random.key(0), params, settings),
+    )
+    export_adapters(tmp_path / "out", name, adapters, config, settings, base=str(bases / name))
+    kept = load_adapted(tmp_path / "out")
+    jax.tree.map(np.testing.assert_array_equal, kept.adapters, adapters)
+    assert (kept.settings.rank, kept.settings.alpha, kept.settings.dropout) == (3, 5.0, 0.25)
+    again = init_adapters(jax.random.key(0), {"model": params}, kept.settings)["model"]
+    assert jax.tree.map(jnp.shape, again) == jax.tree.map(jnp.shape, adapters)
+
+
+KIN = {
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**LLAMA)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA)),
+    "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**OPT)),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", KIN)
+def test_peft_merges_what_is_written_here_of_other_decoders(name, tmp_path, oracle):
+    torch.manual_seed(0)
+    theirs = oracle.perturbed(KIN[name]())
+    theirs.save_pretrained(tmp_path / "base")
+    _, config, params = load_pretrained(tmp_path / "base")
+    settings = LoraSettings(pattern="attention/|feed_forward/", rank=2, alpha=3.0)
+    rng = np.random.default_rng(0)
+    adapters = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32),
+        init_adapters(jax.random.key(0), params, settings),
+    )
+    export_adapters(tmp_path / "out", name, adapters, config, settings, base=str(tmp_path / "base"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a missing or surplus key is a warning
+        warnings.simplefilter("ignore", FutureWarning)
+        merged = peft.PeftModel.from_pretrained(theirs, tmp_path / "out").merge_and_unload()
+    found = export_params(name, merge(params, adapters, settings), config)
+    expected = oracle.tensors_of(merged)
+    for key, array in found.items():
+        np.testing.assert_allclose(array, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
+    again = named_leaves(load_pretrained(tmp_path / "out").params)
+    for key, array in named_leaves(merge(params, adapters, settings)).items():
+        np.testing.assert_allclose(again[key], array, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def edited(folder, **changes):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.fixture
+def plain(bases, tmp_path):
+    written(bases / "llama", tmp_path / "plain", target_modules=["q_proj", "v_proj"])
+    return tmp_path / "plain"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"use_dora": True},
+            "use_dora = True is not read here; what is read: LoRA and rank-.*merge_and_unload",
+        ),
+        ({"bias": "lora_only"}, "bias = 'lora_only' is not read here"),
+        ({"peft_type": "IA3"}, "peft_type = 'IA3' is not read here"),
+        ({"lora_bias": True, "target_parameters": ["w"]}, r"lora_bias = True; target_parameters = \['w'\] is not"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa', which changes the weights"),
+        ({"of_next_year": {"x": 1}}, "of_next_year = {'x': 1} is not read here"),
+    ],
+)
+def test_adapters_of_another_kind_are_refused_by_name(changes, message, plain):
+    edited(plain, **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_pretrained(plain)
+    with pytest.raises(ConfigError, match=message):
+        check_weights(str(plain))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"r": 4}, r"q_proj has A \[3, 20\] and B \[24, 3\], which must be \[4, 20\] and \[24, 4\]"),
+        ({"r": True}, "r = True must be a whole number from 1 to"),
+        ({"use_rslora": "yes"}, "use_rslora = 'yes' must be true or false"),
+        ({"lora_dropout": 1}, "lora_dropout = 1 must be a number from 0 to below 1"),
+        ({"lora_alpha": 0}, "lora_alpha = 0 must be a number from 1e-06 to"),
+        ({"rank_pattern": [1]}, "rank_pattern = .* must be an object of numbers"),
+        ({"target_modules": None}, "target_modules = None must be a list of names or a regular expression"),
+        ({"target_modules": "q_proj("}, "'q_proj\\(' is not a regular expression"),
+        ({"target_modules": ["q_proj"]}, r"2 problems.*v_proj has an adapter, but target_modules"),
+        ({"target_modules": ["q_proj", "v_proj", "k_proj"]}, r"missing model\.layers\.0\.self_attn\.k_proj\.lora_A"),
+        ({"base_model_name_or_path": None}, "does not say which model .* set base_model_name_or_path"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save = 'lm_head' must be a list of names"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_errors(changes, message, plain):
+    edited(plain, **changes)
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        load_pretrained(plain)
+
+
+def test_files_that_are_missing_or_belong_to_another_model(plain, bases, tmp_path):
+    edited(plain, base_model_name_or_path=str(bases / "gpt2"))
+    with pytest.raises(DataError, match=r"q_proj is no linear layer here that LoRA adapts"):
+        load_pretrained(plain)
+    edited(plain, base_model_name_or_path="somebody/model", revision="v2")
+    with pytest.raises(ConfigError, match=r"revision 'v2' of somebody/model; fetch that, and set base_model_name"):
+        load_pretrained(plain)
+    edited(plain, base_model_name_or_path=str(tmp_path / "nowhere"), revision=None)
+    with pytest.raises(ConfigError, match="is neither a folder nor a model"):
+        load_pretrained(plain)
+    edited(plain, base_model_name_or_path=str(plain))
+    with pytest.raises(DataError, match="which is an adapter itself"):
+        load_pretrained(plain)
+    (plain / "adapter_model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"neither adapter_model\.safetensors nor adapter_model\.bin"):
+        check_weights(str(plain))
+
+
+def test_one_of_two_tied_embeddings_is_refused(bases, tmp_path):
+    written(bases / "gpt2", tmp_path, target_modules=["c_attn"], modules_to_save=["wte"], fan_in_fan_out=True)
+    with pytest.raises(ConfigError, match=r"replaces transformer\.wte\.weight alone, of two embeddings .* ties"):
+        load_pretrained(tmp_path)
+
+
+class Ids:
+    vocab_size = VOCAB
+
+
+def test_a_generator_keeps_adapters_apart_where_asked(plain, bases):
+    settings = GeneratorSettings("pretrained", str(plain), adapters="kept")
+    loaded = load_generator(settings, Ids())
+    kept, base = load_adapted(plain), base_of(bases / "llama")
+    jax.tree.map(np.testing.assert_array_equal, loaded.adapters, kept.adapters)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, base)
+    merged = load_generator(GeneratorSettings("llama", str(plain)), Ids())
+    assert merged.adapters is None
+    assert not np.array_equal(merged.params["layers"]["attention"]["value"], base["layers"]["attention"]["value"])
+    check_kept(settings, kept.settings)
+    check_kept(GeneratorSettings("llama", str(plain)), None)
+    with pytest.raises(ConfigError, match="set lora beside it"):
+        check_kept(settings, None)
+    with pytest.raises(ConfigError, match=r"lora.rank = 3, lora.alpha = 5.0 and lora.pattern = .*attention/value"):
+        check_kept(settings, LoraSettings(rank=8))
+    with pytest.raises(ConfigError, match="holds none; set adapters = 'merged'"):
+        load_generator(GeneratorSettings("pretrained", str(bases / "llama"), adapters="kept"), Ids())
+    with pytest.raises(ConfigError, match="needs pretrained"):
+        GeneratorSettings("llama", preset="tiny", adapters="kept")
+
+
+def test_what_adapters_sit_on_that_are_trained_further(plain, bases, tmp_path):
+    assert base_beneath(str(bases / "llama"), kept=False) == str(bases / "llama")
+    assert base_beneath(str(plain), kept=True) == str(bases / "llama")
+    with pytest.raises(ConfigError, match="export with --lora=merged"):
+        base_beneath(str(plain), kept=False)
+    written(bases / "llama", tmp_path / "saved", target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with pytest.raises(ConfigError, match="export with --lora=merged"):
+        base_beneath(str(tmp_path / "saved"), kept=True)
+
+
+def test_the_tokenizer_is_the_models_where_an_adapter_has_none(tmp_path, bases):
+    from empax.data.tokenizers import load_tokenizer, train_bpe
+
+    shutil.copytree(bases / "llama", tmp_path / "base")
+    train_bpe(["a b"], vocab_size=300).save(tmp_path / "base")
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
+    assert load_tokenizer(folder).extends(load_tokenizer(tmp_path / "base"))
+    train_bpe(["c d"], vocab_size=290, special_tokens=["<own>"]).save(folder)
+    assert load_tokenizer(folder).token_id("<own>")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="names no model that has one; save the tokenizer"):
+        load_tokenizer(tmp_path / "other")

@@ -1,0 +1,99 @@
+"""What the `config.json` of each decoder-only family says, and what of it is refused."""
+
+import pytest
+import transformers
+
+from empax.core.config import ConfigError
+from empax.interop.huggingface import model_config
+from empax.models.decoder_families import llama_config, mistral_config, opt_config, qwen2_config, qwen3_config
+from empax.models.decoder_only_config import DecoderOnlyConfig
+from empax.models.rotary import YarnScaling
+
+SIZES = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6}
+OPT = {"vocab_size": 37, "hidden_size": 24, "ffn_dim": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
+OPT |= {"max_position_embeddings": 64}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("Qwen2", SIZES),
+        ("Qwen2", SIZES | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+        ("Qwen2", SIZES | {"use_sliding_window": True, "max_window_layers": 0, "num_key_value_heads": None}),
+        ("Qwen3", SIZES | {"attention_bias": True}),
+        ("Mistral", SIZES),
+        ("Mistral", SIZES | {"sliding_window": None, "head_dim": 10}),
+        ("OPT", OPT),
+        ("OPT", OPT | {"word_embed_proj_dim": 8, "do_layer_norm_before": False, "enable_bias": False}),
+    ],
+)
+def test_fields_that_are_absent_mean_what_hugging_face_takes(kind, fields):
+    """Windows too: Hugging Face keeps them as the types of the layers."""
+    theirs = getattr(transformers, f"{kind}Config")(**fields).to_dict()
+    assert model_config({"model_type": kind.lower(), **fields}) == model_config(theirs)
+
+
+def test_families_differ_where_their_layers_do():
+    def difference(config):
+        plain = llama_config(SIZES)
+        return {name: value for name, value in vars(config).items() if value != getattr(plain, name)}
+
+    assert difference(qwen2_config(SIZES)) == {"attention_bias": True, "attention_out_bias": False}
+    assert difference(qwen3_config(SIZES)) == {"head_norm": True, "head_dim": 128}
+    assert difference(mistral_config(SIZES)) == {"windows": (4096,) * 3}
+    assert mistral_config(SIZES | {"sliding_window": None}, dropout=0.5) == llama_config(SIZES, dropout=0.5)
+    late = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    assert qwen2_config(SIZES | late).windows == qwen3_config(SIZES | late).windows == (0, 5, 5)
+    assert qwen2_config(SIZES | late | {"use_sliding_window": False}).windows == ()
+    plain = opt_config(OPT)
+    assert (plain.activation, plain.position_offset, plain.final_norm, plain.embedding_size) == ("relu", 2, True, 0)
+    narrow = opt_config(OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 8})
+    assert (narrow.pre_norm, narrow.final_norm, narrow.embedding_size) == (False, False, 8)
+    yarn = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
+    assert qwen2_config(SIZES | yarn).rope_scaling == YarnScaling(factor=4.0, original_positions=64)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (qwen2_config, {"num_hidden_layers": None}, "a Qwen2 lacks num_hidden_layers"),
+        (qwen2_config, {"layer_types": ["full_attention"]}, "layer_types of a Qwen2 must name one of full_attention, "),
+        (qwen3_config, {"layer_types": ["linear_attention"] * 3}, "for each of 3 layers, not .'linear_attention'"),
+        (qwen3_config, {"hidden_act": "relu"}, "hidden_act of a Qwen3 = 'relu'"),
+        (mistral_config, {"sliding_window": 0}, "sliding_window = 0 of a Mistral must be a whole number of at least 1"),
+        (mistral_config, {"layer_types": ["full_attention"] * 3}, "layer_types = .* of a Mistral is not supported"),
+        (
+            mistral_config,
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope_scaling.type = 'dynamic' of a Mi",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_named(make, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make(SIZES | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ffn_dim": None}, "an OPT lacks ffn_dim"),
+        ({"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine = False of an OPT"),
+        ({"activation_function": "tanh"}, "activation_function of an OPT = 'tanh'"),
+        ({"num_attention_heads": 5}, "multiple of num_attention_heads = 5 in an OPT"),
+    ],
+)
+def test_an_opt_that_is_not_supported_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        opt_config(OPT | changes)
+
+
+def test_windows_belong_to_layers():
+    sizes = {"vocab_size": 9, "d_model": 8, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4, "d_ff": 8}
+    sizes |= {"num_layers": 2, "max_positions": 9}
+    with pytest.raises(ConfigError, match="windows has 1 sizes, but there are 2 layers"):
+        DecoderOnlyConfig(**sizes, windows=(3,))
+    with pytest.raises(ConfigError, match="must be at least 0"):
+        DecoderOnlyConfig(**sizes, windows=(3, -1))
