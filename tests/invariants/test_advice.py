@@ -55,7 +55,7 @@ from empax.data import (
 )
 from empax.data.chat import PLAIN
 from empax.data.dialogues import to_instances
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.evaluation import human_ratings, pairing, rows
 from empax.evaluation.scoring import ScoringSettings
 from empax.interop import (

@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.decoding.rerank import by_consensus
-from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.decoding.search import generate
+from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
 from empax.models.fusion_in_decoder import FusionInDecoder

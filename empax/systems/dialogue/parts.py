@@ -27,7 +27,7 @@ from empax.data.exemplars import (
 from empax.data.sources import ChatForm, SourceForm, TaggedForm
 from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import (
     LoadedEncoder,
     LoadedGenerator,

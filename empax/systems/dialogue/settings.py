@@ -6,7 +6,7 @@ import dataclasses
 
 from empax.core.config import ConfigError, check_numbers
 from empax.data.sources import LayoutSettings
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings
 from empax.models.lora import LoraSettings
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.losses.advantages import Form
 from empax.losses.kl import Estimator
 from empax.losses.ppo import Reduction

@@ -26,7 +26,7 @@ from empax.data.exemplars import (
     encode_queries,
 )
 from empax.data.store import check_candidates, check_prepared, load_instances
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.index import build_index, load_index
 from empax.systems.dialogue.checks import GENERATOR_TASKS, RETRIEVER_TASKS, dialogue_settings
