@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core.config import ConfigError
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
 from empax.decoding.constraints import check_ids, constrain, force, forced_tokens, penalise
@@ -71,14 +72,17 @@ def generate(
       what "beam" gives, since it ranks by them.
 
     Raises:
-      ValueError: "sample" without `rng`, a prefix of more than `max_tokens`, or no source where an option reads it.
-      ConfigError: an option names a token that the vocabulary lacks.
+      ValueError: "sample" without `rng`, or a prefix of more than `max_tokens`.
+      ConfigError: an option looks at the source and there is none, or names a token that the vocabulary lacks.
     """
     if prefix is not None and prefix.shape[1] > settings.max_tokens:
         raise ValueError(f"a prefix of {prefix.shape[1]} tokens is longer than max_tokens = {settings.max_tokens}.")
     source = source or prompt
     if settings.reads_source and source is None:
-        raise ValueError("encoder_no_repeat_ngram and encoder_repetition_penalty need the source; pass `source`.")
+        raise ConfigError(
+            f"encoder_no_repeat_ngram = {settings.encoder_no_repeat_ngram} and encoder_repetition_penalty = "
+            f"{settings.encoder_repetition_penalty} look at the source, which is not known here; set them to 0 and 1."
+        )
     start = Start(
         batch_size,
         start_id,
@@ -139,7 +143,7 @@ class Start:
         return jnp.concatenate([before, history], axis=2), self.before.shape[1]
 
 
-def _before(tokens: Int[Array, "B P"], mask: Bool[Array, "B P"]) -> Int[Array, "B P"]:
+def _before(tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Int[Array, "B P"]:
     """The real tokens of each prompt but the last, at the right end; -1 in front of them."""
     order = jnp.argsort(mask, axis=1, stable=True)
     return jnp.take_along_axis(jnp.where(mask, tokens, -1), order, axis=1)[:, :-1].astype(jnp.int32)
@@ -255,7 +259,9 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
     width = settings.num_beams // groups
     # A table in double precision: the divisor rounds as a Python float does.
     norms = jnp.asarray(np.power(np.arange(1.0, max_tokens + 1), settings.length_penalty), jnp.float32)
-    given = jnp.repeat(start.prefix_lengths(), groups, axis=0)
+    given = start.prefix_lengths()
+    if start.prefix is not None:
+        given = jnp.repeat(given, groups, axis=0)
 
     def unfinished(beams: _Beams) -> Bool[Array, ""]:
         go_on = jnp.any(beams.improvable)
@@ -330,16 +336,15 @@ class _Found:
 def _continuations(logits: Float[Array, "B K V"], beams: _Beams, start: Start, settings: DecodeSettings) -> _Found:
     """The continuations of all groups, one after the other where the later look at the earlier."""
     if settings.num_beam_groups == 1:
-        return _group_continuations(logits, beams, start, settings)
+        return _group_continuations(logits, beams.history, beams.log_probs, beams.index, start, settings)
     batch_size, _, vocab_size = logits.shape
     split = (batch_size, settings.num_beam_groups, -1)
     logits, history = logits.reshape(*split, vocab_size), beams.history.reshape(*split, beams.history.shape[-1])
     log_probs = beams.log_probs.reshape(split)
     taken, found = jnp.zeros((batch_size, vocab_size)), []
     for group in range(settings.num_beam_groups):
-        own = beams.replace(history=history[:, group], log_probs=log_probs[:, group])  # pyright: ignore[reportAttributeAccessIssue]
-        less = settings.diversity_penalty * taken[:, None]
-        found.append(_group_continuations(logits[:, group], own, start, settings, less))
+        own = (logits[:, group], history[:, group], log_probs[:, group], beams.index)
+        found.append(_group_continuations(*own, start, settings, settings.diversity_penalty * taken[:, None]))
         tokens = jnp.take_along_axis(found[-1].tokens, found[-1].best, axis=1)
         taken = taken.at[jnp.arange(batch_size)[:, None], tokens].add(1.0)
     return jax.tree.map(lambda *parts: jnp.stack(parts, axis=1).reshape(-1, parts[0].shape[1]), *found)
@@ -347,23 +352,35 @@ def _continuations(logits: Float[Array, "B K V"], beams: _Beams, start: Start, s
 
 def _group_continuations(
     logits: Float[Array, "B W V"],
-    beams: _Beams,
+    history: Int[Array, "B W T"],
+    before: Float[Array, "B W"],
+    index: Int[Array, ""],
     start: Start,
     settings: DecodeSettings,
     less: Float[Array, "B 1 V"] | None = None,
 ) -> _Found:
-    """The continuations of one group; `less` is what each token's log-probability loses."""
+    """The continuations of one group.
+
+    Args:
+      logits: of the next token.
+      history: of the running hypotheses.
+      before: their log-probabilities.
+      index: how many tokens they have.
+      start, settings: of the search.
+      less: what each token's log-probability loses.
+    """
     batch_size, num, vocab_size = logits.shape
     kept = max(2, 1 + len(start.eos_ids)) * num
-    allowed, logits = _rule(logits, beams.history, beams.index, start, settings, less)
+    allowed, logits = _rule(logits, history, index, start, settings, less)
     # Two stages, each hypothesis's own best and then the best of those: the winners are among them.
     each = min(kept, vocab_size)
     values, tokens = largest(allowed, each)
-    log_probs = values - jax.nn.logsumexp(logits, axis=-1)[..., None] + beams.log_probs[..., None]
+    log_probs = values - jax.nn.logsumexp(logits, axis=-1)[..., None] + before[..., None]
     log_probs, places = jax.lax.top_k(log_probs.reshape(batch_size, num * each), kept)
     tokens = jnp.take_along_axis(tokens.reshape(batch_size, num * each), places, axis=1)
-    stops = start.ends(tokens) | (beams.index + 1 >= settings.max_tokens)
-    running, best = jax.lax.top_k(log_probs + jnp.where(stops, BARRED, 0.0), num)
+    ends = start.ends(tokens)
+    running, best = jax.lax.top_k(log_probs + jnp.where(ends, BARRED, 0.0), num)
+    stops = ends | (index + 1 >= settings.max_tokens)
     return _Found(log_probs, places // each, tokens, stops, running, best)
 
 

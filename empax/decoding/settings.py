@@ -126,7 +126,7 @@ class DecodeSettings:
             raise ConfigError(f"first_token = {self.first_token} is in suppress_tokens; take it out of one of them.")
 
     def _check_beams(self) -> None:
-        check_numbers(self, "num_beam_groups", least=1)
+        check_numbers(self, "num_beam_groups", "num_return_sequences", least=1)
         check_numbers(self, "diversity_penalty", least=0, most=1e4)
         if self.method != "beam":
             return

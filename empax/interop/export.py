@@ -53,7 +53,7 @@ _T5_SHAPE = {
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """How a generator decodes: the fields of `decoding.search.DecodeSettings` under their names, and the ids.
+    """How a generator decodes: the fields of `decoding.settings.DecodeSettings` under their names, and the ids.
 
     Attributes:
       settings: `dataclasses.asdict` of the run's `config.SYSTEM.decoding`.

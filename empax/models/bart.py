@@ -1,7 +1,7 @@
 """BART and BlenderBot: settings from Hugging Face fields, and presets. The module is `transformer.EncoderDecoder`.
 
 Both add `final_logits_bias` to their logits, here the parameter "output_bias". What their decoding forces (BART's first
-token `<s>`, the last one `</s>`) is no part of the model but of `decoding.search.DecodeSettings`: `first_token` and
+token `<s>`, the last one `</s>`) is no part of the model but of `decoding.settings.DecodeSettings`: `first_token` and
 `end_at_limit`.
 """
 

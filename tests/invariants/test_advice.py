@@ -291,11 +291,11 @@ SETTINGS = [
         {"architecture": "t5"}, {"architecture": "t5", "preset": "t5-small"},
     ),
     section(
-        DecodeSettings, {}, "decoding/search.py", "is not allowed with one hypothesis; set",
+        DecodeSettings, {}, "decoding/settings.py", "is not allowed with one hypothesis; set",
         {"rerank": "consensus"}, {"rerank": "consensus", "method": "sample", "num_samples": 2},
     ),
     section(
-        DecodeSettings, {"rerank": "consensus"}, "decoding/search.py", "is not allowed with one hypothesis; set",
+        DecodeSettings, {"rerank": "consensus"}, "decoding/settings.py", "is not allowed with one hypothesis; set",
         {"method": "beam", "num_beams": 1}, {"method": "beam", "num_beams": 2},
     ),
     section(
