@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError, check_keys, to_settings
 from empax.data.model_files import read_model_json
 from empax.decoding.settings import DecodeSettings
 
@@ -63,6 +63,7 @@ _BY_METHOD: dict[str, dict[str, str]] = {
 }
 _IDS = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
 _LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+_SIZES = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
 _METHOD = ("do_sample", "num_beams")
 
 _KNOWN = {
@@ -136,15 +137,12 @@ def read_generation_config(
         fields = read_model_json(path) if path.is_file() else {}
         if fields.get("force_bos_token_to_be_generated"):
             fields.setdefault("forced_bos_token_id", fields.get("bos_token_id"))
+    check_keys(changes or {}, _KNOWN, where="changes", owner=FILE)
     fields = {name: value for name, value in {**fields, **(changes or {})}.items() if value is not None}
+    _check_integers(fields, path)
     method = _method(fields, path)
     _refuse_unread(fields, method, path)
-    values = {
-        ours: fields[theirs] for theirs, ours in (_ALWAYS | _BY_METHOD[method]).items() if fields.get(theirs) is not None
-    }
-    for theirs, ours in _ALWAYS.items():
-        if ours.endswith("ngram") and ours in values:
-            values[ours] = max(values[ours], 0)  # -1 too is off
+    values = {ours: fields[theirs] for theirs, ours in (_ALWAYS | _BY_METHOD[method]).items() if theirs in fields}
     if method == "beam":
         values.setdefault("num_return_sequences", 1)
     if method == "sample":
@@ -160,6 +158,16 @@ def read_generation_config(
         eos_id=eos_ids[0] if eos_ids else None,
         pad_id=fields.get("pad_token_id"),
     )
+
+
+def _check_integers(fields: dict[str, Any], path: Path) -> None:
+    """Raises ConfigError for a length, a size or an id that is no integer; sizes below 0 become 0, which is off."""
+    for name in (*_IDS, *_LENGTHS, *_SIZES):
+        several = isinstance(fields.get(name), list | tuple) and name in ("eos_token_id", "forced_eos_token_id")
+        for value in fields.get(name, []) if several else [fields.get(name, 0)]:
+            if type(value) is not int:
+                raise ConfigError(f"{path}: {name} = {fields[name]!r} must be an integer; {_advice(name, path)}.")
+    fields |= {name: max(fields[name], 0) for name in _SIZES if name in fields}
 
 
 def _advice(name: str, path: Path) -> str:
@@ -191,16 +199,19 @@ def _refuse_unread(fields: Mapping[str, Any], method: str, path: Path) -> None:
 
 def _eos_ids(fields: Mapping[str, Any], path: Path) -> tuple[tuple[int, ...], bool]:
     """The ids that end a response, that which the last place forces first, and whether it does."""
-    ids, forced = fields.get("eos_token_id", ()), fields.get("forced_eos_token_id", ())
-    ids, forced = (tuple(x) if isinstance(x, list | tuple) else (x,) for x in (ids, forced))
+    ids, forced = (_several(fields.get(name, ())) for name in ("eos_token_id", "forced_eos_token_id"))
     if not forced:
         return ids, False
-    if len(forced) > 1 or forced[0] not in ids:
+    if len(forced) != 1 or forced[0] not in ids:
         raise ConfigError(
             f"{path}: forced_eos_token_id = {fields['forced_eos_token_id']} must be one of eos_token_id = "
             f"{fields.get('eos_token_id')}; {_advice('forced_eos_token_id', path)}."
         )
     return (*forced, *(token for token in ids if token != forced[0])), True
+
+
+def _several(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _lengths(fields: Mapping[str, Any], given: int | None, path: Path) -> dict[str, Any]:

@@ -366,7 +366,8 @@ def _group_continuations(
       history: of the running hypotheses.
       before: their log-probabilities.
       index: how many tokens they have.
-      start, settings: of the search.
+      start: of the search.
+      settings: of the search.
       less: what each token's log-probability loses.
     """
     batch_size, num, vocab_size = logits.shape

@@ -159,4 +159,5 @@ def num_hypotheses(settings: DecodeSettings) -> int:
 
 def num_returned(settings: DecodeSettings) -> int:
     """How many hypotheses of each example `Generated` will hold."""
-    return num_hypotheses(settings) if settings.method != "beam" else settings.num_return_sequences or settings.num_beams
+    asked = settings.num_return_sequences if settings.method == "beam" else None
+    return num_hypotheses(settings) if asked is None else asked

@@ -36,6 +36,18 @@ Format: TypeAlias = Literal["transformers", "empax"]
 MODEL_TYPE = "empax"
 """`model_type` in the config.json of a folder with our own names."""
 
+_OPTIONS: dict[str, tuple[str, Any]] = {
+    "no_repeat_ngram": ("no_repeat_ngram_size", 0),
+    "encoder_no_repeat_ngram": ("encoder_no_repeat_ngram_size", 0),
+    "repetition_penalty": ("repetition_penalty", 1.0),
+    "encoder_repetition_penalty": ("encoder_repetition_penalty", 1.0),
+    "suppress_tokens": ("suppress_tokens", ()),
+    "begin_suppress_tokens": ("begin_suppress_tokens", ()),
+    "bad_words": ("bad_words_ids", ()),
+    "first_token": ("forced_bos_token_id", None),
+}
+"""Options of decoding, under transformers' names, with the values that switch them off."""
+
 _T5_SHAPE = {
     "norm": "rms",
     "pre_norm": True,
@@ -78,13 +90,20 @@ class Generation:
         }
         if s["min_tokens"]:
             fields["min_new_tokens"] = s["min_tokens"]
-        if s["no_repeat_ngram"]:
-            fields["no_repeat_ngram_size"] = s["no_repeat_ngram"]
+        # What is off stays out.
+        fields |= {theirs: s[ours] for ours, (theirs, off) in _OPTIONS.items() if s.get(ours, off) != off}
+        if more := s.get("more_eos_ids"):
+            fields["eos_token_id"] = [self.eos_id, *more]
+        if s.get("end_at_limit"):
+            fields["forced_eos_token_id"] = self.eos_id
         if s["method"] == "beam":
             fields |= {"length_penalty": s["length_penalty"], "early_stopping": s["early_stopping"]}
+            if s.get("num_beam_groups", 1) > 1:
+                fields |= {name: s[name] for name in ("num_beam_groups", "diversity_penalty")}
         if s["method"] == "sample":
             # top_k 0: left out, transformers would take 50.
             fields |= {name: s[name] for name in ("temperature", "top_k", "top_p")}
+            fields |= {name: s[name] for name, off in (("min_p", 0.0), ("typical_p", 1.0)) if s.get(name, off) != off}
             fields["num_return_sequences"] = s["num_samples"]
         return fields
 

@@ -1,6 +1,7 @@
 """Groups of beams against the published algorithm in plain Python (Vijayakumar et al. 2018, Algorithm 1)."""
 
 import functools
+import itertools
 
 import flax.struct
 import jax
@@ -76,7 +77,7 @@ def search(table, groups, width, penalty, ends, length_penalty):
                 taken[tokens[-1]] += 1
             if running[group] and len(pools[group]) == width:
                 done[group] |= running[group][0][0] / length**length_penalty <= pools[group][-1][0]
-    return sorted(sum(pools, []), reverse=True)
+    return sorted(itertools.chain(*pools), reverse=True)
 
 
 @pytest.mark.oracle
@@ -107,10 +108,14 @@ def test_hypotheses_are_those_of_the_published_algorithm(groups, width, penalty,
 def test_groups_differ_by_the_penalty_alone():
     settings = {"num_beams": 4, "num_beam_groups": 2, "length_penalty": 0.0}
     alike, apart = (
-        np.asarray(decode(jnp.asarray(table()), DecodeSettings("beam", LENGTH, diversity_penalty=penalty, **settings)).tokens)
+        np.asarray(
+            decode(jnp.asarray(table()), DecodeSettings("beam", LENGTH, diversity_penalty=penalty, **settings)).tokens
+        )
         for penalty in (0.0, 2.0)
     )
-    two = np.asarray(decode(jnp.asarray(table()), DecodeSettings("beam", LENGTH, num_beams=2, length_penalty=0.0)).tokens)
+    two = np.asarray(
+        decode(jnp.asarray(table()), DecodeSettings("beam", LENGTH, num_beams=2, length_penalty=0.0)).tokens
+    )
     for row in range(BATCH):
         np.testing.assert_array_equal(np.unique(alike[row], axis=0), np.unique(two[row], axis=0))
         assert len(np.unique(apart[row], axis=0)) > 2
@@ -128,8 +133,8 @@ def test_fewer_hypotheses_are_returned_where_fewer_are_asked_for():
 def test_options_that_are_off_carry_nothing_through_the_loop(method, carried):
     def arrays(settings):
         jaxpr = jax.make_jaxpr(decode, static_argnums=1)(jnp.asarray(table()), settings).jaxpr
-        loops = [eqn for eqn in jax.tree.leaves([e.params["jaxpr"].jaxpr.eqns for e in jaxpr.eqns if "jaxpr" in e.params])]
-        (loop,) = [eqn for eqn in loops if eqn.primitive.name == "while"]
+        inner = [eqn.params["jaxpr"].jaxpr.eqns for eqn in jaxpr.eqns if "jaxpr" in eqn.params]
+        (loop,) = [eqn for eqn in itertools.chain(*inner) if eqn.primitive.name == "while"]
         return len(loop.outvars), len(loop.params["body_jaxpr"].jaxpr.eqns)
 
     plain = DecodeSettings(method, LENGTH, num_beams=2)

@@ -146,6 +146,8 @@ class PolicyStage:
     def __post_init__(self) -> None:
         if self.rollout.method != "sample":
             raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
+        if self.rollout.more_eos_ids:
+            raise ConfigError("rollout.more_eos_ids must be empty: what is learnt from ends with the tokenizer's end.")
         check_numbers(self, "clip", "guard_tolerance", above=0)
         check_numbers(self, "max_ratio", above=1)
         check_numbers(self, "missing_eos_penalty", "entropy_weight", "likelihood_weight", "likelihood_focus", least=0)
