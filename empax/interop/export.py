@@ -25,9 +25,10 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.huggingface import Config, LazyTensor, foreign_tensors
 from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
+from empax.interop.sentence_modules import write_modules
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import DualEncoder, Projection
 from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
@@ -197,7 +198,8 @@ def export_retriever(
         if base is not None and base["model_type"] != "bert":
             fields = {**base, "num_hidden_layers": encoder.config.num_layers, "dtype": "float32"}
         tensors = foreign_tensors(fields["model_type"], params["encoder"], encoder.config)
-        max_tokens = min(max_tokens, encoder.config.max_positions)
+        longest = tokenizer.reading.max_tokens or max_tokens
+        max_tokens = min(max_tokens, longest, encoder.config.max_positions)
     else:
         fields, tensors = _own_fields(model), _own_tensors(model, params)
     with new_folder(folder) as new:
@@ -205,7 +207,7 @@ def export_retriever(
         write_json(new / "config.json", fields)
         _write_framing_tokenizer(new, tokenizer, max_tokens)
         if format == "transformers":
-            _write_modules(new, model, fields["hidden_size"], max_tokens)
+            write_modules(new, model, params, tokenizer.reading, size=fields["hidden_size"], max_tokens=max_tokens)
         _write_card(new, card)
 
 
@@ -340,7 +342,8 @@ def _own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, 
         return {"model_type": MODEL_TYPE, "model": "encoder_decoder", "config": dataclasses.asdict(model.config)}
     name = next(name for name, (_, module) in _ENCODERS.items() if isinstance(model.encoder, module))
     config = dataclasses.asdict(model.encoder.config)  # pyright: ignore[reportAttributeAccessIssue]
-    pooling = {"pooling": model.pooling, "normalize": model.normalize}
+    pooling: dict[str, Any] = {"pooling": model.pooling, "normalize": model.normalize}
+    pooling["projections"] = [dataclasses.asdict(projection) for projection in model.projections]
     return {"model_type": MODEL_TYPE, "model": "dual_encoder", "encoder": name, **pooling, "config": config}
 
 
@@ -349,7 +352,10 @@ def _own_model(fields: Mapping[str, Any]) -> EncoderDecoder | DualEncoder:
         return EncoderDecoder(to_settings(TransformerConfig, fields["config"], where="config"))
     config, module = _ENCODERS[fields["encoder"]]
     return DualEncoder(
-        module(to_settings(config, fields["config"], where="config")), fields["pooling"], fields["normalize"]
+        module(to_settings(config, fields["config"], where="config")),
+        fields["pooling"],
+        fields["normalize"],
+        tuple(to_settings(Projection, values, where="projections") for values in fields["projections"]),
     )
 
 
@@ -386,29 +392,6 @@ def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_toke
     path = folder / "tokenizer_config.json"
     names = {"cls_token": first, "sep_token": last, "model_max_length": max_tokens, "truncation_side": "left"}
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | names)
-
-
-def _write_modules(folder: Path, model: DualEncoder, size: int, max_tokens: int) -> None:
-    """What sentence-transformers puts together: encoder, pooling, normalisation. All its versions read these names."""
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    if model.normalize:
-        kinds.append(("2_Normalize", "Normalize"))
-        (folder / "2_Normalize").mkdir()
-        write_json(folder / "2_Normalize" / "config.json", {})
-    write_json(
-        folder / "modules.json",
-        [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate(kinds)
-        ],
-    )
-    (folder / "1_Pooling").mkdir()
-    pooling = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": None, "mean_sqrt_len_tokens": None}
-    modes = {f"pooling_mode_{name}": model.pooling == ours for name, ours in pooling.items()}
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": size, **modes})
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False})
-    similarity = "cosine" if model.normalize else "dot"
-    write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": similarity})
 
 
 def _write_card(folder: Path, card: str) -> None:

@@ -52,6 +52,11 @@ def check_system(run: RunContext) -> None:
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
     encoder = load_encoder(retriever, tokenizer, with_params=False)
+    if encoder.similarity == "cosine" and not encoder.model.normalize:
+        raise ConfigError(
+            f"{retriever.pretrained} compares its vectors by cosine, and an index by dot product; set "
+            f"{where}.retriever.normalize = True, which makes them the same."
+        )
     settings = with_own_decoding(settings, tokenizer, loaded.model)
     first = settings.decoding.first_token
     if first is not None and first >= tokenizer.vocab_size:
