@@ -175,8 +175,8 @@ def _pooling(path: Path) -> Pooling:
     on = [
         name.removeprefix("pooling_mode_") for name, value in said.items() if value and name.startswith("pooling_mode_")
     ]
-    new_names = {old: new for new, old in _OLD_NAMES.items()}
-    on = [new_names[name] if name in new_names else name for name in on]
+    for new, old in _OLD_NAMES.items():
+        on = [new if name == old else name for name in on]
     if not on:
         mode = said.get("pooling_mode", "mean")
         on = [str(part) for part in mode] if isinstance(mode, list) else [str(mode)]
