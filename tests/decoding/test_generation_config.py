@@ -128,6 +128,9 @@ def draw(rng, name):
         "forced_eos_token_id": lambda: EOS,
     }
     fields |= {option: make() for option, make in options.items() if some()}
+    ends = fields["eos_token_id"]
+    if isinstance(ends, list) and fields.get("forced_bos_token_id") in ends:
+        fields["eos_token_id"] = EOS  # else all responses are this one token, and the other hypotheses no responses
     if fields.get("forced_bos_token_id") in fields.get("suppress_tokens", ()):
         del fields["suppress_tokens"]  # both at once is an error, of theirs too
     return fields

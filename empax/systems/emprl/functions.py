@@ -75,8 +75,8 @@ def call_text_function(
       ConfigError: the function raised something, wants a field that no row has, or did not return one finite number for
         each.
     """
-    fields = row_fields(instances)
     named, takes_any = _wanted_fields(function)
+    fields = row_fields(instances) if named or takes_any else {}
     if missing := [field for field in named if named[field] and field not in fields]:
         raise ConfigError(
             f"the reward {name} wants {', '.join(missing)}; the fields of its rows are {', '.join(sorted(fields))}."
@@ -155,10 +155,9 @@ def try_functions(settings: Sequence[RewardSettings], instances: Sequence[Instan
             continue
         function = load_function(part.function)
         if part.kind == "text":
-            named, _ = _wanted_fields(function)
-            known = row_fields(instances)
+            needed = [field for field, needs in _wanted_fields(function)[0].items() if needs]
             # It may be costly; and notes that it must have are not there before the run.
-            if distributed.is_writer() and all(field in known for field in named if named[field]):
+            if distributed.is_writer() and (not needed or set(needed) <= set(row_fields(instances))):
                 call_text_function(function, part.function, instances, [i.response for i in instances])
             continue
         args = (getattr(function, "params"), rollout) if hasattr(function, "params") else (rollout,)  # noqa: B009

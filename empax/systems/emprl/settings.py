@@ -234,7 +234,7 @@ class GrpoStage(PolicyStage):
         if self.rollout.num_samples < 2:
             raise ConfigError(f"rollout.num_samples = {self.rollout.num_samples} must be at least 2: a group.")
         if self.baseline == "leave_one_out" and self.scale_rewards == "batch":
-            raise ConfigError("scale_rewards = 'batch' goes with baseline = 'group'; RLOO does not scale.")
+            raise ConfigError("scale_rewards = 'batch' goes with baseline = 'group': RLOO does not scale; set either.")
         if any(reward.shift_penalty for reward in self.rewards):
             raise ConfigError(
                 "shift_penalty goes with PPO alone: in a group, the answers to one turn would stand between those of a "

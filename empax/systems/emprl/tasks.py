@@ -179,6 +179,11 @@ class Policy:
             estimator=self.settings.kl.estimator,
         )
 
+    def rated_parts(self, rollout: Any) -> dict[str, Float[Array, " B"]]:
+        """What each part of the reward says, by its name."""
+        names = self.reward.names
+        return {} if rollout.parts is None else {name: rollout.parts[:, i] for i, name in enumerate(names)}
+
     def remembered(self, rollout: Any, memory: Memory, statistics: ScoreStatistics) -> tuple[Rollout, Memory, Metrics]:
         """The rollout with its coefficient, the memory after it, and what to log of it."""
         counted, valid = self.counted(rollout), rollout.mask.any(axis=1)
@@ -189,10 +194,7 @@ class Policy:
         ended = jnp.any(rollout.mask & (rollout.tokens == self.generator.decoder.eos_id), axis=1)
         metrics = {
             "reward": Mean.of(rollout.scores, valid),
-            **{
-                f"reward_{name}": Mean.of(rollout.parts[:, i], valid)
-                for i, name in enumerate(self.reward.names if rollout.parts is not None else ())
-            },
+            **{f"reward_{name}": Mean.of(part, valid) for name, part in self.rated_parts(rollout).items()},
             "kl": kl,  # to the reference, nats per response: what the penalty is made of and steers by
             "kl_coefficient": _once(coefficient),
             "response_tokens": ppo.mean_length(rollout.mask),
