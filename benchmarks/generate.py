@@ -25,7 +25,8 @@ from empax.core.memory import keep_freed_memory
 from empax.data.sources import LayoutSettings, TaggedForm
 from empax.data.tokenizers import train_bpe
 from empax.decoding.passages import PassageReader
-from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.decoding.search import generate
+from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.models.fusion_in_decoder import FusionInDecoder
 
 HELD_EQUAL = (

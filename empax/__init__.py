@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from empax.core.config import ConfigError
     from empax.core.files import DataError
     from empax.core.types import Instance, Prediction
-    from empax.decoding.search import DecodeSettings
+    from empax.decoding.settings import DecodeSettings
     from empax.models.lora import LoraSettings
     from empax.serving.session import Session
     from empax.serving.text_model import TextModel, load
@@ -35,7 +35,7 @@ _MODULES = {
     "compare": "api",
     "Instance": "core.types",
     "Prediction": "core.types",
-    "DecodeSettings": "decoding.search",
+    "DecodeSettings": "decoding.settings",
     "LoraSettings": "models.lora",
     "ConfigError": "core.config",
     "DataError": "core.files",

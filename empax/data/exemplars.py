@@ -15,6 +15,7 @@ from empax.core.protocols import Tokenizer
 from empax.core.types import EMOTIONS, Batch, Instance
 from empax.data import features
 from empax.data.sources import SourceForm, Text
+from empax.data.tokenizers import Reading, SubwordTokenizer
 
 
 @flax.struct.dataclass
@@ -80,15 +81,28 @@ class Corpus:
 
 def encode_queries(tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int) -> list[list[int]]:
     """Contexts as the retriever reads them; cut on the left, so that the newest turns stay."""
-    return features.encode_for_bert(
-        tokenizer, [features.plain_context(i.context) for i in instances], max_tokens, keep="right"
-    )
+    reading = _reading(tokenizer)
+    texts = [features.plain_context(i.context) for i in instances]
+    return _encode(tokenizer, texts, max_tokens, reading, reading.query_prompt)
 
 
 def encode_keys(tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int) -> list[list[int]]:
     """Exemplars as the retriever reads them: context and response (reproduction: "key = context + response")."""
     texts = [features.plain_context((*i.context, i.response)) for i in instances]
-    return features.encode_for_bert(tokenizer, texts, max_tokens, keep="right")
+    reading = _reading(tokenizer)
+    return _encode(tokenizer, texts, max_tokens, reading, reading.key_prompt)
+
+
+def _reading(tokenizer: Tokenizer) -> Reading:
+    return tokenizer.reading if isinstance(tokenizer, SubwordTokenizer) else Reading()
+
+
+def _encode(
+    tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int, reading: Reading, prompt: str
+) -> list[list[int]]:
+    if reading.max_tokens is not None:
+        max_tokens = min(max_tokens, reading.max_tokens)
+    return features.encode_for_bert(tokenizer, texts, max_tokens, keep="right", prompt=prompt)
 
 
 def dialogue_groups(instances: Sequence[Instance]) -> np.ndarray:

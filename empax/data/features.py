@@ -170,7 +170,12 @@ def plain_context(context: Sequence[str], *, max_chars: int | None = None) -> st
 
 
 def encode_for_bert(
-    tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int, keep: Literal["left", "right", "ends"] = "right"
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    max_tokens: int,
+    keep: Literal["left", "right", "ends"] = "right",
+    *,
+    prompt: str = "",
 ) -> list[list[int]]:
     """`[CLS] text [SEP]` for each text (the tokenizer's `cls_id` and `sep_id`), at most `max_tokens` ids each.
 
@@ -180,16 +185,20 @@ def encode_for_bert(
       max_tokens: both frame tokens included, at least 3.
       keep: what stays of an overlong text: "right" for contexts (newest turns), "left" for single posts, "ends" half
         from each end (Sun et al. 2019, Sec. 5.3.1).
+      prompt: stands before every text, and stays whole.
     """
     _at_least("max_tokens", max_tokens, 3)
     if keep not in ("left", "right", "ends"):
         raise ConfigError(f"keep = {keep!r} must be 'left', 'right' or 'ends'.")
     first, last = tokenizer.cls_id, tokenizer.sep_id
-    room = max_tokens - 2
-    head = {"left": room, "right": 0, "ends": room - room // 2}[keep]
+    given = len(tokenizer.encode(prompt)) if prompt else 0
+    room = max_tokens - 2 - given
+    if room < 1:
+        raise ConfigError(f"max_tokens = {max_tokens} leaves no room behind a prompt of {given} tokens; raise it.")
+    head = given + {"left": room, "right": 0, "ends": room - room // 2}[keep]
     unique = list(dict.fromkeys(texts))
-    ids = dict(zip(unique, tokenizer.encode_batch(unique), strict=True))
-    return [[first, *_cut(ids[text], head, room - head), last] for text in texts]
+    ids = dict(zip(unique, tokenizer.encode_batch([prompt + text for text in unique]), strict=True))
+    return [[first, *_cut(ids[text], head, room + given - head), last] for text in texts]
 
 
 def _cut(ids: list[int], head: int, tail: int) -> list[int]:

@@ -28,11 +28,11 @@ def check_whole(path: Path) -> None:
         )
 
 
-def read_model_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model.
+def read_model_json(path: Path, *, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """The JSON object (or, as `kind` says, the list) in a file of a model.
 
     Raises:
-      DataError: the file is empty, a pointer of Git LFS, no UTF-8, no JSON, or JSON but no object.
+      DataError: the file is empty, a pointer of Git LFS, no UTF-8, no JSON, or JSON of another kind.
     """
     check_whole(path)
     content = path.read_bytes()
@@ -42,9 +42,10 @@ def read_model_json(path: Path) -> dict[str, Any]:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
         raise DataError(f"{path} is not valid JSON ({error}); fetch the model again.") from error
-    if not isinstance(value, dict):
-        kinds = {list: "a list", str: "a text", type(None): "null"}
-        raise DataError(f"{path} must hold a JSON object, but is {kinds.get(type(value), repr(value))}.")
+    if not isinstance(value, kind):
+        kinds = {dict: "an object", list: "a list", str: "a text", type(None): "null"}
+        wanted = "object" if kind is dict else "list"
+        raise DataError(f"{path} must hold a JSON {wanted}, but is {kinds.get(type(value), repr(value))}.")
     return value
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import copy
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -44,6 +46,23 @@ _ROLES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How an encoder wants its texts.
+
+    Attributes:
+      query_prompt: stands before a query.
+      key_prompt: stands before a text that is searched for.
+      prompt: stands before a text that is neither.
+      max_tokens: of a text with its frame, that the encoder was made for; None = no word of it.
+    """
+
+    query_prompt: str = ""
+    key_prompt: str = ""
+    prompt: str = ""
+    max_tokens: int | None = None
+
+
 class SubwordTokenizer:
     """A `core.protocols.Tokenizer` on a Rust tokenizer: batches are encoded in parallel, nothing is padded or cut.
 
@@ -59,6 +78,7 @@ class SubwordTokenizer:
       own_size: the same without the tokens that were added when it was loaded.
       names: texts of the pad, eos and start token, as `pad_token` and so on; `bos_token` where one is declared.
       chat_template: how the model that this is of frames a dialogue (Jinja); None if it has no such way.
+      reading: how an encoder that reads with it wants its texts.
       source: the folder or file that this was loaded from, for messages.
     """
 
@@ -80,6 +100,7 @@ class SubwordTokenizer:
         self.vocab_size = _num_ids(backend)
         self.own_size = self.vocab_size
         self.chat_template = chat_template
+        self.reading = Reading()
         self.source = source
         self.names = {"pad_token": pad, "eos_token": eos, "start_token": start}
         if bos:
@@ -122,6 +143,16 @@ class SubwordTokenizer:
         if self.eos_id in plain:
             plain = plain[: plain.index(self.eos_id)]
         return self.backend.decode(plain, skip_special_tokens=True).strip()
+
+    def lower_cased(self) -> SubwordTokenizer:
+        """The same, reading texts in lower case."""
+        other = copy.copy(self)
+        other.__dict__.pop("_plain", None)
+        other.backend = rust.Tokenizer.from_str(self.backend.to_str())
+        given = other.backend.normalizer
+        both = normalizers.Sequence([normalizers.Lowercase(), *([given] if given else [])])
+        other.backend.normalizer = both  # pyright: ignore[reportAttributeAccessIssue]
+        return other
 
     def token_id(self, token: str) -> int:
         """Id of a token by its text; ConfigError where the vocabulary lacks it."""

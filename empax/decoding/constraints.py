@@ -1,37 +1,150 @@
-"""What a search may not choose, and what it must."""
+"""What a search may not choose, what it must, and what it had better not."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
+
+from empax.core.config import ConfigError
+from empax.decoding.settings import DecodeSettings
+
+
+def check_ids(settings: DecodeSettings, vocab_size: int) -> None:
+    """Raises ConfigError for the first token id of `settings` that the vocabulary lacks."""
+    single = ("suppress_tokens", "begin_suppress_tokens", "more_eos_ids")
+    ids = {name: getattr(settings, name) for name in single}
+    ids["bad_words"] = tuple(itertools.chain(*settings.bad_words))
+    ids["first_token"] = () if settings.first_token is None else (settings.first_token,)
+    for name, tokens in ids.items():
+        for token in tokens:
+            if token >= vocab_size:
+                raise ConfigError(f"{name} names the token {token}; it must be below {vocab_size}, the vocabulary.")
+
+
+def penalise(
+    scores: Float[Array, "B K V"],
+    text: Int[Array, "#B #K L"],
+    settings: DecodeSettings,
+    source: Int[Array, "B S"] | None,
+) -> Float[Array, "B K V"]:
+    """Scores after the two penalties of repetition.
+
+    Source: Keskar et al. 2019, Sec. 4.1, for negative scores as in Hugging Face's `RepetitionPenaltyLogitsProcessor`.
+
+    Args:
+      scores: logits or log-probabilities.
+      text: what each hypothesis has, -1 = no token.
+      settings: `repetition_penalty` and `encoder_repetition_penalty`.
+      source: its tokens, -1 = no token.
+    """
+    if settings.encoder_repetition_penalty != 1.0 and source is not None:
+        scores = _divided(scores, source[:, None], 1.0 / settings.encoder_repetition_penalty)
+    if settings.repetition_penalty != 1.0:
+        scores = _divided(scores, text, settings.repetition_penalty)
+    return scores
+
+
+def _divided(scores: Float[Array, "B K V"], text: Int[Array, "#B #K L"], by: float) -> Float[Array, "B K V"]:
+    text = jnp.broadcast_to(text, (*scores.shape[:2], text.shape[2]))
+    old = jnp.take_along_axis(scores, jnp.maximum(text, 0), axis=-1)
+    new = jnp.where(old < 0, old * by, old / by)  # a token that comes twice is set twice, to the same
+    return _place(scores, jnp.where(text >= 0, text, scores.shape[-1]), new)
 
 
 def constrain(
-    logits: Float[Array, "B K V"],
-    history: Int[Array, "B K T"],
+    scores: Float[Array, "B K V"],
+    text: Int[Array, "B K L"],
+    place: Int[Array, ""],
     index: Int[Array, ""],
-    eos_id: int,
-    *,
-    min_tokens: int,
-    no_repeat_ngram: int,
+    eos_ids: Sequence[int],
+    settings: DecodeSettings,
+    source: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B K V"]:
-    """-inf where `min_tokens` or `no_repeat_ngram` forbids a token after `history[..., : index + 1]`."""
-    if min_tokens:
-        is_end = (jnp.arange(logits.shape[-1]) == eos_id)[None, None]
-        logits = jnp.where(is_end & (index < min_tokens), -jnp.inf, logits)
-    size = no_repeat_ngram
-    if not 0 < size < history.shape[-1]:
-        return logits
-    num_windows = history.shape[-1] - size
-    # An n-gram that starts like the latest n - 1 tokens forbids its own last token.
-    last = jax.lax.dynamic_slice_in_dim(history, index + 2 - size, size - 1, axis=2)
-    repeats = jnp.broadcast_to(jnp.arange(num_windows) + size <= index + 1, (*history.shape[:2], num_windows))
-    for offset in range(size - 1):
-        repeats &= history[:, :, offset : offset + num_windows] == last[:, :, offset, None]
-    banned = jnp.where(repeats, history[:, :, size - 1 : size - 1 + num_windows], logits.shape[-1])
-    rows, columns = jnp.arange(history.shape[0])[:, None, None], jnp.arange(history.shape[1])[None, :, None]
-    return logits.at[rows, columns, banned].set(-jnp.inf, mode="drop")
+    """-inf where `settings` forbid a token.
+
+    Args:
+      scores: of the next token.
+      text: what each hypothesis has read: its prompt if that counts, the start token, its own; -1 = no token.
+      place: where in `text` the latest token is; what comes later means nothing.
+      index: how many tokens each hypothesis has of its own.
+      eos_ids: what ends a response.
+      settings: which tokens may not come.
+      source: its tokens, -1 = no token; for `encoder_no_repeat_ngram`.
+    """
+    single = {word[0] for word in settings.bad_words if len(word) == 1} - set(eos_ids)
+    scores = _ban(scores, (*settings.suppress_tokens, *single))
+    if settings.min_tokens:
+        scores = jnp.where(index < settings.min_tokens, _ban(scores, eos_ids), scores)
+    if settings.begin_suppress_tokens:
+        first = int(settings.first_token is not None)
+        scores = jnp.where(index == first, _ban(scores, settings.begin_suppress_tokens), scores)
+    size = settings.no_repeat_ngram
+    if 0 < size < text.shape[-1]:
+        scores = _ban_ngrams(scores, text[..., :-1], _latest(text, place, size - 1), last_window=place + 1 - size)
+    size = settings.encoder_no_repeat_ngram
+    if size and source is not None and size - 1 <= text.shape[-1]:
+        enough = jnp.where(place + 2 >= size, source.shape[-1], -1)
+        scores = _ban_ngrams(scores, source[:, None], _latest(text, place, size - 1), last_window=enough)
+    for length in sorted({len(word) for word in settings.bad_words} - {1}):
+        if length - 1 <= text.shape[-1]:
+            scores = _ban_words(scores, text, place, [word for word in settings.bad_words if len(word) == length])
+    return scores
+
+
+def _ban(scores: Float[Array, "B K V"], tokens: Sequence[int]) -> Float[Array, "B K V"]:
+    if not tokens:
+        return scores
+    banned = np.zeros((1, 1, scores.shape[-1]), bool)
+    banned[..., list(tokens)] = True
+    return jnp.where(banned, -jnp.inf, scores)
+
+
+def _latest(text: Int[Array, "B K L"], place: Int[Array, ""], num: int) -> Int[Array, "B K n"]:
+    """The `num` tokens up to `place`; where there are not so many, something else."""
+    return jax.lax.dynamic_slice_in_dim(text, place + 1 - num, num, axis=2)
+
+
+def _ban_ngrams(
+    scores: Float[Array, "B K V"],
+    text: Int[Array, "#B #K L"],
+    last: Int[Array, "B K n"],
+    *,
+    last_window: Int[Array, ""],
+) -> Float[Array, "B K V"]:
+    """An n-gram of `text` that starts like the latest n - 1 tokens forbids its own last token."""
+    before = last.shape[-1]
+    num_windows = text.shape[-1] - before
+    if num_windows < 1:
+        return scores
+    matches = jnp.broadcast_to(jnp.arange(num_windows) <= last_window, (*scores.shape[:2], num_windows))
+    for offset in range(before):
+        matches &= text[:, :, offset : offset + num_windows] == last[:, :, offset, None]
+    following = text[:, :, before:]
+    return _place(scores, jnp.where(matches & (following >= 0), following, scores.shape[-1]), -jnp.inf)
+
+
+def _ban_words(
+    scores: Float[Array, "B K V"], text: Int[Array, "B K L"], place: Int[Array, ""], words: list[tuple[int, ...]]
+) -> Float[Array, "B K V"]:
+    """Words of one length, above 1: each forbids its last token behind all the others."""
+    listed = np.array(words)
+    before = listed.shape[1] - 1
+    last = _latest(text, place, before)
+    matches = (last[:, :, None] == listed[None, None, :, :-1]).all(axis=-1) & (place + 1 >= before)
+    return _place(scores, jnp.where(matches, listed[None, None, :, -1], scores.shape[-1]), -jnp.inf)
+
+
+def _place(
+    scores: Float[Array, "B K V"], tokens: Int[Array, "B K n"], values: Float[Array, "B K n"] | float
+) -> Float[Array, "B K V"]:
+    """`scores` with `values` at `tokens`; V = nowhere."""
+    rows, columns = jnp.arange(scores.shape[0])[:, None, None], jnp.arange(scores.shape[1])[None, :, None]
+    return scores.at[rows, columns, tokens].set(values, mode="drop")
 
 
 def forced_tokens(

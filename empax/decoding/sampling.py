@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 GROUP = 32
 """Width of vocabulary groups. On a CPU, [192, 12000] logits: top-8 3 ms (lax.top_k 7, sort 700, argmax 11)."""
@@ -46,11 +47,18 @@ def largest(logits: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B k"],
 
 
 def sample_tokens(
-    rng: jax.Array, logits: Float[Array, "B K V"], *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+    rng: jax.Array,
+    logits: Float[Array, "B K V"],
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
 ) -> Int[Array, "B K"]:
-    """Draws one token for each hypothesis: temperature, then top-k, then top-p, as Hugging Face orders them.
+    """Draws one token for each hypothesis: temperature, top-k, top-p, min-p, typical-p, as Hugging Face orders them.
 
-    Source: Fan et al. 2018 (top-k), Holtzman et al. 2020, Sec. 3.1 (top-p).
+    Source: Fan et al. 2018 (top-k), Holtzman et al. 2020, Sec. 3.1 (top-p); for the others see `at_least`, `typical`.
 
     Args:
       rng: a PRNG key.
@@ -58,41 +66,78 @@ def sample_tokens(
       temperature: above 0; divides the logits.
       top_k: keeps the k likeliest tokens; 0 = all. Exactly k: a tie at the border keeps the lowest id.
       top_p: keeps the smallest set of likeliest tokens whose probability reaches p, in (0, 1]; 1 = all.
+      min_p: see `at_least`.
+      typical_p: see `typical`.
     """
     scaled = logits / temperature
     if 0 < top_k < logits.shape[-1]:
         values, ids = largest(scaled, top_k)
-        choice = jax.random.categorical(rng, _nucleus_of_sorted(values, top_p))
+        choice = jax.random.categorical(rng, typical(at_least(_nucleus_of_sorted(values, top_p), min_p), typical_p))
         return jnp.take_along_axis(ids, choice[..., None], axis=-1)[..., 0]
-    return _categorical(rng, nucleus(scaled, top_p))
+    return _categorical(rng, typical(at_least(nucleus(scaled, top_p), min_p), typical_p))
 
 
 def nucleus(logits: Float[Array, "*B V"], top_p: float) -> Float[Array, "*B V"]:
-    """Sets to -inf every token that has a probability of `top_p` or more above it; ties are kept together.
-
-    A token stays where the mass of all likelier tokens is below p. That mass falls as the token's probability rises, so
-    the smallest probability that stays is found by bisection, on the bits of the float: exact after 30 halvings,
-    and ten times faster than a sort.
-    """
+    """Sets to -inf every token that has a probability of `top_p` or more above it; ties are kept together."""
     if top_p >= 1.0:
         return logits
     probs = jax.nn.softmax(logits, axis=-1)
-    one = jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32)  # floats >= 0 order as their bits do
+    # Floats >= 0 order as their bits do, and 1 is the largest probability.
+    stays = _first_mass(_bits(probs), probs, top_p, largest_key=1.0)
+    # Also what ties with the likeliest: probabilities that sum to a little below p must not leave nothing.
+    stays |= probs == jnp.max(probs, axis=-1, keepdims=True)
+    return jnp.where(stays, logits, -jnp.inf)
+
+
+def at_least(logits: Float[Array, "*B V"], min_p: float) -> Float[Array, "*B V"]:
+    """Sets to -inf every token with less than `min_p` of the likeliest one's probability; 0 = none.
+
+    Source: Nguyen et al. 2024, Sec. 3.
+    """
+    if min_p <= 0.0:
+        return logits
+    probs = jax.nn.softmax(logits, axis=-1)
+    return jnp.where(probs < min_p * jnp.max(probs, axis=-1, keepdims=True), -jnp.inf, logits)
+
+
+def typical(logits: Float[Array, "*B V"], typical_p: float) -> Float[Array, "*B V"]:
+    """Keeps the smallest set of tokens with information nearest to its mean that reaches `typical_p`; ties stay.
+
+    Source: Meister et al. 2023, Eq. 10 and 11.
+    """
+    if typical_p >= 1.0:
+        return logits
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    probs = jnp.exp(log_probs)
+    entropy = -jnp.sum(jnp.where(probs > 0, log_probs * probs, 0.0), axis=-1, keepdims=True)
+    away = _bits(jnp.abs(-log_probs - entropy))
+    stays = _first_mass(_bits(jnp.float32(jnp.inf)) - away, probs, typical_p, largest_key=jnp.inf)
+    return jnp.where(stays, logits, -jnp.inf)
+
+
+def _bits(values: Float[Array, "*B"]) -> Int[Array, "*B"]:
+    return jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.int32)
+
+
+def _first_mass(
+    keys: Int[Array, "*B V"], probs: Float[Array, "*B V"], mass: float, *, largest_key: float
+) -> Bool[Array, "*B V"]:
+    """Tokens that have less than `mass` of probability at higher keys; those with equal keys go together.
+
+    That probability falls as the key rises, so the smallest key that stays is found by bisection: exact after about 31
+    halvings, and ten times faster than a sort. `largest_key` is a float, whose bits no key exceeds.
+    """
+    top = int(np.float32(largest_key).view(np.int32))
 
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds  # the smallest threshold that stays is in (low, high]
-        middle = low + (high - low + 1) // 2  # never the low end: the bits of -1 are no number
-        threshold = jax.lax.bitcast_convert_type(middle, jnp.float32)[..., None]
-        stays = jnp.sum(jnp.where(probs > threshold, probs, 0.0), axis=-1) < top_p
+        low, high = bounds  # the smallest key that stays is in (low, high]
+        middle = low + (high - low + 1) // 2  # never the low end, which is no key at first
+        stays = jnp.sum(jnp.where(keys > middle[..., None], probs, 0.0), axis=-1) < mass
         return jnp.where(stays, low, middle), jnp.where(stays, middle, high)
 
-    start = jnp.full(logits.shape[:-1], -1, jnp.int32), jnp.full(logits.shape[:-1], one, jnp.int32)
-    # 30 halvings of the 2^30 bit patterns up to 1.0.
-    _, high = jax.lax.fori_loop(0, 30, halve, start)
-    smallest = jax.lax.bitcast_convert_type(high, jnp.float32)[..., None]
-    # Also what ties with the likeliest: probabilities that sum to a little below p must not leave nothing.
-    stays = (probs >= smallest) | (probs == jnp.max(probs, axis=-1, keepdims=True))
-    return jnp.where(stays, logits, -jnp.inf)
+    start = jnp.full(keys.shape[:-1], -1, jnp.int32), jnp.full(keys.shape[:-1], top, jnp.int32)
+    _, high = jax.lax.fori_loop(0, (top + 1).bit_length(), halve, start)
+    return keys >= high[..., None]
 
 
 def _nucleus_of_sorted(logits: Float[Array, "*B k"], top_p: float) -> Float[Array, "*B k"]:

@@ -26,9 +26,10 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.huggingface import Config, LazyTensor, foreign_tensors
 from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
+from empax.interop.sentence_modules import write_modules
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import DualEncoder, Projection
 from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
@@ -36,6 +37,18 @@ Format: TypeAlias = Literal["transformers", "empax"]
 
 MODEL_TYPE = "empax"
 """`model_type` in the config.json of a folder with our own names."""
+
+_OPTIONS: dict[str, tuple[str, Any]] = {
+    "no_repeat_ngram": ("no_repeat_ngram_size", 0),
+    "encoder_no_repeat_ngram": ("encoder_no_repeat_ngram_size", 0),
+    "repetition_penalty": ("repetition_penalty", 1.0),
+    "encoder_repetition_penalty": ("encoder_repetition_penalty", 1.0),
+    "suppress_tokens": ("suppress_tokens", ()),
+    "begin_suppress_tokens": ("begin_suppress_tokens", ()),
+    "bad_words": ("bad_words_ids", ()),
+    "first_token": ("forced_bos_token_id", None),
+}
+"""Options of decoding, under transformers' names, with the values that switch them off."""
 
 _T5_SHAPE = {
     "norm": "rms",
@@ -54,7 +67,7 @@ _T5_SHAPE = {
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """How a generator decodes: the fields of `decoding.search.DecodeSettings` under their names, and the ids.
+    """How a generator decodes: the fields of `decoding.settings.DecodeSettings` under their names, and the ids.
 
     Attributes:
       settings: `dataclasses.asdict` of the run's `config.SYSTEM.decoding`.
@@ -79,13 +92,20 @@ class Generation:
         }
         if s["min_tokens"]:
             fields["min_new_tokens"] = s["min_tokens"]
-        if s["no_repeat_ngram"]:
-            fields["no_repeat_ngram_size"] = s["no_repeat_ngram"]
+        # What is off stays out.
+        fields |= {theirs: s[ours] for ours, (theirs, off) in _OPTIONS.items() if s.get(ours, off) != off}
+        if more := s.get("more_eos_ids"):
+            fields["eos_token_id"] = [self.eos_id, *more]
+        if s.get("end_at_limit"):
+            fields["forced_eos_token_id"] = self.eos_id
         if s["method"] == "beam":
             fields |= {"length_penalty": s["length_penalty"], "early_stopping": s["early_stopping"]}
+            if s.get("num_beam_groups", 1) > 1:
+                fields |= {name: s[name] for name in ("num_beam_groups", "diversity_penalty")}
         if s["method"] == "sample":
             # top_k 0: left out, transformers would take 50.
             fields |= {name: s[name] for name in ("temperature", "top_k", "top_p")}
+            fields |= {name: s[name] for name, off in (("min_p", 0.0), ("typical_p", 1.0)) if s.get(name, off) != off}
             fields["num_return_sequences"] = s["num_samples"]
         return fields
 
@@ -173,6 +193,7 @@ def export_retriever(
     if format == "transformers":
         fields = _encoder_fields(encoder, base, tokenizer)
         tensors = foreign_tensors(fields["model_type"], params["encoder"], encoder.config)
+        max_tokens = min(max_tokens, tokenizer.reading.max_tokens or max_tokens)
         if isinstance(encoder, BertEncoder):
             max_tokens = min(max_tokens, encoder.config.max_tokens())
     else:
@@ -182,7 +203,7 @@ def export_retriever(
         write_json(new / "config.json", fields)
         _write_framing_tokenizer(new, tokenizer, max_tokens)
         if format == "transformers":
-            _write_modules(new, model, encoder.config.d_model, max_tokens)
+            write_modules(new, model, params, tokenizer.reading, size=encoder.config.d_model, max_tokens=max_tokens)
         _write_card(new, card)
 
 
@@ -344,7 +365,8 @@ def _own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, 
         return {"model_type": MODEL_TYPE, "model": "encoder_decoder", "config": dataclasses.asdict(model.config)}
     name = next(name for name, (_, module) in _ENCODERS.items() if isinstance(model.encoder, module))
     config = dataclasses.asdict(model.encoder.config)  # pyright: ignore[reportAttributeAccessIssue]
-    pooling = {"pooling": model.pooling, "normalize": model.normalize}
+    pooling: dict[str, Any] = {"pooling": model.pooling, "normalize": model.normalize}
+    pooling["projections"] = [dataclasses.asdict(projection) for projection in model.projections]
     return {"model_type": MODEL_TYPE, "model": "dual_encoder", "encoder": name, **pooling, "config": config}
 
 
@@ -353,7 +375,10 @@ def _own_model(fields: Mapping[str, Any]) -> EncoderDecoder | DualEncoder:
         return EncoderDecoder(to_settings(TransformerConfig, fields["config"], where="config"))
     config, module = _ENCODERS[fields["encoder"]]
     return DualEncoder(
-        module(to_settings(config, fields["config"], where="config")), fields["pooling"], fields["normalize"]
+        module(to_settings(config, fields["config"], where="config")),
+        fields["pooling"],
+        fields["normalize"],
+        tuple(to_settings(Projection, values, where="projections") for values in fields["projections"]),
     )
 
 
@@ -390,29 +415,6 @@ def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_toke
     path = folder / "tokenizer_config.json"
     names = {"cls_token": first, "sep_token": last, "model_max_length": max_tokens, "truncation_side": "left"}
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | names)
-
-
-def _write_modules(folder: Path, model: DualEncoder, size: int, max_tokens: int) -> None:
-    """What sentence-transformers puts together: encoder, pooling, normalisation. All its versions read these names."""
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    if model.normalize:
-        kinds.append(("2_Normalize", "Normalize"))
-        (folder / "2_Normalize").mkdir()
-        write_json(folder / "2_Normalize" / "config.json", {})
-    write_json(
-        folder / "modules.json",
-        [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate(kinds)
-        ],
-    )
-    (folder / "1_Pooling").mkdir()
-    pooling = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": None, "mean_sqrt_len_tokens": None}
-    modes = {f"pooling_mode_{name}": model.pooling == ours for name, ours in pooling.items()}
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": size, **modes})
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False})
-    similarity = "cosine" if model.normalize else "dot"
-    write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": similarity})
 
 
 def _write_card(folder: Path, card: str) -> None:

@@ -17,7 +17,6 @@ from empax.core import distributed
 from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
-from empax.data.model_files import read_model_json
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.interop.adapter_files import open_adapter
@@ -32,9 +31,10 @@ from empax.interop.huggingface import (
     resolve,
 )
 from empax.interop.readers import is_adapter, open_tensors
+from empax.interop.sentence_modules import SentenceModules, read_modules
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import DualEncoder, Pooling
 from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import T5Encoder, encoder_alone, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
@@ -56,9 +56,10 @@ class EncoderSettings:
       preset: beside `pretrained`, what that is ("contriever", "bert-base", "t5-small"): a plan then needs none of its
         files.
       num_layers: of the random encoder; of a pretrained one, how many of its first layers to keep (0 = all).
-      pooling: "mean" over real tokens (Contriever, MiniLM) or "cls"; "auto" = what a sentence-transformers folder says,
-        "cls" for a DPR, else "mean".
-      normalize: to unit length, so that the dot product is the cosine.
+      pooling: "mean" over real tokens (Contriever, MiniLM), "cls", or another of `models.dual_encoder.pooled`; "auto" =
+        what a sentence-transformers folder says, "cls" for a DPR, else "mean".
+      normalize: to unit length, so that the dot product is the cosine; "auto" = where a sentence-transformers folder
+        does it.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
@@ -70,8 +71,8 @@ class EncoderSettings:
     d_ff: int = 128
     max_positions: int = 256
     dropout: float = 0.1
-    pooling: Literal["auto", "mean", "cls"] = "auto"
-    normalize: bool = False
+    pooling: Pooling | Literal["auto"] = "auto"
+    normalize: bool | Literal["auto"] = "auto"
     remat: Remat = "none"
     unroll: int = 1
     dtype: Dtype = "float32"
@@ -86,23 +87,38 @@ class EncoderSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedEncoder:
-    """An encoder, its tokenizer, and its pretrained parameters (None: initialise at random)."""
+    """An encoder, its tokenizer, and its pretrained parameters (None: initialise at random).
+
+    Attributes:
+      similarity: by what its vectors are meant to be compared, "cosine" or "dot"; None = nobody says.
+    """
 
     model: DualEncoder
     tokenizer: Tokenizer
     params: Params | None
+    similarity: str | None = None
 
 
 def load_encoder(
-    settings: EncoderSettings, tokenizer: Tokenizer | None, *, with_params: bool = True, planned: bool = False
+    settings: EncoderSettings,
+    tokenizer: Tokenizer | None,
+    *,
+    with_params: bool = True,
+    planned: bool = False,
+    sentences: bool = True,
 ) -> LoadedEncoder:
     """Makes the encoder that `settings` describe.
+
+    Of a sentence-transformers folder, what stands behind the encoder is part of the model (`sentence_modules`), and the
+    tokenizer knows the prompts and the longest text.
 
     Args:
       settings: see there.
       tokenizer: what a random encoder reads with; a pretrained one brings its own, and this may be None.
       with_params: False reads no weights.
       planned: reads nothing at all of one whose preset is given (`--mode=plan`).
+      sentences: False = its states are used for something else than retrieval: what a sentence-transformers folder says
+        of vectors and texts is left out, but for the pooling.
     """
     if not settings.pretrained:
         if tokenizer is None:
@@ -126,16 +142,24 @@ def load_encoder(
         model, config = _encoder_of(config, settings)
         return LoadedEncoder(_dual(model, settings, None), PlannedTokenizer(config.vocab_size), None)
     folder = resolve(settings.pretrained)
+    said = read_modules(folder, pooling=settings.pooling == "auto")
+    folder = said.encoder
+    if not sentences:
+        said = SentenceModules(folder, said.pooling)
     model, config = _encoder_of(model_config(load_config(folder), **run), settings)
-    params = {"encoder": load_pretrained(folder, config).params} if with_params else None
+    params = {"encoder": load_pretrained(folder, config).params, **said.params()} if with_params else None
     own = load_tokenizer(folder)
+    own = own.lower_cased() if said.lower_case else own
+    own.reading = said.reading
     if own.own_size <= config.vocab_size < own.vocab_size:  # of special tokens that it declares and does not have
         if params is not None:
-            params = {"encoder": grow_vocabulary(params["encoder"], own.vocab_size)}
+            params = {**params, "encoder": grow_vocabulary(params["encoder"], own.vocab_size)}
         model = model.clone(config=dataclasses.replace(config, vocab_size=own.vocab_size))
     else:
         check_vocabulary(own, config.vocab_size, settings.pretrained)
-    return LoadedEncoder(_dual(model, settings, folder), own, params)
+    if said.pooling is None and load_config(folder)["model_type"] == "dpr":
+        said = dataclasses.replace(said, pooling="cls")
+    return LoadedEncoder(_dual(model, settings, said), own, params, said.similarity)
 
 
 def _encoder_of(
@@ -156,29 +180,16 @@ def _encoder_of(
     return BertEncoder(config), config
 
 
-def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, folder: Path | None) -> DualEncoder:
-    pooling = _pooling(folder) if settings.pooling == "auto" else settings.pooling
-    return DualEncoder(encoder=encoder, pooling=pooling, normalize=settings.normalize)
-
-
-def _pooling(folder: Path | None) -> Literal["mean", "cls"]:
-    """How the checkpoint in `folder` was trained to pool."""
-    if folder is None:
-        return "mean"
-    file = folder / "1_Pooling" / "config.json"
-    if not file.is_file():
-        return "cls" if load_config(folder)["model_type"] == "dpr" else "mean"
-    said = read_model_json(file)
-    # One switch for each kind, or (newer) one name.
-    on = [
-        name.removeprefix("pooling_mode_") for name, value in said.items() if value and name.startswith("pooling_mode_")
-    ]
-    on = on or [str(said.get("pooling_mode"))]
-    if on in (["mean_tokens"], ["mean"]):
-        return "mean"
-    if on in (["cls_token"], ["cls"]):
-        return "cls"
-    raise ConfigError(f"{file} asks for {', '.join(on)}; set pooling to 'mean' or 'cls' to override it.")
+def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: SentenceModules | None) -> DualEncoder:
+    pooling, normalize, projections = "mean", False, ()
+    if said is not None:
+        pooling, normalize, projections = said.pooling or "mean", said.normalize, said.projections
+    return DualEncoder(
+        encoder,
+        pooling=pooling if settings.pooling == "auto" else settings.pooling,
+        normalize=normalize if settings.normalize == "auto" else settings.normalize,
+        projections=projections,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.losses.kl import real
 
 Form = Literal["sound", "paper_literal"]
+Scale = Literal["group", "batch", "none"]
 
 
 def response_mask(
@@ -206,7 +207,7 @@ def generalized_advantages(
 
 
 def grpo_advantages(
-    scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int, scale_by_std: bool = True
+    scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int, scale_rewards: Scale = "group"
 ) -> Float[Array, " B"]:
     r"""How much better each response is than the others to the same context.
 
@@ -219,24 +220,58 @@ def grpo_advantages(
       scores: of responses, those to one context next to each other: `Generated.tokens` [B, K, T] as [B K, T].
       valid: False on filler rows, which are no part of their group.
       group_size: responses to each context; at least 2.
-      scale_by_std: False = Dr. GRPO.
+      scale_rewards: whose std: "group", or "batch", that of all scores (Hu et al. 2025, REINFORCE++; Liu et al. 2025,
+        "Part I: Tricks or Traps"); "none" = no division (Dr. GRPO). TRL's names.
 
     Raises:
       ValueError: a group of one, or groups that do not divide the batch.
     """
+    grouped, counts, size = _groups(scores, valid, group_size)
+    mean = jnp.sum(grouped, axis=1, keepdims=True) / jnp.maximum(size, 1.0)
+    centred = jnp.where(counts, grouped - mean, 0.0)
+    if scale_rewards == "group":
+        variance = jnp.sum(jnp.square(centred), axis=1, keepdims=True) / jnp.maximum(size - 1.0, 1.0)
+        centred = centred / (jnp.sqrt(variance) + 1e-4)
+    elif scale_rewards == "batch":
+        count = jnp.sum(size)
+        from_mean = jnp.where(counts, grouped - jnp.sum(grouped) / jnp.maximum(count, 1.0), 0.0)
+        centred = centred / (jnp.sqrt(jnp.sum(jnp.square(from_mean)) / jnp.maximum(count - 1.0, 1.0)) + 1e-4)
+    return jax.lax.stop_gradient(centred.reshape(-1))
+
+
+def rloo_advantages(scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int) -> Float[Array, " B"]:
+    r"""How much better each response is than the mean of the others to the same context: REINFORCE, leave one out.
+
+    .. math:: A_i = R_i - \frac{1}{K - 1} \sum_{j \ne i} R_j
+
+    Unlike the mean of the whole group, this baseline does not depend on the response. Source: Ahmadian et al. 2024,
+    Eq. 8; Kool et al. 2019. A response that is alone in its group has the advantage 0.
+
+    Args:
+      scores: as in `grpo_advantages`.
+      valid: as in `grpo_advantages`.
+      group_size: K.
+
+    Raises:
+      ValueError: as in `grpo_advantages`.
+    """
+    grouped, counts, size = _groups(scores, valid, group_size)
+    others = jnp.sum(grouped, axis=1, keepdims=True) - grouped
+    advantages = grouped - others / jnp.maximum(size - 1.0, 1.0)
+    return jax.lax.stop_gradient(jnp.where(counts & (size > 1.0), advantages, 0.0).reshape(-1))
+
+
+def _groups(
+    scores: Float[Array, " B"], valid: Bool[Array, " B"], group_size: int
+) -> tuple[Float[Array, "G K"], Bool[Array, "G K"], Float[Array, "G 1"]]:
+    """Scores by group, which of them count, and how many."""
     if group_size < 2:
         raise ValueError(f"group_size = {group_size} is not allowed; a baseline needs at least 2 responses.")
     if scores.shape[0] % group_size:
         raise ValueError(f"group_size = {group_size} does not divide a batch of {scores.shape[0]} responses.")
     counts = valid.reshape(-1, group_size)
     grouped = real(scores.reshape(-1, group_size), counts)
-    size = jnp.sum(counts.astype(jnp.float32), axis=1, keepdims=True)
-    mean = jnp.sum(grouped, axis=1, keepdims=True) / jnp.maximum(size, 1.0)
-    centred = jnp.where(counts, grouped - mean, 0.0)
-    if scale_by_std:
-        variance = jnp.sum(jnp.square(centred), axis=1, keepdims=True) / jnp.maximum(size - 1.0, 1.0)
-        centred = centred / (jnp.sqrt(variance) + 1e-4)
-    return jax.lax.stop_gradient(centred.reshape(-1))
+    return grouped, counts, jnp.sum(counts.astype(jnp.float32), axis=1, keepdims=True)
 
 
 def _remaining(mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:

@@ -17,6 +17,7 @@ from empax.losses.kl import kl_penalty, real
 
 Reduction = Literal["tokens", "sequences", "sequence_means"]
 Switch = Bool[Array, ""] | None
+Level = Literal["token", "sequence"]
 
 
 def reduce_tokens(values: Float[Array, "B T"], mask: Bool[Array, "B T"], reduction: Reduction) -> Mean:
@@ -70,15 +71,20 @@ def policy_loss(
     mask: Bool[Array, "B T"],
     *,
     clip: float,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+    importance_sampling_level: Level = "token",
     reduction: Reduction = "tokens",
     keep: Switch = None,
 ) -> tuple[Mean, Metrics]:
     r"""Clipped surrogate loss of PPO.
 
-    .. math:: L = -\mathrm{mean} \min(c_t A_t, \mathrm{clip}(c_t, 1 - \epsilon, 1 + \epsilon) A_t), \quad
-      c_t = \pi_\theta(y_t) / \pi_{old}(y_t)
+    .. math:: L = -\mathrm{mean} \min(\min(c_t, \delta) A_t, \mathrm{clip}(c_t, 1 - \epsilon, 1 + \epsilon_{high}) A_t),
+      \quad c_t = \pi_\theta(y_t) / \pi_{old}(y_t)
 
-    Source: Schulman et al. 2017, Eq. 7; EmpRL, Eq. 14 (its sum over t is `reduction="sequences"`).
+    Source: Schulman et al. 2017, Eq. 7; EmpRL, Eq. 14 (its sum over t is `reduction="sequences"`). Options, under TRL's
+    names: Yu et al. 2025 (DAPO), Eq. 10 (epsilon_high); Prime Intellect 2025 (INTELLECT-2), Eq. 3 (delta); Zheng et al.
+    2025 (GSPO), Eq. 5 and 7 (sequences).
 
     Args:
       log_probs: of the sampled tokens under the policy being trained.
@@ -86,22 +92,36 @@ def policy_loss(
       advantages: A_t, whitened if wished; no gradient flows.
       mask: True at tokens that count.
       clip: epsilon > 0.
+      epsilon_high: how far a ratio may rise; None = as far as it may fall, epsilon.
+      delta: the most that a ratio counts for; it bounds what a negative advantage can do. None = no bound.
+      importance_sampling_level: "sequence" gives all tokens of a response the geometric mean of their ratios.
       reduction: what `mean` is.
       keep: False = the loss is 0 and so is its gradient (`ratio_below`); its weight stays.
 
     Returns:
       The loss, and over tokens, whatever `keep`: `ratio` = mean c_t; `clip_fraction` = share of tokens whose gradient
-      the clipping took; `approximate_kl` = mean c_t - 1 - log c_t, which estimates KL(old || new) in nats per token.
+      the bounds took; `approximate_kl` = mean c_t - 1 - log c_t, which estimates KL(old || new) in nats per token.
     """
     counted = mask if keep is None else mask & keep
     advantages = jax.lax.stop_gradient(real(advantages, mask))
-    ratio = jnp.exp(_log_ratio(log_probs, old_log_probs, counted))
-    surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantages)
-    loss = reduce_tokens(real(-surrogate, counted), mask, reduction)
+    high = clip if epsilon_high is None else epsilon_high
+
+    def surrogate(ratio: Float[Array, "B T"]) -> Float[Array, "B T"]:
+        bounded = ratio if delta is None else jnp.minimum(ratio, delta)
+        return jnp.minimum(bounded * advantages, jnp.clip(ratio, 1.0 - clip, 1.0 + high) * advantages)
+
+    def ratios(counted: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+        log_ratio = _log_ratio(log_probs, old_log_probs, counted)
+        if importance_sampling_level == "sequence":
+            length = jnp.maximum(jnp.sum(counted.astype(jnp.float32), axis=1, keepdims=True), 1.0)
+            log_ratio = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True) / length, log_ratio.shape)
+        return jnp.exp(log_ratio)
+
+    loss = reduce_tokens(real(-surrogate(ratios(counted)), counted), mask, reduction)
 
     log_ratio = jax.lax.stop_gradient(_log_ratio(log_probs, old_log_probs, mask))
-    ratio = jnp.exp(log_ratio)
-    cut = jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantages < ratio * advantages
+    ratio = jax.lax.stop_gradient(ratios(mask))
+    cut = surrogate(ratio) != ratio * advantages
     return loss, {
         "ratio": Mean.of(ratio, mask),
         "clip_fraction": Mean.of(cut.astype(jnp.float32), mask),
@@ -163,6 +183,9 @@ def grpo_loss(
     *,
     clip: float,
     kl_coefficient: float | Float[Array, ""],
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+    importance_sampling_level: Level = "token",
     reduction: Reduction = "sequence_means",
     keep: Switch = None,
 ) -> tuple[Mean, Metrics]:
@@ -181,6 +204,9 @@ def grpo_loss(
       mask: True at tokens that count.
       clip: epsilon > 0.
       kl_coefficient: beta, at least 0.
+      epsilon_high: as in `policy_loss`.
+      delta: as in `policy_loss`.
+      importance_sampling_level: as in `policy_loss`; "sequence" is GSPO.
       reduction: what `mean` is, for both parts.
       keep: as in `policy_loss`.
 
@@ -188,7 +214,18 @@ def grpo_loss(
       The loss; the metrics of `policy_loss`, `policy_loss` itself, and `kl` = mean k3 in nats per token.
     """
     spread = jnp.broadcast_to(advantages[:, None], mask.shape)
-    policy, metrics = policy_loss(log_probs, old_log_probs, spread, mask, clip=clip, reduction=reduction, keep=keep)
+    policy, metrics = policy_loss(
+        log_probs,
+        old_log_probs,
+        spread,
+        mask,
+        clip=clip,
+        epsilon_high=epsilon_high,
+        delta=delta,
+        importance_sampling_level=importance_sampling_level,
+        reduction=reduction,
+        keep=keep,
+    )
     counted = mask if keep is None else mask & keep
     kl = kl_penalty(log_probs, reference_log_probs, counted, estimator="k3")
     loss = weighted_sum((1.0, policy), (kl_coefficient, reduce_tokens(kl, mask, reduction)))

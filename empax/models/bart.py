@@ -2,7 +2,7 @@
 
 They differ in where norms are and in their positions (`_Family`). All add `final_logits_bias` to their logits, here the
 parameter "output_bias". What their decoding forces (BART's first token `<s>`, the last one `</s>`) is no part of the
-model but a setting of decoding: `first_token` and `end_at_limit`.
+model but of `decoding.settings.DecodeSettings`: `first_token` and `end_at_limit`.
 """
 
 from __future__ import annotations

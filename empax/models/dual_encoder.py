@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -11,24 +12,90 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Params
-from empax.models.heads import EMOTION_HEAD, ClassificationHead, masked_mean
+from empax.models.heads import EMOTION_HEAD, ClassificationHead, masked_max, masked_mean
+
+Pooling: TypeAlias = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "weightedmean"]
+"""How states become a vector, under sentence-transformers' names."""
+
+
+def _exact_gelu(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "identity": lambda x: x,
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "gelu": _exact_gelu,
+    "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """A linear layer behind the pooling.
+
+    Attributes:
+      features: entries of a vector behind it.
+      activation: "identity", "tanh", "relu", "gelu" (by the error function), "silu" or "sigmoid".
+      use_bias: whether it adds one.
+    """
+
+    features: int
+    activation: str = "tanh"
+    use_bias: bool = True
+
+
+def pooled(states: Float[Array, "B S D"], mask: Bool[Array, "B S"], pooling: Pooling) -> Float[Array, "B D"]:
+    """One float32 vector of the real tokens' states; zeros for a text without tokens, but for "cls".
+
+    Source: "mean", "cls", "max" and "mean_sqrt_len_tokens" Reimers and Gurevych 2019, Sec. 3, and their code (sum over
+    the root of the length); "weightedmean", by place, and "lasttoken" Muennighoff 2022, Sec. 4.1.
+    """
+    if pooling == "cls":
+        return states[:, 0].astype(jnp.float32)
+    if pooling == "max":
+        return masked_max(states, mask)
+    if pooling == "lasttoken":
+        places = jnp.arange(mask.shape[1])[None]
+        return masked_mean(states, mask & (places == jnp.max(jnp.where(mask, places, -1), axis=1, keepdims=True)))
+    if pooling == "weightedmean":
+        # Places count from the first real token.
+        weights = mask * (jnp.arange(mask.shape[1])[None] - jnp.argmax(mask, axis=1)[:, None] + 1).astype(jnp.float32)
+        total = jnp.einsum("BSD,BS->BD", states.astype(jnp.float32), weights)
+        return total / jnp.maximum(weights.sum(axis=1, keepdims=True), 1.0)
+    mean = masked_mean(states, mask)
+    if pooling == "mean":
+        return mean
+    return mean * jnp.sqrt(mask.sum(axis=1, keepdims=True).astype(jnp.float32))
 
 
 class DualEncoder(nn.Module):
     """Texts to vectors whose dot product is the relevance.
 
     Contriever: mean pooling, not normalised, shared tower (Izacard et al. 2022, Sec. 3). MiniLM: mean, normalised.
-    Parameters are the encoder's, under "encoder".
+    Parameters are the encoder's, under "encoder", and those of the projections, under "dense_0" and so on.
 
     Attributes:
       encoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]`, a BertEncoder.
-      pooling: "mean" over real tokens, or "cls", the first token's state.
+      pooling: see `pooled`.
       normalize: to unit length.
+      projections: layers between pooling and normalisation.
     """
 
     encoder: nn.Module
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Pooling = "mean"
     normalize: bool = False
+    projections: tuple[Projection, ...] = ()
+
+    def setup(self) -> None:
+        self.dense = [nn.Dense(p.features, use_bias=p.use_bias) for p in self.projections]
+
+    @property
+    def width(self) -> int:
+        """Entries of a vector."""
+        return self.projections[-1].features if self.projections else self.encoder.config.d_model  # pyright: ignore[reportAttributeAccessIssue]
 
     def __call__(
         self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
@@ -39,9 +106,10 @@ class DualEncoder(nn.Module):
     def embed(
         self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
     ) -> Float[Array, "B D"]:
-        """One float32 vector per text; zeros for a text without tokens under mean pooling."""
-        states = self.encoder(ids, mask, deterministic=deterministic)
-        vectors = masked_mean(states, mask) if self.pooling == "mean" else states[:, 0].astype(jnp.float32)
+        """One float32 vector per text."""
+        vectors = pooled(self.encoder(ids, mask, deterministic=deterministic), mask, self.pooling)
+        for layer, projection in zip(self.dense, self.projections, strict=True):
+            vectors = _ACTIVATIONS[projection.activation](layer(vectors))
         if not self.normalize:
             return vectors
         # The square root of a sum, not a norm: its gradient at zero is 0 and not NaN.
@@ -74,13 +142,13 @@ class EmotionEncoder:
 
     @property
     def size(self) -> int:
-        """Entries of a vector: the encoder's width and, with a share, one more per emotion."""
-        return self.encoder.encoder.config.d_model + (self.head.num_classes if self.share else 0)
+        """Entries of a vector: those of the encoder's vectors and, with a share, one more per emotion."""
+        return self.encoder.width + (self.head.num_classes if self.share else 0)
 
     def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params:
         """Fresh parameters."""
         first, second, third = jax.random.split(rng, 3)
-        width = jnp.zeros((1, self.encoder.encoder.config.d_model))
+        width = jnp.zeros((1, self.encoder.width))
         params: Params = {
             "encoder": self.encoder.init(first, ids, mask)["params"],
             "emotion": self.head.init(second, width)["params"],

@@ -22,7 +22,7 @@ from empax.data.batches import SequenceExamples, eval_batches
 from empax.data.chat import single_turn
 from empax.data.features import render_target
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, model_config, resolve
 from empax.interop.peft import export_adapters

@@ -1,4 +1,4 @@
-"""AdamW with a schedule, and groups of parameters, chosen by name, that learn at another pace or not at all."""
+"""AdamW or Adafactor with a schedule, and groups of parameters, by name, that learn at another pace or not at all."""
 
 from __future__ import annotations
 
@@ -47,24 +47,33 @@ class ParamGroup:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov & Hutter 2019) on gradients clipped by their global norm.
+    """AdamW (Loshchilov & Hutter 2019) or Adafactor on gradients clipped by their global norm.
 
     Attributes:
+      method: "adamw", or "adafactor", which keeps row and column means in place of a whole second moment and no first
+        one (Shazeer & Stern 2018, Algorithms 4 and 5): it takes a hundredth of the memory, and learning rates such as
+        1e-3. Departure: the layers of a stack are one parameter where updates are clipped and scaled.
       learning_rate: the highest of the schedule.
       warmup_steps: steps over which the learning rate rises linearly to its highest.
       schedule: what follows: "constant"; "linear" or "cosine" down to 0 at the last step; "rsqrt", falling with
         1 / sqrt(step) (Vaswani et al. 2017, Sec. 5.3).
       weight_decay: decoupled, times the learning rate.
       no_decay_pattern: names of parameters without weight decay: biases and normalisation scales.
-      b1: decay of the first moment, in [0, 1).
-      b2: decay of the second moment, in [0, 1).
-      eps: added to the root of the second moment, at least 1e-30.
+      b1: of "adamw": decay of the first moment, in [0, 1).
+      b2: of "adamw": decay of the second moment, in [0, 1).
+      eps: of "adamw": added to the root of the second moment, at least 1e-30.
+      decay_rate: of "adafactor": the second moment decays by 1 - n ** -decay_rate at update n.
+      clip_threshold: of "adafactor": the largest root mean square of a parameter's update.
+      scale_parameter: of "adafactor": an update is relative to the root mean square of its parameter, at least 1e-3.
+      min_dim_size_to_factor: of "adafactor": a parameter whose second largest axis is shorter keeps its whole second
+        moment.
       clip_norm: highest global norm of a gradient, above 0; None = unlimited.
       ema_decay: of a running mean of the parameters, in [0, 1), which is evaluated and kept as the best in place of the
         last update's (Polyak & Juditsky 1992); 0 = none. It takes as much memory as the trained parameters.
       groups: parameters that differ; the first group whose pattern is found in a name decides.
     """
 
+    method: Literal["adamw", "adafactor"] = "adamw"
     learning_rate: float = 1e-4
     warmup_steps: int = 0
     schedule: Schedule = "constant"
@@ -73,6 +82,10 @@ class OptimizerSettings:
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
+    decay_rate: float = 0.8
+    clip_threshold: float = 1.0
+    scale_parameter: bool = True
+    min_dim_size_to_factor: int = 128
     clip_norm: float | None = 1.0
     ema_decay: float = 0.0
     groups: tuple[ParamGroup, ...] = ()
@@ -82,6 +95,8 @@ class OptimizerSettings:
         check_numbers(self, "learning_rate", "weight_decay", "warmup_steps", least=0)
         check_numbers(self, "b1", "b2", "ema_decay", least=0, below=1)
         check_numbers(self, "eps", least=1e-30)
+        check_numbers(self, "decay_rate", "clip_threshold", above=0)
+        check_numbers(self, "min_dim_size_to_factor", least=1)
         check_numbers(self, "clip_norm", above=0, hint="None switches clipping off")
 
 
@@ -200,11 +215,19 @@ def _running_mean(decay: float) -> optax.GradientTransformation:
 
 
 def _moments(settings: OptimizerSettings, late: Mapping[str, int]) -> optax.GradientTransformation:
-    adam = optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps)
+    if settings.method == "adamw":
+        scaled = optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps)
+    else:
+        rms = optax.scale_by_factored_rms(
+            decay_rate=settings.decay_rate, min_dim_size_to_factor=settings.min_dim_size_to_factor
+        )
+        scaled = optax.chain(rms, optax.clip_by_block_rms(settings.clip_threshold))
+        if settings.scale_parameter:
+            scaled = optax.chain(scaled, optax.scale_by_param_block_rms())
     if not late:
-        return adam
-    parts: dict[Hashable, optax.GradientTransformation] = {start: _begun_late(adam, start) for start in late.values()}
-    parts[0] = adam
+        return scaled
+    parts: dict[Hashable, optax.GradientTransformation] = {start: _begun_late(scaled, start) for start in late.values()}
+    parts[0] = scaled
     return optax.partition(parts, lambda params: map_named(lambda name, _: late.get(name, 0), params))
 
 

@@ -60,8 +60,8 @@ FIELDS = sorted(number_fields(), key=str)
 
 NEGATIVE = {
     "core.sharding.MeshSettings.data": (-1,),  # all devices that the other axes leave
-    "decoding.search.DecodeSettings.length_penalty": (-1, -1.5),
-    "decoding.search.DecodeSettings.rerank_length": (-1, -1.5),
+    "decoding.settings.DecodeSettings.length_penalty": (-1, -1.5),
+    "decoding.settings.DecodeSettings.rerank_length": (-1, -1.5),
     "systems.emprl.settings.RewardSettings.weight": (-1, -1.5, -1e29),  # a penalty
 }
 """Negative values that mean something."""
@@ -76,7 +76,8 @@ ZERO_REFUSED = (
     "max_passage_tokens", "max_target_tokens", "max_query_tokens", "max_key_tokens", "rank", "alpha",
     "max_shard_bytes", "fsdp", "tensor", "data", "d_model", "num_heads", "d_ff", "max_positions", "unroll",
     "head_dim", "num_encoder_layers", "num_decoder_layers", "num_beams", "num_samples", "temperature", "top_p",
-    "clip_norm", "eps",
+    "clip_norm", "eps", "num_beam_groups", "num_return_sequences", "typical_p", "repetition_penalty",
+    "encoder_repetition_penalty", "decay_rate", "clip_threshold", "min_dim_size_to_factor", "epsilon_high", "delta",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""
 

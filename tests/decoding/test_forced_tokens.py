@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from empax.core.config import ConfigError, to_settings
-from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.decoding.search import generate
+from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.huggingface import ARCHITECTURES, import_params
 from empax.models.transformer import EncoderDecoder
 

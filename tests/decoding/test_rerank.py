@@ -7,7 +7,7 @@ import pytest
 
 from empax.core.types import Generated
 from empax.decoding.rerank import by_consensus
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.evaluation.device_metrics import token_f1, utility
 
 EOS, PAD = 1, 0

@@ -7,9 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
-from empax.decoding.sampling import largest, nucleus, sample_tokens
+from empax.decoding.sampling import at_least, largest, nucleus, sample_tokens, typical
 
 
 @pytest.mark.parametrize(("vocab", "k"), [(7, 3), (32, 1), (333, 1), (333, 8), (1000, 20), (1001, 31), (100, 100)])
@@ -32,12 +38,14 @@ def test_largest_refuses_what_the_vocabulary_lacks(k):
         largest(jnp.zeros((1, 7)), k)
 
 
-def warped(logits, *, temperature, top_k, top_p):
+def warped(logits, *, temperature, top_k, top_p, min_p=0.0, typical_p=1.0):
     """Probabilities [V] after Hugging Face's warpers, in their order."""
     scores = torch.tensor(logits)[None]
     scores = TemperatureLogitsWarper(temperature)(None, scores) if temperature != 1.0 else scores
     scores = TopKLogitsWarper(top_k)(None, scores) if top_k else scores
     scores = TopPLogitsWarper(top_p)(None, scores) if top_p < 1.0 else scores
+    scores = MinPLogitsWarper(min_p)(None, scores) if min_p else scores
+    scores = TypicalLogitsWarper(typical_p)(None, scores) if typical_p < 1.0 else scores
     return scores.softmax(-1)[0].double().numpy()
 
 
@@ -48,6 +56,8 @@ SETTINGS = [
     {"temperature": 1.5, "top_k": 0, "top_p": 0.8},
     {"temperature": 0.8, "top_k": 10, "top_p": 0.7},
     {"temperature": 1.0, "top_k": 0, "top_p": 0.01},
+    {"temperature": 1.2, "top_k": 30, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.6},
+    {"temperature": 1.2, "top_k": 0, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.6},
 ]
 
 
@@ -75,6 +85,23 @@ def test_the_nucleus_is_hugging_faces(top_p):
     logits[:, 200:] = -np.inf  # barred beforehand
     found = np.isfinite(np.asarray(jax.jit(lambda x: nucleus(x, top_p))(jnp.asarray(logits))))
     np.testing.assert_array_equal(found, np.isfinite(TopPLogitsWarper(top_p)(None, torch.tensor(logits)).numpy()))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.6, 0.95])
+@pytest.mark.parametrize(("ours", "theirs"), [(at_least, MinPLogitsWarper), (typical, TypicalLogitsWarper)])
+def test_what_stays_is_what_stays_at_hugging_faces(ours, theirs, share):
+    logits = np.random.default_rng(9).normal(size=(50, 300)).astype(np.float32) * 2.0
+    logits[:, 200:] = -np.inf
+    found = np.asarray(jax.jit(ours, static_argnums=1)(jnp.asarray(logits), share))
+    np.testing.assert_array_equal(found, theirs(share)(None, torch.tensor(logits)).numpy())
+    assert 50 < np.isfinite(found).sum() < 50 * 200
+    np.testing.assert_array_equal(ours(jnp.asarray(logits), {at_least: 0.0, typical: 1.0}[ours]), logits)
+
+
+def test_typical_tokens_of_equals_are_all_of_them_and_never_nothing():
+    assert np.isfinite(typical(jnp.zeros((1, 10)), 0.5)).all()
+    assert np.isfinite(typical(jnp.full((1, 10), -jnp.inf).at[0, 4].set(0.0), 0.5)).sum() == 1
 
 
 def test_the_nucleus_of_equals_is_all_of_them_and_never_nothing():

@@ -12,7 +12,8 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.decoding.search import generate
+from empax.decoding.settings import DecodeSettings, num_hypotheses
 
 PAD, EOS, START, VOCAB = 2, 1, 0, 40
 BATCH, LENGTH = 6, 12

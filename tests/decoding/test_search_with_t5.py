@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
-from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.decoding.search import generate
+from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.huggingface import import_params
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder

@@ -65,9 +65,7 @@ def tiny(name):
     return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=31, n_embd=12, n_head=2, n_layer=1))
 
 
-def test_the_page_tells_of_every_architecture_that_is_known():
-    first = re.findall(r"^\|(.*?)\|", PAGE, re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", "".join(first))) - {"model_type"} == set(huggingface.ARCHITECTURES)
+def test_the_page_has_an_example_for_every_architecture_that_is_known():
     shown = {tiny(re.search(r'resolve\("(.*?)"\)', text)[1]).config.model_type for text in EXAMPLES}
     # Those of one section share an example.
     assert shown | {"qwen3", "mistral", "opt"} == set(huggingface.ARCHITECTURES)

@@ -18,7 +18,7 @@ from empax.core.files import DataError
 from empax.core.tree import map_named, named_leaves
 from empax.data.features import encode_for_bert, pad
 from empax.data.tokenizers import load_tokenizer, train_bpe
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator, export_retriever, load_exported, t5_fields
 from empax.interop.huggingface import LazyTensor, export_params, load_pretrained
 from empax.interop.readers import open_tensors

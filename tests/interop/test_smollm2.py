@@ -11,7 +11,8 @@ import pytest
 from empax.data.chat import chat_template
 from empax.data.sample import load_dialogues
 from empax.data.tokenizers import load_tokenizer
-from empax.decoding.search import DecodeSettings, generate
+from empax.decoding.search import generate
+from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import load_pretrained, resolve
 from empax.models.decoder_only import DecoderOnly, last_tokens
 

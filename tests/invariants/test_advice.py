@@ -55,7 +55,7 @@ from empax.data import (
 )
 from empax.data.chat import PLAIN
 from empax.data.dialogues import to_instances
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.evaluation import human_ratings, pairing, rows
 from empax.evaluation.scoring import ScoringSettings
 from empax.interop import (
@@ -294,11 +294,11 @@ SETTINGS = [
         {"architecture": "t5"}, {"architecture": "t5", "preset": "t5-small"},
     ),
     section(
-        DecodeSettings, {}, "decoding/search.py", "is not allowed with one hypothesis; set",
+        DecodeSettings, {}, "decoding/settings.py", "is not allowed with one hypothesis; set",
         {"rerank": "consensus"}, {"rerank": "consensus", "method": "sample", "num_samples": 2},
     ),
     section(
-        DecodeSettings, {"rerank": "consensus"}, "decoding/search.py", "is not allowed with one hypothesis; set",
+        DecodeSettings, {"rerank": "consensus"}, "decoding/settings.py", "is not allowed with one hypothesis; set",
         {"method": "beam", "num_beams": 1}, {"method": "beam", "num_beams": 2},
     ),
     section(

@@ -103,6 +103,51 @@ def test_policy_loss_matches_torch(reduction, clip):
     assert float(metrics["approximate_kl"]) == pytest.approx(kl, rel=1e-5)
 
 
+OPTIONS = [
+    {"epsilon_high": 0.6},
+    {"delta": 1.5},
+    {"importance_sampling_level": "sequence"},
+    {"epsilon_high": 0.4, "delta": 1.6, "importance_sampling_level": "sequence"},
+]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("loss", [policy_loss, grpo_loss])
+def test_options_of_grpo_match_torch(options, loss):
+    """As TRL's trainer writes them down, in doubles."""
+    new, old, reference, advantages = example(4)
+    advantages = np.broadcast_to(advantages[:, :1], new.shape)
+    t_new, t_old, t_advantages = doubles(new, old, advantages)
+    mask = torch.tensor(MASK)
+    log_ratio = torch.where(mask, t_new - t_old, 0.0)
+    if options.get("importance_sampling_level") == "sequence":
+        log_ratio = (log_ratio.sum(1) / mask.sum(1).clamp(min=1))[:, None].expand(B, T)
+    coefficient = torch.exp(log_ratio)
+    clipped = coefficient.clamp(1 - 0.2, 1 + options.get("epsilon_high", 0.2))
+    bounded = coefficient.clamp(max=options.get("delta", math.inf))
+    expected = -torch.minimum(bounded * t_advantages, clipped * t_advantages)
+    if loss is policy_loss:
+        found = ours(loss, new, old, advantages, clip=0.2, reduction="sequence_means", **options)
+        plain = ours(loss, new, old, advantages, clip=0.2, reduction="sequence_means")
+    else:
+        given = (new, old, reference, advantages[:, 0])
+        found = ours(loss, *given, clip=0.2, kl_coefficient=0.0, **options)
+        plain = ours(loss, *given, clip=0.2, kl_coefficient=0.0)
+    check(found, torch_mean(expected, "sequence_means"), t_new)
+    assert not np.allclose(found[1][0], plain[1][0])
+    cut = (expected.detach() != -(coefficient * t_advantages).detach())[mask].double().mean().item()
+    assert float(found[2]["clip_fraction"]) == pytest.approx(cut)
+
+
+def test_options_of_grpo_that_are_off_change_nothing():
+    new, old, _, advantages = example(4)
+    plain = ours(policy_loss, new, old, advantages, clip=0.2)
+    off = {"epsilon_high": 0.2, "delta": 1e9, "importance_sampling_level": "token"}
+    same = ours(policy_loss, new, old, advantages, clip=0.2, **off)
+    jax.tree.map(np.testing.assert_array_equal, plain, same)
+
+
 def test_before_the_first_update_the_gradient_is_that_of_plain_policy_gradients():
     _, old, _, advantages = example()
     _, grads, metrics = ours(policy_loss, old, old, advantages, clip=0.2)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.decoding.search import DecodeSettings, generate
+from empax.decoding.search import generate
+from empax.decoding.settings import DecodeSettings
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 

@@ -15,6 +15,7 @@ from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import hash_tree
 from empax.core.types import TrainState
 from empax.training.checkpoint import Checkpointer, CheckpointError, load_params
+from empax.training.optimizer import OptimizerSettings, make_optimizer
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
 
@@ -49,6 +50,23 @@ def restore(directory, template=None):
         return checkpointer.restore_latest(make_state() if template is None else template)
     finally:
         checkpointer.close()
+
+
+def test_the_state_of_adafactor_comes_back_and_goes_on_the_same(tmp_path):
+    settings = OptimizerSettings(method="adafactor", min_dim_size_to_factor=2)
+    params = make_state().params
+    optimizer = make_optimizer(settings, params, 10)
+    _, opt_state = optimizer.update(params, optimizer.init(params), params)
+    state = dataclasses.replace(make_state(), opt_state=opt_state)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(7, state, {})
+    checkpointer.close()
+    _, found, _ = restore(tmp_path, jax.eval_shape(lambda: state))
+    assert fingerprint(found) == fingerprint(state)
+    for one, other in zip(
+        *(jax.tree.leaves(optimizer.update(params, s.opt_state, params)) for s in (found, state)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
 
 
 def damage(path, how):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from empax.core.config import ConfigError, to_settings
+from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.training.optimizer import (
     OptimizerSettings,
     ParamGroup,
@@ -174,3 +175,84 @@ def test_pattern_that_matches_nothing_is_refused_with_names():
 def test_settings_refuse(values, message):
     with pytest.raises(ConfigError, match=message):
         to_settings(OptimizerSettings, values, where="config.optimizer")
+
+
+# --- Adafactor
+
+WIDE = {
+    "wide": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(6, 9)), jnp.float32)},
+    "norm": {"scale": jnp.ones(9) * 1e-4},
+}
+
+
+def gradients(step):
+    rng = np.random.default_rng(10 + step)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 3.0 ** (step - 1), jnp.float32), WIDE)
+
+
+def adafactor(updates=3, params=WIDE, place=lambda tree: tree, **changes):
+    changes = {"clip_norm": None, "min_dim_size_to_factor": 2, "learning_rate": 0.05, **changes}
+    settings = OptimizerSettings(method="adafactor", **changes)
+    optimizer = make_optimizer(settings, params, 10)
+    params, state = place((params, optimizer.init(params)))
+    for step in range(updates):
+        change, state = jax.jit(optimizer.update)(gradients(step), state, params)
+        params = optax.apply_updates(params, change)
+    return params, state
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("scale_parameter", [True, False])
+def test_adafactor_is_that_of_transformers(scale_parameter):
+    from transformers.optimization import Adafactor
+
+    leaves, structure = jax.tree.flatten(WIDE)
+    tensors = [torch.tensor(np.asarray(leaf), requires_grad=True) for leaf in leaves]
+    options = {"scale_parameter": scale_parameter, "relative_step": False, "warmup_init": False}
+    theirs = Adafactor(tensors, lr=0.05, **options)
+    for step in range(3):
+        for tensor, grad in zip(tensors, jax.tree.leaves(gradients(step)), strict=True):
+            tensor.grad = torch.tensor(np.asarray(grad))
+        theirs.step()
+    expected = jax.tree.unflatten(structure, [tensor.detach().numpy() for tensor in tensors])
+    found, _ = adafactor(scale_parameter=scale_parameter)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), found, expected)
+
+
+def test_adafactor_follows_the_paper():
+    """Shazeer & Stern 2018, Algorithm 4, in numpy doubles."""
+    x = np.asarray(WIDE["wide"]["kernel"], np.float64)
+    rows, columns = np.zeros(6), np.zeros(9)
+    for step in range(3):
+        g = np.asarray(gradients(step)["wide"]["kernel"], np.float64)
+        decay = 1.0 - (step + 1.0) ** -0.8
+        rows = decay * rows + (1 - decay) * (g**2 + 1e-30).sum(1)
+        columns = decay * columns + (1 - decay) * (g**2 + 1e-30).sum(0)
+        u = g / np.sqrt(np.outer(rows, columns) / rows.sum())
+        u /= max(1.0, np.sqrt((u**2).mean()) / 1.0)
+        x -= 0.05 * max(1e-3, np.sqrt((x**2).mean())) * u
+    np.testing.assert_allclose(adafactor()[0]["wide"]["kernel"], x, rtol=1e-4, atol=1e-6)
+
+
+def test_each_option_of_adafactor_changes_what_it_should():
+    plain = adafactor()[0]["wide"]["kernel"]
+    for changes in ({"decay_rate": 0.5}, {"clip_threshold": 0.3}, {"scale_parameter": False}, {"weight_decay": 0.1}):
+        assert not np.allclose(plain, adafactor(**changes)[0]["wide"]["kernel"]), changes
+    factored, whole = (adafactor(min_dim_size_to_factor=size)[1] for size in (2, 7))
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(state)) for state in (factored, whole)]
+    assert sizes[0] < sizes[1] - 6 * 9 // 2
+    adamw = OptimizerSettings(learning_rate=0.05, clip_norm=None)
+    different = {"decay_rate": 0.5, "clip_threshold": 0.3, "scale_parameter": False, "min_dim_size_to_factor": 2}
+    jax.tree.map(np.testing.assert_array_equal, run(adamw), run(dataclasses.replace(adamw, **different)))
+
+
+@pytest.mark.multidevice
+def test_adafactor_is_the_same_where_parameters_and_its_state_are_split():
+    mesh = make_mesh(MeshSettings(data=1, fsdp=3, tensor=1), jax.devices()[:3])
+    split = adafactor(place=lambda tree: jax.device_put(tree, shard_params(tree, mesh)))
+    whole = adafactor()
+    assert any(
+        len(leaf.sharding.device_set) > 1 and not leaf.sharding.is_fully_replicated
+        for leaf in jax.tree.leaves(split[1])
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), split, whole)

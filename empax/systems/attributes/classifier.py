@@ -115,7 +115,7 @@ class Classifier:
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         first, second = jax.random.split(rng)
         encoder = self.encoder.init(first, batch.source, batch.source_mask)["params"]
-        encoding = jnp.zeros((1, self.encoder.encoder.config.d_model))
+        encoding = jnp.zeros((1, self.encoder.width))
         return {"encoder": encoder, "head": self.head.init(second, encoding)["params"]}
 
     def logits(

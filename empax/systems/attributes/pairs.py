@@ -98,7 +98,8 @@ def load_stage_encoder(
 ) -> LoadedEncoder:
     """The encoder that `stage` describes; a pretrained one needs nothing of the run."""
     tokenizer = None if stage.encoder.pretrained else run_tokenizer(run, planned=planned)
-    return load_encoder(stage.encoder, tokenizer, with_params=with_params, planned=planned)
+    # Its states are read, not the vectors that it was trained to compare.
+    return load_encoder(stage.encoder, tokenizer, with_params=with_params, planned=planned, sentences=False)
 
 
 def check_judge(stage: JudgeStage, run: RunContext, **texts: int) -> None:

@@ -12,7 +12,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_encoder, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.retrieval.encode import BUCKETS
-from empax.systems.dialogue.parts import Parts
+from empax.systems.dialogue.parts import Parts, with_own_decoding
 from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 
 GENERATOR_TASKS = ("generator",)
@@ -53,6 +53,12 @@ def check_system(run: RunContext) -> None:
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
     encoder = load_encoder(retriever, tokenizer, with_params=False)
+    if encoder.similarity == "cosine" and not encoder.model.normalize:
+        raise ConfigError(
+            f"{retriever.pretrained} compares its vectors by cosine, and an index by dot product; set "
+            f"{where}.retriever.normalize = True, which makes them the same."
+        )
+    settings = with_own_decoding(settings, tokenizer, loaded.model)
     first = settings.decoding.first_token
     if first is not None and first >= tokenizer.vocab_size:
         raise ConfigError(f"{where}.decoding.first_token = {first} must be below {tokenizer.vocab_size}, or None.")

@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.decoding.rerank import by_consensus
-from empax.decoding.search import DecodeSettings, generate, num_hypotheses
+from empax.decoding.search import Tokens, generate
+from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
 from empax.models.fusion_in_decoder import FusionInDecoder
@@ -92,7 +93,8 @@ class Decoder:
         `exemplars` are responses with the mask of their tokens, for `rerank_exemplars`.
         """
         states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
-        return self.from_states(model, params, states, mask, rng, exemplars=exemplars)
+        read = (source, mask) if self.settings.reads_source else None
+        return self.from_states(model, params, states, mask, rng, exemplars=exemplars, source=read)
 
     def from_states(
         self,
@@ -103,8 +105,9 @@ class Decoder:
         rng: jax.Array,
         *,
         exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
+        source: Tokens | None = None,
     ) -> Generated:
-        """The same, of what `model` has made of its sources."""
+        """The same, of what `model` has made of its sources; `source` for the options that look at it."""
         variables = {"params": params}
         cache = model.apply(
             variables,
@@ -123,6 +126,7 @@ class Decoder:
             pad_id=self.pad_id,
             settings=self.settings,
             rng=rng,
+            source=source,
         )
         if not self.settings.rerank:
             return found

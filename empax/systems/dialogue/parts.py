@@ -27,7 +27,9 @@ from empax.data.exemplars import (
 from empax.data.sources import ChatForm, SourceForm, TaggedForm
 from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.search import DecodeSettings
+from empax.decoding.generation_config import read_generation_config
+from empax.decoding.settings import DecodeSettings
+from empax.interop.huggingface import resolve
 from empax.interop.pretrained import (
     LoadedEncoder,
     LoadedGenerator,
@@ -41,6 +43,7 @@ from empax.models.heads import EMOTION_HEAD
 from empax.models.layers import logical_axes
 from empax.models.lora import lower
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
+from empax.models.transformer import EncoderDecoder
 from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.dialogue.generator import Decoder, Fusion, Generator, Reader
 from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
@@ -69,10 +72,11 @@ class Parts:
             tokenizer = run_tokenizer(run, planned=planned)
         with_params = with_params and not planned
         place = functools.partial(places, mesh=make_mesh(mesh), settings=mesh) if with_params else None
+        loaded = load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned, place=place)
         return cls(
-            settings,
+            settings if planned else with_own_decoding(settings, tokenizer, loaded.model),
             tokenizer,
-            load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned, place=place),
+            loaded,
             load_encoder(settings.retriever, tokenizer, with_params=with_params, planned=planned),
             mesh,
         )
@@ -201,6 +205,20 @@ class Parts:
             self.encoder.tokenizer,
             **options,
         )
+
+
+def with_own_decoding(
+    settings: DialogueSettings, tokenizer: Tokenizer, model: EncoderDecoder | DecoderOnly
+) -> DialogueSettings:
+    """The settings, decoding as the generator's own folder says where they ask for it."""
+    if not settings.own_decoding:
+        return settings
+    found = read_generation_config(
+        resolve(settings.generator.pretrained),
+        encoder_decoder=isinstance(model, EncoderDecoder),
+        changes={"max_new_tokens": settings.decoding.max_tokens, "min_new_tokens": settings.decoding.min_tokens},
+    )
+    return dataclasses.replace(settings, decoding=found.with_eos(tokenizer.eos_id))
 
 
 def places(params: Params, mesh: Mesh, settings: MeshSettings) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 
 from empax.core.config import ConfigError, check_numbers
 from empax.data.sources import LayoutSettings
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings
 from empax.models.lora import LoraSettings
 
@@ -16,6 +16,8 @@ class DialogueSettings:
     """What all stages share: the section of the config that is named like the system.
 
     Attributes:
+      own_decoding: decode as `generation_config.json` of the pretrained generator says; of `decoding` the lengths are
+        left.
       lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
       attributes: emotion attributes in front of everything; False is part of the paper's w/o EA (recipe argument
         `no_attributes`), and takes emotion_share = 0.
@@ -30,6 +32,7 @@ class DialogueSettings:
     retriever: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
     layout: LayoutSettings = dataclasses.field(default_factory=LayoutSettings)
     decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
+    own_decoding: bool = False
     lora: LoraSettings | None = None
     attributes: bool = True
     passages: int = 6
@@ -40,6 +43,8 @@ class DialogueSettings:
         check_numbers(self, "passages", least=1)
         check_numbers(self, "logits_at_once", least=0)
         check_numbers(self, "emotion_share", least=0, most=1)
+        if self.own_decoding and not self.generator.pretrained:
+            raise ConfigError("own_decoding is a pretrained generator's; set generator.pretrained, or it to False.")
         if not self.attributes and self.emotion_share:
             raise ConfigError(
                 f"attributes = False with emotion_share = {self.emotion_share} still retrieves by emotion, which is no "

@@ -10,7 +10,7 @@ from empax.core.config import ConfigError
 from empax.core.run import RunContext
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
 from empax.models.lora import LoraSettings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import numbers
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -67,12 +68,43 @@ def call_text_function(
 ) -> Float[np.ndarray, " N"]:
     """The scores of `responses` to the contexts of `instances`.
 
+    As TRL does it, the function is given the fields of the rows that it names as keyword arguments, or all of them if
+    it takes any: `id`, `emotion` and the notes, lists of as many; None where a row has no such note.
+
     Raises:
-      ConfigError: the function raised something, or did not return one finite number for each.
+      ConfigError: the function raised something, wants a field that no row has, or did not return one finite number for
+        each.
     """
+    named, takes_any = _wanted_fields(function)
+    fields = row_fields(instances) if named or takes_any else {}
+    if missing := [field for field in named if named[field] and field not in fields]:
+        raise ConfigError(
+            f"the reward {name} wants {', '.join(missing)}; the fields of its rows are {', '.join(sorted(fields))}."
+        )
+    given = fields if takes_any else {field: fields[field] for field in named if field in fields}
     with _blamed(f"the reward {name}"):
-        found = function([i.context for i in instances], list(responses), [i.response for i in instances])
+        found = function([i.context for i in instances], list(responses), [i.response for i in instances], **given)
     return checked_scores(found, name, len(instances))
+
+
+def row_fields(instances: Sequence[Instance]) -> dict[str, list[Any]]:
+    """The fields of rows, as lists: `id`, `emotion` and every note that one of them has."""
+    notes = dict.fromkeys(key for instance in instances for key in instance.notes if key.isidentifier())
+    fields: dict[str, list[Any]] = {key: [instance.notes.get(key) for instance in instances] for key in notes}
+    return {**fields, "id": [i.id for i in instances], "emotion": [i.emotion for i in instances]}
+
+
+def _wanted_fields(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """The fields that a text function names, whether it must have each, and whether it takes all others too."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of a function in C
+        return {}, False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = [p for p in parameters if p.kind in positional][:3]
+    named = [p for p in parameters if p not in first and p.kind in (positional[1], inspect.Parameter.KEYWORD_ONLY)]
+    takes_any = any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return {p.name: p.default is inspect.Parameter.empty for p in named}, takes_any
 
 
 def checked_scores(found: Any, name: str, count: int) -> Float[np.ndarray, " N"]:
@@ -123,7 +155,9 @@ def try_functions(settings: Sequence[RewardSettings], instances: Sequence[Instan
             continue
         function = load_function(part.function)
         if part.kind == "text":
-            if distributed.is_writer():  # it may be costly
+            needed = [field for field, needs in _wanted_fields(function)[0].items() if needs]
+            # It may be costly; and notes that it must have are not there before the run.
+            if distributed.is_writer() and (not needed or set(needed) <= set(row_fields(instances))):
                 call_text_function(function, part.function, instances, [i.response for i in instances])
             continue
         args = (getattr(function, "params"), rollout) if hasattr(function, "params") else (rollout,)  # noqa: B009

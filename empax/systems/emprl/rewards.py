@@ -265,9 +265,15 @@ class TextReward:
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """The weighted sum of its parts."""
+    """The weighted sum of its parts.
+
+    Attributes:
+      parts: weights and what they weigh.
+      names: of the parts, under which they are logged.
+    """
 
     parts: tuple[tuple[float, EmpathyReward | CompiledReward | TextReward], ...]
+    names: tuple[str, ...] = ()
 
     @property
     def on_host(self) -> bool:
@@ -278,8 +284,17 @@ class Reward:
         return {str(i): part.params for i, (_, part) in enumerate(self.parts)}
 
     def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
-        rated = [weight * part.rate(params[str(i)], rollout) for i, (weight, part) in enumerate(self.parts)]
-        return sum(rated[1:], start=rated[0]).astype(jnp.float32)
+        return self.total(self.rate_parts(params, rollout))
+
+    def rate_parts(self, params: Params, rollout: Rollout) -> Float[Array, "B P"]:
+        """What each part says, before its weight."""
+        rated = [part.rate(params[str(i)], rollout) for i, (_, part) in enumerate(self.parts)]
+        return jnp.stack(rated, axis=1).astype(jnp.float32)
+
+    def total(self, rated: Float[Array, "B P"]) -> Float[Array, " B"]:
+        """The weighted sum of what the parts say."""
+        weighted = [weight * rated[:, i] for i, (weight, _) in enumerate(self.parts)]
+        return sum(weighted[1:], start=weighted[0])
 
     def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
         for _, part in self.parts:
@@ -331,7 +346,13 @@ def make_reward(
         parts.append((part.weight, made))
     if not parts:
         parts = [(1.0, CompiledReward(_nothing))]
-    return Reward(tuple(parts))
+    return Reward(tuple(parts), part_names(settings))
+
+
+def part_names(settings: Sequence[RewardSettings]) -> tuple[str, ...]:
+    """The kind of each part or the name of its function; one that comes again has its number behind it."""
+    names = [part.function.rpartition(":")[2] or part.kind for part in settings]
+    return tuple(name if names.index(name) == i else f"{name}_{i}" for i, name in enumerate(names))
 
 
 def _check_alike(stages: Sequence[str], judges: Sequence[IdentifierJudge]) -> None:

@@ -47,6 +47,7 @@ class Rollout:
     reference_log_probs: Float[Array, "B T"]
     values: Float[Array, "B T"] | None = None
     scores: Float[Array, " B"] | None = None
+    parts: Float[Array, "B P"] | None = None  # of the scores, before their weights
     advantages: Float[Array, "B T"] | Float[Array, " B"] | None = None
     returns: Float[Array, "B T"] | None = None
     kl_coefficient: Float[Array, " B"] | None = None  # the same in all rows

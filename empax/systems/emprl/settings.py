@@ -6,10 +6,10 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
-from empax.decoding.search import DecodeSettings
-from empax.losses.advantages import Form
+from empax.decoding.settings import DecodeSettings
+from empax.losses.advantages import Form, Scale
 from empax.losses.kl import Estimator
-from empax.losses.ppo import Reduction
+from empax.losses.ppo import Level, Reduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,8 @@ class RewardSettings:
       stages: of "empathy": the stages that trained the identifiers, together one for each mechanism.
       function: of the others: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
         `systems.emprl.rollouts.Rollout`, or as (params, rollout) where it has an attribute `params`, a tree of arrays
-        such as a Flax scorer's; "text" as (contexts, responses, references) -> [B], lists of as many.
+        such as a Flax scorer's; "text" as (contexts, responses, references, **fields) -> [B], lists of as many. Fields
+        are `id`, `emotion` and the notes of the rows, those that the function names (all, if it takes **anything).
       shift_penalty: of "empathy", where examples are whole dialogues: what a change of level from one listener turn to
         the next costs, beyond the change in the gold responses; 0 = the reward of each turn alone.
       outputs: of "novelty": among how many responses a pair of tokens is to be new.
@@ -103,6 +104,8 @@ class PolicyStage:
       normalize_scores: standardise scores by the running mean and deviation of all so far.
       missing_eos_penalty: taken off the score of a response that was cut off.
       clip: epsilon of Eq. 14.
+      epsilon_high: how far a ratio may rise above 1; None = `clip`.
+      delta: the most that a ratio counts for, above 1 + epsilon_high; None = no bound.
       max_ratio: mini-batches whose mean ratio is above this teach nothing.
       entropy_weight: of a bonus for the policy's entropy.
       likelihood_weight: of the gold responses' negative log-likelihood per token, added to the loss: it holds the
@@ -130,6 +133,8 @@ class PolicyStage:
     normalize_scores: bool = True
     missing_eos_penalty: float = 0.0
     clip: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
     max_ratio: float = 10.0
     entropy_weight: float = 0.0
     likelihood_weight: float = 0.0
@@ -146,7 +151,12 @@ class PolicyStage:
     def __post_init__(self) -> None:
         if self.rollout.method != "sample":
             raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
-        check_numbers(self, "clip", "guard_tolerance", above=0)
+        if self.rollout.more_eos_ids:
+            raise ConfigError("rollout.more_eos_ids must be empty: what is learnt from ends with the tokenizer's end.")
+        check_numbers(self, "clip", "epsilon_high", "delta", "guard_tolerance", above=0)
+        high = self.clip if self.epsilon_high is None else self.epsilon_high
+        if self.delta is not None and self.delta <= 1.0 + high:
+            raise ConfigError(f"delta = {self.delta} must be above 1 + epsilon_high = {1.0 + high}, or None.")
         check_numbers(self, "max_ratio", above=1)
         check_numbers(self, "missing_eos_penalty", "entropy_weight", "likelihood_weight", "likelihood_focus", least=0)
         check_numbers(self, "kept_share", above=0, most=1)
@@ -207,18 +217,24 @@ class GrpoStage(PolicyStage):
     KL of whole responses, which is logged as `kl` and steers an adaptive coefficient.
 
     Attributes:
-      scale_by_std: divide by the group's deviation; False is Dr. GRPO.
+      baseline: "group" (GRPO), or "leave_one_out" (RLOO): the mean of the other responses.
+      scale_rewards: of "group": divide by the deviation of the "group" or of the whole "batch"; "none" is Dr. GRPO.
+      importance_sampling_level: "sequence" is GSPO: one ratio for a whole response.
       reduction: "sequence_means" is GRPO, "tokens" DAPO, "sequences" Dr. GRPO.
     """
 
     rollout: DecodeSettings = _GROUPS
-    scale_by_std: bool = True
+    baseline: Literal["group", "leave_one_out"] = "group"
+    scale_rewards: Scale = "group"
+    importance_sampling_level: Level = "token"
     reduction: Reduction = "sequence_means"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rollout.num_samples < 2:
             raise ConfigError(f"rollout.num_samples = {self.rollout.num_samples} must be at least 2: a group.")
+        if self.baseline == "leave_one_out" and self.scale_rewards == "batch":
+            raise ConfigError("scale_rewards = 'batch' goes with baseline = 'group': RLOO does not scale; set either.")
         if any(reward.shift_penalty for reward in self.rewards):
             raise ConfigError(
                 "shift_penalty goes with PPO alone: in a group, the answers to one turn would stand between those of a "

@@ -27,6 +27,7 @@ from empax.losses.advantages import (
     mask_first_token,
     penalize_missing_eos,
     response_mask,
+    rloo_advantages,
     token_rewards,
     whiten,
 )
@@ -149,7 +150,8 @@ class Policy:
         return log_probs, values.astype(jnp.float32), logits
 
     def rate(self, frozen: Params, batch: Any) -> Rollout:
-        return batch.replace(scores=self.reward.rate(frozen["reward"], batch))
+        parts = self.reward.rate_parts(frozen["reward"], batch)
+        return batch.replace(parts=parts, scores=self.reward.total(parts))
 
     def counted(self, rollout: Rollout) -> Bool[Array, "B T"]:
         """The tokens that are learnt from."""
@@ -177,6 +179,11 @@ class Policy:
             estimator=self.settings.kl.estimator,
         )
 
+    def rated_parts(self, rollout: Any) -> dict[str, Float[Array, " B"]]:
+        """What each part of the reward says, by its name."""
+        names = self.reward.names
+        return {} if rollout.parts is None else {name: rollout.parts[:, i] for i, name in enumerate(names)}
+
     def remembered(self, rollout: Any, memory: Memory, statistics: ScoreStatistics) -> tuple[Rollout, Memory, Metrics]:
         """The rollout with its coefficient, the memory after it, and what to log of it."""
         counted, valid = self.counted(rollout), rollout.mask.any(axis=1)
@@ -187,13 +194,14 @@ class Policy:
         ended = jnp.any(rollout.mask & (rollout.tokens == self.generator.decoder.eos_id), axis=1)
         metrics = {
             "reward": Mean.of(rollout.scores, valid),
+            **{f"reward_{name}": Mean.of(part, valid) for name, part in self.rated_parts(rollout).items()},
             "kl": kl,  # to the reference, nats per response: what the penalty is made of and steers by
             "kl_coefficient": _once(coefficient),
             "response_tokens": ppo.mean_length(rollout.mask),
             "distinct_responses": ppo.distinct_share(rollout.tokens, rollout.mask),
             "ended": Mean.of(ended.astype(jnp.float32), valid),
         }
-        return rollout.replace(kl_coefficient=coefficient * rows), after, metrics
+        return rollout.replace(kl_coefficient=coefficient * rows, parts=None), after, metrics
 
     def with_entropy(
         self, loss: Mean, logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], factor: Float[Array, ""]
@@ -326,7 +334,14 @@ class Ppo(Policy):
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
         options: dict[str, Any] = {"reduction": settings.reduction, "keep": keep}
         policy, metrics = ppo.policy_loss(
-            log_probs, batch.log_probs, batch.advantages, mask, clip=settings.clip, **options
+            log_probs,
+            batch.log_probs,
+            batch.advantages,
+            mask,
+            clip=settings.clip,
+            epsilon_high=settings.epsilon_high,
+            delta=settings.delta,
+            **options,
         )
         value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **options)
         loss = ppo.weighted_sum((warm, policy), (settings.value_weight, value))
@@ -353,9 +368,12 @@ class Grpo(Policy):
         del frozen
         scores, statistics = self.scored(batch, memory)
         size = self.settings.rollout.num_samples
-        advantages = grpo_advantages(
-            scores, batch.mask.any(axis=1), group_size=size, scale_by_std=self.settings.scale_by_std
-        )
+        valid = batch.mask.any(axis=1)
+        if self.settings.baseline == "leave_one_out":
+            advantages = rloo_advantages(scores, valid, group_size=size)
+        else:
+            scale = self.settings.scale_rewards
+            advantages = grpo_advantages(scores, valid, group_size=size, scale_rewards=scale)
         return self.remembered(batch.replace(advantages=advantages), memory, statistics)
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
@@ -373,6 +391,9 @@ class Grpo(Policy):
             batch.advantages,
             mask,
             clip=settings.clip,
+            epsilon_high=settings.epsilon_high,
+            delta=settings.delta,
+            importance_sampling_level=settings.importance_sampling_level,
             kl_coefficient=batch.kl_coefficient[0],
             reduction=settings.reduction,
             keep=keep,

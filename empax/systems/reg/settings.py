@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import check_numbers
-from empax.decoding.search import LEAST_TEMPERATURE
+from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
 
 

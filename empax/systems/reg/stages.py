@@ -26,7 +26,7 @@ from empax.data.exemplars import (
     encode_queries,
 )
 from empax.data.store import check_candidates, check_prepared, load_instances
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.index import build_index, load_index
 from empax.systems.dialogue.checks import GENERATOR_TASKS, RETRIEVER_TASKS, dialogue_settings
@@ -128,6 +128,11 @@ def check_joint(stage: JointStage, run: RunContext) -> None:
 
 def _check_exemplars(stage: RetrieverStage | JointStage, run: RunContext) -> None:
     settings = dialogue_settings(run)
+    if isinstance(stage, JointStage) and settings.decoding.reads_source:
+        raise ConfigError(
+            "encoder_no_repeat_ngram and encoder_repetition_penalty look at one source, and this generator reads "
+            f"several passages; set them to 0 and 1 in config.{run.config['system']}.decoding."
+        )
     check_candidates(run, stage.index, ("train", "validation"), settings.passages)
     if 0 < stage.candidates < settings.passages:
         raise ConfigError(

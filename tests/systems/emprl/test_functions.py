@@ -154,3 +154,39 @@ def test_a_compiled_function_is_traced_before_work(module, function, message):
     part = RewardSettings(kind="compiled", stages=(), function=f"{module.__name__}:f")
     with pytest.raises(ConfigError, match=message):
         try_functions([part], ROWS, ROLLOUT)
+
+
+NOTED = (
+    Instance("a#2", ("hi",), "yes", "joyful", {"topic": "sea", "bad key": 1}),
+    Instance("b#2", ("oh",), "no", "", {"score": 2}),
+)
+
+
+def test_functions_are_given_the_fields_that_they_name():
+    asked = {}
+
+    def some(contexts, responses, references, topic, *, emotion=None, unknown=7):
+        asked.update(topic=topic, emotion=emotion, unknown=unknown)
+        return [0.0, 1.0]
+
+    def everything(contexts, responses, references, **fields):
+        asked.update(fields)
+        return [0.0, 1.0]
+
+    np.testing.assert_array_equal(call_text_function(some, "m:f", NOTED, ["x", "y"]), [0.0, 1.0])
+    assert asked == {"topic": ["sea", None], "emotion": ["joyful", ""], "unknown": 7}
+    asked.clear()
+    call_text_function(everything, "m:f", NOTED, ["x", "y"])
+    assert asked == {"id": ["a#2", "b#2"], "emotion": ["joyful", ""], "topic": ["sea", None], "score": [None, 2]}
+
+
+def test_a_field_that_no_row_has_is_named(module):
+    def wants(contexts, responses, references, tpoic):
+        return [0.0] * len(responses)
+
+    with pytest.raises(
+        ConfigError, match="the reward m:f wants tpoic; the fields of its rows are emotion, id, score, topic"
+    ):
+        call_text_function(wants, "m:f", NOTED, ["x", "y"])
+    module.f = wants  # before the run nobody knows what notes there will be
+    try_functions([RewardSettings(kind="text", function=f"{module.__name__}:f")], ROWS, None)

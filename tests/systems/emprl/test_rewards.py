@@ -23,6 +23,7 @@ from empax.systems.emprl.rewards import (
     empathy_gain,
     empathy_reward,
     make_reward,
+    part_names,
     trajectory_reward,
 )
 from empax.systems.emprl.rollouts import (
@@ -163,6 +164,13 @@ def test_parts_are_summed_with_their_weights(toy):
     batch = toy.Contexts(8).collate(np.array([3, -1]), toy.SOURCE, np.random.default_rng(0))
     rollout = types.SimpleNamespace(batch=batch, tokens=jnp.asarray([[5, 6, 1], [7, 1, 0]]))
     np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * 2 + 2.0 * 2, 0.5 * 2])
+    assert reward.names == ("constant", "lengths_of_texts")
+    np.testing.assert_allclose(reward.rate_parts(reward.frozen(), rollout), [[2, 2], [2, 0]])
+
+
+def test_parts_have_the_names_of_their_functions_or_kinds():
+    parts = [RewardSettings("empathy"), *(RewardSettings("text", function="m:f") for _ in range(2))]
+    assert part_names(parts) == ("empathy", "f", "f_2")
 
 
 def test_a_scorer_gets_its_parameters_from_what_is_frozen(toy):

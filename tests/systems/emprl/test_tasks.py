@@ -13,11 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from empax.core.config import ConfigError
 from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.tree import hash_tree
+from empax.decoding.settings import DecodeSettings
+from empax.losses import ppo
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import PromptedDecoder
-from empax.systems.emprl.settings import KlSettings
+from empax.systems.emprl.rewards import Reward
+from empax.systems.emprl.settings import GrpoStage, KlSettings
 from empax.systems.emprl.stages import policy_model
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import load_params
@@ -365,6 +369,60 @@ def test_the_settings_of_the_score_reach_the_advantages(toy, rolled):
     task, first = credited(mask_first_token=True)
     assert np.asarray(plain.advantages)[:3, 0].all()
     assert not np.asarray(task.counted(first))[:, 0].any()
+
+
+def test_each_reward_is_logged_under_its_name(toy, rolled):
+    _, _, frozen, rollout = rolled
+    task = toy.policy()
+    parts = (
+        *task.reward.parts,
+        (2.0, dataclasses.replace(task.reward.parts[0][1], function=lambda _: jnp.full(4, 0.5))),
+    )
+    task = dataclasses.replace(task, reward=Reward(parts, ("share", "half")))
+    rated = task.rate({**frozen, "reward": {"0": {}, "1": {}}}, rollout)
+    credited, _, metrics = task.credit(frozen, rated, task.init_memory())
+    values = {name: float(metrics[name].value()) for name in ("reward", "reward_share", "reward_half")}
+    assert values["reward_half"] == 0.5
+    assert values["reward"] == pytest.approx(values["reward_share"] + 1.0)
+    assert credited.parts is None  # nothing that updates must carry
+
+
+def test_settings_of_groups_reach_advantages_and_loss(toy, batch, monkeypatch):
+    frozen = toy.frozen()
+    params = {"model": toy.frozen(1)["reference"]["model"]}
+    drawn = jax.jit(toy.policy(grpo=True).rollout)(params, frozen, batch, jax.random.key(1))
+
+    def advantages(**changes):
+        task = toy.policy(grpo=True, normalize_scores=False, **changes)
+        return np.asarray(task.credit(frozen, task.rate(frozen, drawn), task.init_memory())[0].advantages)
+
+    plain, centred = advantages(), advantages(scale_rewards="none")
+    apart = advantages(baseline="leave_one_out", scale_rewards="none")
+    np.testing.assert_allclose(apart, centred * 4 / 3, rtol=1e-4, atol=1e-6)  # groups of four
+    assert not np.allclose(plain, advantages(scale_rewards="batch"))
+
+    options = {"epsilon_high": 1.0, "delta": 2.5, "importance_sampling_level": "sequence"}
+    asked, inner = [], ppo.grpo_loss
+    monkeypatch.setattr(ppo, "grpo_loss", lambda *args, **given: asked.append(given) or inner(*args, **given))
+    for changes in ({}, options):
+        task = toy.policy(grpo=True, **changes)
+        credited = task.credit(frozen, task.rate(frozen, drawn), task.init_memory())[0]
+        jax.eval_shape(task.loss, params, frozen, credited, None)
+    plain = {"epsilon_high": None, "delta": None, "importance_sampling_level": "token"}
+    assert [{name: given[name] for name in options} for given in asked] == [plain, options]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"delta": 1.1}, "delta = 1.1 must be above 1 .* epsilon_high = 1.2"),
+        ({"baseline": "leave_one_out", "scale_rewards": "batch"}, "RLOO does not scale"),
+        ({"rollout": DecodeSettings("sample", num_samples=4, more_eos_ids=(5,))}, "more_eos_ids must be empty"),
+    ],
+)
+def test_settings_of_groups_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        GrpoStage(**changes)
 
 
 def test_a_policy_is_a_hashable_value(toy):

@@ -18,7 +18,7 @@ import numpy as np
 
 from empax.core.sharding import MeshSettings, make_mesh
 from empax.data.exemplars import LabelledBatch
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.systems.dialogue.generator import Decoder, Generator

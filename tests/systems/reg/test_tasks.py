@@ -14,7 +14,7 @@ from empax.core.tree import map_named
 from empax.core.types import EMOTIONS, Batch, Generated
 from empax.data.exemplars import ExemplarBatch, LabelledBatch
 from empax.decoding.passages import PassageReader
-from empax.decoding.search import DecodeSettings
+from empax.decoding.settings import DecodeSettings
 from empax.evaluation.device_metrics import UtilityWeights, utility
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder, EmotionEncoder

@@ -1,0 +1,268 @@
+"""Folders of sentence-transformers: the same vectors here and there, or refused by name."""
+
+import functools
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.types import Instance
+from empax.data.exemplars import encode_keys, encode_queries
+from empax.data.features import encode_for_bert, pad
+from empax.interop.export import export_retriever
+from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.interop.sentence_modules import read_modules
+from empax.models.dual_encoder import DualEncoder, Projection
+
+WIDTH = 18
+TEXTS = ["I lost my keys today.", "Oh no!", "We went to the sea, and it rained."]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *"abcdefghijklmnopqrstuvwxyz.,!:IOW",
+    *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+]
+
+
+@pytest.fixture(scope="module")
+def st():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its imports
+        return pytest.importorskip("sentence_transformers")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder with a tiny BERT and a tokenizer that keeps capitals."""
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "num_attention_heads": 3, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=80, **sizes)
+    model = transformers.BertModel(config, add_pooling_layer=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=False).save_pretrained(folder)
+    return folder
+
+
+def written(st, base, folder, *, pooling="mean", dense=(), normalize=False, prompts=None, default=None, **options):
+    """A folder that sentence-transformers writes, and its model."""
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        said = options.pop("said", {})
+        modules = [Transformer(str(base), max_seq_length=options.pop("max_seq_length", 60))]
+        modules.append(Pooling(WIDTH, pooling_mode=pooling, **options.pop("pooling_options", {})))
+        size = WIDTH
+        for features, activation, bias in dense:
+            modules.append(Dense(size, features, bias=bias, activation_function=activation))
+            size = features
+        modules += [Normalize()] if normalize else []
+        model = st.SentenceTransformer(
+            modules=modules, prompts=prompts, default_prompt_name=default, device="cpu", **options
+        )
+        model.save(str(folder), create_model_card=False)
+        file = folder / "sentence_bert_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | said))
+        return st.SentenceTransformer(str(folder), device="cpu")
+
+
+def vectors(loaded, rows):
+    ids, mask = pad(rows, 64, loaded.tokenizer.pad_id)
+    return np.asarray(embed(loaded.model, loaded.params, jnp.asarray(ids), jnp.asarray(mask)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def embed(model, params, ids, mask):
+    return model.apply({"params": params}, ids, mask)
+
+
+def instances():
+    return [Instance(str(i), (text,), "I see.", "") for i, text in enumerate(TEXTS)]
+
+
+DENSE = [(7, torch.nn.Tanh(), True)]
+CASES = {
+    "mean": {},
+    "cls, two dense": {
+        "pooling": "cls",
+        "dense": [(11, torch.nn.GELU(), False), (5, torch.nn.Identity(), True)],
+    },
+    "max, relu": {"pooling": "max", "dense": [(7, torch.nn.ReLU(), True)]},
+    "root, normalised": {"pooling": "mean_sqrt_len_tokens", "normalize": True},
+    "last, lower case": {"pooling": "lasttoken", "said": {"do_lower_case": True}},
+    "weighted, dense, normalised": {"pooling": "weightedmean", "dense": DENSE, "normalize": True},
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", CASES)
+def test_vectors_are_those_of_sentence_transformers(case, st, base, tmp_path):
+    theirs = written(st, base, tmp_path / "out", **CASES[case])
+    loaded = load_encoder(EncoderSettings(pretrained=str(tmp_path / "out"), dropout=0.0), None)
+    found = vectors(loaded, encode_for_bert(loaded.tokenizer, TEXTS, 60))
+    expected = theirs.encode(TEXTS, show_progress_bar=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert found.shape[1] == loaded.model.width
+
+
+@pytest.mark.oracle
+def test_prompts_stand_before_queries_and_keys(st, base, tmp_path):
+    prompts = {"query": "find: ", "document": "text: "}
+    theirs = written(st, base, tmp_path / "out", prompts=prompts, normalize=True)
+    loaded = load_encoder(EncoderSettings(pretrained=str(tmp_path / "out"), dropout=0.0), None)
+    rows = instances()
+    expected = theirs.encode_query(TEXTS, show_progress_bar=False)
+    np.testing.assert_allclose(vectors(loaded, encode_queries(loaded.tokenizer, rows, 60)), expected, atol=1e-5)
+    keys = [loaded.tokenizer.decode(ids) for ids in encode_keys(loaded.tokenizer, rows, 60)]
+    assert all(text.replace(" ", "").startswith("text:") for text in keys)
+    # What is too long loses its beginning, not its prompt.
+    short = encode_queries(loaded.tokenizer, rows, 20)[2]
+    whole = encode_queries(loaded.tokenizer, rows, 60)[2]
+    given = len(loaded.tokenizer.encode("find: "))
+    assert short[: given + 1] == whole[: given + 1]
+    assert short[given + 1 :] == whole[len(whole) - (20 - given - 1) :]
+
+
+@pytest.mark.oracle
+def test_texts_are_no_longer_than_the_folder_says(st, base, tmp_path):
+    written(st, base, tmp_path / "out", max_seq_length=12)
+    loaded = load_encoder(EncoderSettings(pretrained=str(tmp_path / "out"), dropout=0.0), None)
+    assert loaded.tokenizer.reading.max_tokens == 12
+    assert max(map(len, encode_queries(loaded.tokenizer, instances(), 60))) == 12
+
+
+@pytest.mark.oracle
+def test_a_judge_takes_the_states_alone(st, base, tmp_path):
+    written(st, base, tmp_path / "out", dense=DENSE, normalize=True, pooling="max")
+    loaded = load_encoder(EncoderSettings(pretrained=str(tmp_path / "out")), None, sentences=False)
+    assert (loaded.model.projections, loaded.model.normalize, loaded.model.pooling) == ((), False, "max")
+    assert set(loaded.params) == {"encoder"}
+    chosen = EncoderSettings(pretrained=str(tmp_path / "out"), pooling="cls", normalize=False)
+    assert (load_encoder(chosen, None).model.pooling, load_encoder(chosen, None).model.normalize) == ("cls", False)
+
+
+def folder_of(path, *, modules=None, **files):
+    kinds = modules or ["Transformer", "Pooling"]
+    places = ["", "1_Pooling", "2_Dense", "3_Normalize"]
+    path.mkdir(exist_ok=True)
+    entries = [
+        {"type": f"sentence_transformers.models.{kind}", "path": place}
+        for kind, place in zip(kinds, places, strict=False)
+    ]
+    (path / "modules.json").write_text(json.dumps(entries))
+    for place, fields in {"1_Pooling/config.json": {"pooling_mode": "mean"}, **files}.items():
+        (path / place).parent.mkdir(exist_ok=True)
+        (path / place).write_text(json.dumps(fields))
+    return path
+
+
+DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activation.Tanh"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"modules": ["Transformer", "Pooling", "LSTM"]}, "asks for 'sentence_transformers.models.LSTM'"),
+        ({"modules": ["Transformer"]}, "has the order Transformer; here it is Transformer, Pooling"),
+        ({"1_Pooling/config.json": {"pooling_mode": ["cls", "mean"]}}, "asks for cls, mean; one of mean, cls, max"),
+        (
+            {
+                "modules": ["Transformer", "Pooling", "Dense"],
+                "2_Dense/config.json": {**DENSE_FILE, "use_residual": True},
+            },
+            "use_residual = True is not here",
+        ),
+        (
+            {
+                "modules": ["Transformer", "Pooling", "Dense"],
+                "2_Dense/config.json": {**DENSE_FILE, "activation_function": "mine.Swish"},
+            },
+            "activation_function = 'mine.Swish' is not here; it is one of torch.nn's Tanh",
+        ),
+        (
+            {
+                "modules": ["Transformer", "Pooling", "Dense"],
+                "2_Dense/config.json": {**DENSE_FILE, "module_input_name": "token_embeddings"},
+            },
+            "module_input_name = 'token_embeddings'",
+        ),
+        (
+            {"config_sentence_transformers.json": {"similarity_fn_name": "euclidean"}},
+            "similarity_fn_name = 'euclidean'",
+        ),
+        ({"config_sentence_transformers.json": {"default_prompt_name": "x"}}, "default_prompt_name = 'x' is none of"),
+        (
+            {
+                "config_sentence_transformers.json": {"prompts": {"query": "q: "}},
+                "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False},
+            },
+            "include_prompt = False",
+        ),
+        ({"sentence_bert_config.json": {"transformer_task": "fill-mask"}}, "transformer_task = 'fill-mask'"),
+        ({"sentence_bert_config.json": {"max_seq_length": "long"}}, "max_seq_length = 'long' must be a number"),
+    ],
+)
+def test_what_is_not_here_is_refused_by_name(options, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        read_modules(folder_of(tmp_path / "m", **options))
+
+
+def test_a_module_outside_its_folder_and_a_broken_list_are_refused(tmp_path):
+    folder = folder_of(tmp_path / "m")
+    (folder / "modules.json").write_text(json.dumps([{"type": "x.Transformer", "path": "../other"}]))
+    with pytest.raises(DataError, match="is outside the folder"):
+        read_modules(folder)
+    (folder / "modules.json").write_text("{}")
+    with pytest.raises(DataError, match="must hold a JSON list, but is an object"):
+        read_modules(folder)
+
+
+def test_old_switches_and_folders_without_modules(tmp_path):
+    (tmp_path / "1_Pooling").mkdir()
+    assert read_modules(tmp_path / "1_Pooling").pooling is None
+    for old, new in [
+        ("cls_token", "cls"),
+        ("mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+        ("lasttoken", "lasttoken"),
+    ]:
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{old}": True}))
+        assert read_modules(tmp_path).pooling == new
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
+def test_an_export_gives_the_same_vectors_there(pooling, st, base, tmp_path):
+    loaded = load_encoder(EncoderSettings(pretrained=str(base), dropout=0.0), None)
+    normalize = pooling == "mean"
+    model = DualEncoder(
+        loaded.model.encoder, pooling, normalize, (Projection(7, "tanh"), Projection(5, "identity", False))
+    )
+    ids = jnp.ones((1, 4), jnp.int32)
+    fresh = jax.jit(model.init)(jax.random.key(0), ids, ids > 0)["params"]
+    params = {**fresh, "encoder": loaded.params["encoder"]}
+    export_retriever(tmp_path / "out", model, params, loaded.tokenizer, max_tokens=60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    rows = encode_for_bert(loaded.tokenizer, TEXTS, 60)
+    ids, mask = map(jnp.asarray, pad(rows, 64, loaded.tokenizer.pad_id))
+    expected = np.asarray(embed(model, params, ids, mask))
+    np.testing.assert_allclose(theirs.encode(TEXTS, show_progress_bar=False), expected, rtol=1e-5, atol=1e-5)
+    again = load_encoder(EncoderSettings(pretrained=str(tmp_path / "out"), dropout=0.0), None)
+    np.testing.assert_allclose(vectors(again, rows), expected, rtol=1e-6, atol=1e-6)
