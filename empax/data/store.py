@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from empax.core.config import ConfigError, check_numbers, to_settings
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError, read_jsonl
 from empax.core.manifest import remedy, verify
 from empax.core.protocols import Tokenizer
@@ -35,6 +35,13 @@ class TokenizerSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "vocab_size", least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareSettings:
+    """Settings of stages of kind "prepare"."""
+
+    tokenizer: TokenizerSettings = dataclasses.field(default_factory=TokenizerSettings)
 
 
 def load_instances(run: RunContext, split: str) -> list[Instance]:
@@ -71,16 +78,15 @@ def check_candidates(run: RunContext, index: str, splits: Sequence[str], passage
       splits: those for which candidates are wanted.
       passages: how many, at least.
     """
-    section = run.earlier("index", index, kind="index")
-    queries = section.get("queries", dict.fromkeys(splits, 0))
-    if missing := [split for split in splits if split not in queries]:
+    settings = run.earlier("index", index, kind="index").settings
+    if missing := [split for split in splits if split not in settings.queries]:
         raise ConfigError(
             f"config.{index}.queries lacks {', '.join(missing)}, which config.{run.stage} needs; set it to how many "
             "instances are to be searched, 0 for all."
         )
-    if section["candidates"] < passages:
+    if settings.candidates < passages:
         raise ConfigError(
-            f"config.{index}.candidates = {section['candidates']}, but config.{run.stage} reads {passages} passages; "
+            f"config.{index}.candidates = {settings.candidates}, but config.{run.stage} reads {passages} passages; "
             "set it to at least as many."
         )
 
@@ -141,9 +147,7 @@ def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
     if not planned:
         verify(run.files.tokenizer)
         return load_tokenizer(run.files.tokenizer)
-    section = run.section("prepare")
-    given = section["tokenizer"] if "tokenizer" in section else {}  # noqa: SIM401  # no default outside the dataclass
-    settings = to_settings(TokenizerSettings, given, where="config.prepare.tokenizer")
+    settings = run.settings("prepare", PrepareSettings).tokenizer
     if settings.pretrained:
         return pretrained_tokenizer(settings)
     return PlannedTokenizer(settings.vocab_size)

@@ -12,13 +12,16 @@ from empax.data import features
 from empax.data.dialogues import instance_to_row
 from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.data.tokenizers import train_bpe
+from tests.plans import plan_of
 
 INSTANCES = [Instance(f"d{i}#2", (f"turn {i}",), "yes", "sad", {"kept": i}) for i in range(3)]
 
 
 @pytest.fixture
 def run(tmp_path):
-    context = RunContext(WorkDir(tmp_path), {"prepare": {"kind": "prepare", "tokenizer": {"vocab_size": 321}}}, "joint")
+    context = RunContext(
+        WorkDir(tmp_path), plan_of({"prepare": {"kind": "prepare", "tokenizer": {"vocab_size": 321}}}), "joint"
+    )
     write_jsonl(context.files.instances("train"), map(instance_to_row, INSTANCES))
     return context
 
@@ -66,5 +69,5 @@ def test_a_plan_has_a_tokenizer_of_the_size_to_come_and_a_run_its_own(run):
 
 
 def test_a_plan_takes_the_default_size_where_the_recipe_names_none(tmp_path):
-    context = RunContext(WorkDir(tmp_path), {"prepare": {"kind": "prepare"}}, "generator")
+    context = RunContext(WorkDir(tmp_path), plan_of({"prepare": {"kind": "prepare"}}), "generator")
     assert run_tokenizer(context, planned=True).vocab_size == 12_000

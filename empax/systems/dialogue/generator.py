@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -151,6 +151,7 @@ class Generator:
     label_smoothing: float = 0.0
     logits_at_once: int = 0
     heads: tuple[str, ...] = ("generator",)
+    whole: ClassVar[str] = "^emotion/"
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         first, second = jax.random.split(rng)
@@ -170,7 +171,7 @@ class Generator:
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
         return self.decoder(self.model, params["model"], batch.source, batch.source_mask, rng)
 
-    def judge(self, params: Params, batch: Any) -> dict[str, Array]:
+    def read(self, params: Params, batch: Any) -> dict[str, Array]:
         """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
         states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
         mask = self.model.states_mask(batch.source_mask)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import numbers
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +13,7 @@ from jaxtyping import Float
 
 from empax.core import distributed
 from empax.core.config import ConfigError
+from empax.core.plugins import blamed, load_named
 from empax.core.types import Instance
 from empax.systems.emprl.rollouts import Rollout
 from empax.systems.emprl.settings import RewardSettings
@@ -30,36 +28,11 @@ def load_function(name: str) -> Callable[..., Any]:
     Raises:
       ConfigError: there is none, or its module cannot be imported.
     """
-    module, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise ConfigError(
-            f"function = {name!r} is not 'module:name'; write no path and no '.py', and put the folder of the module "
-            "on PYTHONPATH."
-        )
-    try:
-        with _blamed(f"function = {name!r}: the import"):
-            found = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"function = {name!r}: there is no module {error.name!r}; put its folder on PYTHONPATH."
-        ) from error
+    found = load_named(name, "function")
     if not callable(found):
+        module, _, attribute = name.partition(":")
         raise ConfigError(f"function = {name!r}: {module} has no function {attribute!r}.")
     return found
-
-
-@contextlib.contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """Turns an error in somebody else's code into a ConfigError that says where it was raised."""
-    try:
-        yield
-    except (ConfigError, ModuleNotFoundError):
-        raise
-    except Exception as error:  # nobody knows what a stranger's code raises
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(
-            f"{what} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno})."
-        ) from error
 
 
 def call_text_function(
@@ -70,7 +43,7 @@ def call_text_function(
     Raises:
       ConfigError: the function raised something, or did not return one finite number for each.
     """
-    with _blamed(f"the reward {name}"):
+    with blamed(f"the reward {name}"):
         found = function([i.context for i in instances], list(responses), [i.response for i in instances])
     return checked_scores(found, name, len(instances))
 
@@ -127,7 +100,7 @@ def try_functions(settings: Sequence[RewardSettings], instances: Sequence[Instan
                 call_text_function(function, part.function, instances, [i.response for i in instances])
             continue
         args = (getattr(function, "params"), rollout) if hasattr(function, "params") else (rollout,)  # noqa: B009
-        with _blamed(f"the reward {part.function}"):
+        with blamed(f"the reward {part.function}"):
             found = jax.eval_shape(function, *args)
         shape, kind = getattr(found, "shape", None), getattr(found, "dtype", None)
         if shape != (len(instances),) or kind is None or not _is_real(kind):
