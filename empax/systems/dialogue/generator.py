@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
-from empax.decoding.rerank import by_consensus
+from empax.decoding.rerank import Hypotheses, make_reranker, rerank
 from empax.decoding.search import DecodeSettings, generate, num_hypotheses
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
@@ -120,17 +120,23 @@ class Decoder:
             settings=self.settings,
             rng=rng,
         )
-        if not self.settings.rerank:
+        reranker = make_reranker(self.settings, utility)
+        if reranker is None:
             return found
-        return by_consensus(
-            found,
-            utility,
-            eos_id=self.eos_id,
-            pad_id=self.pad_id,
-            length_power=self.settings.rerank_length,
-            witnesses=exemplars,
-            witness_weight=self.settings.rerank_exemplars,
+
+        def encode(ids: Int[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N D"]:
+            if isinstance(model, (FusionInDecoder, FusionInPrompt)):  # a single passage
+                ids, mask = ids[:, None], mask[:, None]
+            return pool(model.apply(variables, ids, mask, method="encode", deterministic=True), mask)
+
+        def pool(states: Any, mask: Bool[Array, "..."]) -> Float[Array, "N D"]:
+            return masked_mean(pooled_states(states), model.states_mask(mask))
+
+        made = (found.tokens != self.eos_id) & (found.tokens != self.pad_id)
+        hypotheses = Hypotheses(
+            found.tokens, made, found.log_probs, lambda: pool(states, mask), encode, exemplars=exemplars
         )
+        return rerank(found, reranker(hypotheses))
 
 
 @dataclasses.dataclass(frozen=True)
