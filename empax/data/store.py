@@ -45,21 +45,37 @@ class PrepareSettings:
 
 
 def load_instances(run: RunContext, split: str) -> list[Instance]:
-    """The instances of a split, with the notes that annotate added where it ran.
+    """The instances of a split, with the notes of all annotating stages before this one.
 
     Raises:
-      DataError: a file is not what `prepare` or `annotate` wrote.
+      DataError: a file is not what `prepare` or an annotating stage wrote, or two of these write the same note.
     """
     path = run.files.instances(split)
     verify(path)
     instances = [instance_from_row(row) for row in read_jsonl(path)]
-    path = run.files.annotations(split)
+    owners: dict[str, str] = {}
+    for stage in run.before():
+        if run.plan.stages[stage].kind == "annotate":
+            instances = _with_notes(instances, run.files.notes(stage, split), owners)
+    return instances
+
+
+def _with_notes(instances: list[Instance], path: Path, owners: dict[str, str]) -> list[Instance]:
+    """The instances with the notes in `path`; `owners` has the stage of each note so far, and then these too."""
+    stage = path.parent.name
     verify(path)
     if not path.exists():
         return instances
     notes = {str(row.pop("id", "")): row for row in read_jsonl(path)}
     if missing := [i.id for i in instances if i.id not in notes]:
-        raise DataError(f"{path} lacks {len(missing)} instances, the first is {missing[0]}. {remedy(path.parent.name)}")
+        raise DataError(f"{path} lacks {len(missing)} instances, the first is {missing[0]}. {remedy(stage)}")
+    names = dict.fromkeys(name for row in notes.values() for name in row)
+    if clash := next((name for name in names if name in owners), ""):
+        raise DataError(
+            f"{path} and the stage {owners[clash]!r} both write the note {clash!r}; leave one of the two stages out of "
+            "config.run."
+        )
+    owners.update(dict.fromkeys(names, stage))
     return [dataclasses.replace(i, notes={**i.notes, **notes[i.id]}) for i in instances]
 
 

@@ -120,7 +120,7 @@ def run(settings: Settings, run: RunContext) -> None:
         verify(run.files.instances(split))
         instances = [instance_from_row(row) for row in read_jsonl(run.files.instances(split))]
         rows = _annotated(instances, judges, settings, split, hash_json([made_by, settings.sentiment_threshold]))
-        write_jsonl(run.files.annotations(split), rows)
+        write_jsonl(run.files.notes(run.stage, split), rows)
     write_json(run.directory / "classifiers.json", held_out_quality(settings.classifiers, run, judges))
 
 

@@ -112,7 +112,7 @@ def run(settings: Settings, run: RunContext) -> None:
         else {},
         peer_sets=read_peer_sets(expand(settings.peers)) if settings.peers else {},
         history=history,
-        run=read_json(files.run) if files.run.exists() else {},
+        run=read_json(files.provenance) if files.provenance.exists() else {},
         notes={
             "indexes": findings.find_indexes(files),
             "paper_table": table,

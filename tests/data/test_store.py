@@ -19,9 +19,9 @@ INSTANCES = [Instance(f"d{i}#2", (f"turn {i}",), "yes", "sad", {"kept": i}) for 
 
 @pytest.fixture
 def run(tmp_path):
-    context = RunContext(
-        WorkDir(tmp_path), plan_of({"prepare": {"kind": "prepare", "tokenizer": {"vocab_size": 321}}}), "joint"
-    )
+    prepare = {"kind": "prepare", "tokenizer": {"vocab_size": 321}}
+    plan = plan_of({"prepare": prepare, "annotate": {"kind": "annotate"}, "intents": {"kind": "annotate"}})
+    context = RunContext(WorkDir(tmp_path), plan, "joint")
     write_jsonl(context.files.instances("train"), map(instance_to_row, INSTANCES))
     return context
 
@@ -32,14 +32,27 @@ def test_instances_come_as_they_were_prepared(run):
 
 def test_annotations_join_by_id_whatever_their_order(run):
     rows = [{"id": i.id, "context_attributes": {"sentiment": "low", "n": i.id}} for i in reversed(INSTANCES)]
-    write_jsonl(run.files.annotations("train"), rows)
+    write_jsonl(run.files.notes("annotate", "train"), rows)
     found = load_instances(run, "train")
     assert [i.notes["context_attributes"]["n"] for i in found] == [i.id for i in INSTANCES]
     assert [i.notes["kept"] for i in found] == [0, 1, 2]
 
 
+def test_notes_of_several_stages_are_merged_and_none_is_overwritten(run):
+    write_jsonl(run.files.notes("annotate", "train"), [{"id": i.id, "mood": "low"} for i in INSTANCES])
+    write_jsonl(run.files.notes("intents", "train"), [{"id": i.id, "intent": f"of {i.id}"} for i in INSTANCES])
+    assert [i.notes["intent"] for i in load_instances(run, "train")] == [f"of {i.id}" for i in INSTANCES]
+    assert {i.notes["mood"] for i in load_instances(run, "train")} == {"low"}
+    first = load_instances(run.at("intents"), "train")  # what comes later is not there yet
+    assert not any("intent" in i.notes for i in first)
+    assert {i.notes["mood"] for i in first} == {"low"}
+    write_jsonl(run.files.notes("intents", "train"), [{"id": i.id, "mood": "high"} for i in INSTANCES])
+    with pytest.raises(DataError, match=r"intents/train\.jsonl and the stage 'annotate' both write the note 'mood'"):
+        load_instances(run, "train")
+
+
 def test_annotations_that_lack_an_instance_are_refused(run):
-    write_jsonl(run.files.annotations("train"), [{"id": "d0#2"}])
+    write_jsonl(run.files.notes("annotate", "train"), [{"id": "d0#2"}])
     with pytest.raises(DataError, match=r"lacks 2 instances, the first is d1#2\. Run again with --redo=annotate"):
         load_instances(run, "train")
 

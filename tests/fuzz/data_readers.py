@@ -88,7 +88,7 @@ def work_directory(files: Mapping[str, bytes]) -> Any:
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(raw)
-        run = RunContext(WorkDir(Path(folder)), plan_of({"seed": 0}), "evaluate")
+        run = RunContext(WorkDir(Path(folder)), plan_of({"annotate": {"kind": "annotate"}}), "evaluate")
         found: list[Any] = [load_instances(run, "validation")]
         for name in sorted(set(files) - {"prepare/validation.jsonl", "annotate/validation.jsonl"}):
             found.append(list(read_jsonl(Path(folder, name))) if name.endswith("l") else read_json(Path(folder, name)))

@@ -1158,6 +1158,7 @@ WITHOUT_A_CASE = {
     ("models/transformer.py", "shorten them or raise it"): _EARLIER,
     ("models/transformer.py", "or use logits_from"): "said to whoever writes a loss, not to whoever runs a recipe",
     ("pipeline/judging.py", "give the --workdir of one that has trained"): _RUN,
+    ("data/store.py", "leave one of the two stages out of"): "tested in data/test_store.py, on written notes",
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
     ("reporting/report.py", "run again with --redo of the stage that decodes"): _RUN,

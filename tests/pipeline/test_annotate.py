@@ -66,7 +66,7 @@ def annotated(run, monkeypatch, **changes):
     monkeypatch.setattr(annotate.attributes, "load_holdout", lambda context, stage: [])
     monkeypatch.setattr(annotate, "held_out_quality", lambda *_: {"quality": 1})
     annotate.run(annotate.Settings(), run)
-    return judge, {split: list(read_jsonl(run.files.annotations(split))) for split in annotate.SPLITS}
+    return judge, {split: list(read_jsonl(run.files.notes("annotate", split))) for split in annotate.SPLITS}
 
 
 def test_only_training_responses_are_ever_read(run, monkeypatch):

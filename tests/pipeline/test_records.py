@@ -158,10 +158,10 @@ def test_lost_annotations_are_no_run_without_attributes(tmp_path):
         records.begin(name)
         make(files, name)
         if name == "annotate":
-            write_jsonl(files.annotations("train"), [{"id": i.id, "context_attributes": {}} for i in INSTANCES])
+            write_jsonl(files.notes("annotate", "train"), [{"id": i.id, "context_attributes": {}} for i in INSTANCES])
         records.finish(name, {})
     assert len(load_instances(RunContext(files, plan_of(config), "x"), "train")) == 3
-    files.annotations("train").unlink()
+    files.notes("annotate", "train").unlink()
     with pytest.raises(DataError, match=r"annotate/train\.jsonl is gone.*--redo=annotate"):
         load_instances(RunContext(files, plan_of(config), "x"), "train")
 

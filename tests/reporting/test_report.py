@@ -211,7 +211,7 @@ def test_run_reads_the_work_directory(tmp_path):
     files = WorkDir(tmp_path)
     write_jsonl(files.predictions, predictions(6))
     write_jsonl(files.metrics, history(3)[:-1])
-    write_json(files.run, {"commit": "abc", "seed": 3})
+    write_json(files.provenance, {"commit": "abc", "seed": 3})
     write_json(files.stage("prepare") / "counts.json", {"source_hash": "f00", "test": {"dialogues": 3, "instances": 6}})
     write_json(files.stage("index") / "index.json", {"rows": 9, "recall_at_10": 0.99})
     write_json(files.stage("evaluate") / "evaluate.json", {"emotion_head": "retriever"})
