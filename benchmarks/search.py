@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,10 +19,10 @@ import numpy as np
 
 from benchmarks import texts
 from benchmarks.paired import DisagreementError, Row, arguments, cores, report, seconds, timed
+from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.tokenizers import load_tokenizer
 from empax.interop.pretrained import EncoderSettings, load_encoder
-from empax.models.dual_encoder import EmotionEncoder
-from empax.retrieval.corpus import CorpusEncoder
+from empax.retrieval.corpus import CorpusEncoder, Tower
 from empax.retrieval.exact import ExactIndex
 from empax.retrieval.scann import ScannIndex, ScannSettings
 
@@ -77,8 +78,15 @@ def embeddings(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
         return unit(rng.normal(size=(1500, 32))), unit(rng.normal(size=(512, 32)))
     settings = EncoderSettings(pretrained="minilm", normalize=True, dropout=0.0, dtype="bfloat16", unroll=6)
     loaded = load_encoder(settings, load_tokenizer("minilm"))
-    model, params = EmotionEncoder(loaded.model), {"encoder": loaded.params}
-    encoder = CorpusEncoder(model, params, loaded.tokenizer, 64, 96, hash="benchmarks.search")
+    tokenizer = loaded.tokenizer
+    encoder = CorpusEncoder(
+        Tower(loaded.model),
+        {"encoder": loaded.params},
+        tokenizer.pad_id,
+        query_text=functools.partial(encode_queries, tokenizer, max_tokens=64),
+        key_text=functools.partial(encode_keys, tokenizer, max_tokens=96),
+        hash="benchmarks.search",
+    )
     keys = encoder.embed_keys(texts.instances(options.data, "train"), progress="rows")
     contexts = texts.instances(options.data, "validation")
     order = np.random.default_rng(0).permutation(len(contexts))[:512]

@@ -48,8 +48,9 @@ def main(argv: list[str]) -> None:
         run.quiet_logging(logging.INFO)
         plain = run.plain(config)
         if _MODE.value == "plan":
-            print(plan.describe(plain))
-            problems = run.problems_of_plan(plain, workdir)
+            made = run.make_plan(plain)
+            print(plan.describe(made))
+            problems = run.problems_of_plan(made, workdir)
             print("".join(f"error: {problem}\n" for problem in problems), end="", file=sys.stderr)
             sys.exit(2 if problems else 0)
         check_folder(workdir, "--workdir")

@@ -171,7 +171,8 @@ class WorkDir:
         return self.root / "config.json"
 
     @property
-    def run(self) -> Path:
+    def provenance(self) -> Path:
+        """Versions, commit, seed, devices and command of the run."""
         return self.root / "run.json"
 
     @property
@@ -205,5 +206,6 @@ class WorkDir:
     def tokenizer(self) -> Path:
         return self.root / "prepare" / "tokenizer"
 
-    def annotations(self, split: str) -> Path:
-        return self.root / "annotate" / f"{split}.jsonl"
+    def notes(self, stage: str, split: str) -> Path:
+        """What an annotating stage says of the instances of a split."""
+        return self.root / stage / f"{split}.jsonl"

@@ -146,9 +146,9 @@ def _is_outdated(name: str, stage: str, done: Mapping[str, Any]) -> bool:
 
 def write_config(files: WorkDir, config: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Writes config.json and run.json with their checksums."""
-    write_json(files.run, run)
+    write_json(files.provenance, run)
     write_json(files.config, config)
-    sums = {path.name: hash_file(path) for path in (files.run, files.config)}
+    sums = {path.name: hash_file(path) for path in (files.provenance, files.config)}
     write_sealed(files.checksums, sums)
 
 

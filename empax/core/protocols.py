@@ -7,9 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from empax.core.types import AnyBatch, Generated, Mean, Metrics, Params, Retrieved
+from empax.core.types import AnyBatch, Instance, Mean, Metrics, Params, Prediction
 
 
 @runtime_checkable
@@ -21,11 +22,6 @@ class Task(Protocol):
     def loss(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
         """The loss to minimise and what to log; `rng` None = no dropout."""
         ...
-
-
-@runtime_checkable
-class GenerativeTask(Task, Protocol):
-    def generate(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> Generated: ...
 
 
 @runtime_checkable
@@ -108,15 +104,36 @@ class Examples(Protocol):
 
 
 @runtime_checkable
-class Retriever(Protocol):
-    def search(self, queries: Float[Array, "Q D"], k: int) -> Retrieved: ...
+class InstanceEncoder(Protocol):
+    """Instances to vectors of an index (`retrieval.corpus.CorpusEncoder`)."""
+
+    @property
+    def hash(self) -> str:
+        """Of everything that changes a vector."""
+        ...
+
+    def embed_queries(
+        self, instances: Sequence[Instance], *, progress: str | None = None, mesh: Mesh | None = None
+    ) -> Float[np.ndarray, "N D"]: ...
+
+    def embed_keys(
+        self, instances: Sequence[Instance], *, progress: str | None = None, mesh: Mesh | None = None
+    ) -> Float[np.ndarray, "N D"]: ...
 
 
 @runtime_checkable
-class Scorer(Protocol):
-    """A frozen judge of responses: one row of scores for each, C numbers, or C rows of numbers (log-probabilities)."""
+class Answering(Protocol):
+    """A trained stage that answers (`systems.dialogue.answerer.Answerer`)."""
 
-    def __call__(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Float[np.ndarray, "N C ..."]: ...
+    def respond(
+        self, instances: Sequence[Instance], *, batch_size: int, seed: int, progress: str | None = None
+    ) -> list[Prediction]:
+        """One prediction per instance, in order; `notes` have `nll`, `num_tokens` and `emotion_by_head`."""
+        ...
+
+    def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
+        """Each instance's emotion by head; empty where there is no head."""
+        ...
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""What a stage gets to see of the run that it belongs to, and what a system hands to the training loop."""
+"""A run as its stages see it, and what a system hands to the training loop."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError, check_numbers, to_settings
 from empax.core.files import WorkDir
 from empax.core.paths import expand
 from empax.core.protocols import Examples, Task
 from empax.core.sharding import MeshSettings
 from empax.core.types import Params
+
+if TYPE_CHECKING:
+    from empax.core.system import System, TaskSpec
+
+S = TypeVar("S")
 
 
 def cache_dir() -> Path:
@@ -59,78 +64,184 @@ class RunOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class DataSettings:
+    """`config.data`.
+
+    Attributes:
+      name: the corpus; "jsonl" = files of your own (`data.own`).
+      dir: folder with the corpora, as README.md lays it out; empty = EMPAX_DATA_DIR, then the official download.
+        With "jsonl", the folder of its files.
+      beam: of "jsonl": options of Apache Beam, which then prepares the corpus; none = this process does.
+      moel_compat: pairs as the MoEL lineage cuts them.
+      limit: at most this many instances of each split (0 = all); for trials.
+    """
+
+    name: Literal["empathetic_dialogues", "sample", "jsonl"] = "empathetic_dialogues"
+    dir: str = ""
+    beam: tuple[str, ...] = ()
+    moel_compat: bool = False
+    limit: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "limit", least=0)
+        if self.beam and self.name != "jsonl":
+            raise ConfigError(f'data.beam is for data.name = "jsonl"; {self.name!r} is prepared without it.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage of a run.
+
+    Attributes:
+      kind: a key of `pipeline.run:KINDS`.
+      settings: of that kind; of a training stage, those of its task.
+      task: what a training stage trains, "SYSTEM.TASK"; empty = it is no training stage.
+      spec: of that task.
+      loop: `LoopSettings` of a training stage.
+      seed: of the stage alone; None = the run's.
+    """
+
+    name: str
+    kind: str
+    settings: Any
+    task: str = ""
+    spec: TaskSpec[Any] | None = None
+    loop: Any = None
+    seed: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """A config, parsed.
+
+    Attributes:
+      config: the whole resolved config as plain values.
+      system: what the run's own tasks belong to.
+      system_settings: the section that all stages share, of the type `system.settings`.
+      stages: by name, in the order of the run.
+    """
+
+    config: Mapping[str, Any]
+    system: System
+    system_settings: Any
+    data: DataSettings
+    options: RunOptions
+    stages: Mapping[str, Stage]
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
 class RunContext:
     """One stage of one run.
 
     Attributes:
       files: the work directory.
-      config: the whole resolved config as plain values.
+      plan: the run's config, parsed.
       stage: name of the stage that is running.
       planned: whether nothing may be fetched from elsewhere, as in `--mode=plan`.
     """
 
     files: WorkDir
-    config: Mapping[str, Any]
+    plan: RunPlan
     stage: str
     planned: bool = False
 
     @property
     def seed(self) -> int:
         """The stage's own, whatever the run's, if its section gives one."""
-        return self.config.get(self.stage, {}).get("seed", self.config["seed"])
+        stage = self.plan.stages.get(self.stage)
+        return self.plan.seed if stage is None or stage.seed is None else stage.seed
 
     @property
     def directory(self) -> Path:
         return self.files.stage(self.stage)
 
-    def section(self, name: str) -> Mapping[str, Any]:
-        """A section of the config; ConfigError if the recipe has none of that name."""
-        if name not in self.config:
-            raise ConfigError(f"config.{self.stage} refers to config.{name}, which the config file does not have.")
-        return self.config[name]
+    @property
+    def shared(self) -> str:
+        """Path of the section that all stages share, "config.NAME"."""
+        return f"config.{self.plan.system.name}"
+
+    def at(self, stage: str) -> RunContext:
+        """The same run at another stage."""
+        return dataclasses.replace(self, stage=stage)
+
+    def named(self, name: str) -> Stage:
+        """The stage `name`; ConfigError if the run has none of that name."""
+        if name not in self.plan.stages:
+            raise ConfigError(f"config.{self.stage} refers to config.{name}, which is no stage of this run.")
+        return self.plan.stages[name]
+
+    def settings(self, name: str, kind: type[S]) -> S:
+        """The settings of the stage `name`.
+
+        Raises:
+          ConfigError: the run has no such stage, or its settings are of another kind; names both sections.
+        """
+        stage = self.named(name)
+        if not isinstance(stage.settings, kind):
+            found = f"trains {stage.task!r}" if stage.task else f"is of kind {stage.kind!r}"
+            raise ConfigError(
+                f"config.{self.stage} refers to config.{name}, which {found}; name a stage that has {kind.__name__}."
+            )
+        return stage.settings
+
+    def shared_settings(self, kind: type[S]) -> S:
+        """The settings that all stages share.
+
+        Raises:
+          ConfigError: the run's system has others.
+        """
+        if not isinstance(self.plan.system_settings, kind):
+            raise ConfigError(
+                f"config.{self.stage} needs {kind.__name__}, but the system {self.plan.system.name!r} has "
+                f"{type(self.plan.system_settings).__name__} in {self.shared}; take a task of that system."
+            )
+        return self.plan.system_settings
 
     def before(self) -> list[str]:
         """The stages of the run that come before this one."""
-        stages = list(self.config["run"])
+        stages = list(self.plan.stages)
         return stages[: stages.index(self.stage)] if self.stage in stages else stages
 
-    def task(self, stage: str) -> str:
-        """What a stage trains, "SYSTEM.TASK"; empty if it is no training stage."""
-        section = self.section(stage)
-        if section["kind"] != "train":
-            return ""
-        owner, _, task = section["task"].rpartition(".")
-        return f"{owner or self.config['system']}.{task}"
-
-    def earlier(self, setting: str, name: str, *, kind: str = "train", tasks: Sequence[str] = ()) -> Mapping[str, Any]:
-        """The section of the stage `name`, to which `setting` of this stage refers.
+    def earlier(
+        self,
+        setting: str,
+        name: str,
+        *,
+        kind: str = "train",
+        tasks: Sequence[str] = (),
+        able: tuple[str, Callable[[TaskSpec[Any]], bool]] | None = None,
+    ) -> Stage:
+        """The stage `name`, to which `setting` of this stage refers.
 
         Args:
           setting: of this stage.
           name: its value.
           kind: of the other stage.
           tasks: what that may train, "TASK" or "SYSTEM.TASK"; none = anything.
+          able: what its task must be able to do, in words ("answers"), and whether one is.
 
         Raises:
           ConfigError: the run has no such stage before this one; names those that fit.
         """
 
-        def fits(stage: str) -> bool:
-            task = self.task(stage)
-            known = not tasks or task in tasks or task.rpartition(".")[2] in tasks
-            return self.config[stage]["kind"] == kind and known
+        def fits(stage: Stage) -> bool:
+            known = not tasks or stage.task in tasks or stage.task.rpartition(".")[2] in tasks
+            return stage.kind == kind and known and (able is None or (stage.spec is not None and able[1](stage.spec)))
 
-        before = self.before()
-        if name in before and fits(name):
-            return self.config[name]
+        stages, before = self.plan.stages, self.before()
+        if name in before and fits(stages[name]):
+            return stages[name]
         wanted = f"a stage that trains {' or '.join(map(repr, tasks))}" if tasks else f"a stage of kind {kind!r}"
+        wanted = f"a stage whose task {able[0]}" if able else wanted
         found = "config.run has no such stage"
         if name in before:
-            found = f"that stage trains {self.task(name)!r}" if self.task(name) else "that stage trains nothing"
-            found = found if kind == "train" else f"that stage is of kind {self.config[name]['kind']!r}"
-        elif name in self.config["run"]:
+            task = stages[name].task
+            found = f"that stage trains {task!r}" if task else "that stage trains nothing"
+            found = found if kind == "train" else f"that stage is of kind {stages[name].kind!r}"
+        elif name in stages:
             found = "that stage does not come before this one"
-        fitting = ", ".join(stage for stage in before if fits(stage)) or "none"
+        fitting = ", ".join(stage for stage in before if fits(stages[stage])) or "none"
         raise ConfigError(
             f"config.{self.stage}.{setting} = {name!r}: {found}; name {wanted} before this one (there are: {fitting})."
         )
@@ -171,22 +282,3 @@ class Sketch:
     frozen: Params = dataclasses.field(default_factory=dict)
     given: Any = None
     answer_tokens: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskSpec:
-    """How a system offers a task.
-
-    Attributes:
-      settings: the dataclass of its settings.
-      check: raises ConfigError or DataError for whatever is known to be wrong before any work; reads no weights.
-      build: makes it, with its data, once the stages before it are done.
-      sketch: makes it for batches of (batch size, source tokens) from the config alone.
-      unread: names in the section of the system that change nothing of what is trained.
-    """
-
-    settings: type
-    check: Callable[[Any, RunContext], None]
-    build: Callable[[Any, RunContext], Assembly]
-    sketch: Callable[[Any, RunContext, int, int], Sketch]
-    unread: tuple[str, ...] = ()

@@ -60,7 +60,10 @@ def emotion_ids(instances: Sequence[Instance]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """The exemplars, tokenised twice: as the generator reads them and as the retriever does. Rows are index rows."""
+    """The exemplars, tokenised twice: as the generator reads them and as the retriever does. Rows are index rows.
+
+    Without a retriever's tokenizer there are no `keys`.
+    """
 
     instances: Sequence[Instance]
     passages: list[Text]
@@ -69,11 +72,12 @@ class Corpus:
     groups: np.ndarray
 
     @classmethod
-    def of(cls, instances: Sequence[Instance], form: SourceForm, key_tokenizer: Tokenizer) -> Corpus:
+    def of(cls, instances: Sequence[Instance], form: SourceForm, key_tokenizer: Tokenizer | None = None) -> Corpus:
+        keys = [] if key_tokenizer is None else encode_keys(key_tokenizer, instances, form.layout.max_key_tokens)
         return cls(
             instances=instances,
             passages=form.passages(instances),
-            keys=encode_keys(key_tokenizer, instances, form.layout.max_key_tokens),
+            keys=keys,
             emotions=emotion_ids(instances),
             groups=dialogue_groups(instances),
         )

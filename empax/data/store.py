@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from empax.core.config import ConfigError, check_numbers, to_settings
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError, read_jsonl
 from empax.core.manifest import remedy, verify
 from empax.core.protocols import Tokenizer
@@ -37,22 +37,45 @@ class TokenizerSettings:
         check_numbers(self, "vocab_size", least=1)
 
 
+@dataclasses.dataclass(frozen=True)
+class PrepareSettings:
+    """Settings of stages of kind "prepare"."""
+
+    tokenizer: TokenizerSettings = dataclasses.field(default_factory=TokenizerSettings)
+
+
 def load_instances(run: RunContext, split: str) -> list[Instance]:
-    """The instances of a split, with the notes that annotate added where it ran.
+    """The instances of a split, with the notes of all annotating stages before this one.
 
     Raises:
-      DataError: a file is not what `prepare` or `annotate` wrote.
+      DataError: a file is not what `prepare` or an annotating stage wrote, or two of these write the same note.
     """
     path = run.files.instances(split)
     verify(path)
     instances = [instance_from_row(row) for row in read_jsonl(path)]
-    path = run.files.annotations(split)
+    owners: dict[str, str] = {}
+    for stage in run.before():
+        if run.plan.stages[stage].kind == "annotate":
+            instances = _with_notes(instances, run.files.notes(stage, split), owners)
+    return instances
+
+
+def _with_notes(instances: list[Instance], path: Path, owners: dict[str, str]) -> list[Instance]:
+    """The instances with the notes in `path`; `owners` has the stage of each note so far, and then these too."""
+    stage = path.parent.name
     verify(path)
     if not path.exists():
         return instances
     notes = {str(row.pop("id", "")): row for row in read_jsonl(path)}
     if missing := [i.id for i in instances if i.id not in notes]:
-        raise DataError(f"{path} lacks {len(missing)} instances, the first is {missing[0]}. {remedy(path.parent.name)}")
+        raise DataError(f"{path} lacks {len(missing)} instances, the first is {missing[0]}. {remedy(stage)}")
+    names = dict.fromkeys(name for row in notes.values() for name in row)
+    if clash := next((name for name in names if name in owners), ""):
+        raise DataError(
+            f"{path} and the stage {owners[clash]!r} both write the note {clash!r}; leave one of the two stages out of "
+            "config.run."
+        )
+    owners.update(dict.fromkeys(names, stage))
     return [dataclasses.replace(i, notes={**i.notes, **notes[i.id]}) for i in instances]
 
 
@@ -71,16 +94,15 @@ def check_candidates(run: RunContext, index: str, splits: Sequence[str], passage
       splits: those for which candidates are wanted.
       passages: how many, at least.
     """
-    section = run.earlier("index", index, kind="index")
-    queries = section.get("queries", dict.fromkeys(splits, 0))
-    if missing := [split for split in splits if split not in queries]:
+    settings = run.earlier("index", index, kind="index").settings
+    if missing := [split for split in splits if split not in settings.queries]:
         raise ConfigError(
             f"config.{index}.queries lacks {', '.join(missing)}, which config.{run.stage} needs; set it to how many "
             "instances are to be searched, 0 for all."
         )
-    if section["candidates"] < passages:
+    if settings.candidates < passages:
         raise ConfigError(
-            f"config.{index}.candidates = {section['candidates']}, but config.{run.stage} reads {passages} passages; "
+            f"config.{index}.candidates = {settings.candidates}, but config.{run.stage} reads {passages} passages; "
             "set it to at least as many."
         )
 
@@ -141,9 +163,7 @@ def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
     if not planned:
         verify(run.files.tokenizer)
         return load_tokenizer(run.files.tokenizer)
-    section = run.section("prepare")
-    given = section["tokenizer"] if "tokenizer" in section else {}  # noqa: SIM401  # no default outside the dataclass
-    settings = to_settings(TokenizerSettings, given, where="config.prepare.tokenizer")
+    settings = run.settings("prepare", PrepareSettings).tokenizer
     if settings.pretrained:
         return pretrained_tokenizer(settings)
     return PlannedTokenizer(settings.vocab_size)

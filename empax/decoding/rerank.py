@@ -2,70 +2,146 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Generated
+from empax.decoding.settings import DecodeSettings
 
 Utility: TypeAlias = Callable[..., Float[Array, " N"]]
 """`(candidates[N,T], candidate_mask, references[N,T], reference_mask)`: how good each candidate is as an answer where
 the reference is right."""
 
 
-def by_consensus(
-    generated: Generated,
-    utility: Utility,
-    *,
-    eos_id: int,
-    pad_id: int,
-    length_power: float = 0.0,
-    witnesses: tuple[Int[Array, "B M S"], Bool[Array, "B M S"]] | None = None,
-    witness_weight: float = 0.0,
-) -> Generated:
-    r"""Hypotheses in the order of what they are worth if any of the others is what should have been said.
+@dataclasses.dataclass(frozen=True)
+class Hypotheses:
+    """What is ranked: K hypotheses of each of B contexts, and what is known beside them.
+
+    Attributes:
+      tokens: [B, K, T].
+      mask: True on tokens, False on padding and the end-of-sequence token.
+      log_probs: [B, K], under the model.
+      encoding: the model's encoding of each context, [B, D]; called only by those that look at it.
+      encode: the model's encoding of texts, (ids[N, T], mask) to [N, D]; likewise.
+      exemplars: M responses for each context, ids [B, M, S] with their mask; None = there are none.
+    """
+
+    tokens: Int[Array, "B K T"]
+    mask: Bool[Array, "B K T"]
+    log_probs: Float[Array, "B K"]
+    encoding: Callable[[], Float[Array, "B D"]]
+    encode: Callable[[Int[Array, "N T"], Bool[Array, "N T"]], Float[Array, "N D"]]
+    exemplars: tuple[Int[Array, "B M S"], Bool[Array, "B M S"]] | None = None
+
+
+@runtime_checkable
+class Reranker(Protocol):
+    def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
+        """What each hypothesis is worth; the one of most worth comes first."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Consensus:
+    r"""Hypotheses are worth what they are if any of the others is what should have been said.
 
     .. math:: u_k = |y_k|^a \Big( \tfrac{1}{K - 1} \sum_{j \ne k} F(y_k, y_j) + \tfrac{b}{M} \sum_m F(y_k, z_m) \Big)
 
     With hypotheses drawn from the model this is the Monte Carlo form of the decision with the least Bayes risk: it
     prefers what much of the probability agrees on to what has the single highest probability, which in dialogue is the
     same few sentences for everybody. Source: Kumar and Byrne 2004; with samples, Eikema and Aziz 2020, Sec. 6. The
-    witnesses z, what people said in like situations, are ours.
+    exemplars z, what people said in like situations, are ours.
 
-    Args:
-      generated: K >= 2 hypotheses of each example; equal ones count as often as they were drawn.
-      utility: F, of token ids; a mask excludes padding and the end-of-sequence token.
-      eos_id: ends a hypothesis.
-      pad_id: fills it up.
+    Attributes:
+      utility: F, of token ids. Equal hypotheses count as often as they were drawn.
       length_power: a; above 0 makes up for a utility that prefers short hypotheses.
-      witnesses: M more texts for each example with the mask of their tokens; one without a token does not count.
-      witness_weight: b.
-
-    Returns:
-      The same hypotheses and log-probabilities, best first.
+      exemplar_weight: b; an exemplar without a token does not count.
     """
-    tokens = generated.tokens
-    batch, num, length = tokens.shape
-    made = (tokens != eos_id) & (tokens != pad_id)
 
-    def agreement(others: Array, mask: Array) -> Float[Array, "B K M"]:
+    utility: Utility
+    length_power: float = 0.0
+    exemplar_weight: float = 0.0
+
+    def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
+        tokens, made = hypotheses.tokens, hypotheses.mask
+        num = tokens.shape[1]
+        worth = (self._agreement(hypotheses, tokens, made) * (1.0 - jnp.eye(num)[None])).sum(axis=2) / max(num - 1, 1)
+        if hypotheses.exemplars is not None and self.exemplar_weight:
+            present = hypotheses.exemplars[1].any(axis=2)[:, None]
+            found = jnp.where(present, self._agreement(hypotheses, *hypotheses.exemplars), 0.0).sum(axis=2)
+            worth += self.exemplar_weight * found / jnp.maximum(present.sum(axis=2), 1)
+        return worth * made.sum(axis=2) ** self.length_power
+
+    def _agreement(self, hypotheses: Hypotheses, others: Array, mask: Array) -> Float[Array, "B K M"]:
         """F of every hypothesis with every one of `others`."""
-        shape = (batch, num, others.shape[1])
-        own = [jnp.broadcast_to(x[:, :, None], (*shape, length)).reshape(-1, length) for x in (tokens, made)]
-        width = others.shape[2]
+        batch, num, length = hypotheses.tokens.shape
+        shape, width = (batch, num, others.shape[1]), others.shape[2]
+        given = hypotheses.tokens, hypotheses.mask
+        own = [jnp.broadcast_to(x[:, :, None], (*shape, length)).reshape(-1, length) for x in given]
         theirs = [jnp.broadcast_to(x[:, None], (*shape, width)).reshape(-1, width) for x in (others, mask)]
-        return utility(*own, *theirs).reshape(shape)
+        return self.utility(*own, *theirs).reshape(shape)
 
-    worth = (agreement(tokens, made) * (1.0 - jnp.eye(num)[None])).sum(axis=2) / max(num - 1, 1)
-    if witnesses is not None and witness_weight:
-        present = witnesses[1].any(axis=2)[:, None]
-        found = jnp.where(present, agreement(*witnesses), 0.0).sum(axis=2)
-        worth += witness_weight * found / jnp.maximum(present.sum(axis=2), 1)
-    worth *= made.sum(axis=2) ** length_power
+
+@dataclasses.dataclass(frozen=True)
+class Likelihood:
+    r"""Hypotheses are worth their log-probability: of several samples the likeliest.
+
+    .. math:: u_k = \log p(y_k) / |y_k|^a
+
+    Attributes:
+      length_power: a; 0 = the log-probability itself, 1 = its mean over tokens.
+    """
+
+    length_power: float = 0.0
+
+    def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
+        return hypotheses.log_probs / jnp.maximum(hypotheses.mask.sum(axis=2), 1) ** self.length_power
+
+
+@dataclasses.dataclass(frozen=True)
+class Similarity:
+    r"""Hypotheses are worth their log-probability and how near their encoding is to that of the context.
+
+    .. math:: u_k = \log p(y_k) + \alpha \cos(h_{context}, h_k)
+
+    Source: NEC, its re-ranking of beams.
+
+    Attributes:
+      weight: alpha.
+    """
+
+    weight: float = 1.0
+
+    def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
+        batch, num, length = hypotheses.tokens.shape
+        flat = hypotheses.tokens.reshape(-1, length), hypotheses.mask.reshape(-1, length)
+        said = _unit(hypotheses.encode(*flat)).reshape(batch, num, -1)
+        return hypotheses.log_probs + self.weight * jnp.einsum("BD,BKD->BK", _unit(hypotheses.encoding()), said)
+
+
+def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None:
+    """The reranker that `settings.rerank` names; None = the order stays that of the search."""
+    made: dict[str, Reranker | None] = {
+        "": None,
+        "consensus": Consensus(utility, settings.rerank_length, settings.rerank_exemplars),
+        "likelihood": Likelihood(settings.rerank_length),
+        "similarity": Similarity(settings.rerank_similarity),
+    }
+    return made[settings.rerank]
+
+
+def rerank(generated: Generated, worth: Float[Array, "B K"]) -> Generated:
+    """The same hypotheses and log-probabilities, those of most worth first; of equal ones, as they were."""
     order = jnp.argsort(-worth, axis=1, stable=True)
     return Generated(
-        tokens=jnp.take_along_axis(tokens, order[:, :, None], axis=1),
+        tokens=jnp.take_along_axis(generated.tokens, order[:, :, None], axis=1),
         log_probs=jnp.take_along_axis(generated.log_probs, order, axis=1),
     )
+
+
+def _unit(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)

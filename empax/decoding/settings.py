@@ -55,10 +55,12 @@ class DecodeSettings:
       more_eos_ids: ids that end a response beside the tokenizer's end-of-sequence token.
       first_token: what every response begins with (`forced_bos_token_id`, BART); None = anything.
       end_at_limit: the last of `max_tokens` must be the end-of-sequence token (`forced_eos_token_id`, BART).
-      rerank: "consensus" puts that of several hypotheses first that the others agree with most (`rerank.by_consensus`;
-        whoever decodes applies it); "" leaves the likeliest first.
-      rerank_length: "consensus" ranks by agreement * length ** rerank_length; ours, because agreement alone prefers
-        short replies.
+      rerank: which of several hypotheses comes first (`decoding.rerank`; whoever decodes applies it): with "consensus"
+        the one that the others agree with most, with "likelihood" the likeliest, with "similarity" a likely one whose
+        encoding is near that of the context; "" leaves the order of the search.
+      rerank_length: "consensus" ranks by agreement * length ** rerank_length (ours, because agreement alone prefers
+        short replies), "likelihood" by log-probability / length ** rerank_length.
+      rerank_similarity: of "similarity": how much the cosine counts beside the log-probability.
       rerank_exemplars: how much agreement with the responses of the retrieved exemplars, on average, counts beside
         that with the other hypotheses; 0 = nothing. Ours.
     """
@@ -88,9 +90,10 @@ class DecodeSettings:
     more_eos_ids: tuple[int, ...] = ()
     first_token: int | None = None
     end_at_limit: bool = False
-    rerank: Literal["", "consensus"] = ""
+    rerank: Literal["", "consensus", "likelihood", "similarity"] = ""
     rerank_length: float = 0.0
     rerank_exemplars: float = 0.0
+    rerank_similarity: float = 1.0
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -100,7 +103,7 @@ class DecodeSettings:
         check_numbers(self, "min_tokens", least=0, most=self.max_tokens)
         check_numbers(self, "num_beams", "num_samples", least=1, most=_MOST_HYPOTHESES)
         check_numbers(self, "top_k", "no_repeat_ngram", "encoder_no_repeat_ngram", "first_token", least=0)
-        check_numbers(self, "rerank_exemplars", least=0)
+        check_numbers(self, "rerank_exemplars", "rerank_similarity", least=0)
         check_numbers(self, "length_penalty", "rerank_length", least=-10, most=10)
         check_numbers(self, "temperature", least=LEAST_TEMPERATURE, hint="'greedy' takes the likeliest token")
         check_numbers(self, "top_p", "typical_p", above=0, most=1)
@@ -111,7 +114,7 @@ class DecodeSettings:
         if self.rerank and num_returned(self) < 2:
             more = {"greedy": "method = 'sample'", "beam": "num_beams", "sample": "num_samples"}[self.method]
             raise ConfigError(f"rerank = {self.rerank!r} is not allowed with one hypothesis; set {more}.")
-        if self.rerank_exemplars and not self.rerank:
+        if self.rerank_exemplars and self.rerank != "consensus":
             raise ConfigError(
                 f"rerank_exemplars = {self.rerank_exemplars} is not allowed without rerank = 'consensus'."
             )

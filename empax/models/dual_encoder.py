@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.types import Params
-from empax.models.heads import EMOTION_HEAD, ClassificationHead, masked_max, masked_mean
+from empax.models.heads import masked_max, masked_mean
 
 Pooling: TypeAlias = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "weightedmean"]
 """How states become a vector, under sentence-transformers' names."""
@@ -114,97 +113,3 @@ class DualEncoder(nn.Module):
             return vectors
         # The square root of a sum, not a norm: its gradient at zero is 0 and not NaN.
         return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(vectors**2, axis=-1, keepdims=True), 1e-24))
-
-
-@dataclasses.dataclass(frozen=True)
-class EmotionEncoder:
-    r"""Texts to vectors with emotions beside them, so that one dot product weighs both.
-
-    .. math:: s(q, k) = (1 - w) \, q^\top k + w \, p(e_k \mid q)
-
-    A query is read twice: by the encoder, which is left to learn relevance, and by an encoder of its own for the
-    emotions, so that learning one costs nothing of the other. An exemplar's emotion e_k is known; where it is not,
-    the second term is 0. Ours; REG retrieves "via emotion similarity" and leaves it to the
-    vectors.
-
-    Parameters: "encoder" as DualEncoder has them, "emotion_encoder" likewise where emotions have a share, and the
-    head's under "emotion".
-
-    Attributes:
-      encoder: gives the vectors; without a share, the head reads those too.
-      head: classifies vectors, each scaled by `unit_variance`.
-      share: w, in [0, 1]; 0 gives the encoder's vectors alone.
-    """
-
-    encoder: DualEncoder
-    head: ClassificationHead = EMOTION_HEAD
-    share: float = 0.0
-
-    @property
-    def size(self) -> int:
-        """Entries of a vector: those of the encoder's vectors and, with a share, one more per emotion."""
-        return self.encoder.width + (self.head.num_classes if self.share else 0)
-
-    def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params:
-        """Fresh parameters."""
-        first, second, third = jax.random.split(rng, 3)
-        width = jnp.zeros((1, self.encoder.width))
-        params: Params = {
-            "encoder": self.encoder.init(first, ids, mask)["params"],
-            "emotion": self.head.init(second, width)["params"],
-        }
-        if self.share:
-            params["emotion_encoder"] = self.encoder.init(third, ids, mask)["params"]
-        return params
-
-    def embed(
-        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
-    ) -> Float[Array, "B D"]:
-        """The encoder's vectors, without emotions; dropout where there is an `rng`."""
-        return _apply(self.encoder, params["encoder"], ids, mask, rng=rng)
-
-    def emotions(
-        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
-    ) -> Float[Array, "B C"]:
-        """Logits of the emotions of queries."""
-        first, second = (None, None) if rng is None else jax.random.split(rng)
-        reader = params["emotion_encoder" if self.share else "encoder"]
-        return self._classify(params, _apply(self.encoder, reader, ids, mask, rng=first), second)
-
-    def read(
-        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
-    ) -> tuple[Float[Array, "B E"], Float[Array, "B C"]]:
-        """Vectors of queries, `size` entries each, and the logits of their emotions."""
-        first, second = (None, None) if rng is None else jax.random.split(rng)
-        vectors = self.embed(params, ids, mask, rng=first)
-        if not self.share:
-            return vectors, self._classify(params, vectors, second)
-        logits = self.emotions(params, ids, mask, rng=second)
-        return self.join(vectors, jax.nn.softmax(logits)), logits
-
-    def queries(self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B E"]:
-        """What an index is searched with; without a share the encoder is all that it takes."""
-        return self.read(params, ids, mask)[0] if self.share else self.embed(params, ids, mask)
-
-    def keys(self, vectors: Float[Array, "N D"], emotion: Int[Array, " N"]) -> Float[Array, "N E"]:
-        """The encoder's vectors of exemplars as an index holds them; `emotion` counts from 0, -1 = unknown."""
-        return self.join(vectors, jax.nn.one_hot(emotion, self.head.num_classes)) if self.share else vectors
-
-    def join(self, vectors: Float[Array, "N D"], emotions: Float[Array, "N C"]) -> Float[Array, "N E"]:
-        """Both weighed so that the dot product of two joined vectors is the sum above."""
-        return jnp.concatenate([vectors * (1.0 - self.share) ** 0.5, emotions * self.share**0.5], axis=-1)
-
-    def _classify(self, params: Params, vectors: Float[Array, "N D"], rng: jax.Array | None) -> Float[Array, "N C"]:
-        return _apply(self.head, params["emotion"], unit_variance(vectors), rng=rng)
-
-
-def _apply(module: nn.Module, params: Params, *args: Array, rng: jax.Array | None) -> Array:
-    rngs = None if rng is None else {"dropout": rng}
-    return jnp.asarray(module.apply({"params": params}, *args, rngs=rngs, deterministic=rng is None))
-
-
-def unit_variance(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """Unit vectors blown up to entries of order one, so that a fresh linear head learns at its usual rate."""
-    # Not through a norm, whose gradient at zero (a filler row) is NaN.
-    square = jnp.sum(vectors**2, axis=-1, keepdims=True)
-    return vectors * jax.lax.rsqrt(jnp.maximum(square, 1e-12)) * vectors.shape[-1] ** 0.5

@@ -41,7 +41,6 @@ class Settings:
       sentiment_threshold: VADER's compound at or beyond which a text is "high" (or, negative, "low").
     """
 
-    kind: str = "annotate"
     classifiers: tuple[str, ...] = ("attributes",)
     sentiment_threshold: float = 0.05
 
@@ -65,7 +64,7 @@ def judge_levels(
     threshold: float,
 ) -> list[dict[str, str]]:
     """The four attributes of each text, by name and level, in the order of ATTRIBUTES."""
-    texts = [" ".join([*context, response]).strip() for context, response in zip(contexts, responses, strict=True)]
+    texts = [" ".join([*run, response]).strip() for run, response in zip(contexts, responses, strict=True)]
     columns = {"sentiment": sentiment_levels(texts, threshold)}
     for judge in judges:
         best = judge(contexts, responses).argmax(axis=-1)
@@ -74,7 +73,7 @@ def judge_levels(
     return [{name: columns[name][row] for name in ATTRIBUTES} for row in range(len(texts))]
 
 
-def load_judges(settings: Settings, context: RunContext) -> list[attributes.ClassifierJudge]:
+def load_judges(settings: Settings, run: RunContext) -> list[attributes.ClassifierJudge]:
     """The classifiers of the stages that `settings` name.
 
     Raises:
@@ -82,15 +81,15 @@ def load_judges(settings: Settings, context: RunContext) -> list[attributes.Clas
     """
     judges = []
     for stage in settings.classifiers:
-        judge = attributes.load_judge(context, stage)
+        judge = attributes.load_judge(run, stage)
         if isinstance(judge, attributes.IdentifierJudge):
             raise ConfigError(
-                f"config.{context.stage}.classifiers names {stage!r}, whose identifiers read no context without its "
+                f"config.{run.stage}.classifiers names {stage!r}, whose identifiers read no context without its "
                 "response; name a stage of attributes.classifier."
             )
         judges.append(judge)
     levelled = [judge.task.mechanisms for judge in judges]
-    check_coverage(itertools.chain(*levelled), f"config.{context.stage}.classifiers")
+    check_coverage(itertools.chain(*levelled), f"config.{run.stage}.classifiers")
     return judges
 
 
@@ -101,28 +100,28 @@ def check_coverage(mechanisms: Iterable[str], where: str) -> None:
         raise ConfigError(f"{where} lacks a classifier of {', '.join(missing)}.")
 
 
-def check(settings: Settings, context: RunContext) -> None:
+def check(settings: Settings, run: RunContext) -> None:
     """Whether the classifiers are trained before, and cover the mechanisms.
 
     Raises:
       ConfigError: a stage that trains no classifier before this one, or a mechanism without a classifier.
     """
-    check_prepared(context)
+    check_prepared(run)
     for stage in settings.classifiers:
-        context.earlier("classifiers", stage, tasks=("attributes.classifier",))
-    levelled = [attributes.judge_stage(context, stage).mechanisms for stage in settings.classifiers]
-    check_coverage(itertools.chain(*levelled), f"config.{context.stage}.classifiers")
+        run.earlier("classifiers", stage, tasks=("attributes.classifier",))
+    levelled = [attributes.judge_stage(run, stage).mechanisms for stage in settings.classifiers]
+    check_coverage(itertools.chain(*levelled), f"config.{run.stage}.classifiers")
 
 
-def run(settings: Settings, context: RunContext) -> None:
-    judges = load_judges(settings, context)
+def run(settings: Settings, run: RunContext) -> None:
+    judges = load_judges(settings, run)
     made_by = [judge.hash for judge in judges]
     for split in SPLITS:
-        verify(context.files.instances(split))
-        instances = [instance_from_row(row) for row in read_jsonl(context.files.instances(split))]
+        verify(run.files.instances(split))
+        instances = [instance_from_row(row) for row in read_jsonl(run.files.instances(split))]
         rows = _annotated(instances, judges, settings, split, hash_json([made_by, settings.sentiment_threshold]))
-        write_jsonl(context.files.annotations(split), rows)
-    write_json(context.directory / "classifiers.json", held_out_quality(settings.classifiers, context, judges))
+        write_jsonl(run.files.notes(run.stage, split), rows)
+    write_json(run.directory / "classifiers.json", held_out_quality(settings.classifiers, run, judges))
 
 
 def _annotated(
@@ -152,14 +151,14 @@ def _rows(
     return rows
 
 
-def held_out_quality(stages: Sequence[str], context: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
+def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
     """Accuracy, weighted F1 and confusion of every judge, by mechanism, on the seeker posts that it never saw.
 
     A second judge of a mechanism stands under "STAGE/MECHANISM".
     """
     quality: dict[str, Any] = {}
     for judge, stage in zip(judges, stages, strict=True):
-        holdout = attributes.load_holdout(context, stage)
+        holdout = attributes.load_holdout(run, stage)
         predicted = judge([p.context for p in holdout], [p.response for p in holdout]).argmax(axis=-1)
         for c, mechanism in enumerate(judge.task.mechanisms):
             gold = [LEVELS[p.levels[c]] for p in holdout]

@@ -20,20 +20,19 @@ class Settings:
     """
 
     judges: tuple[str, ...]
-    kind: str = "assess"
 
     def __post_init__(self) -> None:
         if not self.judges:
             raise ConfigError("judges must name at least one stage that trains a judge.")
 
 
-def check(settings: Settings, context: RunContext) -> None:
+def check(settings: Settings, run: RunContext) -> None:
     """Raises ConfigError unless each of the judges is trained before."""
     for stage in settings.judges:
-        context.earlier("judges", stage, tasks=attributes.JUDGE_TASKS)
+        run.earlier("judges", stage, tasks=attributes.JUDGE_TASKS)
 
 
-def run(settings: Settings, context: RunContext) -> None:
+def run(settings: Settings, run: RunContext) -> None:
     """Accuracy, weighted F1 and confusion of every mechanism; what a report shows under "classifiers"."""
-    judges = [attributes.load_judge(context, stage) for stage in settings.judges]
-    write_json(context.directory / "classifiers.json", annotate.held_out_quality(settings.judges, context, judges))
+    judges = [attributes.load_judge(run, stage) for stage in settings.judges]
+    write_json(run.directory / "classifiers.json", annotate.held_out_quality(settings.judges, run, judges))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ def code_of(roots: Iterable[str]) -> dict[str, str]:
     """The modules that `roots` import, directly or not, inside functions too → a hash of each one's source.
 
     Args:
-      roots: names of modules, "empax.a.b"; of a package all modules count.
+      roots: names of modules, "empax.a.b"; of a package all modules count. Of somebody else's package one module does.
     """
     found: dict[str, str] = {}
     waiting = [module for root in roots for module in _modules_in(root)]
@@ -38,7 +39,7 @@ def changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 def _modules_in(root: str) -> list[str]:
     path = _path(root)
-    if path is None or path.name != "__init__.py":
+    if path is None or path.name != "__init__.py" or _PACKAGE not in path.parents:
         return [root]
     return [_name(file) for file in path.parent.rglob("*.py")]
 
@@ -46,8 +47,7 @@ def _modules_in(root: str) -> list[str]:
 @functools.cache
 def _source(module: str) -> tuple[str, tuple[str, ...]]:
     """Hash of a module's source, and the modules of empax that it names in imports."""
-    path = _path(module)
-    assert path is not None, module
+    path = _path(module) or _elsewhere(module)
     source = path.read_bytes()
     names: set[str] = set()
     for match in _IMPORT.finditer(source.decode("utf-8")):
@@ -64,6 +64,14 @@ def _path(module: str) -> Path | None:
     folder = _PACKAGE.joinpath(*parts)
     candidates = (folder.with_suffix(".py"), folder / "__init__.py") if parts else (folder / "__init__.py",)
     return next((path for path in candidates if path.is_file()), None)
+
+
+def _elsewhere(module: str) -> Path:
+    """The file of somebody else's module, which can be imported."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    assert spec.origin is not None, module
+    return Path(spec.origin)
 
 
 def _name(path: Path) -> str:

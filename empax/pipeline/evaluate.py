@@ -10,16 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from empax.core.config import ConfigError, check_numbers, to_settings
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_file, write_json, write_jsonl
-from empax.core.run import RunContext
+from empax.core.protocols import Answering
+from empax.core.run import RunContext, RunPlan
+from empax.core.system import AnswerOptions
 from empax.core.types import Instance
 from empax.data import dailydialog, own
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.rows import released
 from empax.evaluation.scoring import JUDGES
 from empax.pipeline import judging
-from empax.pipeline.prepare import data_settings
 from empax.training.settings import check_buckets
 
 log = logging.getLogger("empax")
@@ -45,7 +46,6 @@ class Settings:
     """
 
     stage: str
-    kind: str = "evaluate"
     index: str = "reindex"
     corpus: Literal["", "dailydialog"] = ""
     split: str = "test"
@@ -65,82 +65,94 @@ class Settings:
             raise ConfigError(f"split = {self.split!r} must be one of {', '.join(own.SPLITS)}.")
 
 
-def main_stage(config: Mapping[str, Any]) -> str:
+def main_stage(plan: RunPlan) -> str:
     """The stage whose predictions are the run's: the first that answers the run's own data; empty if none does.
 
     Others leave theirs in their own folders.
     """
-    for name in config["run"]:
-        section, where = config[name], f"config.{name}"
-        if section["kind"] == "evaluate" and not to_settings(Settings, section, where=where).corpus:
-            return name
-    return ""
+    own = (s.name for s in plan.stages.values() if s.kind == "evaluate" and not s.settings.corpus)
+    return next(own, "")
 
 
-def check(settings: Settings, context: RunContext, system: Any) -> None:
+def check(settings: Settings, run: RunContext) -> None:
     """Whether what answers and who judges is trained before, and the other corpus is there.
 
     Raises:
       ConfigError: a stage that is not there or trains something else, or no DailyDialog where `config.data.dir` says.
     """
-    check_prepared(context)
-    system.check_responder(context, stage=settings.stage, index=settings.index)
+    check_prepared(run)
+    answering = run.earlier("stage", settings.stage, able=("answers", lambda spec: spec.answer is not None))
+    if answering.spec is not None and answering.spec.searches:
+        run.earlier("index", settings.index, kind="index")
     for setting in ("judge", "second_judge"):
         if names := getattr(settings, setting):
-            judging.check_judges(setting, names, context)
+            judging.check_judges(setting, names, run)
     if settings.corpus:
-        dailydialog.find_dailydialog(data_settings(context).dir, split=settings.split)
+        dailydialog.find_dailydialog(run.plan.data.dir, split=settings.split)
 
 
-def run(settings: Settings, context: RunContext, system: Any) -> None:
-    responder = system.load_responder(context, stage=settings.stage, index=settings.index, buckets=settings.buckets)
-    options = {"batch_size": settings.batch_size, "seed": context.seed}
+def run(settings: Settings, run: RunContext) -> None:
+    answerer = load_answerer(settings, run, settings.buckets)
+    options = {"batch_size": settings.batch_size, "seed": run.seed}
     about: dict[str, Any] = {}
     head = ""
     if not settings.corpus:
-        validation = load_instances(context, "validation")
-        drawn = np.random.default_rng(context.seed).permutation(len(validation))[: settings.head_examples]
+        validation = load_instances(run, "validation")
+        drawn = np.random.default_rng(run.seed).permutation(len(validation))[: settings.head_examples]
         validation = [validation[i] for i in np.sort(drawn)]
-        accuracy = head_accuracies(validation, responder.emotions(validation, batch_size=settings.batch_size))
+        accuracy = head_accuracies(validation, answerer.emotions(validation, batch_size=settings.batch_size))
         head = max(accuracy, key=lambda name: accuracy[name], default="")
         if head:
             about |= {"emotion_head": head, "emotion_head_validation_accuracy": accuracy}
             log.info("emotion heads on validation: %s; taking the %s's", accuracy, head)
-    instances, counts = find_instances(settings, context)
+    instances, counts = find_instances(settings, run)
     begin = time.perf_counter()
-    predictions = responder.respond(instances, progress=settings.corpus or settings.split, **options)
+    predictions = answerer.respond(instances, progress=settings.corpus or settings.split, **options)
     seconds = time.perf_counter() - begin
     predictions = [
         dataclasses.replace(p, emotion_prediction=p.notes["emotion_by_head"][head] if head else "") for p in predictions
     ]
     for names, prefix in ((settings.judge, ""), (settings.second_judge, f"{JUDGES[0]}_")):
         if names:
-            predictions = judging.judged(predictions, *judging.load_judges(names, context), prefix=prefix)
+            predictions = judging.judged(predictions, *judging.load_judges(names, run), prefix=prefix)
     if settings.linear_judge:
-        jury = judging.linear_jury(data_settings(context).dir)
+        jury = judging.linear_jury(run.plan.data.dir)
         predictions, about["linear_judge"] = jury(predictions), jury.about()
-    path = context.files.predictions
-    if context.stage != main_stage(context.config):
-        path = context.files.evaluation(context.stage)
+    path = run.files.predictions
+    if run.stage != main_stage(run.plan):
+        path = run.files.evaluation(run.stage)
         about |= {"stage": settings.stage, "corpus": settings.corpus, "split": settings.split, "data": counts}
     about |= {"responses_per_second": len(predictions) / seconds, "seconds": seconds}
-    write_json(context.directory / "evaluate.json", about)
+    write_json(run.directory / "evaluate.json", about)
     write_jsonl(path, predictions)
-    if path == context.files.predictions:
-        write_jsonl(context.files.outputs, map(released, predictions))
+    if path == run.files.predictions:
+        write_jsonl(run.files.outputs, map(released, predictions))
 
 
-def find_instances(settings: Settings, context: RunContext) -> tuple[list[Instance], dict[str, Any]]:
+def load_answerer(settings: Settings, run: RunContext, buckets: Sequence[int]) -> Answering:
+    """What answers in the stage that `settings` name, padding sources to `buckets`.
+
+    Raises:
+      ConfigError: nothing does.
+    """
+    stage = run.named(settings.stage)
+    if stage.spec is None or stage.spec.answer is None:
+        what = f"trains {stage.task!r}" if stage.task else f"is of kind {stage.kind!r}"
+        raise ConfigError(f"config.{run.stage}.stage = {settings.stage!r} {what}, which answers nothing.")
+    return stage.spec.answer(stage.settings, run, AnswerOptions(stage.name, settings.index, buckets))
+
+
+def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance], dict[str, Any]]:
     """What to answer; and how many instances there are, how many are answered, and, of another corpus, its hash."""
     limits, counts = [settings.limit], {}
     if settings.corpus:
-        data = data_settings(context)
+        data = run.plan.data
         path = dailydialog.find_dailydialog(data.dir, split=settings.split)
         instances = dailydialog.load_instances(path)
         limits.append(data.limit)
         counts["source_hash"] = hash_file(path)
     else:
-        instances = load_instances(context, settings.split)
+        instances = load_instances(run, settings.split)
     answered = instances[: min((limit for limit in limits if limit), default=len(instances))]
     return answered, {**counts, "instances": len(instances), "answered": len(answered)}
 

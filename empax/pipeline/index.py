@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import time
-from typing import Any
 
 import numpy as np
 
@@ -14,11 +13,11 @@ from empax.core.config import LARGEST_INT, ConfigError, check_numbers
 from empax.core.files import hash_file, hash_json, write_atomically, write_json
 from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
+from empax.core.system import load_encoder_of
 from empax.data import own
 from empax.data.exemplars import dialogue_groups
 from empax.data.store import check_prepared, load_instances
 from empax.retrieval.index import IndexSettings, build_index, check_installed, measure_recall
-from empax.systems.dialogue.checks import RETRIEVER_TASKS
 
 log = logging.getLogger("empax")
 
@@ -38,7 +37,6 @@ class Settings:
         ("--runner=FlinkRunner", ...) on a cluster that sees the work directory; none = without it.
     """
 
-    kind: str = "index"
     encoder: str = ""
     store: IndexSettings = dataclasses.field(default_factory=IndexSettings)
     candidates: int = 6
@@ -55,41 +53,46 @@ class Settings:
                 )
 
 
-def check(settings: Settings, context: RunContext) -> None:
+def check(settings: Settings, run: RunContext) -> None:
     """Whether the encoder is trained before, and what searches is installed.
 
     Raises:
-      ConfigError: no stage before this one trains that retriever; ScaNN, pymilvus or Beam is missing.
+      ConfigError: no stage before this one trains that encoder, or there is none; ScaNN, pymilvus or Beam is missing.
     """
-    check_prepared(context)
+    check_prepared(run)
     if settings.encoder:
-        context.earlier("encoder", settings.encoder, tasks=RETRIEVER_TASKS)
+        run.earlier("encoder", settings.encoder, able=("leaves an encoder", lambda spec: spec.encoder is not None))
+    elif run.plan.system.encoder is None:
+        raise ConfigError(
+            f"config.{run.stage}.encoder is empty, but the system {run.plan.system.name!r} has no encoder of its own; "
+            "leave that stage out, or name a stage that trains one."
+        )
     check_installed(settings.store)
-    own.check_beam(settings.beam, f"config.{context.stage}.beam")
+    own.check_beam(settings.beam, f"config.{run.stage}.beam")
 
 
-def run(settings: Settings, context: RunContext, system: Any) -> None:
-    encoder, mesh = system.corpus_encoder(context, settings.encoder), local_mesh()
-    corpus = load_instances(context, "train")
+def run(settings: Settings, run: RunContext) -> None:
+    encoder, mesh = load_encoder_of(run, settings.encoder), local_mesh()
+    corpus = load_instances(run, "train")
     groups = dialogue_groups(corpus)
     begin = time.perf_counter()
     if settings.beam:
-        keys = _embedded_by_beam(settings, context, system, encoder.hash)
+        keys = _embedded_by_beam(settings, run, encoder.hash)
     else:
-        keys = encoder.embed_keys(corpus, progress=f"{context.stage}: keys", mesh=mesh)
+        keys = encoder.embed_keys(corpus, progress=f"{run.stage}: keys", mesh=mesh)
     embedded = time.perf_counter()
     index = build_index(keys, settings.store, groups=groups, encoder_hash=encoder.hash, mesh=mesh)
     built = time.perf_counter()
-    index.save(context.files.index(context.stage))
+    index.save(run.files.index(run.stage))
     sample = keys[:RECALL_QUERIES]
     for split, limit in settings.queries.items():
-        instances = load_instances(context, split)
-        order = np.random.default_rng(context.seed).permutation(len(instances))
+        instances = load_instances(run, split)
+        order = np.random.default_rng(run.seed).permutation(len(instances))
         positions = order[:limit] if limit else order
         chosen = [instances[p] for p in positions]
-        queries = encoder.embed_queries(chosen, progress=f"{context.stage}: {split}", mesh=mesh)
+        queries = encoder.embed_queries(chosen, progress=f"{run.stage}: {split}", mesh=mesh)
         found = index.search(queries, settings.candidates, query_groups=dialogue_groups(chosen))
-        _save(context, split, positions, np.asarray(found.ids))
+        _save(run, split, positions, np.asarray(found.ids))
         sample = queries[:RECALL_QUERIES]
     about = {
         "rows": len(corpus),
@@ -98,20 +101,20 @@ def run(settings: Settings, context: RunContext, system: Any) -> None:
         "seconds_embedding": embedded - begin,
         "seconds_building": built - embedded,
     }
-    log.info("%s: recall@10 %.4f over %d rows", context.stage, about["recall_at_10"], len(corpus))
-    write_json(context.directory / "index.json", about)
+    log.info("%s: recall@10 %.4f over %d rows", run.stage, about["recall_at_10"], len(corpus))
+    write_json(run.directory / "index.json", about)
 
 
-def _embedded_by_beam(settings: Settings, context: RunContext, system: Any, encoder_hash: str) -> np.ndarray:
-    own.check_beam(settings.beam, f"config.{context.stage}.beam")
+def _embedded_by_beam(settings: Settings, run: RunContext, encoder_hash: str) -> np.ndarray:
+    own.check_beam(settings.beam, f"config.{run.stage}.beam")
     from empax.retrieval.beam import embed_file  # not above: few have it
 
-    path = context.files.instances("train")
-    folder = context.directory / "parts" / hash_json([encoder_hash, hash_file(path)])
-    make_encoder = functools.partial(system.corpus_encoder, context, settings.encoder)
+    path = run.files.instances("train")
+    folder = run.directory / "parts" / hash_json([encoder_hash, hash_file(path)])
+    make_encoder = functools.partial(load_encoder_of, run, settings.encoder)
     return embed_file(path, make_encoder, folder, options=settings.beam)
 
 
-def _save(context: RunContext, split: str, positions: np.ndarray, ids: np.ndarray) -> None:
-    path = context.directory / f"candidates_{split}.npz"
+def _save(run: RunContext, split: str, positions: np.ndarray, ids: np.ndarray) -> None:
+    path = run.directory / f"candidates_{split}.npz"
     write_atomically(path, lambda temporary: np.savez(temporary, positions=positions, ids=ids))

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json
 from empax.core.manifest import read_config
 from empax.core.paths import expand
 from empax.core.run import RunContext
 from empax.core.types import MECHANISMS, Prediction
 from empax.pipeline import annotate
+from empax.pipeline.run import make_plan
 from empax.systems import attributes
 from empax.systems.attributes import Judge
 from empax.systems.attributes.linear import LinearJudge, load_linear
@@ -26,12 +27,12 @@ log = logging.getLogger("empax")
 _THRESHOLD = annotate.Settings.sentiment_threshold
 
 
-def load_judges(names: str | Sequence[str], context: RunContext) -> tuple[list[Judge], float]:
+def load_judges(names: str | Sequence[str], run: RunContext) -> tuple[list[Judge], float]:
     """The judges of the named stages of this run, and the threshold of VADER beside them.
 
     Args:
       names: annotate stages, whose classifiers are meant, or training stages of judges.
-      context: the run.
+      run: whose stages they are.
 
     Raises:
       ConfigError: a stage that is neither, or a mechanism without a judge.
@@ -39,19 +40,18 @@ def load_judges(names: str | Sequence[str], context: RunContext) -> tuple[list[J
     judges: list[Judge] = []
     threshold = _THRESHOLD
     for name in [names] if isinstance(names, str) else names:
-        section = context.section(name)
-        if section["kind"] == "annotate":
-            labels = to_settings(annotate.Settings, section, where=f"config.{name}")
-            judges += annotate.load_judges(labels, context)
+        if run.named(name).kind == "annotate":
+            labels = run.settings(name, annotate.Settings)
+            judges += annotate.load_judges(labels, run)
             threshold = labels.sentiment_threshold
         else:
-            judges.append(attributes.load_judge(context, name))
+            judges.append(attributes.load_judge(run, name))
     levelled = [judge.task.mechanisms for judge in judges]
-    annotate.check_coverage(itertools.chain(*levelled), f"config.{context.stage}.judge")
+    annotate.check_coverage(itertools.chain(*levelled), f"config.{run.stage}.judge")
     return judges, threshold
 
 
-def check_judges(setting: str, names: str | Sequence[str], context: RunContext) -> None:
+def check_judges(setting: str, names: str | Sequence[str], run: RunContext) -> None:
     """Whether `config.STAGE.setting` names stages before this one that together judge all mechanisms.
 
     Raises:
@@ -59,15 +59,14 @@ def check_judges(setting: str, names: str | Sequence[str], context: RunContext) 
     """
     levelled: list[str] = []
     for name in [names] if isinstance(names, str) else names:
-        if name in context.before() and context.section(name)["kind"] == "annotate":
-            labels = to_settings(annotate.Settings, context.section(name), where=f"config.{name}")
-            stages: Sequence[str] = labels.classifiers
+        if name in run.before() and run.named(name).kind == "annotate":
+            stages: Sequence[str] = run.settings(name, annotate.Settings).classifiers
         else:
-            context.earlier(setting, name, tasks=attributes.JUDGE_TASKS)
+            run.earlier(setting, name, tasks=attributes.JUDGE_TASKS)
             stages = [name]
         for stage in stages:
-            levelled += attributes.judge_stage(context, stage).mechanisms
-    annotate.check_coverage(levelled, f"config.{context.stage}.{setting}")
+            levelled += attributes.judge_stage(run, stage).mechanisms
+    annotate.check_coverage(levelled, f"config.{run.stage}.{setting}")
 
 
 def find_judges(workdir: Path) -> list[Judge]:
@@ -82,8 +81,8 @@ def find_judges(workdir: Path) -> list[Judge]:
     files = WorkDir(root)
     if not files.config.is_file():
         raise ConfigError(f"{workdir} holds no run; give the --workdir of one that has trained empathy identifiers.")
-    run = RunContext(files, read_config(files), "evaluate")
-    names = [name for name in run.config["run"] if chosen in ("", name)]
+    run = RunContext(files, make_plan(read_config(files)), "evaluate")
+    names = [name for name in run.plan.stages if chosen in ("", name)]
     found: dict[str, list[str]] = {}
     for kind in ("identifier", "classifier"):
         covered: set[str] = set()

@@ -2,58 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from empax.core.config import ConfigError, check_numbers, to_settings
+from empax.core.config import ConfigError
 from empax.core.files import hash_file, write_json, write_jsonl
-from empax.core.run import RunContext
+from empax.core.run import DataSettings, RunContext
 from empax.core.types import Dialogue, Instance
 from empax.data import empathetic_dialogues, own, sample
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.store import TokenizerSettings, may_load, pretrained_tokenizer
+from empax.data.store import PrepareSettings, TokenizerSettings, may_load, pretrained_tokenizer
 from empax.data.tokenizers import train_bpe
 
 log = logging.getLogger("empax")
 
 
-@dataclasses.dataclass(frozen=True)
-class DataSettings:
-    """`config.data`.
-
-    Attributes:
-      name: the corpus; "jsonl" = files of your own (`data.own`).
-      dir: folder with the corpora, as README.md lays it out; empty = EMPAX_DATA_DIR, then the official download.
-        With "jsonl", the folder of its files.
-      beam: of "jsonl": options of Apache Beam, which then prepares the corpus; none = this process does.
-      moel_compat: pairs as the MoEL lineage cuts them.
-      limit: at most this many instances of each split (0 = all); for trials.
-    """
-
-    name: Literal["empathetic_dialogues", "sample", "jsonl"] = "empathetic_dialogues"
-    dir: str = ""
-    beam: tuple[str, ...] = ()
-    moel_compat: bool = False
-    limit: int = 0
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "limit", least=0)
-        if self.beam and self.name != "jsonl":
-            raise ConfigError(f'data.beam is for data.name = "jsonl"; {self.name!r} is prepared without it.')
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    kind: str = "prepare"
-    tokenizer: TokenizerSettings = dataclasses.field(default_factory=TokenizerSettings)
-
-
-def data_settings(run: RunContext) -> DataSettings:
-    return to_settings(DataSettings, run.section("data"), where="config.data")
+Settings = PrepareSettings
 
 
 def load_dialogues(settings: DataSettings) -> tuple[Mapping[str, Sequence[Dialogue]], str]:
@@ -66,14 +33,14 @@ def load_dialogues(settings: DataSettings) -> tuple[Mapping[str, Sequence[Dialog
     return empathetic_dialogues.load_dialogues(folder), empathetic_dialogues.archive_hash(folder)
 
 
-def check(settings: Settings, context: RunContext) -> None:
+def check(settings: Settings, run: RunContext) -> None:
     """Whether the corpus and the tokenizer can be had.
 
     Raises:
       DataError: the corpus is not where the settings say, or its first lines cannot be read.
       ConfigError: there is no such tokenizer, or its vocabulary is too small.
     """
-    data = data_settings(context)
+    data = run.plan.data
     if data.name == "jsonl":
         own.check_files(data.dir)
         own.check_beam(data.beam)
@@ -81,12 +48,12 @@ def check(settings: Settings, context: RunContext) -> None:
         empathetic_dialogues.find_archive(data.dir or None)  # else it is downloaded
     if not settings.tokenizer.pretrained:
         _tokenizer(settings.tokenizer, [])
-    elif may_load(context, settings.tokenizer.pretrained):
+    elif may_load(run, settings.tokenizer.pretrained):
         pretrained_tokenizer(settings.tokenizer)
 
 
-def run(settings: Settings, context: RunContext) -> None:
-    data = data_settings(context)
+def run(settings: Settings, run: RunContext) -> None:
+    data = run.plan.data
     splits, source_hash = load_dialogues(data)
     counts: dict[str, Any] = {"source_hash": source_hash}
     instances: dict[str, list[Instance]] = {}
@@ -97,9 +64,9 @@ def run(settings: Settings, context: RunContext) -> None:
         log.info("%s: %d dialogues, %d instances", split, len(dialogues), len(instances[split]))
         if not instances[split]:
             raise ConfigError(f"the split {split!r} of config.data.name = {data.name!r} has no instances.")
-        write_jsonl(context.files.instances(split), map(instance_to_row, instances[split]))
-    _tokenizer(settings.tokenizer, _texts(instances["train"])).save(context.files.tokenizer)
-    write_json(context.files.stage("prepare") / "counts.json", counts)
+        write_jsonl(run.files.instances(split), map(instance_to_row, instances[split]))
+    _tokenizer(settings.tokenizer, _texts(instances["train"])).save(run.files.tokenizer)
+    write_json(run.files.stage("prepare") / "counts.json", counts)
 
 
 def _texts(instances: Iterable[Instance]) -> list[str]:

@@ -28,8 +28,8 @@ from empax.core.manifest import (
     write_sealed,
 )
 from empax.core.run import RunOptions
+from empax.core.system import find_task, load_system
 from empax.pipeline.code import changed, code_of
-from empax.pipeline.train import find_task
 
 log = logging.getLogger("empax")
 
@@ -61,9 +61,10 @@ def settings_read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         return read
     system, unread = config["system"], ()
     if section["kind"] == "train":
-        spec = find_task(section["task"], system, f"config.{name}")
+        owner, task = find_task(section["task"], system, f"config.{name}")
+        spec = owner.tasks[task]
         system, unread = f"{spec.build.__module__}.{spec.build.__qualname__}", spec.unread
-    shared = {key: value for key, value in config[config["system"]].items() if key not in unread}
+    shared = {key: value for key, value in config[load_system(config["system"]).name].items() if key not in unread}
     return {**read, "task": system, "system": shared}
 
 
@@ -258,7 +259,7 @@ def _roots(config: Mapping[str, Any], name: str, module: str) -> list[str]:
     if section["kind"] not in _BY_SYSTEM:
         return [module]
     owner = section.get("task", "").rpartition(".")[0] or config["system"]
-    return [module, f"empax.systems.{owner}"]
+    return [module, owner.partition(":")[0] if ":" in owner else f"empax.systems.{owner}"]
 
 
 def _few(modules: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import logging
@@ -18,8 +17,9 @@ from empax.core.config import LARGEST_INT, ConfigError, check_keys, to_settings
 from empax.core.files import DataError, WorkDir
 from empax.core.lock import writing
 from empax.core.memory import give_back_freed_memory, peak_memory
-from empax.core.run import RunContext, RunOptions, cache_dir
+from empax.core.run import DataSettings, RunContext, RunOptions, RunPlan, Stage, cache_dir
 from empax.core.sharding import batch_shards, make_mesh
+from empax.core.system import load_system
 from empax.pipeline.records import Records
 from empax.pipeline.workdirs import check_same, claim
 from empax.training.checkpoint import meet
@@ -31,18 +31,9 @@ KINDS = {
     **{kind: f"empax.pipeline.{kind}" for kind in ("prepare", "annotate", "train", "assess", "index", "evaluate")},
     "report": "empax.reporting.report",  # by name: reporting is built on this package
 }
-"""What a section's `kind` may be → the module, with `Settings` and `run`."""
+"""What a section's `kind` may be → the module, with `Settings`, `check(settings, run)` and `run(settings, run)`."""
 
 _OWN_KEYS = ("system", "seed", "run", "data")
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """One stage with its checked settings."""
-
-    name: str
-    kind: str
-    settings: Any
 
 
 def plain(value: Any) -> Any:
@@ -56,13 +47,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def load_system(config: Mapping[str, Any]) -> Any:
-    from empax.pipeline.train import load_system
-
-    return load_system(config["system"])
-
-
-def make_stages(config: Mapping[str, Any]) -> list[Stage]:
+def make_plan(config: Mapping[str, Any]) -> RunPlan:
     """Checks the whole config and turns every section into settings, before any work starts.
 
     Raises:
@@ -75,18 +60,20 @@ def make_stages(config: Mapping[str, Any]) -> list[Stage]:
     if not 0 <= config["seed"] <= LARGEST_INT:
         raise ConfigError(f"config.seed = {config['seed']} must lie in [0, {LARGEST_INT}].")
     _check_names(config["run"])
-    RunOptions.of(config)
-    system = load_system(config)
-    check_keys(
-        config, [*_OWN_KEYS, *RunOptions.names(), config["system"], *config["run"]], where="config", owner="the run"
+    options = RunOptions.of(config)
+    system = load_system(config["system"])
+    check_keys(config, [*_OWN_KEYS, *RunOptions.names(), system.name, *config["run"]], where="config", owner="the run")
+    if system.name not in config:
+        raise ConfigError(f"the config lacks its section config.{system.name}.")
+    return RunPlan(
+        config=config,
+        system=system,
+        system_settings=to_settings(system.settings, config[system.name], where=f"config.{system.name}"),
+        data=to_settings(DataSettings, config["data"], where="config.data"),
+        options=options,
+        stages={name: _make_stage(name, config) for name in config["run"]},
+        seed=config["seed"],
     )
-    if config["system"] not in config:
-        raise ConfigError(f"the config lacks its section config.{config['system']}.")
-    to_settings(system.SETTINGS, config[config["system"]], where=f"config.{config['system']}")
-    from empax.pipeline.prepare import DataSettings
-
-    to_settings(DataSettings, config["data"], where="config.data")
-    return [_make_stage(name, config) for name in config["run"]]
 
 
 def _check_names(names: Any) -> None:
@@ -102,57 +89,40 @@ def _make_stage(name: str, config: Mapping[str, Any]) -> Stage:
     section = config[name]
     if "kind" not in section:
         raise ConfigError(f"{where} lacks kind; it must be one of {', '.join(KINDS)}.")
-    kind = section["kind"]
+    kind, section = section["kind"], {key: value for key, value in section.items() if key != "kind"}
     if kind not in KINDS:
         raise ConfigError(f"{where}.kind = {kind!r} must be one of {', '.join(KINDS)}.")
     module = importlib.import_module(KINDS[kind])
     if kind == "train":
-        return Stage(name, kind, module.make_settings(section, config["system"], where))
+        return module.make_stage(name, section, config["system"])
     return Stage(name, kind, to_settings(module.Settings, section, where=where))
 
 
-def find_problems(
-    stages: Sequence[Stage], config: Mapping[str, Any], files: WorkDir, *, planned: bool = False
-) -> Iterator[ConfigError | DataError]:
+def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> Iterator[ConfigError | DataError]:
     """What is known to be wrong before any work, of the stages that are not done; in their order.
 
     Args:
-      stages: what `make_stages` gives.
-      config: plain.
+      plan: of the run.
       files: the work directory, which need not exist; nothing is written.
       planned: fetch nothing; what would have to be fetched is not looked at.
     """
-    system = load_system(config)
-    shared = [system.check_system] if hasattr(system, "check_system") else []  # judges alone share no models
-    for stage in stages:
+    shared = [plan.system.check] if plan.system.check else []  # judges alone share no models
+    for stage in plan.stages.values():
         if files.done(stage.name).exists():
             continue
-        checks = [functools.partial(_check_stage, stage, system)]
+        checks = [functools.partial(importlib.import_module(KINDS[stage.kind]).check, stage.settings)]
         if stage.kind in ("train", "index", "evaluate"):
             checks, shared = [*shared, *checks], []  # once
         for check in checks:
             try:
-                check(RunContext(files, config, stage.name, planned))
+                check(RunContext(files, plan, stage.name, planned))
             except (ConfigError, DataError) as error:
                 yield error
 
 
-def problems_of_plan(config: Mapping[str, Any], workdir: Path) -> list[ConfigError | DataError]:
+def problems_of_plan(plan: RunPlan, workdir: Path) -> list[ConfigError | DataError]:
     """What `find_problems` finds for a plan; nothing where it is made for devices that are elsewhere."""
-    if RunOptions.of(config).plan.topology:
-        return []
-    return list(find_problems(make_stages(config), config, WorkDir(workdir), planned=True))
-
-
-def _check_stage(stage: Stage, system: Any, context: RunContext) -> None:
-    module = importlib.import_module(KINDS[stage.kind])
-    if stage.kind in ("index", "evaluate") and not hasattr(system, "load_responder"):
-        raise ConfigError(
-            f"config.run has {stage.name!r} of kind {stage.kind!r}, but the system {context.config['system']!r} trains "
-            "judges alone, which answer nothing; leave that stage out."
-        )
-    more = (system,) if stage.kind == "evaluate" else ()
-    module.check(stage.settings, context, *more)
+    return [] if plan.options.plan.topology else list(find_problems(plan, WorkDir(workdir), planned=True))
 
 
 def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None, redo: Sequence[str] = ()) -> None:
@@ -170,43 +140,43 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None, 
         `redo` names no stage. Nothing has been written then.
       DataError: what a finished stage left is damaged.
     """
-    stages = make_stages(config)
-    shards = batch_shards(make_mesh(RunOptions.of(config).mesh))
-    for stage in stages:
+    plan = make_plan(config)
+    shards = batch_shards(make_mesh(plan.options.mesh))
+    for stage in plan.stages.values():
         if stage.kind == "train":
-            check_batch_sizes(stage.settings.loop, shards, where=f"config.{stage.name}")
+            check_batch_sizes(stage.loop, shards, where=f"config.{stage.name}")
     files = WorkDir(workdir)
-    for problem in find_problems(stages, config, files):
+    for problem in find_problems(plan, files):
         raise problem
     if not distributed.is_writer():
         meet("work directory")  # before, stages may be there that are to be made anew
         check_same(files, config)
-        _run_stages(stages, files, config, None)
+        _run_stages(plan, files, None)
         return
     with writing(files):
         claim(files, config, reuse, redo)
         meet("work directory")
-        records = Records(files, config, {stage.name: KINDS[stage.kind] for stage in stages})
+        records = Records(files, config, {name: KINDS[stage.kind] for name, stage in plan.stages.items()})
         records.check(first=True)
-        _run_stages(stages, files, config, records)
+        _run_stages(plan, files, records)
 
 
-def _run_stages(stages: Sequence[Stage], files: WorkDir, config: Mapping[str, Any], records: Records | None) -> None:
+def _run_stages(plan: RunPlan, files: WorkDir, records: Records | None) -> None:
     """Runs what is not done; `records` are of the process that writes."""
-    for stage in stages:
+    for stage in plan.stages.values():
         if files.done(stage.name).exists():
             log.info("%s: done before", stage.name)
             continue
         if records is None:
             if stage.kind == "train":
-                _run_stage(stage, files, config)
+                _run_stage(stage, files, plan)
             distributed.wait_for(files.done(stage.name))
             continue
         log.info("%s: begins", stage.name)
         records.check()
         records.begin(stage.name)
         begin = time.perf_counter()
-        note = _run_stage(stage, files, config)
+        note = _run_stage(stage, files, plan)
         note |= {"seconds": time.perf_counter() - begin, "peak_memory_mb": round(peak_memory() / 2**20)}
         records.finish(stage.name, note)
         log.info(
@@ -214,14 +184,11 @@ def _run_stages(stages: Sequence[Stage], files: WorkDir, config: Mapping[str, An
         )
 
 
-def _run_stage(stage: Stage, files: WorkDir, config: Mapping[str, Any]) -> dict[str, Any]:
+def _run_stage(stage: Stage, files: WorkDir, plan: RunPlan) -> dict[str, Any]:
     jax.clear_caches()  # programs of the stage before, some hundred megabytes, which nobody calls again
     give_back_freed_memory()
-    context = RunContext(files=files, config=config, stage=stage.name)
     module = importlib.import_module(KINDS[stage.kind])
-    if stage.kind in ("index", "evaluate"):
-        return module.run(stage.settings, context, load_system(config)) or {}
-    return module.run(stage.settings, context) or {}
+    return module.run(stage.settings, RunContext(files, plan, stage.name)) or {}
 
 
 def enable_compilation_cache() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from empax.core.config import ConfigError, split_keys, to_settings
-from empax.core.run import RunContext, RunOptions, TaskSpec
+from empax.core.run import RunContext, Stage
 from empax.core.sharding import LOGICAL, make_mesh
+from empax.core.system import TaskSpec, find_task
 from empax.core.tree import hash_tree
 from empax.training.loop import LoopSettings, fit
 
@@ -19,80 +19,69 @@ log = logging.getLogger("empax")
 
 @dataclasses.dataclass(frozen=True)
 class TaskName:
-    """`kind` is "train"; `task` is "SYSTEM.TASK", or a task of the run's own system."""
+    """`task` is "SYSTEM.TASK", or a task of the run's own system."""
 
     task: str
-    kind: str = "train"
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    name: TaskName
-    loop: LoopSettings
-    spec: TaskSpec
-    task: Any
+def make_stage(name: str, section: Mapping[str, Any], system: str) -> Stage:
+    """Deals one flat section out to the loop and to the task that it names.
 
+    Args:
+      name: of the stage.
+      section: its settings but for `kind`.
+      system: of the run, as the config names it.
 
-def make_settings(section: Mapping[str, Any], system: str, where: str) -> Settings:
-    """Deals one flat section out to the loop and to the task that it names."""
+    Raises:
+      ConfigError: no such task, or a setting that neither it nor the loop has.
+    """
+    where = f"config.{name}"
     if "task" not in section:
         raise ConfigError(f"{where} lacks task, the name of what to train.")
-    spec = find_task(section["task"], system, where)
-    name, loop, task = split_keys(section, TaskName, LoopSettings, spec.settings, where=where)
-    return Settings(
-        to_settings(TaskName, name, where=where),
-        to_settings(LoopSettings, loop, where=where),
-        spec,
-        to_settings(spec.settings, task, where=where),
-    )
+    owner, task = find_task(section["task"], system, where)
+    spec = owner.tasks[task]
+    named, loop, own = split_keys(section, TaskName, LoopSettings, spec.settings, where=where)
+    to_settings(TaskName, named, where=where)
+    made = to_settings(LoopSettings, loop, where=where)
+    settings = to_settings(spec.settings, own, where=where)
+    return Stage(name, "train", settings, task=f"{owner.name}.{task}", spec=spec, loop=made, seed=section.get("seed"))
 
 
-def find_task(name: str, system: str, where: str) -> TaskSpec:
-    owner, _, task = name.rpartition(".")
-    tasks = load_system(owner or system).TASKS
-    if task not in tasks:
-        raise ConfigError(f"{where}.task = {name!r} is unknown; {owner or system} has {', '.join(tasks)}.")
-    return tasks[task]
+def spec_of(run: RunContext) -> tuple[TaskSpec[Any], LoopSettings]:
+    """How the stage's system offers its task, and how long it is trained."""
+    stage = run.named(run.stage)
+    assert stage.spec is not None  # of a training stage
+    return stage.spec, stage.loop
 
 
-def load_system(name: str) -> Any:
-    """The module `empax.systems.NAME`."""
-    try:
-        return importlib.import_module(f"empax.systems.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != f"empax.systems.{name}":
-            raise
-        raise ConfigError(f"config.system = {name!r} is no module of empax/systems.") from error
-
-
-def check(settings: Settings, context: RunContext) -> None:
+def check(settings: Any, run: RunContext) -> None:
     """What the task knows to be wrong before any work; see TaskSpec."""
-    settings.spec.check(settings.task, context)
+    spec_of(run)[0].check(settings, run)
 
 
-def run(settings: Settings, context: RunContext) -> dict[str, Any]:
+def run(settings: Any, run: RunContext) -> dict[str, Any]:
     """Trains; returns what `DONE` says of it."""
-    assembly = settings.spec.build(settings.task, context)
-    options = RunOptions.of(context.config)
+    spec, loop = spec_of(run)
+    assembly, options = spec.build(settings, run), run.plan.options
     result = fit(
         assembly.task,
         train=assembly.train,
         validation=assembly.validation,
-        settings=dataclasses.replace(settings.loop, seed=context.seed),
+        settings=dataclasses.replace(loop, seed=run.seed),
         frozen=assembly.frozen,
-        directory=context.directory,
-        metrics_path=context.files.metrics,
-        stage=context.stage,
+        directory=run.directory,
+        metrics_path=run.files.metrics,
+        stage=run.stage,
         initial=assembly.initial,
         on_refresh=assembly.on_refresh,
         on_end=assembly.on_end,
         mesh=make_mesh(options.mesh),
         logical={**LOGICAL, **options.mesh.logical},
-        profile=context.directory / "profile" if options.profile else None,
+        profile=run.directory / "profile" if options.profile else None,
     )
     log.info(
         "%s: %d steps, %.1f examples/s, best %s = %s at step %d",
-        context.stage, result.step, result.examples_per_second, settings.loop.best_metric, result.best_value,
+        run.stage, result.step, result.examples_per_second, loop.best_metric, result.best_value,
         result.best_step,
     )  # fmt: skip
     return {

@@ -51,7 +51,7 @@ def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None, 
     if not run:
         run = describe_run(config)
         if known:
-            log.warning("%s was damaged; it now tells of this process.", files.run)
+            log.warning("%s was damaged; it now tells of this process.", files.provenance)
     if not known and reuse is not None:  # before config.json, which says that the work directory is in use
         run["reused"] = take_stages(WorkDir(reuse), files, config)
     write_config(files, config, run)
@@ -71,12 +71,12 @@ def _known_config(files: WorkDir) -> dict[str, Any]:
 def _description(files: WorkDir) -> dict[str, Any]:
     """What run.json says; empty if it is damaged, as far as anybody knows."""
     try:
-        if "run.json" in read_sealed(files.checksums) and not is_known(files, files.run):
+        if "run.json" in read_sealed(files.checksums) and not is_known(files, files.provenance):
             return {}
     except (FileNotFoundError, DataError):
         pass
     try:
-        found = read_json(files.run)
+        found = read_json(files.provenance)
     except (FileNotFoundError, DataError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -127,7 +127,7 @@ def _check_recorded(files: WorkDir, config: Mapping[str, Any], wanted: Sequence[
             agrees, reason = False, f"does not say with what settings it was made ({error})"
         if not agrees:
             try:
-                command = f" ({read_json(files.run)['command']})"
+                command = f" ({read_json(files.provenance)['command']})"
             except (OSError, DataError, TypeError, KeyError):
                 command = ""
             raise ConfigError(
@@ -203,7 +203,7 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
     if rows := "".join(path.read_text(encoding="utf-8") for path in copies if path.is_file()):
         write_text(files.metrics, rows)
     log.info("taken from %s: %s%s", other.root, ", ".join(taken), f" (then {end})" if end else "")
-    return {"stages": taken, "commit": read_json(other.run).get("commit", "")}
+    return {"stages": taken, "commit": read_json(other.provenance).get("commit", "")}
 
 
 def alike(other: WorkDir, config: Mapping[str, Any]) -> tuple[list[str], str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
 
-from empax.core.run import RunOptions
+from empax.core.run import RunPlan, Stage
 from empax.core.sharding import AXES, LOGICAL, bytes_on_one, shard_params
 from empax.core.tree import count_bytes, count_params
 from empax.models.layers import logical_axes
-from empax.pipeline.run import Stage, make_stages
 from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
 
 
-def describe(config: Mapping[str, Any]) -> str:
+def describe(plan: RunPlan) -> str:
     """One line per stage; for a training stage its parameters, bytes per device, and FLOPs per step.
 
     Parameters are those that the stage trains: with adapters no more than they and the heads. Bytes are those of
@@ -25,24 +23,24 @@ def describe(config: Mapping[str, Any]) -> str:
     activations come on top. FLOPs are those of one update on batches of the longest bucket, or of all updates that a
     reinforced task makes from one; what a task tries out before them stands beside them.
     """
-    if topology := RunOptions.of(config).plan.topology:
+    if topology := plan.options.plan.topology:
         from empax.planning.slices import describe_topology  # not above: few have libtpu
 
-        return describe_topology(config, topology)
-    lines = [f"system {config['system']}, data {config['data']['name']}, {jax.device_count()} device(s)"]
-    for stage in make_stages(config):
+        return describe_topology(plan, topology)
+    lines = [f"system {plan.system.name}, data {plan.data.name}, {jax.device_count()} device(s)"]
+    for stage in plan.stages.values():
         if stage.kind != "train":
             lines.append(f"{stage.name:<12} {stage.kind}")
             continue
-        lines.append(f"{stage.name:<12} {stage.kind}  {_describe_training(config, stage)}")
+        lines.append(f"{stage.name:<12} {stage.kind}  {_describe_training(plan, stage)}")
     return "\n".join(lines)
 
 
-def _describe_training(config: Mapping[str, Any], stage: Stage) -> str:
-    loop, found = stage.settings.loop, sketch_stage(config, stage)
+def _describe_training(plan: RunPlan, stage: Stage) -> str:
+    loop, found = stage.loop, sketch_stage(plan, stage)
     params, sketch = found.params, found.sketch
     optimizer = jax.eval_shape(optimizer_of(found, loop).init, params)
-    settings = RunOptions.of(config).mesh
+    settings = plan.options.mesh
     mesh = AbstractMesh((1, settings.fsdp, settings.tensor), AXES)  # of devices that need not be here
 
     def held(tree: Any) -> int:

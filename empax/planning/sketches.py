@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import optax
 
 from empax.core.files import WorkDir
 from empax.core.protocols import OnlineTask, ReinforcedTask
-from empax.core.run import RunContext, Sketch
+from empax.core.run import RunContext, RunPlan, Sketch, Stage
 from empax.core.types import Params
-from empax.pipeline.run import Stage
 from empax.planning.flops import count_flops
 from empax.training.optimizer import first_updates, make_optimizer, trained_mask
 from empax.training.settings import LoopSettings
@@ -34,10 +32,11 @@ class Sketched:
     trained: Params
 
 
-def sketch_stage(config: Mapping[str, Any], stage: Stage) -> Sketched:
-    loop = stage.settings.loop
-    context = RunContext(WorkDir(Path("plan-of-a-run")), config, stage.name)
-    sketch = stage.settings.spec.sketch(stage.settings.task, context, loop.batch_size, loop.buckets[-1])
+def sketch_stage(plan: RunPlan, stage: Stage) -> Sketched:
+    loop: LoopSettings = stage.loop
+    assert stage.spec is not None  # of a training stage
+    run = RunContext(WorkDir(Path("plan-of-a-run")), plan, stage.name)
+    sketch = stage.spec.sketch(stage.settings, run, loop.batch_size, loop.buckets[-1])
     rng = jax.eval_shape(lambda: jax.random.key(0))
     params = jax.eval_shape(sketch.task.init, rng, sketch.batch)
     return Sketched(sketch, params, trained_mask(loop.optimizer, params))

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 
 from empax.core.config import ConfigError
 from empax.core.protocols import ReinforcedTask
-from empax.core.run import RunOptions
+from empax.core.run import RunPlan, Stage
 from empax.core.sharding import LOGICAL, batch_sharding, bytes_on_one, make_mesh, replicated, shard_params
 from empax.core.tree import count_params
 from empax.core.types import TrainState
 from empax.models.layers import logical_axes
-from empax.pipeline.run import Stage, make_stages
+from empax.pipeline.run import make_plan
 from empax.planning.ahead_of_time import compile_elsewhere, compile_into, libtpu_environment
 from empax.planning.hlo import Work
 from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
@@ -114,18 +114,18 @@ class Estimate:
         return self.state_bytes + self.temporary_bytes <= self.chip.hbm
 
 
-def describe_topology(config: Mapping[str, Any], topology: str) -> str:
+def describe_topology(plan: RunPlan, topology: str) -> str:
     """A few lines for each training stage: memory, work, communication, estimated time."""
     lines = [f"{topology}; times are estimates from published peaks"]
-    trained = {stage.name: stage for stage in make_stages(config) if stage.kind == "train"}
-    wanted = RunOptions.of(config).plan.stages or tuple(trained)
+    trained = {name: stage for name, stage in plan.stages.items() if stage.kind == "train"}
+    wanted = plan.options.plan.stages or tuple(trained)
     if unknown := [name for name in wanted if name not in trained]:
         raise ConfigError(f"config.plan.stages has {', '.join(unknown)}; the recipe trains {', '.join(trained)}.")
     for stage in trained.values():
         if stage.name in wanted:
-            found = estimate(config, stage, topology)
+            found = estimate(plan, stage, topology)
             lines += [f"{stage.name}:", *_lines(found)]
-            if trials := trial_flops(sketch_stage(config, stage)):
+            if trials := trial_flops(sketch_stage(plan, stage)):
                 share = trials / found.model_flops
                 lines.append(
                     f"  not in these numbers: the answers tried out before a step, at most {share:.1f} times the "
@@ -145,7 +145,7 @@ class _Laid:
     batch: Any
 
 
-def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate:
+def estimate(plan: RunPlan, stage: Stage, topology: str) -> Estimate:
     """Compiles the stage's step for `topology` and counts.
 
     Raises:
@@ -153,20 +153,20 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
         installed.
     """
     chip, devices = chip_of(topology), _devices(topology)
-    laid = _lay_out(config, stage, devices)
-    program = compile_elsewhere(functools.partial(_write_program, config, stage.name, topology))
+    laid = _lay_out(plan, stage, devices)
+    program = compile_elsewhere(functools.partial(_write_program, plan.config, stage.name, topology))
     work = program.work()
     return Estimate(
         chip=chip,
         chips=len(devices),
-        batch=stage.settings.loop.batch_size,
-        updates=stage.settings.loop.updates_per_batch,
+        batch=stage.loop.batch_size,
+        updates=stage.loop.updates_per_batch,
         parameters=count_params(laid.template.params),
         parameter_bytes=bytes_on_one(laid.template.params, laid.places.params),
         optimizer_bytes=bytes_on_one(laid.template.opt_state, laid.places.opt_state),
         frozen_bytes=bytes_on_one(laid.frozen, jax.tree.map(lambda leaf: leaf.sharding, laid.frozen)),
         temporary_bytes=program.temporary_bytes,
-        model_flops=model_flops(config, stage),
+        model_flops=model_flops(plan, stage),
         work=work,
         compute_seconds=work.flops / chip.flops,
         memory_seconds=work.hbm_bytes / chip.hbm_bandwidth,
@@ -174,11 +174,11 @@ def estimate(config: Mapping[str, Any], stage: Stage, topology: str) -> Estimate
     )
 
 
-def _lay_out(config: Mapping[str, Any], stage: Stage, devices: list[Any]) -> _Laid:
-    options = RunOptions.of(config)
+def _lay_out(plan: RunPlan, stage: Stage, devices: list[Any]) -> _Laid:
+    options = plan.options
     mesh = make_mesh(options.mesh, devices)
     logical = {**LOGICAL, **options.mesh.logical}
-    loop, found = stage.settings.loop, sketch_stage(config, stage)
+    loop, found = stage.loop, sketch_stage(plan, stage)
     sketch, params = found.sketch, found.params
     optimizer = optimizer_of(found, loop)
     rng = jax.eval_shape(lambda: jax.random.key(0))
@@ -203,14 +203,15 @@ def _lay_out(config: Mapping[str, Any], stage: Stage, devices: list[Any]) -> _La
 
 def _write_program(config: Mapping[str, Any], stage: str, topology: str, folder: str) -> None:
     """Has the compiler write the step of a stage into `folder`."""
-    laid = _lay_out(config, _stage(config, stage), _devices(topology))
+    plan = make_plan(config)
+    laid = _lay_out(plan, plan.stages[stage], _devices(topology))
     compile_into(laid.step.lower(laid.template, laid.frozen, laid.batch), folder)
 
 
-def model_flops(config: Mapping[str, Any], stage: Stage) -> float:
+def model_flops(plan: RunPlan, stage: Stage) -> float:
     """Of a step on the whole batch, as if nothing were computed again."""
-    plain = _without_remat(config)
-    return step_flops(sketch_stage(plain, _stage(plain, stage.name)), stage.settings.loop)
+    plain = make_plan(_without_remat(plan.config))
+    return step_flops(sketch_stage(plain, plain.stages[stage.name]), stage.loop)
 
 
 def _without_remat(value: Any) -> Any:
@@ -218,10 +219,6 @@ def _without_remat(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: "none" if key == "remat" else _without_remat(item) for key, item in value.items()}
     return [_without_remat(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _stage(config: Mapping[str, Any], name: str) -> Stage:
-    return next(stage for stage in make_stages(config) if stage.name == name)
 
 
 def chip_of(topology: str) -> Chip:

@@ -238,10 +238,12 @@ def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
     """What the run does with the model that the folder does not."""
     decoding, share = settings.get("decoding", {}), settings.get("emotion_share", 0.0)
     if about.what == "generator" and decoding.get("rerank"):
-        return (
-            f"\nThe run draws {decoding['num_samples']} answers and gives that which the others agree with most; "
-            "`generate` returns them all.\n"
-        )
+        chosen = {
+            "consensus": "that which the others agree with most",
+            "likelihood": "the likeliest",
+            "similarity": "a likely one whose encoding is near that of the context",
+        }[decoding["rerank"]]
+        return f"\nThe run draws {decoding['num_samples']} answers and gives {chosen}; `generate` returns them all.\n"
     if about.what == "retriever" and share:
         return (
             f"\nIn the run {share:g} of a score is the probability that a context has the exemplar's emotion, by an "

@@ -9,11 +9,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from empax.core.config import ConfigError, check_numbers
-from empax.core.files import DataError, WorkDir, json_text, read_json, read_jsonl, write_together
+from empax.core.files import DataError, json_text, read_json, read_jsonl, write_together
 from empax.core.paths import expand
+from empax.core.run import RunContext
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
 from empax.evaluation import controls, published
 from empax.evaluation.empathy import confusion_matrix
@@ -37,7 +38,6 @@ class Settings:
     """Settings of the `report` stage.
 
     Attributes:
-      kind: of stage.
       bootstrap_samples: resamples behind each interval.
       seed: of the resamples.
       variants: named variants of the metrics, see `evaluation.scoring.VARIANTS`.
@@ -46,7 +46,6 @@ class Settings:
       peers: folder of *.jsonl with released outputs of other systems, scored by the same code; "" = none.
     """
 
-    kind: str = "report"
     bootstrap_samples: int = 1000
     seed: int = 0
     variants: tuple[str, ...] = VARIANTS
@@ -64,31 +63,16 @@ class Settings:
         return ScoringSettings(self.bootstrap_samples, self.seed, self.variants)
 
 
-class ReportContext(Protocol):
-    """What the stage needs of a run."""
-
-    @property
-    def files(self) -> WorkDir: ...
-
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-
-    @property
-    def stage(self) -> str: ...
-
-
-def check(settings: Settings, context: ReportContext) -> None:
+def check(settings: Settings, run: RunContext) -> None:
     """Whether there will be predictions, and the other systems' outputs are there.
 
     Raises:
       ConfigError: no stage answers the run's own data before this one.
       DataError: `peers` is no folder, or has no file.
     """
-    stages = list(context.config["run"])
-    before = stages[: stages.index(context.stage)]
-    if main_stage(context.config) not in before:
+    if main_stage(run.plan) not in run.before():
         raise ConfigError(
-            f"config.run has no stage of kind 'evaluate' before {context.stage!r} that answers the run's own data; "
+            f"config.run has no stage of kind 'evaluate' before {run.stage!r} that answers the run's own data; "
             "add one, or leave the report out."
         )
     folder = Path(settings.peers).expanduser()
@@ -96,17 +80,17 @@ def check(settings: Settings, context: ReportContext) -> None:
         raise DataError(f"config.report.peers = {settings.peers!r} is no folder with *.jsonl files; set it to one.")
 
 
-def run(settings: Settings, context: ReportContext) -> None:
+def run(settings: Settings, run: RunContext) -> None:
     """Scores the predictions of the work directory and writes report.json, report.md and report.html.
 
     Raises:
       DataError: there are no predictions yet, or a file of the work directory is damaged.
     """
-    files = context.files
+    files = run.files
     predictions, bad = read_predictions(files.predictions)
     if bad:
         raise DataError(f"{files.predictions}, {bad[0]}; run again with --redo of the stage that decodes.")
-    config = dict(context.config)
+    config = dict(run.plan.config)
     history = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
     scores = score(predictions, settings=settings.scoring())
     others = other_corpora.score_evaluations(files, config, settings.scoring())
@@ -128,7 +112,7 @@ def run(settings: Settings, context: ReportContext) -> None:
         else {},
         peer_sets=read_peer_sets(expand(settings.peers)) if settings.peers else {},
         history=history,
-        run=read_json(files.run) if files.run.exists() else {},
+        run=read_json(files.provenance) if files.provenance.exists() else {},
         notes={
             "indexes": findings.find_indexes(files),
             "paper_table": table,
@@ -143,7 +127,7 @@ def run(settings: Settings, context: ReportContext) -> None:
         replies=findings.find_replies(files),
         evaluations=others,
         training=findings.load_training(files),
-        stage=main_stage(config),
+        stage=main_stage(run.plan),
         seed=settings.seed,
     )
     write_report(report, files.root)

@@ -17,10 +17,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from jaxtyping import Float
 
 from empax.core.files import DataError, parse_jsonl, write_atomically
+from empax.core.protocols import InstanceEncoder
 from empax.data.dialogues import instance_from_row
-from empax.retrieval.corpus import CorpusEncoder
 
-MakeEncoder = Callable[[], CorpusEncoder]
+MakeEncoder = Callable[[], InstanceEncoder]
 """Loads the encoder on a worker; to be sent there, it is a function of a module or a `functools.partial` of one."""
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import WorkDir, read_json
 from empax.core.manifest import read_config, verify
-from empax.core.run import RunContext
+from empax.core.run import RunContext, RunPlan, Stage
 from empax.core.tree import count_params
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, resolve
@@ -65,18 +64,18 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     check_new(output)
     config = read_config(files)
     check_origins(files, config, config["run"])
-    run.make_stages(config)
-    system = run.load_system(config)
-    context, adapters = RunContext(files, config, "export"), settings.lora == "adapters"
-    found = system.load_trained(context, stage=settings.stage, what=settings.what, adapters=adapters)
+    plan, adapters = run.make_plan(config), settings.lora == "adapters"
+    stage, what = find_model(plan, settings)
+    assert stage.spec is not None  # of a stage with models
+    found = stage.spec.models[what](stage.settings, RunContext(files, plan, stage.name), adapters)
     beneath = found.base
     if adapters:
-        kept = config[config["system"]]["generator"].get("adapters", "merged") == "kept"
+        kept = plan.system_settings.generator.adapters == "kept"
         beneath = base_beneath(found.base, kept=kept)
     about = Exported(
         what=found.what,
         stage=found.stage,
-        evaluated=_evaluated(config),
+        evaluated=_evaluated(plan),
         format=settings.format,
         base=str(_HUB_NAMES.get(beneath, beneath)) if adapters else found.base,
         passages=found.passages,
@@ -115,7 +114,36 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     return f"wrote the {what} of stage {found.stage}, {about.size:,} parameters, to {output}{unfinished}"
 
 
-def _evaluated(config: Mapping[str, Any]) -> str:
+def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:
+    """The stage that `settings` mean, and the name of its model.
+
+    Raises:
+      ConfigError: there is no such stage, or it has no such model; names those that there are.
+    """
+    exported = {name: s for name, s in plan.stages.items() if s.spec is not None and s.spec.models}
+    if not exported:
+        trained = ", ".join(f"{stage.task} in {name!r}" for name, stage in plan.stages.items() if stage.task)
+        raise ConfigError(
+            f"no stage of this run trains a model that can be exported; it trains {trained or 'nothing'}. Judges are "
+            "used where they are: --empathy of empax.evaluate takes this work directory."
+        )
+    name = settings.stage or next(reversed(exported))
+    if name not in exported:
+        raise ConfigError(
+            f"stage = {name!r} trains no model of this run that can be exported; those that do are "
+            f"{', '.join(exported)}."
+        )
+    held = {other: tuple(s.spec.models) for other, s in exported.items() if s.spec is not None}
+    what = settings.what or held[name][0]
+    if what not in held[name]:
+        owners = ", ".join(other for other, models in held.items() if what in models)
+        raise ConfigError(
+            f"stage {name!r} holds no {what}, only its {held[name][0]}; stages that do: {owners or 'none'}."
+        )
+    return exported[name], what
+
+
+def _evaluated(plan: RunPlan) -> str:
     """The stage that the run's metrics are of."""
-    main = evaluate.main_stage(config)
-    return config[main]["stage"] if main else ""
+    main = evaluate.main_stage(plan)
+    return plan.stages[main].settings.stage if main else ""

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.lock import holder
 from empax.core.manifest import read_config, verify
+from empax.core.protocols import Answering
 from empax.core.run import RunContext
 from empax.core.types import Instance, Prediction
 from empax.pipeline import annotate, evaluate, run
 from empax.pipeline.records import check_origins
 from empax.serving.safety import answer_to_danger
 from empax.systems.attributes import ClassifierJudge
-from empax.systems.dialogue.responder import Responder
 
 Before = Callable[[str], str | None]
 After = Callable[[str], str]
@@ -36,7 +36,7 @@ class Session:
       after: a hook that sees the model's reply, and returns what is said instead.
     """
 
-    responder: Responder
+    answerer: Answering
     judges: Sequence[ClassifierJudge]
     sentiment_threshold: float
     head: str
@@ -63,8 +63,9 @@ class Session:
         if not files.config.exists():
             raise ConfigError(f"{workdir} holds no run; give the --workdir of one that has finished.")
         config = read_config(files)
-        stages = {stage.kind: stage for stage in run.make_stages(config)}
-        evaluated = evaluate.main_stage(config)
+        plan = run.make_plan(config)
+        stages = {stage.kind: stage for stage in plan.stages.values()}
+        evaluated = evaluate.main_stage(plan)
         needed = config["run"][: config["run"].index(evaluated) + 1] if evaluated else []
         missing = [name for name in needed if not files.done(name).exists()] if needed else ["evaluate"]
         if missing:
@@ -74,14 +75,9 @@ class Session:
                 + (f"{running} is still running it." if running else "run its recipe to the end.")
             )
         check_origins(files, config, needed)
-        settings = to_settings(evaluate.Settings, config[evaluated], where=f"config.{evaluated}")
-        context = RunContext(files, config, evaluated)
-        system = run.load_system(config)
-        # One bucket: one compilation, so that every answer is as fast as the second.
-        longest = to_settings(system.SETTINGS, config[config["system"]], where="config").layout.max_source_tokens
-        responder = system.load_responder(
-            context, stage=settings.stage, index=settings.index, buckets=(longest,)
-        ).for_single_texts()
+        context = RunContext(files, plan, evaluated)
+        # No buckets: one compilation, so that every answer is as fast as the second.
+        answerer = evaluate.load_answerer(context.settings(evaluated, evaluate.Settings), context, ())
         judges, threshold = (), 0.05
         if "annotate" in stages:
             labels: annotate.Settings = stages["annotate"].settings
@@ -96,7 +92,7 @@ class Session:
         if head:
             verify(files.predictions)
             head = head if beats_chance(read_jsonl(files.predictions)) else ""
-        return cls(responder, judges, threshold, head, config["seed"], before, after)
+        return cls(answerer, judges, threshold, head, plan.seed, before, after)
 
     def reply(self, context: Sequence[str]) -> Prediction:
         """Answers a conversation; `context` alternates and ends with the speaker's turn.
@@ -118,7 +114,7 @@ class Session:
             levels = annotate.judge_levels(self.judges, [turns], [""], self.sentiment_threshold)
             notes["context_attributes"] = levels[0]
         instance = Instance(id="chat#1", context=turns, response="", emotion="", notes=notes)
-        prediction = self.responder.respond([instance], batch_size=1, seed=self.seed)[0]
+        prediction = self.answerer.respond([instance], batch_size=1, seed=self.seed)[0]
         emotion = prediction.notes["emotion_by_head"][self.head] if self.head else ""
         response = self.after(prediction.response) if self.after else prediction.response
         return dataclasses.replace(prediction, response=response, emotion_prediction=emotion)

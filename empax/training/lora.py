@@ -5,16 +5,39 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import jax
 
-from empax.core.protocols import GenerativeTask, OnlineTask, ReinforcedTask, Task
+from empax.core.protocols import OnlineTask, ReinforcedTask, Task
 from empax.core.tree import named_leaves
-from empax.core.types import AnyBatch, Generated, Mean, Metrics, Params
+from empax.core.types import AnyBatch, Mean, Metrics, Params
 from empax.models.lora import LoraSettings, adapt, init_adapters, lower, merge, quantize
 
 _DROPOUT_STREAM = 2**31 - 2  # the task splits its key and never folds in a number that large
+
+
+@runtime_checkable
+class AdaptableTask(Task, Protocol):
+    """A task that says what low-rank adapters leave to it."""
+
+    whole: ClassVar[str]
+    """Regular expression of the parameters that are trained as they are (a new head); empty = none."""
+
+
+@runtime_checkable
+class AdaptablePolicy(ReinforcedTask, AdaptableTask, Protocol):
+    """Both at once."""
+
+
+def is_adapted(params: Params) -> bool:
+    """Whether parameters are those of a LoraTask."""
+    return "adapters" in params
+
+
+def trained_whole(params: Params) -> Params:
+    """The parameters that training has changed as they are: without adapters, all of them."""
+    return params["trained"] if is_adapted(params) else params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,23 +48,21 @@ class LoraTask:
     they sit on is in `frozen`, see `freeze`.
 
     Attributes:
-      task: what is trained.
+      task: what is trained; `whole` says which of its parameters as they are.
       settings: which weights are adapted.
-      trained: regular expression of parameters that are trained as they are (a new head); empty = none.
       dtype: what the adapted model computes in.
     """
 
-    task: Task
+    task: AdaptableTask
     settings: LoraSettings
-    trained: str = ""
     dtype: str = "float32"
 
     def init(self, rng: jax.Array, batch: AnyBatch) -> Params:
-        """Adapters that change nothing yet, and fresh parameters where `trained` says so."""
+        """Adapters that change nothing yet, and fresh parameters where the task says so."""
         first, second = jax.random.split(rng)
         shapes = jax.eval_shape(self.task.init, first, batch)
         trained: Params = {}
-        if self.trained:
+        if self.task.whole:
             # Compiled as one, so that what is not kept is never made.
             trained = jax.jit(lambda rng: self._split(self.task.init(rng, batch))[0])(first)
         return {"adapters": init_adapters(second, self._split(shapes)[1], self.settings), "trained": trained}
@@ -52,7 +73,7 @@ class LoraTask:
         Weights are in the type of the arithmetic there, or in eight bits.
 
         Args:
-          params: of `task`, pretrained; those that `trained` names are left out.
+          params: of `task`, pretrained; those that it trains whole are left out.
           frozen: what `task` itself wants.
         """
         base = self._split(params)[1]
@@ -66,18 +87,14 @@ class LoraTask:
     def loss(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
         return self.task.loss(self._adapted(params, frozen, rng), frozen["frozen"], batch, rng)
 
-    def generate(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> Generated:
-        """Of a GenerativeTask."""
-        assert isinstance(self.task, GenerativeTask)
-        return self.task.generate(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
-
     def _adapted(self, params: Params, frozen: Params, rng: jax.Array | None) -> Params:
         rng = None if rng is None else jax.random.fold_in(rng, _DROPOUT_STREAM)
         return _join(adapt(frozen["base"], params["adapters"], self.settings, rng), params["trained"])
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         """What is trained as it is, and the rest."""
-        kept = {name: bool(self.trained) and re.search(self.trained, name) is not None for name in named_leaves(params)}
+        whole = self.task.whole
+        kept = {name: bool(whole) and re.search(whole, name) is not None for name in named_leaves(params)}
         return _select(params, kept, True), _select(params, kept, False)
 
 
@@ -94,7 +111,7 @@ class OnlineLoraTask(LoraTask):
 class ReinforcedLoraTask(LoraTask):
     """`LoraTask` of a ReinforcedTask; its adapters know no dropout, and what they sit on is the reference."""
 
-    task: ReinforcedTask
+    task: AdaptablePolicy
 
     @property
     def rates_on_host(self) -> bool:
@@ -130,11 +147,11 @@ class ReinforcedLoraTask(LoraTask):
         self.task.check_progress(metrics, step=step)
 
 
-def lora_task(task: Task, settings: LoraSettings, trained: str = "", dtype: str = "float32") -> LoraTask:
+def lora_task(task: AdaptableTask, settings: LoraSettings, dtype: str = "float32") -> LoraTask:
     """`task` with LoRA; it explores, or answers and learns from that, if `task` does."""
     if isinstance(task, ReinforcedTask):
-        return ReinforcedLoraTask(task, settings, trained, dtype)
-    return (OnlineLoraTask if isinstance(task, OnlineTask) else LoraTask)(task, settings, trained, dtype)
+        return ReinforcedLoraTask(cast(AdaptablePolicy, task), settings, dtype)
+    return (OnlineLoraTask if isinstance(task, OnlineTask) else LoraTask)(task, settings, dtype)
 
 
 def _select(tree: Any, kept: dict[str, bool], wanted: bool, prefix: str = "") -> Params:

@@ -157,4 +157,12 @@ def test_work_dir_layout():
     work = WorkDir(Path("w"))
     assert work.done("generator") == work.stage("generator") / "DONE" == Path("w/generator/DONE")
     assert work.metrics == Path("w/metrics.jsonl")
-    assert len({work.config, work.run, work.metrics, work.predictions, work.instances("a"), work.annotations("a")}) == 6
+    files = (
+        work.config,
+        work.provenance,
+        work.metrics,
+        work.predictions,
+        work.instances("a"),
+        work.notes("annotate", "a"),
+    )
+    assert len(set(files)) == 6

@@ -11,6 +11,8 @@ import pytest
 
 import empax
 from empax.core.config import ConfigError, check_numbers, to_settings
+from empax.core.run import Stage
+from empax.core.system import AnswerOptions
 
 NOT_SETTINGS = ("Config", "Spec")
 OPTIONAL = {"empax.retrieval.beam"}
@@ -27,7 +29,7 @@ def settings_classes():
             if not (isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.name):
                 continue
             words = ("Settings", "Stage", "Options", "Weights", "Group")
-            if value.__name__.endswith(words) and module.name not in ("empax.pipeline.run", "empax.pipeline.train"):
+            if value.__name__.endswith(words) and value not in (Stage, AnswerOptions):  # those come from no config
                 found[f"{module.name.removeprefix('empax.')}.{value.__name__}"] = value
     return found
 

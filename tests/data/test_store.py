@@ -12,13 +12,16 @@ from empax.data import features
 from empax.data.dialogues import instance_to_row
 from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.data.tokenizers import train_bpe
+from tests.plans import plan_of
 
 INSTANCES = [Instance(f"d{i}#2", (f"turn {i}",), "yes", "sad", {"kept": i}) for i in range(3)]
 
 
 @pytest.fixture
 def run(tmp_path):
-    context = RunContext(WorkDir(tmp_path), {"prepare": {"kind": "prepare", "tokenizer": {"vocab_size": 321}}}, "joint")
+    prepare = {"kind": "prepare", "tokenizer": {"vocab_size": 321}}
+    plan = plan_of({"prepare": prepare, "annotate": {"kind": "annotate"}, "intents": {"kind": "annotate"}})
+    context = RunContext(WorkDir(tmp_path), plan, "joint")
     write_jsonl(context.files.instances("train"), map(instance_to_row, INSTANCES))
     return context
 
@@ -29,14 +32,27 @@ def test_instances_come_as_they_were_prepared(run):
 
 def test_annotations_join_by_id_whatever_their_order(run):
     rows = [{"id": i.id, "context_attributes": {"sentiment": "low", "n": i.id}} for i in reversed(INSTANCES)]
-    write_jsonl(run.files.annotations("train"), rows)
+    write_jsonl(run.files.notes("annotate", "train"), rows)
     found = load_instances(run, "train")
     assert [i.notes["context_attributes"]["n"] for i in found] == [i.id for i in INSTANCES]
     assert [i.notes["kept"] for i in found] == [0, 1, 2]
 
 
+def test_notes_of_several_stages_are_merged_and_none_is_overwritten(run):
+    write_jsonl(run.files.notes("annotate", "train"), [{"id": i.id, "mood": "low"} for i in INSTANCES])
+    write_jsonl(run.files.notes("intents", "train"), [{"id": i.id, "intent": f"of {i.id}"} for i in INSTANCES])
+    assert [i.notes["intent"] for i in load_instances(run, "train")] == [f"of {i.id}" for i in INSTANCES]
+    assert {i.notes["mood"] for i in load_instances(run, "train")} == {"low"}
+    first = load_instances(run.at("intents"), "train")  # what comes later is not there yet
+    assert not any("intent" in i.notes for i in first)
+    assert {i.notes["mood"] for i in first} == {"low"}
+    write_jsonl(run.files.notes("intents", "train"), [{"id": i.id, "mood": "high"} for i in INSTANCES])
+    with pytest.raises(DataError, match=r"intents/train\.jsonl and the stage 'annotate' both write the note 'mood'"):
+        load_instances(run, "train")
+
+
 def test_annotations_that_lack_an_instance_are_refused(run):
-    write_jsonl(run.files.annotations("train"), [{"id": "d0#2"}])
+    write_jsonl(run.files.notes("annotate", "train"), [{"id": "d0#2"}])
     with pytest.raises(DataError, match=r"lacks 2 instances, the first is d1#2\. Run again with --redo=annotate"):
         load_instances(run, "train")
 
@@ -66,5 +82,5 @@ def test_a_plan_has_a_tokenizer_of_the_size_to_come_and_a_run_its_own(run):
 
 
 def test_a_plan_takes_the_default_size_where_the_recipe_names_none(tmp_path):
-    context = RunContext(WorkDir(tmp_path), {"prepare": {"kind": "prepare"}}, "generator")
+    context = RunContext(WorkDir(tmp_path), plan_of({"prepare": {"kind": "prepare"}}), "generator")
     assert run_tokenizer(context, planned=True).vocab_size == 12_000

@@ -1,12 +1,14 @@
 """The order of hypotheses by consensus: against a loop, and on what it is for."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from empax.core.types import Generated
-from empax.decoding.rerank import by_consensus
+from empax.decoding.rerank import Consensus, Hypotheses, Likelihood, Similarity, make_reranker, rerank
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation.device_metrics import token_f1, utility
 
@@ -24,6 +26,12 @@ def hypotheses(seed, batch=3, num=5, length=6):
     )
 
 
+def ranked(given, reranker, exemplars=None, encode=lambda ids, mask: None, contexts=None):
+    mask = (given.tokens != EOS) & (given.tokens != PAD)
+    found = Hypotheses(given.tokens, mask, given.log_probs, lambda: contexts, encode, exemplars)
+    return rerank(given, reranker(found))
+
+
 def overlap(one, two):
     """F1 of two lists of ids, by counting."""
     common = sum(min(one.count(t), two.count(t)) for t in set(one))
@@ -35,15 +43,9 @@ def test_the_order_is_that_of_a_loop(weight):
     given = hypotheses(0)
     rng = np.random.default_rng(1)
     others, sizes = rng.integers(2, 6, (3, 4, 7)), rng.integers(1, 8, (3, 4))
-    sizes[0, 2] = sizes[2] = 0  # an example with one witness less, and one with none
-    witnesses = (jnp.asarray(others), jnp.asarray(np.arange(7) < sizes[..., None]))
-
-    @jax.jit
-    def rank(given):
-        options = {"witnesses": witnesses, "witness_weight": weight}
-        return by_consensus(given, token_f1, eos_id=EOS, pad_id=PAD, **options)
-
-    found = rank(given)
+    sizes[0, 2] = sizes[2] = 0  # an example with one exemplar less, and one with none
+    exemplars = (jnp.asarray(others), jnp.asarray(np.arange(7) < sizes[..., None]))
+    found = jax.jit(lambda given: ranked(given, Consensus(token_f1, exemplar_weight=weight), exemplars))(given)
     for b in range(3):
         words = [[int(t) for t in row if t not in (EOS, PAD)] for row in np.asarray(given.tokens[b])]
         said = [row[:n].tolist() for row, n in zip(others[b], sizes[b], strict=True) if n]
@@ -57,7 +59,7 @@ def test_the_order_is_that_of_a_loop(weight):
 
 def test_what_was_drawn_twice_comes_before_what_was_drawn_once():
     tokens = jnp.asarray([[[2, 3, EOS], [4, 5, EOS], [4, 5, EOS]]], jnp.int32)
-    found = by_consensus(Generated(tokens, jnp.asarray([[-1.0, -2.0, -3.0]])), utility, eos_id=EOS, pad_id=PAD)
+    found = ranked(Generated(tokens, jnp.asarray([[-1.0, -2.0, -3.0]])), Consensus(utility))
     np.testing.assert_array_equal(found.tokens[0, 0], [4, 5, EOS])
     np.testing.assert_array_equal(found.log_probs[0], [-2.0, -3.0, -1.0])
 
@@ -66,12 +68,45 @@ def test_what_was_drawn_twice_comes_before_what_was_drawn_once():
 def test_a_length_power_prefers_what_says_more(power, first):
     tokens = jnp.asarray([[[2, 3, 4, EOS], [2, EOS, PAD, PAD], [2, EOS, PAD, PAD]]], jnp.int32)
     given = Generated(tokens, jnp.zeros((1, 3)))
-    found = by_consensus(given, token_f1, eos_id=EOS, pad_id=PAD, length_power=power)
+    found = ranked(given, Consensus(token_f1, length_power=power))
     np.testing.assert_array_equal(found.tokens[0, 0], first)
+
+
+@pytest.mark.parametrize(("power", "order"), [(0.0, [1, 0, 2]), (1.0, [2, 1, 0])])
+def test_likelihood_counts_whole_or_by_the_token(power, order):
+    tokens = jnp.asarray([[[2, EOS, PAD, PAD], [3, 3, EOS, PAD], [4, 4, 4, 4]]], jnp.int32)
+    given = Generated(tokens, jnp.asarray([[-2.0, -1.5, -2.4]]))
+    found = ranked(given, Likelihood(power))
+    np.testing.assert_array_equal(found.tokens[0], np.asarray(tokens[0])[order])
+    np.testing.assert_array_equal(found.log_probs[0], np.asarray(given.log_probs[0])[order])
+
+
+@pytest.mark.parametrize(("weight", "first"), [(0.0, 2), (1.0, 2), (5.0, 3)])
+def test_similarity_weighs_how_near_a_hypothesis_is_to_its_context(weight, first):
+    given = Generated(jnp.asarray([[[2, EOS], [3, EOS]]], jnp.int32), jnp.asarray([[-1.0, -3.0]]))
+    vectors = {2: [0.0, 2.0], 3: [3.0, 4.0]}  # cosines with the context: 0 and 0.6
+
+    def encode(ids, mask):
+        np.testing.assert_array_equal(mask, [[True, False]] * 2)
+        return jnp.asarray([vectors[int(row[0])] for row in ids])
+
+    found = ranked(given, Similarity(weight), encode=encode, contexts=jnp.asarray([[7.0, 0.0]]))
+    assert found.tokens[0, 0, 0] == first
+
+
+def test_a_config_names_the_reranker():
+    settings = DecodeSettings(method="sample", num_samples=3, rerank_length=0.5, rerank_similarity=2.0)
+    named = {name: make_reranker(dataclasses.replace(settings, rerank=name), utility)
+             for name in ("", "consensus", "likelihood", "similarity")}  # fmt: skip
+    assert named == {
+        "": None, "consensus": Consensus(utility, 0.5, 0.0), "likelihood": Likelihood(0.5),
+        "similarity": Similarity(2.0),
+    }  # fmt: skip
 
 
 def test_one_hypothesis_agrees_with_nobody():
     with pytest.raises(ValueError, match="not allowed with one hypothesis"):
         DecodeSettings(method="sample", rerank="consensus")
-    with pytest.raises(ValueError, match=r"rerank_exemplars = 1\.0 is not allowed without rerank"):
-        DecodeSettings(rerank_exemplars=1.0)
+    for name in ("", "likelihood"):
+        with pytest.raises(ValueError, match=r"rerank_exemplars = 1\.0 is not allowed without rerank"):
+            DecodeSettings(method="beam", rerank=name, rerank_exemplars=1.0)

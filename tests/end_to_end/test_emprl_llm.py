@@ -9,8 +9,9 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
 from empax.core.tree import named_leaves
 from empax.interop.huggingface import load_pretrained
+from empax.pipeline.run import make_plan
 from empax.serving.export import ExportSettings, export_run
-from empax.systems.dialogue.parts import Parts
+from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.emprl.stages import first_params, policy_model
 from empax.training.checkpoint import load_params
 
@@ -27,7 +28,7 @@ def completed(workdir, least=0.0):
     assert {"empathy_f1", "distinct_2", "perplexity"} <= set(report["metrics"])
     rows = [row for row in read_jsonl(workdir / "metrics.jsonl") if row["stage"] == "ppo"]
     assert all(least < row["reward"] <= 1.0 for row in rows if row["split"] == "train")
-    return RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "ppo")
+    return RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "ppo")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def adapted(recipe, llama, tmp_path_factory):
 
 def test_a_policy_is_adapters_on_the_fine_tuned_model(adapted):
     run = completed(adapted)
-    parts = Parts.of(run)
+    parts = GeneratorParts.of(run)
     tuned, policy = first_params(parts, run, "generator"), load_params(adapted / "ppo")
     assert set(policy) == {"adapters", "trained"}  # a checkpoint does not hold the model
     assert set(policy["trained"]) == {"value"}
@@ -58,8 +59,8 @@ def test_a_policy_is_adapters_on_the_fine_tuned_model(adapted):
 
 
 def test_adapted_policies_are_exported_whole(adapted, tmp_path):
-    run = RunContext(WorkDir(adapted), read_json(adapted / "config.json"), "ppo")
-    parts = Parts.of(run, with_params=False)
+    run = RunContext(WorkDir(adapted), make_plan(read_json(adapted / "config.json")), "ppo")
+    parts = GeneratorParts.of(run, with_params=False)
     expected = policy_model(parts, load_params(adapted / "ppo"), first_params(parts, run, "generator"), 1.0)
     assert "of stage ppo" in export_run(adapted, tmp_path / "out", ExportSettings())
     found = load_pretrained(tmp_path / "out", parts.generator.model.config).params
@@ -79,5 +80,5 @@ def test_a_random_model_needs_nothing(recipe, tmp_path, form, least):
     result = recipe(tmp_path / "run", config=f"{RECIPE}:tiny{form}")
     assert result.returncode == 0, result.stderr[-3000:]
     run = completed(tmp_path / "run", least)
-    assert Parts.of(run).generator.params is None
+    assert GeneratorParts.of(run).generator.params is None
     assert set(load_params(tmp_path / "run" / "ppo")) == {"model", "value"}

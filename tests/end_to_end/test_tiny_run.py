@@ -11,15 +11,15 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
+from empax.core.system import load_encoder_of
 from empax.core.tree import named_leaves
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS
 from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
-from empax.pipeline import run
+from empax.pipeline import evaluate, run
+from empax.pipeline.run import make_plan
 from empax.retrieval.index import StaleIndexError, load_index
-from empax.systems import reg
-from empax.systems.dialogue.parts import Parts
-from empax.systems.dialogue.stages import corpus_encoder
+from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
 
 STAGES = ("prepare", "attributes", "annotate", "index", "generator", "emotions", "retriever", "reindex",
@@ -38,7 +38,7 @@ def predictions(finished):
 
 
 def context(workdir, stage="evaluate"):
-    return RunContext(WorkDir(workdir), read_json(workdir / "config.json"), stage)
+    return RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), stage)
 
 
 def test_every_stage_is_done_and_lies_where_it_should(finished, config):
@@ -161,7 +161,7 @@ def test_training_changes_every_leaf_but_the_frozen_ones(finished, tmp_path, sta
 
 def test_stages_begin_with_what_the_stages_before_them_made(finished):
     """So what they freeze is what those made, and what they train is not."""
-    began = Parts.of(context(finished)).retriever_params(context(finished), "")
+    began = RegParts.of(context(finished)).retriever_params(context(finished), "")
     emotions, retriever, joint = (load_params(finished / s, "last") for s in ("emotions", "retriever", "joint"))
     assert set(emotions) == {"emotion", "emotion_encoder"}
     chosen = load_params(finished / "emotions")
@@ -234,11 +234,11 @@ def test_an_index_of_another_encoder_is_refused(finished, config, tmp_path):
     with pytest.raises(
         StaleIndexError, match=r"reindex/store was made with encoder '\w+', but '\w+' is asked for.*--redo=reindex"
     ):
-        reg.load_responder(context(workdir), stage="joint", index="reindex", buckets=(64,))
+        evaluate.load_answerer(evaluate.Settings("joint"), context(workdir), (64,))
 
 
 def test_each_index_is_of_the_retriever_that_its_stage_names(finished):
-    hashes = {encoder: corpus_encoder(context(finished), encoder).hash for encoder in ("", "retriever")}
+    hashes = {encoder: load_encoder_of(context(finished), encoder).hash for encoder in ("", "retriever")}
     assert load_index(finished / "index" / "store").encoder_hash == hashes[""]
     assert load_index(finished / "reindex" / "store").encoder_hash == hashes["retriever"]
     assert hashes[""] != hashes["retriever"]

@@ -6,7 +6,8 @@ import pytest
 
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
-from empax.systems.dialogue.parts import Parts
+from empax.pipeline.run import make_plan
+from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
 
 RECIPE = """
@@ -34,9 +35,9 @@ def test_semantic_shows_exemplars_by_the_untrained_retriever_and_no_attribute(ru
     workdir, predictions = run_variant("semantic")
     assert all(len(row["exemplars"]) == 2 and not row["attributes"] for row in predictions)
     assert not any(exemplar["attributes"] for row in predictions for exemplar in row["exemplars"])
-    run = RunContext(WorkDir(workdir), read_json(workdir / "config.json"), "joint")
+    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "joint")
     trained = load_params(workdir / "joint", "last")
-    began = {"retriever": Parts.of(run).retriever_params(run, ""), "generator": load_params(workdir / "generator")}
+    began = {"retriever": RegParts.of(run).retriever_params(run, ""), "generator": load_params(workdir / "generator")}
     same = {
         name: {np.array_equal(a, b) for a, b in zip(jax.tree.leaves(began[name]), jax.tree.leaves(part), strict=True)}
         for name, part in trained.items()

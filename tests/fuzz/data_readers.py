@@ -17,6 +17,7 @@ from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings
 from empax.reporting import score_file
+from tests.plans import plan_of
 
 FAST = ScoringSettings(bootstrap_samples=1)
 
@@ -87,7 +88,7 @@ def work_directory(files: Mapping[str, bytes]) -> Any:
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(raw)
-        run = RunContext(WorkDir(Path(folder)), {"seed": 0}, "evaluate")
+        run = RunContext(WorkDir(Path(folder)), plan_of({"annotate": {"kind": "annotate"}}), "evaluate")
         found: list[Any] = [load_instances(run, "validation")]
         for name in sorted(set(files) - {"prepare/validation.jsonl", "annotate/validation.jsonl"}):
             found.append(list(read_jsonl(Path(folder, name))) if name.endswith("l") else read_json(Path(folder, name)))

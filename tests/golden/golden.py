@@ -29,8 +29,9 @@ RECIPES = (
     "emprl_llm.py:tiny",
     "empathy_identifiers.py:tiny",
 )
-LEFT_OUT = ("speed", "run", "seconds", "examples_per_second", "tokens_per_second", "peak_memory_mb", "versions")
-"""Keys whose values say when and where, not what."""
+LEFT_OUT = ("speed", "run", "peak_memory_mb", "versions")
+"""Keys whose values say when and where, not what; so do all whose names begin or end with a word of TIMES."""
+TIMES = ("seconds", "_per_second")
 
 
 def make(folder: Path, recipes: tuple[str, ...]) -> None:
@@ -68,7 +69,8 @@ def run(recipe: str, workdir: Path, *flags: str) -> str:
 def without_times(value: Any) -> Any:
     """The same without LEFT_OUT, at any depth."""
     if isinstance(value, dict):
-        return {key: without_times(item) for key, item in value.items() if key not in LEFT_OUT}
+        timed = {key for key in value if key.startswith(TIMES) or key.endswith(TIMES)}
+        return {key: without_times(item) for key, item in value.items() if key not in {*LEFT_OUT, *timed}}
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
@@ -93,13 +95,13 @@ def differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
 
 
 def compare(folder: Path, other: Path) -> int:
-    """Prints the differences of two folders that `make` wrote; their number."""
-    names = sorted({path.name for path in (*folder.glob("*.json"), *other.glob("*.json"))})
+    """Prints the differences of what both folders have, which `make` wrote; their number."""
+    made = [{path.name for path in one.glob("*.json")} for one in (folder, other)]
+    if alone := sorted(made[0] ^ made[1]):
+        print(f"not in both folders, and not compared: {', '.join(alone)}")
     count = 0
-    for name in names:
-        ours, theirs = (
-            json.loads((one / name).read_text()) if (one / name).exists() else {} for one in (folder, other)
-        )
+    for name in sorted(made[0] & made[1]):
+        ours, theirs = (without_times(json.loads((one / name).read_text())) for one in (folder, other))
         found = list(differences(ours, theirs, name.removesuffix(".json")))
         print(f"{name}: {len(found)} differences")
         print("\n".join(f"  {line}" for line in found[:20]), end="\n" if found else "")

@@ -36,8 +36,9 @@ from empax.core import distributed, lock, paths, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
 from empax.core.manifest import write_sealed
-from empax.core.run import RunContext
+from empax.core.run import DataSettings, RunContext
 from empax.core.sharding import AXES, MeshSettings, _by_names, make_mesh
+from empax.core.system import load_encoder_of
 from empax.core.types import MECHANISMS, Dialogue, Instance, Utterance
 from empax.data import (
     chat,
@@ -72,16 +73,19 @@ from empax.interop import (
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings
 from empax.models import bart, bert, lora
 from empax.models.transformer_config import TransformerConfig
-from empax.pipeline import annotate, assess, evaluate, prepare, records, run, workdirs
+from empax.pipeline import annotate, assess, evaluate, records, run, workdirs
+from empax.pipeline import index as index_stage
 from empax.pipeline.judging import Jury
 from empax.reporting import document, peers, rescore, seeds
 from empax.retrieval import index, scann
 from empax.systems import attributes
+from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 from empax.systems.emprl import functions
 from empax.systems.emprl.rewards import check_contexts, make_reward
 from empax.systems.emprl.settings import RewardSettings
 from empax.training import settings as loop
 from empax.training.optimizer import OptimizerSettings, make_optimizer
+from tests.plans import plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -160,8 +164,7 @@ def checked(changes, of="reg"):
         for name, value in list(config.items()):
             if isinstance(value, dict) and "kind" in value and name not in config["run"]:
                 del config[name]
-        stages = run.make_stages(config)
-        for problem in run.find_problems(stages, config, WorkDir(tools.tmp / "run")):
+        for problem in run.find_problems(run.make_plan(config), WorkDir(tools.tmp / "run")):
             raise problem
 
     return check
@@ -238,7 +241,7 @@ def check_closed(tools, *, closed, wanted):
 
 
 def in_stage(stage, *, config=None, of="reg"):
-    return RunContext(WorkDir(Path("nowhere")), config or _tiny(of), stage)
+    return RunContext(WorkDir(Path("nowhere")), plan_of(config or _tiny(of)), stage)
 
 
 def tokenizer():
@@ -276,7 +279,7 @@ def adapters(pattern):
 
 
 def judges_alone():
-    return in_stage("prepare", config={**_tiny("reg"), "system": "attributes"})
+    return in_stage("index", config={**_tiny("reg"), "system": "attributes"})
 
 
 SETTINGS = [
@@ -314,7 +317,7 @@ SETTINGS = [
         {"judges": ()}, {"judges": ("identifiers",)},
     ),
     section(
-        prepare.DataSettings, {}, "pipeline/prepare.py", 'data.beam is for data.name = "jsonl"',
+        DataSettings, {}, "core/run.py", 'data.beam is for data.name = "jsonl"',
         {"beam": ("--a",)}, {"beam": ("--a",), "name": "jsonl"},
     ),
 ]  # fmt: skip
@@ -385,15 +388,28 @@ RECIPES = [
         {"report.peers": str(ROOT / "empax" / "data")},
     ),
     recipe_case(
-        "systems/dialogue/settings.py", "set emotion_share to 0, or name the recipe with no_attributes",
+        "systems/retrieval/settings.py", "set emotion_share to 0, or name the recipe with no_attributes",
         {"reg.attributes": False, "reg.emotion_share": 0.5}, {"reg.attributes": False, "reg.emotion_share": 0.0},
     ),
     recipe_case("pipeline/train.py", "lacks task, the name of what to train", {"run": ["prepare", "x"], "x": {
         "kind": "train"}}, {"run": ["prepare"]}),
     Case(
-        "pipeline/run.py", "which answer nothing; leave that stage out",
-        lambda t: run._check_stage(run.Stage("index", "index", None), attributes, judges_alone()),
-        lambda t: run._check_stage(run.make_stages(_tiny("reg"))[0], attributes, judges_alone()),
+        "pipeline/index.py", "leave that stage out, or name a stage that trains one",
+        lambda t: index_stage.check(index_stage.Settings(), judges_alone()),
+        lambda t: index_stage.check(index_stage.Settings(encoder="retriever"), in_stage("reindex")),
+    ),
+    Case(
+        "core/system.py", "leave that stage out, or name a stage that trains one",
+        lambda t: load_encoder_of(judges_alone(), ""), lambda t: load_encoder_of(in_stage("index"), ""),
+    ),
+    Case(
+        "core/run.py", "name a stage that has {}",
+        lambda t: in_stage("joint").settings("index", GeneratorStage),
+        lambda t: in_stage("joint").settings("generator", GeneratorStage),
+    ),
+    Case(
+        "core/run.py", "take a task of that system", lambda t: judges_alone().shared_settings(DialogueSettings),
+        lambda t: in_stage("index").shared_settings(DialogueSettings),
     ),
     Case(
         "data/own.py", 'with data.name = "jsonl" it names a folder with',
@@ -697,11 +713,11 @@ FILES = [
                    workdirs.claim(without_config(t), _OTHER, redo=["prepare"])),
     ),
     Case(
-        "systems/emprl/functions.py", "write no path and no '.py'",
+        "core/plugins.py", "write no path and no '.py'",
         lambda t: functions.load_function("./mine_of_advice.py:f"), lambda t: importable(t, "mine_of_advice"),
     ),
     Case(
-        "systems/emprl/functions.py", "put its folder on PYTHONPATH",
+        "core/plugins.py", "put its folder on PYTHONPATH",
         lambda t: functions.load_function("mine_of_advice_too:f"), lambda t: importable(t, "mine_of_advice_too"),
     ),
     pair(
@@ -1151,6 +1167,7 @@ WITHOUT_A_CASE = {
     ("models/transformer.py", "shorten them or raise it"): _EARLIER,
     ("models/transformer.py", "or use logits_from"): "said to whoever writes a loss, not to whoever runs a recipe",
     ("pipeline/judging.py", "give the --workdir of one that has trained"): _RUN,
+    ("data/store.py", "leave one of the two stages out of"): "tested in data/test_store.py, on written notes",
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
     ("reporting/report.py", "run again with --redo of the stage that decodes"): _RUN,
@@ -1166,9 +1183,9 @@ WITHOUT_A_CASE = {
     ("systems/emprl/stages.py", "name a stage of the tasks 'generator' or 'reg.joint'"): _EARLIER,
     ("systems/emprl/stages.py", "set its task to 'attributes.identifier'"): _EARLIER,
     ("systems/emprl/tasks.py", "or raise guard_tolerance if that is all"): _RUN,
-    ("systems/emprl/trained.py", "export it with --lora=merged"): _RUN,
+    ("systems/dialogue/trained.py", "export it with --lora=merged"): _RUN,
+    ("systems/emprl/stages.py", "export it with --lora=merged"): _RUN,
     ("systems/reg/stages.py", "since emotion_share = {}; name an index of a trained retriever"): _EARLIER,
-    ("systems/reg/trained.py", "export it with --lora=merged"): _RUN,
     ("training/checkpoint.py", "Restore the settings, or use another workdir"): _RUN,
     ("training/checkpoint.py", "holds no complete checkpoint; run the stage {} first"): _RUN,
 }

@@ -40,8 +40,8 @@ def config_of(stage, mesh):
 
 def train_on(workdir, stage, mesh):
     config = config_of(stage, mesh)
-    (made,) = (one for one in run.make_stages(config) if one.name == stage)
-    train.run(made.settings, RunContext(WorkDir(workdir), config, stage))
+    plan = run.make_plan(config)
+    train.run(plan.stages[stage].settings, RunContext(WorkDir(workdir), plan, stage))
 
 
 def curve(workdir):

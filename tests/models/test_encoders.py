@@ -5,8 +5,9 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.models.bert import BertConfig, BertEncoder, bert_config
-from empax.models.dual_encoder import DualEncoder, EmotionEncoder
+from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead, masked_mean
+from empax.systems.reg.encoder import EmotionEncoder
 
 CONFIG = BertConfig(vocab_size=31, d_model=12, num_heads=3, d_ff=20, num_layers=2, max_positions=9)
 

@@ -12,6 +12,7 @@ from empax.core.run import RunContext
 from empax.core.types import ATTRIBUTES, Instance
 from empax.data.dialogues import instance_to_row
 from empax.pipeline import annotate
+from tests.plans import plan_of
 
 RESPONSE = "I love you, that is wonderful, great, perfect!"
 
@@ -52,7 +53,7 @@ def test_levels_come_in_the_order_of_the_attributes_whoever_gives_them():
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
-    context = RunContext(WorkDir(tmp_path / "run"), {}, "annotate")
+    context = RunContext(WorkDir(tmp_path / "run"), plan_of({}), "annotate")
     for split in annotate.SPLITS:
         rows = [Instance(f"{split}-{i}#2", (f"I am {'so ' * i}sad",), RESPONSE, "sad") for i in range(3)]
         write_jsonl(context.files.instances(split), map(instance_to_row, rows))
@@ -65,7 +66,7 @@ def annotated(run, monkeypatch, **changes):
     monkeypatch.setattr(annotate.attributes, "load_holdout", lambda context, stage: [])
     monkeypatch.setattr(annotate, "held_out_quality", lambda *_: {"quality": 1})
     annotate.run(annotate.Settings(), run)
-    return judge, {split: list(read_jsonl(run.files.annotations(split))) for split in annotate.SPLITS}
+    return judge, {split: list(read_jsonl(run.files.notes("annotate", split))) for split in annotate.SPLITS}
 
 
 def test_only_training_responses_are_ever_read(run, monkeypatch):

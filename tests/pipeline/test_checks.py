@@ -158,8 +158,8 @@ def own_corpus(folder, emotion):
 def test_a_corpus_without_emotions_is_told_where_a_stage_learns_them(reg, tmp_path, refused):
     config = changed(reg, own_corpus(tmp_path / "bare", ""))
     assert "config.emotions: no dialogue of the split 'train' has an emotion" in refused(config, tmp_path / "run")
-    stages = run.make_stages(with_them := changed(reg, own_corpus(tmp_path / "rich", EMOTIONS[0])))
-    assert not list(run.find_problems(stages, with_them, WorkDir(tmp_path / "run")))
+    with_them = changed(reg, own_corpus(tmp_path / "rich", EMOTIONS[0]))
+    assert not list(run.find_problems(run.make_plan(with_them), WorkDir(tmp_path / "run")))
     (tmp_path / "rich" / "test.jsonl").write_text('{"id": 1}\n')
     assert "test.jsonl, line 1: id = 1 must be a text" in refused(with_them, tmp_path / "run")
 
@@ -175,25 +175,25 @@ def test_a_pretrained_folder_without_weights_is_told(reg, tmp_path, refused):
 @pytest.mark.parametrize("recipe", [reg_transformer, emprl_transformer])
 def test_a_sound_recipe_has_no_problems_and_is_checked_at_once(recipe, tmp_path):
     config = run.plain(recipe.get_config("tiny"))
-    stages = run.make_stages(config)
+    plan = run.make_plan(config)
     begin = time.process_time()
-    assert not list(run.find_problems(stages, config, WorkDir(tmp_path / "run")))
+    assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
     assert time.process_time() - begin < 2.0
 
 
 def test_finished_stages_are_not_checked_again(reg, tmp_path):
     config = changed(reg, {"attributes.data": "epitome"})
     files = WorkDir(tmp_path)
-    stages = run.make_stages(config)
-    assert len(list(run.find_problems(stages, config, files))) == 1
+    plan = run.make_plan(config)
+    assert len(list(run.find_problems(plan, files))) == 1
     files.done("attributes").parent.mkdir()
     files.done("attributes").touch()
-    assert not list(run.find_problems(stages, config, files))
+    assert not list(run.find_problems(plan, files))
 
 
 def test_the_corrected_command_goes_on_in_the_same_work_directory(reg, tmp_path, monkeypatch, refused):
     ran = []
-    monkeypatch.setattr(prepare, "run", lambda settings, context: ran.append(settings.tokenizer.vocab_size))
+    monkeypatch.setattr(prepare, "run", lambda settings, run: ran.append(settings.tokenizer.vocab_size))
     config = changed(reg, {"run": ["prepare"], "prepare.tokenizer.vocab_size": 100})
     refused(config, tmp_path / "run")
     run.run(changed(config, {"prepare.tokenizer.vocab_size": 400}), tmp_path / "run")
@@ -206,9 +206,9 @@ def test_a_plan_names_every_problem_and_fetches_nothing(reg, tmp_path, monkeypat
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("something is fetched"))
     away = {"architecture": "t5", "pretrained": "google/flan-t5-small", "preset": "t5-small"}
     config = changed(reg, {"attributes.data": "epitome", "report.peers": "nowhere", "reg.generator": away})
-    found = [str(problem) for problem in run.problems_of_plan(config, tmp_path / "run")]
+    found = [str(problem) for problem in run.problems_of_plan(run.make_plan(config), tmp_path / "run")]
     assert len(found) == 2
     assert "EPITOME" in found[0]
     assert "config.report.peers" in found[1]
     config["plan"]["topology"] = "v5e:2x4"  # made for devices elsewhere, where the data may be
-    assert not run.problems_of_plan(config, tmp_path / "run")
+    assert not run.problems_of_plan(run.make_plan(config), tmp_path / "run")

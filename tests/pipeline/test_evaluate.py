@@ -7,7 +7,8 @@ import pytest
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, hash_file, read_json, read_jsonl, write_jsonl
-from empax.core.run import RunContext
+from empax.core.run import RunContext, Stage
+from empax.core.system import AnswerOptions, TaskSpec
 from empax.core.types import MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
 from empax.data.sample import load_annotated_pairs
@@ -15,6 +16,7 @@ from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
 from empax.pipeline import annotate, evaluate, judging
 from empax.systems.attributes.linear import train_linear
+from tests.plans import plan_of
 
 
 class Parrot:
@@ -56,7 +58,7 @@ def run(tmp_path):
         "evaluate": {"kind": "evaluate", "stage": "joint"},
         "again": {"kind": "evaluate", "stage": "generator"},
     }
-    context = RunContext(WorkDir(tmp_path), config, "evaluate")
+    context = RunContext(WorkDir(tmp_path), plan_of(config), "evaluate")
     for split in ("validation", "test"):
         rows = [Instance(f"{split}-{i}#2", (f"turn {i}",), "gold", "sad" if i else "") for i in range(7)]
         write_jsonl(context.files.instances(split), map(instance_to_row, rows))
@@ -72,16 +74,19 @@ class Unfeeling(Parrot):
 
 def evaluated(run, parrot=None, **values):
     parrot, named = parrot or Parrot(), []
-    system = SimpleNamespace(load_responder=lambda context, **options: named.append(options) or parrot)
+    spec = TaskSpec(object, None, None, None, answer=lambda stage, run, options: named.append(options) or parrot)
     settings = to_settings(evaluate.Settings, {"stage": "joint", "batch_size": 4, **values}, where="config.evaluate")
-    evaluate.run(settings, run, system)
+    trained = Stage(settings.stage, "train", None, task=f"reg.{settings.stage}", spec=spec)
+    stages = {**run.plan.stages, trained.name: trained}
+    run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, stages=stages))
+    evaluate.run(settings, run)
     path = run.files.predictions if run.stage == "evaluate" else run.files.evaluation(run.stage)
     return parrot, named, list(read_jsonl(path))
 
 
 def test_the_head_is_chosen_on_validation_and_used_on_test(run):
     parrot, named, rows = evaluated(run, index="reindex", buckets=[8])
-    assert named == [{"stage": "joint", "index": "reindex", "buckets": (8,)}]
+    assert named == [AnswerOptions("joint", "reindex", (8,))]
     assert parrot.asked == [("emotions", 7, 4), ("test", 7, 4, 5)]
     assert [row["id"] for row in rows] == [f"test-{i}#2" for i in range(7)]
     assert {row["emotion_prediction"] for row in rows} == {"proud"}  # the retriever's, though the other is right here
@@ -151,7 +156,8 @@ def test_another_corpus_is_answered_in_a_file_of_its_own(run):
     assert about["data"] == {"source_hash": hash_file(path), "instances": 3, "answered": 3}
     assert "emotion_head" not in about
     assert run.files.predictions.read_bytes() == own
-    run.config["data"]["limit"] = 2
+    data = dataclasses.replace(run.plan.data, limit=2)
+    elsewhere = dataclasses.replace(elsewhere, plan=dataclasses.replace(run.plan, data=data))
     assert [len(evaluated(elsewhere, corpus="dailydialog", limit=limit)[2]) for limit in (0, 1, 3)] == [2, 1, 2]
 
 
@@ -165,8 +171,8 @@ def test_a_second_evaluation_of_the_same_data_leaves_the_first_alone(run):
 
 
 def test_the_main_stage_is_the_first_on_the_own_data(run):
-    assert evaluate.main_stage(run.config) == "evaluate"
-    assert evaluate.main_stage({**run.config, "run": ["elsewhere", "annotate"]}) == ""
+    assert evaluate.main_stage(run.plan) == "evaluate"
+    assert evaluate.main_stage(plan_of({**run.plan.config, "run": ["elsewhere", "annotate"]})) == ""
     with pytest.raises(ConfigError, match=r"config\.evaluate\.corpus = 'persona' is not allowed"):
         evaluated(run, corpus="persona")
 

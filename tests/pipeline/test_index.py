@@ -1,7 +1,5 @@
 """The index stage on made-up embeddings: what is searched, found and left behind."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -13,6 +11,7 @@ from empax.data.dialogues import instance_to_row
 from empax.data.store import load_candidates
 from empax.pipeline import index
 from empax.retrieval.index import load_index
+from tests.plans import plan_of
 
 DIALOGUES = 20
 
@@ -41,7 +40,7 @@ def make_instances(split):
 
 @pytest.fixture
 def run(tmp_path):
-    context = RunContext(WorkDir(tmp_path), {"seed": 3}, "index")
+    context = RunContext(WorkDir(tmp_path), plan_of({"seed": 3}), "index")
     for split in ("train", "validation"):
         write_jsonl(context.files.instances(split), map(instance_to_row, make_instances(split)))
     return context
@@ -50,13 +49,15 @@ def run(tmp_path):
 def build(run, **values):
     named = []
 
-    def corpus_encoder(context, stage):
+    def load_encoder_of(run, stage):
         named.append(stage)
         return Angles()
 
     values = {"store": {"method": "exact"}, "candidates": 4, **values}
     settings = to_settings(index.Settings, values, where="config.index")
-    index.run(settings, run, SimpleNamespace(corpus_encoder=corpus_encoder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "load_encoder_of", load_encoder_of)
+        index.run(settings, run)
     return named
 
 
@@ -88,7 +89,7 @@ def test_a_limited_search_is_part_of_a_larger_one_and_of_the_seed(run):
     np.testing.assert_array_equal(more[:10], few)
     np.testing.assert_array_equal(more_ids[:10], few_ids)
     assert len(set(more)) == 25
-    other = RunContext(run.files, {"seed": 4}, "index")
+    other = RunContext(run.files, plan_of({"seed": 4}), "index")
     build(other, queries={"train": 25})
     assert not np.array_equal(load_candidates(run, "index", "train")[0], more)
 

@@ -11,11 +11,12 @@ from empax.data import sample
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import load_instances, run_tokenizer
 from empax.pipeline import prepare
+from tests.plans import plan_of
 
 
 def context(workdir, **data):
     config = {"seed": 0, "data": {"name": "sample", **data}}
-    return RunContext(WorkDir(workdir), config, "prepare")
+    return RunContext(WorkDir(workdir), plan_of(config), "prepare")
 
 
 def settings(**values):

@@ -13,6 +13,7 @@ from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.pipeline import code
 from empax.pipeline.records import Records, check_origins
 from empax.pipeline.workdirs import claim
+from tests.plans import plan_of
 
 CONFIG = {
     "system": "reg",
@@ -134,7 +135,7 @@ def test_no_damage_of_any_file_is_silent(whole, tmp_path, how, caplog):
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "deleted", "emptied"])
 def test_whoever_reads_finds_the_damage(files, how):
-    context = RunContext(files, CONFIG, "evaluate")
+    context = RunContext(files, plan_of(CONFIG), "evaluate")
     write_text(files.stage("index") / "candidates_train.npz", "another origin")
     with pytest.raises(DataError, match=r"candidates_train\.npz is not among the files .*--redo=index"):
         load_candidates(context, "index", "train")
@@ -157,12 +158,12 @@ def test_lost_annotations_are_no_run_without_attributes(tmp_path):
         records.begin(name)
         make(files, name)
         if name == "annotate":
-            write_jsonl(files.annotations("train"), [{"id": i.id, "context_attributes": {}} for i in INSTANCES])
+            write_jsonl(files.notes("annotate", "train"), [{"id": i.id, "context_attributes": {}} for i in INSTANCES])
         records.finish(name, {})
-    assert len(load_instances(RunContext(files, config, "x"), "train")) == 3
-    files.annotations("train").unlink()
+    assert len(load_instances(RunContext(files, plan_of(config), "x"), "train")) == 3
+    files.notes("annotate", "train").unlink()
     with pytest.raises(DataError, match=r"annotate/train\.jsonl is gone.*--redo=annotate"):
-        load_instances(RunContext(files, config, "x"), "train")
+        load_instances(RunContext(files, plan_of(config), "x"), "train")
 
 
 def test_a_stage_made_again_alike_keeps_what_follows_and_made_otherwise_does_not(files):

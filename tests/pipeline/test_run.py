@@ -21,8 +21,8 @@ from empax.core.run import RunContext
 from empax.core.types import MECHANISMS
 from empax.interop import pretrained
 from empax.pipeline import evaluate, prepare, run, workdirs
-from empax.systems.dialogue.parts import Parts
-from empax.systems.dialogue.settings import DialogueSettings
+from empax.systems.reg.parts import RegParts
+from empax.systems.retrieval.settings import RetrievalSettings
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def changed(config, path, value):
 
 @pytest.mark.parametrize("variant", reg_transformer.VARIANTS)
 def test_every_variant_of_the_recipe_is_sound(variant):
-    stages = run.make_stages(run.plain(reg_transformer.get_config(variant)))
+    stages = list(run.make_plan(run.plain(reg_transformer.get_config(variant))).stages.values())
     assert stages[0].name == "prepare"
     assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
     assert {stage.kind for stage in stages} <= set(run.KINDS)
@@ -59,7 +59,7 @@ def test_every_variant_of_the_recipe_is_sound(variant):
 def test_no_attributes_takes_every_emotion_from_the_retriever_and_nothing_else(recipe, name):
     whole = run.plain(recipe.get_config(name))
     found = run.plain(recipe.get_config(f"{name},no_attributes" if name else "no_attributes"))
-    assert [stage.name for stage in run.make_stages(found)] == [n for n in whole["run"] if n != "emotions"]
+    assert list(run.make_plan(found).stages) == [n for n in whole["run"] if n != "emotions"]
     changed = {where.removeprefix("config."): now for where, _, now in workdirs.differences(whole, found)}
     without = {where: now for where, now in changed.items() if not where.startswith("emotions")}
     assert without.pop("run") == found["run"]
@@ -76,9 +76,9 @@ def test_attributes_are_not_switched_off_while_emotions_still_choose():
     config = run.plain(reg_transformer.get_config())
     config["reg"]["attributes"] = False
     with pytest.raises(ConfigError, match=r"attributes = False with emotion_share = 0\.5 still retrieves by emotion"):
-        to_settings(DialogueSettings, config["reg"], where="config.reg")
+        to_settings(RetrievalSettings, config["reg"], where="config.reg")
     config["reg"]["emotion_share"] = 0.0  # as the message advises
-    to_settings(DialogueSettings, config["reg"], where="config.reg")
+    to_settings(RetrievalSettings, config["reg"], where="config.reg")
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_attributes_are_not_switched_off_while_emotions_still_choose():
 )
 def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, name, monkeypatch):
     config = run.plain(recipe.get_config(name))
-    assert [stage.name for stage in run.make_stages(config)] == list(reg_transformer.get_config().run)
+    assert list(run.make_plan(config).stages) == list(reg_transformer.get_config().run)
     if name == "smollm2":
         return
     resolve = pretrained.resolve
     found = lambda model: resolve(model) if model == "minilm" else pytest.fail(f"{model} is looked for")  # noqa: E731
     monkeypatch.setattr(pretrained, "resolve", found)
-    parts = Parts.of(RunContext(WorkDir(Path("nowhere")), config, "joint"), planned=True)
+    parts = RegParts.of(RunContext(WorkDir(Path("nowhere")), run.make_plan(config), "joint"), planned=True)
     widths = {"small": 512, "base": 768, "large": 1024, "xl": 2048, "llama-3.1-8b": 4096}
-    assert parts.generator.model.config.d_model == widths[name]
-    assert parts.encoder.model.encoder.config.num_layers == (6 if recipe is reg_llm else 12)
+    assert parts.generator.generator.model.config.d_model == widths[name]
+    assert parts.retrieval.encoder.model.encoder.config.num_layers == (6 if recipe is reg_llm else 12)
 
 
 @pytest.mark.parametrize("name", [reg_t5.WHEEL, "tiny", f"{reg_t5.WHEEL}+tiny"])
@@ -104,7 +104,7 @@ def test_every_form_of_reg_and_emprl_on_t5_is_sound_and_begins_with_the_same_fin
     for recipe, forms in ((reg_t5, reg_t5.FORMS), (emprl_t5, emprl_t5.FORMS)):
         for form in forms:
             config = run.plain(recipe.get_config("+".join([f"{name},{form}".rstrip(","), *trial])))
-            stages = [stage.name for stage in run.make_stages(config)]
+            stages = list(run.make_plan(config).stages)
             assert stages[:2] == ["prepare", "generator"]
             assert stages[-2:] == ["evaluate", "report"]
             assert config["evaluate"]["stage"] in stages
@@ -118,23 +118,23 @@ def test_every_form_of_reg_and_emprl_on_t5_is_sound_and_begins_with_the_same_fin
 @pytest.mark.parametrize("variant", empathy_identifiers.VARIANTS)
 def test_every_variant_of_the_identifiers_is_sound(variant):
     config = run.plain(empathy_identifiers.get_config(variant))
-    trained = [stage for stage in run.make_stages(config) if stage.kind == "train"]
-    assert tuple(m for stage in trained for m in stage.settings.task.mechanisms) == MECHANISMS
+    trained = [stage for stage in run.make_plan(config).stages.values() if stage.kind == "train"]
+    assert tuple(m for stage in trained for m in stage.settings.mechanisms) == MECHANISMS
     assert len(trained) == (3 if variant == "separate" else 1)
     for stage in trained:
-        assert stage.settings.loop.buckets[-1] == stage.settings.task.max_context_tokens
+        assert stage.loop.buckets[-1] == stage.settings.max_context_tokens
 
 
 @pytest.mark.parametrize("variant", emprl_transformer.VARIANTS)
 def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
-    stages = run.make_stages(run.plain(emprl_transformer.get_config(variant)))
+    stages = list(run.make_plan(run.plain(emprl_transformer.get_config(variant))).stages.values())
     assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
     config = run.plain(emprl_transformer.get_config(f"{variant}+dailydialog" if variant else "dailydialog"))
-    added = run.make_stages(config)[len(stages) - 1 : -1]
+    added = list(run.make_plan(config).stages.values())[len(stages) - 1 : -1]
     trained = {"sft": ["generator"], "retrieval": ["ppo"]}.get(variant, ["generator", "ppo"])
     assert [stage.settings.stage for stage in added] == trained
     assert {(stage.settings.corpus, stage.settings.judge) for stage in added} == {("dailydialog", "")}
-    assert evaluate.main_stage(config) == "evaluate"
+    assert evaluate.main_stage(run.make_plan(config)) == "evaluate"
 
 
 @pytest.mark.parametrize("variant", emprl_transformer.VARIANTS)
@@ -142,7 +142,7 @@ def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
     whole, small = (run.plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", "+tiny"))
     assert small["data"]["name"] == "sample"
     kept = [name for name in whole["run"] if name != "second_seed"]
-    assert [stage.name for stage in run.make_stages(small)] == kept
+    assert list(run.make_plan(small).stages) == kept
     for name in kept:
         assert [small[name].get(key) for key in ("task", "stage", "index")] == [
             whole[name].get(key) for key in ("task", "stage", "index")
@@ -155,7 +155,7 @@ def test_the_second_seed_has_seen_other_posts_than_the_identifiers_that_reward_w
     config = run.plain(emprl_transformer.get_config())
     for seed in range(3):
         contexts = [
-            RunContext(WorkDir(tmp_path), config | {"seed": seed}, name)
+            RunContext(WorkDir(tmp_path), run.make_plan(config | {"seed": seed}), name)
             for name in ("identifiers", "second_seed", "generator")
         ]
         assert [context.seed for context in contexts] == [0, 1, seed]
@@ -167,9 +167,9 @@ def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
         name, _, behind = arg.partition("+")
         arg = f"{name},{form}" + (f"+{behind}" if behind else "")
         config = run.plain(emprl_llm.get_config(arg))
-        stages = {stage.name: stage.settings for stage in run.make_stages(config)}
+        stages = run.make_plan(config).stages
         assert ("ppo" in stages) == (form != "sft")
-        assert stages["evaluate"].stage == ("generator" if form == "sft" else "ppo")
+        assert stages["evaluate"].settings.stage == ("generator" if form == "sft" else "ppo")
         assert ("lora" in config["emprl"]) == (name != "tiny")
         if "ppo" in stages:  # every context finds room
             assert stages["ppo"].loop.buckets[-1] >= config["emprl"]["layout"]["max_context_tokens"]
@@ -186,7 +186,7 @@ def test_an_unknown_form_of_emprl_is_named():
 
 def test_quickstart_is_sound_and_needs_no_download():
     config = run.plain(quickstart.get_config())
-    run.make_stages(config)
+    run.make_plan(config)
     assert config["data"]["name"] == "sample"
 
 
@@ -209,9 +209,9 @@ ABLATIONS = {
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=name) for name, p in ABLATIONS.items()])
 def test_every_ablation_is_a_switch(config, path):
-    stages = {stage.name: stage for stage in run.make_stages(changed(config, *path))}
+    stages = run.make_plan(changed(config, *path)).stages
     section, *names = path[0].split(".")
-    found = stages[section].settings.task
+    found = stages[section].settings
     for name in names:
         found = getattr(found, name)
     assert found == path[1]
@@ -244,7 +244,7 @@ def test_every_ablation_is_a_switch(config, path):
         ("sed", 1, r"config\.sed is not a setting of the run; did you mean 'seed'\?"),
         ("system", "rge", r"config\.system = 'rge' is no module of empax/systems"),
         ("reg", ..., r"the config lacks its section config\.reg"),
-        ("reg.pasages", 3, r"config\.reg\.pasages is not a setting of DialogueSettings; did you mean 'passages'\?"),
+        ("reg.pasages", 3, r"config\.reg\.pasages is not a setting of RetrievalSettings; did you mean 'passages'\?"),
         ("reg.passages", 2.5, r"config\.reg\.passages = 2\.5 is of type float; it must be int"),
         ("reg.generator.d_modle", 8, r"config\.reg\.generator\.d_modle .* did you mean 'd_model'\?"),
         ("data.name", "reddit", r"config\.data\.name = 'reddit' .* 'empathetic_dialogues', 'sample'"),
@@ -253,7 +253,7 @@ def test_every_ablation_is_a_switch(config, path):
         ("joint.kind", ..., r"config\.joint lacks kind"),
         ("joint.task", ..., r"config\.joint lacks task"),
         ("joint.task", "fid", r"config\.joint\.task = 'fid' is unknown; reg has generator, emotions, retriever, joint"),
-        ("joint.task", "nec.joint", r"config\.system = 'nec' is no module"),
+        ("joint.task", "nec.joint", r"config\.joint\.task = 'nec' is no module"),
         ("joint.stpes", 3, r"config\.joint\.stpes is not a setting .* did you mean 'steps'\?"),
         ("joint.steps", 0, r"steps = 0 must be at least 1"),
         ("joint.batch_size", 12, r"config\.joint: batch_size / .* = 12 does not divide over 8 devices"),
@@ -276,9 +276,9 @@ def short(config, monkeypatch):
     """A recipe of two stages that only write down that they ran, and the list where they do."""
     ran = []
 
-    def record(settings, context):
-        ran.append(context.stage)
-        if context.stage == "second" and ran.count("second") == 1:
+    def record(settings, run):
+        ran.append(run.stage)
+        if run.stage == "second" and ran.count("second") == 1:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(prepare, "run", record)

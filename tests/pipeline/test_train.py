@@ -3,27 +3,30 @@
 import pytest
 
 from empax.core.config import ConfigError
-from empax.pipeline.train import find_task, load_system, make_settings
+from empax.core.system import find_task, load_system
+from empax.pipeline.train import make_stage
 from empax.systems import attributes, reg
 from empax.systems.attributes import ClassifierStage
 from empax.systems.reg.settings import JointStage
 
-SECTION = {"kind": "train", "task": "joint", "steps": 3, "batch_size": 2, "buckets": [8], "retriever_weight": 0.4}
+SECTION = {"task": "joint", "steps": 3, "batch_size": 2, "buckets": [8], "retriever_weight": 0.4}
 
 
 def test_settings_go_where_they_belong():
-    made = make_settings(SECTION, "reg", "config.joint")
-    assert made.name.task == "joint"
+    made = make_stage("joint", SECTION, "reg")
+    assert (made.name, made.kind, made.task, made.seed) == ("joint", "train", "reg.joint", None)
     assert (made.loop.steps, made.loop.buckets) == (3, (8,))
-    assert made.task == JointStage(retriever_weight=0.4)
+    assert made.settings == JointStage(retriever_weight=0.4)
     assert made.spec is reg.TASKS["joint"]
 
 
 def test_a_stage_may_name_a_task_of_another_system():
     section = {k: v for k, v in SECTION.items() if k != "retriever_weight"}
-    made = make_settings({**section, "task": "attributes.classifier", "holdout": 0.3}, "reg", "config.judges")
-    assert made.task == ClassifierStage(holdout=0.3)
-    assert find_task("attributes.classifier", "reg", "c") is attributes.TASKS["classifier"]
+    made = make_stage("judges", {**section, "task": "attributes.classifier", "holdout": 0.3, "seed": 4}, "reg")
+    assert made.settings == ClassifierStage(holdout=0.3)
+    assert (made.task, made.seed) == ("attributes.classifier", 4)
+    assert made.spec is attributes.TASKS["classifier"]
+    assert find_task("attributes.classifier", "reg", "c") == (attributes.SYSTEM, "classifier")
 
 
 @pytest.mark.parametrize(
@@ -39,12 +42,12 @@ def test_a_stage_may_name_a_task_of_another_system():
 )
 def test_mistakes_are_named_with_their_section(changes, message):
     with pytest.raises(ConfigError, match=message):
-        make_settings({**SECTION, **changes}, "reg", "config.joint")
+        make_stage("joint", {**SECTION, **changes}, "reg")
 
 
 def test_a_section_without_a_task_and_a_system_that_is_none():
     with pytest.raises(ConfigError, match=r"config\.joint lacks task"):
-        make_settings({"kind": "train"}, "reg", "config.joint")
+        make_stage("joint", {}, "reg")
     with pytest.raises(ConfigError, match="'rag' is no module of empax/systems"):
         load_system("rag")
-    assert load_system("reg") is reg
+    assert load_system("reg") is reg.SYSTEM

@@ -45,7 +45,7 @@ def finish(files, config):
 def taken(config, finished, tmp_path):
     files = WorkDir(tmp_path / "new")
     claim(files, config, finished.root)
-    return files, read_json(files.run)["reused"]["stages"]
+    return files, read_json(files.provenance)["reused"]["stages"]
 
 
 def test_stages_up_to_the_first_difference_are_taken(config, finished, tmp_path):
@@ -81,7 +81,7 @@ def test_judges_with_a_seed_of_their_own_serve_runs_of_every_seed(config, finish
     names = taken(config | {"seed": 7}, finished, tmp_path)[1]
     assert names == ["prepare", "identifiers", "assess"]
     del config["identifiers"]["seed"]
-    write_config(finished, config, read_json(finished.run))
+    write_config(finished, config, read_json(finished.provenance))
     assert taken(config | {"seed": 7}, finished, tmp_path / "again")[1] == ["prepare"]
     assert taken(config, finished, tmp_path / "same")[1][-1] == "ppo"
 
@@ -96,7 +96,7 @@ def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, 
     other[section][name] = value
     for one in (config, other):
         one["identifiers"]["encoder"] = {"pretrained": "minilm"}
-    write_config(finished, config, read_json(finished.run))
+    write_config(finished, config, read_json(finished.provenance))
     names = taken(other, finished, tmp_path)[1]
     assert names == [*others, "identifiers", *(["assess"] if others else [])]
     other["identifiers"]["steps"] = 1

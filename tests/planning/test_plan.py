@@ -8,7 +8,7 @@ import pytest
 from configs import emprl_llm, emprl_transformer, layouts, reg_llm, reg_t5
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
-from empax.pipeline.run import make_stages, plain
+from empax.pipeline.run import make_plan, plain
 from empax.planning.plan import describe
 from empax.planning.sketches import sketch_stage, update_flops
 from empax.training.settings import check_batch_sizes
@@ -37,7 +37,7 @@ def planned(*, run=("generator",), preset="llama-3.1-8b", fsdp=1, **lora):
     config["reg"]["retriever"] = SMALL
     dropped = [name for name in config["run"] if name not in run]
     config = {name: value for name, value in config.items() if name not in dropped} | {"run": list(run)}
-    found = LINE.findall(describe(config))
+    found = LINE.findall(describe(make_plan(config)))
     assert len(found) == len(run)
     return {name: (float(params), float(size), float(frozen)) for name, params, size, frozen in found}
 
@@ -88,7 +88,7 @@ def test_a_policy_on_adapters_has_what_they_sit_on_for_its_reference(int8):
     config = emprl_llm.get_config("llama-3.1-8b")
     config.emprl.lora.int8 = int8
     weights = 2 * EMBEDDINGS + 4 * NORMS + MATRICES + 4 * OUTPUTS if int8 else HALF
-    params, size, frozen = map(float, LINE.findall(describe(of_rewards(config)))[0][1:])
+    params, size, frozen = map(float, LINE.findall(describe(make_plan(of_rewards(config))))[0][1:])
     head = 32 * 4096 + 32
     trained = TRAINED - head + (4096 + 9) * 128 + 128 + 128 + 1  # the value head reads three mechanisms' levels
     assert params == pytest.approx(trained / 1e6, abs=0.01)
@@ -99,7 +99,8 @@ def test_a_policy_on_adapters_has_what_they_sit_on_for_its_reference(int8):
 def test_an_update_of_a_policy_costs_what_it_reads_and_answers():
     def cost(form):
         config = of_rewards(emprl_transformer.get_config(f"{form}+tiny"))
-        return update_flops(sketch_stage(config, make_stages(config)[-1]))
+        plan = make_plan(config)
+        return update_flops(sketch_stage(plan, list(plan.stages.values())[-1]))
 
     alone = cost("")
     assert cost("trajectory") == 4 * alone  # turns of each dialogue
@@ -114,10 +115,10 @@ def test_every_layout_fits_its_slice(model):
         chips = layouts.CHIPS[topology]
         assert math.prod(int(size) for size in topology.partition(":")[2].split("x")) == chips
         assert chips % config["mesh"]["fsdp"] == 0
-        for stage in make_stages(config):
+        for stage in make_plan(config).stages.values():
             if stage.kind == "train":
-                check_batch_sizes(stage.settings.loop, chips, where=stage.name)
-                assert stage.settings.loop.steps >= layouts.FEWEST_STEPS
+                check_batch_sizes(stage.loop, chips, where=stage.name)
+                assert stage.loop.steps >= layouts.FEWEST_STEPS
     with pytest.raises(ValueError, match=f"{model}@v5e:3x3 has no layout; {model} has one for v5e:2x4, "):
         recipe(f"{model}@v5e:3x3")
     with pytest.raises(ValueError, match="is unknown"):

@@ -11,16 +11,17 @@ import pytest
 from configs import emprl_transformer, reg_transformer
 from empax.core import distributed
 from empax.core.config import ConfigError
-from empax.core.run import Sketch, TaskSpec
+from empax.core.run import Sketch, Stage
 from empax.core.sharding import MeshSettings, batch_sharding, make_mesh
+from empax.core.system import TaskSpec
 from empax.pipeline import run
-from empax.pipeline.train import Settings, TaskName
 from empax.planning import slices
 from empax.planning.flops import count_flops
 from empax.planning.hlo import Program, Work
 from empax.planning.plan import describe
 from empax.planning.sketches import sketch_stage, step_flops, trial_flops, update_flops
 from empax.planning.slices import CHIPS, Estimate, chip_of, model_flops
+from tests.plans import plan_of
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +45,15 @@ def test_times_are_those_of_the_roofline():
 
 
 def test_the_models_flops_are_those_without_recomputation(config):
-    stages = {stage.name: stage for stage in run.make_stages(config)}
-    plain = update_flops(sketch_stage(config, stages["generator"]))
+    plan = run.make_plan(config)
+    plain = update_flops(sketch_stage(plan, plan.stages["generator"]))
     found = []
     for remat in ("minimal", "full"):
         again = {**config, "reg": {**config["reg"], "generator": {**config["reg"]["generator"], "remat": remat}}}
-        stage = next(stage for stage in run.make_stages(again) if stage.name == "generator")
-        found.append(update_flops(sketch_stage(again, stage)))
-        assert model_flops(again, stage) == plain
+        plan = run.make_plan(again)
+        stage = plan.stages["generator"]
+        found.append(update_flops(sketch_stage(plan, stage)))
+        assert model_flops(plan, stage) == plain
     assert plain < found[0] < found[1]
 
 
@@ -59,7 +61,8 @@ def test_nor_does_an_encoder_set_in_the_stage_itself_count_twice(config):
     def with_remat(remat):
         section = config["attributes"]
         again = {**config, "attributes": {**section, "encoder": {**section["encoder"], "remat": remat}}}
-        return again, next(stage for stage in run.make_stages(again) if stage.name == "attributes")
+        plan = run.make_plan(again)
+        return plan, plan.stages["attributes"]
 
     plain, full = (update_flops(sketch_stage(*with_remat(remat))) for remat in ("none", "full"))
     assert model_flops(*with_remat("full")) == plain < full
@@ -67,8 +70,8 @@ def test_nor_does_an_encoder_set_in_the_stage_itself_count_twice(config):
 
 def trials(config, name, **changes):
     config = {**config, name: {**config[name], **changes}}
-    stage = next(stage for stage in run.make_stages(config) if stage.name == name)
-    return trial_flops(sketch_stage(config, stage))
+    plan = run.make_plan(config)
+    return trial_flops(sketch_stage(plan, plan.stages[name]))
 
 
 @pytest.mark.slow  # half a minute of tracing
@@ -82,7 +85,7 @@ def test_what_is_tried_out_before_an_update_is_counted(config):
     short, long = (trials(config, "joint", distillation={"explore_tokens": tokens}) for tokens in (8, 16))
     assert short < long < 4 * short
     assert trials(config, "generator") == 0
-    lines = {line.split()[0]: line for line in describe(config).splitlines()}
+    lines = {line.split()[0]: line for line in describe(run.make_plan(config)).splitlines()}
     assert re.search(r"GFLOPs an update and at most \d+\.\d of answers tried out before it$", lines["joint"])
     assert lines["generator"].endswith("GFLOPs an update")
 
@@ -143,13 +146,14 @@ def test_the_step_that_is_planned_is_the_one_that_trains(load_module, tmp_path, 
     rows = tiny.TinyExamples(24).collate(jnp.arange(16), tiny.LENGTH, None)
     batch, frozen = (jax.eval_shape(lambda tree=tree: tree) for tree in (rows, tiny.frozen()))
     spec = TaskSpec(type(None), lambda *_: None, lambda *_: None, lambda *_: Sketch(task, batch, frozen))
-    stage = run.Stage("tiny", "train", Settings(TaskName("tiny"), settings, spec, None))
-    laid = slices._lay_out({"mesh": {"fsdp": 2}}, stage, devices)
+    stage = Stage("tiny", "train", None, spec=spec, loop=settings)
+    plan = plan_of({"mesh": {"fsdp": 2}})
+    laid = slices._lay_out(plan, stage, devices)
     planned = laid.step.lower(laid.template, laid.frozen, laid.batch)
     assert jax.tree.map(str, planned.in_avals) == jax.tree.map(str, trained[0].in_avals)
     assert work_of(planned) == work_of(trained[0])
     flops = count_flops(laid.step, laid.template, laid.frozen, laid.batch)
-    assert flops == step_flops(sketch_stage({}, stage), settings)
+    assert flops == step_flops(sketch_stage(plan, stage), settings)
 
 
 @pytest.mark.slow  # as long, of tracing
@@ -159,10 +163,11 @@ def test_all_updates_that_a_policy_makes_from_a_batch_are_counted():
     dropped = set(config["run"]) - {"prepare", "ppo"}
     config = {name: value for name, value in config.items() if name not in dropped} | {"run": ["prepare", "ppo"]}
     config["ppo"]["epochs"] = 3
-    stage = run.make_stages(config)[-1]
-    one = update_flops(sketch_stage(config, stage))
-    assert model_flops(config, stage) == 3 * one
-    assert f" {3 * one / 1e9:.1f} GFLOPs in 6 updates and at most " in describe(config)
+    plan = run.make_plan(config)
+    stage = plan.stages["ppo"]
+    one = update_flops(sketch_stage(plan, stage))
+    assert model_flops(plan, stage) == 3 * one
+    assert f" {3 * one / 1e9:.1f} GFLOPs in 6 updates and at most " in describe(run.make_plan(config))
 
 
 @pytest.mark.parametrize("topology", ["v4:2x2", "v5e", "v5e:", "v5e:2xtwo"])
@@ -170,10 +175,10 @@ def test_an_unknown_topology_is_named(topology, config):
     with pytest.raises(ConfigError, match=r"is unknown; it is v5e or v5p or v6e, a colon and the sizes"):
         chip_of(topology)
     with pytest.raises(ConfigError, match="is unknown"):
-        describe({**config, "plan": {"topology": topology}})
+        describe(run.make_plan({**config, "plan": {"topology": topology}}))
 
 
 def test_a_plan_of_some_stages_names_those_that_there_are(config):
     config = {**config, "plan": {"topology": "v5e:2x2", "stages": ("joint", "evaluate")}}
     with pytest.raises(ConfigError, match=r"plan\.stages has evaluate; the recipe trains attributes, generator"):
-        describe(config)
+        describe(run.make_plan(config))

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import re
-import types
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from empax.core.cache import seal
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
+from empax.core.run import RunContext
 from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.empathetic_dialogues import ARCHIVE_SHA256, find_archive, read_dialogues
@@ -20,6 +20,7 @@ from empax.evaluation.published import REG_ABLATIONS, REG_PAPER, identify
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
 from empax.reporting import charts, findings, page, peers, report
+from tests.plans import plan_of
 
 FAST = ScoringSettings(bootstrap_samples=10)
 BLEU_1 = "bleu_1:moel" if "bleu_1:moel" in scoring.VARIANTS else "bleu_1"
@@ -210,7 +211,7 @@ def test_run_reads_the_work_directory(tmp_path):
     files = WorkDir(tmp_path)
     write_jsonl(files.predictions, predictions(6))
     write_jsonl(files.metrics, history(3)[:-1])
-    write_json(files.run, {"commit": "abc", "seed": 3})
+    write_json(files.provenance, {"commit": "abc", "seed": 3})
     write_json(files.stage("prepare") / "counts.json", {"source_hash": "f00", "test": {"dialogues": 3, "instances": 6}})
     write_json(files.stage("index") / "index.json", {"rows": 9, "recall_at_10": 0.99})
     write_json(files.stage("evaluate") / "evaluate.json", {"emotion_head": "retriever"})
@@ -229,7 +230,7 @@ def test_run_reads_the_work_directory(tmp_path):
         "index": {"kind": "index"},
     }
     config["evaluate"] = {"kind": "evaluate", "stage": "joint", "index": "index"}
-    report.run(settings, types.SimpleNamespace(files=files, config=config))
+    report.run(settings, RunContext(files, plan_of(config), "report"))
     found = read_json(tmp_path / "report.json")
     assert found["test_set"]["title"] == "the built-in sample, test split, 6 rows"
     assert set(found["controls"]["controls"]) >= {"canned", "random_training", "first_exemplar"}
@@ -245,7 +246,7 @@ def test_run_reads_the_work_directory(tmp_path):
     assert (tmp_path / "report.html").exists()
     files.predictions.write_text("{}\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1: lacks"):
-        report.run(settings, types.SimpleNamespace(files=files, config=config))
+        report.run(settings, RunContext(files, plan_of(config), "report"))
 
 
 def test_peers_are_cached_by_content_and_settings(tmp_path):

@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 
 from empax.core.files import DataError
-from empax.core.protocols import Retriever
 from empax.retrieval import exact
 from empax.retrieval.exact import NO_GROUP, ExactIndex, ExactInParts
 
@@ -114,10 +113,6 @@ def test_a_second_index_of_the_same_shape_compiles_nothing():
     before = exact._search._cache_size()
     ExactIndex(integers(ROWS, 5)).search(integers(2, 6), 7)
     assert exact._search._cache_size() == before
-
-
-def test_is_a_retriever():
-    assert isinstance(ExactIndex(integers(3, 0)), Retriever)
 
 
 def test_refuses_what_it_cannot_do():

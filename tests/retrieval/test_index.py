@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from empax.core.files import DataError
-from empax.core.protocols import Retriever
 from empax.retrieval.index import Index, IndexSettings, StaleIndexError, build_index, load_index, measure_recall
 from empax.retrieval.scann import ScannSettings
 
@@ -66,10 +65,6 @@ def test_never_returns_the_own_group(saved):
     found = np.asarray(index.search(index.embeddings[query_groups * 3], 6, query_groups).ids)
     assert not (index.groups[found] == query_groups[:, None]).any()
     assert (np.asarray(index.search(index.embeddings[query_groups * 3], 6).ids[:, 0]) == query_groups * 3).all()
-
-
-def test_is_a_retriever(saved):
-    assert isinstance(saved[0], Retriever)
 
 
 def test_recall(saved):

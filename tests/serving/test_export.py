@@ -26,10 +26,10 @@ from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.pipeline.records import settings_hash
-from empax.pipeline.run import plain
+from empax.pipeline.run import make_plan, plain
 from empax.reporting.model_card import Exported, model_card
 from empax.serving.export import ExportSettings, export_run
-from empax.systems.dialogue.parts import Parts
+from empax.systems.retrieval.parts import RetrievalParts
 from empax.training.checkpoint import Checkpointer, CheckpointError
 
 METRICS = {
@@ -75,7 +75,9 @@ def made(tmp_path_factory):
     files = WorkDir(root / "run")
     write_json(files.config, config)
     tokenizer.save(files.tokenizer)
-    encoder = Parts.of(RunContext(files, config, "export"), with_params=False).encoder.model
+    encoder = RetrievalParts.of(
+        RunContext(files, make_plan(config), "export"), tokenizer, with_params=False
+    ).encoder.model
     assert isinstance(encoder, DualEncoder)
     assert isinstance(encoder.encoder, BertEncoder)
 

@@ -16,12 +16,13 @@ from empax.pipeline import annotate
 from empax.systems.attributes import pairs
 from empax.systems.attributes.identifier import Identifier, _probabilities
 from empax.systems.attributes.pairs import JudgeStage, label_batch
+from empax.systems.dialogue.answerer import Answerer
 from empax.systems.dialogue.generator import Generator, generation_losses, target_weights
-from empax.systems.dialogue.responder import Responder
 from empax.systems.emprl.rewards import CompiledReward, EmpathyReward, Reward
 from empax.systems.emprl.settings import GrpoStage, PpoStage
 from empax.systems.emprl.tasks import Grpo, Ppo
 from empax.systems.reg.tasks import Joint
+from empax.systems.retrieval.parts import ExemplarSearch
 
 NAMES = core.EMOTIONS
 ROWS, SOURCE, TARGET, WIDTH, WORDS = 3, 4, 5, 6, 7
@@ -119,7 +120,7 @@ def test_smoothing_is_learnt_from_and_not_reported():
 
 
 def test_a_generator_judges_by_the_mean_of_real_states_and_real_tokens():
-    found = generator().judge(PARAMS, BATCH)
+    found = generator().read(PARAMS, BATCH)
     np.testing.assert_array_equal(found["generator"], (POOLED @ HEAD).argmax(axis=1))
     np.testing.assert_allclose(found["nll"], (TOKEN_NLL * TARGET_MASK).sum(axis=1), rtol=1e-5)
     np.testing.assert_array_equal(found["num_tokens"], TARGET_MASK.sum(axis=1))
@@ -150,7 +151,7 @@ def test_joint_training_weighs_generator_and_retriever_with_all_their_parts(alph
 
 def test_both_heads_together_are_the_sum_of_their_log_probabilities():
     other = RNG.normal(size=(ROWS, 4)) * 3
-    found = joint().judge({"generator": PARAMS, "retriever": other}, BATCH)
+    found = joint().read({"generator": PARAMS, "retriever": other}, BATCH)
     own = POOLED @ HEAD
     np.testing.assert_array_equal(found["generator"], own.argmax(axis=1))
     np.testing.assert_array_equal(found["retriever"], other.argmax(axis=1))
@@ -164,9 +165,8 @@ CORPUS = [
 
 
 def test_a_prediction_holds_the_exemplars_with_their_scores():
-    corpus = types.SimpleNamespace(instances=CORPUS)
-    me = types.SimpleNamespace(retrieval=types.SimpleNamespace(corpus=corpus))
-    found = Responder._exemplars(me, np.array([2, -1, 0]), np.array([0.912345, -np.inf, 0.5]))
+    me = types.SimpleNamespace(corpus=types.SimpleNamespace(instances=CORPUS))
+    found = ExemplarSearch.told(me, np.array([2, -1, 0]), np.array([0.912345, -np.inf, 0.5]))
     assert [(e["id"], e["score"]) for e in found] == [("d2#2", 0.9123), ("d0#2", 0.5)]
     assert found[1] == {
         "id": "d0#2", "context": ["c0"], "response": "r0", "emotion": "proud",
@@ -176,16 +176,21 @@ def test_a_prediction_holds_the_exemplars_with_their_scores():
 
 def test_a_prediction_holds_what_was_asked_and_what_was_found():
     decode = lambda ids: " ".join(map(str, ids))  # noqa: E731
-    me = types.SimpleNamespace(heads=("both", "generator"), parts=types.SimpleNamespace(
-        tokenizer=types.SimpleNamespace(decode=decode)))  # fmt: skip
+    tokenizer = types.SimpleNamespace(decode=decode)
+    me = types.SimpleNamespace(heads=("both", "generator"), _labels={"intent": ("ask", "agree")}, tokenizer=tokenizer)
     asked = dataclasses.replace(CORPUS[0], notes={"context_attributes": {"exploration": "high"}})
-    notes = {"both": np.int32(4), "generator": np.int32(7), "nll": np.float32(2.5), "num_tokens": np.float32(3)}
-    found = Responder._prediction(me, asked, np.array([5, 6]), notes, ({"score": 0.5},))
+    notes = {"both": np.int32(4), "generator": np.int32(7), "intent": np.int32(1), "nll": np.float32(2.5),
+             "num_tokens": np.float32(3)}  # fmt: skip
+    told = {"exemplars": ({"score": 0.5},), "knowledge": "x"}
+    found = Answerer._prediction(me, asked, np.array([5, 6]), notes, told)
     assert (found.response, found.reference, found.context, found.id) == ("5 6", "r0", ("c0",), "d0#2")
     assert (found.emotion, found.emotion_prediction) == ("proud", NAMES[4])
     assert found.attributes == {"exploration": "high"}
     assert found.exemplars == ({"score": 0.5},)
-    assert found.notes == {"nll": 2.5, "num_tokens": 3, "emotion_by_head": {"both": NAMES[4], "generator": NAMES[7]}}
+    heads = {"both": NAMES[4], "generator": NAMES[7]}
+    assert found.notes == {
+        "nll": 2.5, "num_tokens": 3, "emotion_by_head": heads, "intent": "agree", "knowledge": "x"
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- judges
@@ -197,7 +202,7 @@ def test_pairs_carry_the_level_of_each_mechanism_that_a_stage_names(monkeypatch)
         for i, levels in enumerate([("low", "mid", "high"), ("high", "low", "mid")] * 5)
     ]
     monkeypatch.setattr(pairs, "load_annotated_pairs", lambda: rated)
-    run = types.SimpleNamespace(seed=0, config={})
+    run = types.SimpleNamespace(seed=0)
     stage = JudgeStage(data="sample", mechanisms=(MECHANISMS[2], MECHANISMS[0]))
     train, holdout = pairs.load_pairs(stage, run)
     assert train

@@ -32,6 +32,7 @@ class Toy:
 
     model: EncoderDecoder = MODEL
     head: ClassificationHead = HEAD
+    whole: str = ""
 
     def init(self, rng, batch):
         model = self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]
@@ -98,8 +99,8 @@ def names(tree):
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_a_step_moves_adapters_and_named_parameters_and_keeps_state_for_no_other(base, kind):
     dtype = "bfloat16" if kind == "bfloat16" else "float32"
-    toy = Toy(EncoderDecoder(dataclasses.replace(MODEL.config, dtype=dtype)))
-    task = lora_task(toy, dataclasses.replace(SETTINGS, int8=kind == "int8"), trained="^emotion/", dtype=dtype)
+    toy = Toy(EncoderDecoder(dataclasses.replace(MODEL.config, dtype=dtype)), whole="^emotion/")
+    task = lora_task(toy, dataclasses.replace(SETTINGS, int8=kind == "int8"), dtype=dtype)
     assert isinstance(task, Task)
     params = task.init(jax.random.key(1), batch())
     frozen = task.freeze(base, {"weight": jnp.float32(0.1)})
@@ -147,7 +148,7 @@ def test_a_step_moves_adapters_and_named_parameters_and_keeps_state_for_no_other
 
 def test_frozen_weights_are_as_small_as_the_arithmetic_allows(base):
     def types(dtype, **settings):
-        task = lora_task(Toy(), dataclasses.replace(SETTINGS, **settings), trained="^emotion/", dtype=dtype)
+        task = lora_task(Toy(whole="^emotion/"), dataclasses.replace(SETTINGS, **settings), dtype=dtype)
         return {name: str(leaf.dtype) for name, leaf in named_leaves(task.freeze(base, {})["base"]).items()}
 
     small, query = types("bfloat16"), "model/encoder/layers/attention/query"
@@ -172,7 +173,7 @@ def test_dropout_of_adapters_needs_a_key(base):
     np.testing.assert_allclose(plain, merged, rtol=1e-5)
 
 
-def test_generating_and_exploring_are_the_tasks_own(base):
+def test_exploring_is_the_tasks_own(base):
     plain, online = lora_task(Toy(), SETTINGS), lora_task(OnlineToy(), SETTINGS)
     assert not isinstance(plain, OnlineTask)
     assert isinstance(online, OnlineTask)
@@ -181,7 +182,6 @@ def test_generating_and_exploring_are_the_tasks_own(base):
     arguments = (params, frozen, batch(), jax.random.key(0))
     own = jax.jit(Toy().generate)
     expected = own(jax.jit(online.merged)(params, frozen), {}, *arguments[2:]).tokens
-    np.testing.assert_array_equal(jax.jit(plain.generate)(*arguments).tokens, expected)
     np.testing.assert_array_equal(jax.jit(online.explore)(*arguments).target, expected[:, 0])
     assert not np.array_equal(expected, own(base, {}, *arguments[2:]).tokens)
 
@@ -208,7 +208,7 @@ def test_a_reinforced_task_answers_and_learns_with_the_same_adapters(base, int8)
 @pytest.mark.multidevice
 def test_a_step_on_a_mesh_is_the_step_on_one_device(base):
     settings = LoraSettings(pattern=r"attention/(query|out)$|feed_forward/", rank=2, int8=True)
-    task = lora_task(Toy(), settings, trained="^emotion/")
+    task = lora_task(Toy(whole="^emotion/"), settings)
     params = jax.tree.map(lambda leaf: leaf + 0.1, task.init(jax.random.key(1), batch()))
     frozen = task.freeze(base, {"weight": jnp.float32(0.1)})
     optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2), params, 10)

@@ -8,6 +8,7 @@ from empax.systems.attributes.classifier import ClassifierJudge, ClassifierStage
 from empax.systems.attributes.identifier import IdentifierJudge, IdentifierStage, make_probabilities
 from empax.systems.attributes.judges import (
     JUDGE_TASKS,
+    SYSTEM,
     TASKS,
     AttributeSettings,
     Judge,
@@ -17,12 +18,11 @@ from empax.systems.attributes.judges import (
     load_judge,
 )
 
-SETTINGS = AttributeSettings
-
 __all__ = [
     "JUDGE_TASKS",
-    "SETTINGS",
+    "SYSTEM",
     "TASKS",
+    "AttributeSettings",
     "ClassifierJudge",
     "ClassifierStage",
     "IdentifierJudge",

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
 from empax.core.types import LEVELS, Batch, Mean, Metrics, Params
 from empax.data import features
@@ -37,7 +38,6 @@ from empax.systems.attributes.pairs import (
     levels_loss,
     load_pairs,
     load_stage_encoder,
-    sketch_batch,
     summarize_levels,
     unweighted,
 )
@@ -139,7 +139,7 @@ class Classifier:
 def check_classifier(stage: ClassifierStage, run: RunContext) -> None:
     """See `pairs.check_judge`; texts must also fit the buckets."""
     check_judge(stage, run, max_tokens=stage.max_tokens)
-    most = min(BUCKETS[-1], run.section(run.stage)["buckets"][-1])
+    most = min(BUCKETS[-1], run.named(run.stage).loop.buckets[-1])
     if stage.max_tokens > most:
         raise ConfigError(
             f"config.{run.stage}.max_tokens = {stage.max_tokens} is more than the longest of buckets; set it to at "
@@ -167,9 +167,8 @@ def build_classifier(stage: ClassifierStage, run: RunContext) -> Assembly:
 
 def sketch_classifier(stage: ClassifierStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     encoder = load_stage_encoder(stage, run, with_params=False, planned=True)
-    return Sketch(
-        Classifier(encoder.model, stage.mechanisms, unweighted(stage)), sketch_batch(stage, batch_size, length)
-    )
+    batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=1, C=len(stage.mechanisms))
+    return Sketch(Classifier(encoder.model, stage.mechanisms, unweighted(stage)), batch)
 
 
 @functools.lru_cache(maxsize=8)
@@ -184,7 +183,7 @@ def _flat_log_probs(task: Classifier) -> Encoder:
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierJudge:
-    """A trained classifier, ready to label texts; a `Scorer`."""
+    """A trained classifier, ready to label texts."""
 
     task: Classifier
     params: Params

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh, place_rows, replicated
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics, Params
 from empax.data import features
@@ -38,7 +39,6 @@ from empax.systems.attributes.pairs import (
     levels_loss,
     load_pairs,
     load_stage_encoder,
-    sketch_batch,
     summarize_levels,
     unweighted,
 )
@@ -188,7 +188,7 @@ def _task(stage: IdentifierStage, loaded: LoadedEncoder, weights: ClassWeights) 
 def check_identifier(stage: IdentifierStage, run: RunContext) -> None:
     """See `pairs.check_judge`; contexts must also fit the buckets."""
     check_judge(stage, run, max_context_tokens=stage.max_context_tokens, response_buckets=stage.response_buckets[-1])
-    longest = run.section(run.stage)["buckets"][-1]
+    longest = run.named(run.stage).loop.buckets[-1]
     if stage.max_context_tokens > longest:
         raise ConfigError(
             f"config.{run.stage}.max_context_tokens = {stage.max_context_tokens} is more than the longest of buckets; "
@@ -217,7 +217,7 @@ def build_identifier(stage: IdentifierStage, run: RunContext) -> Assembly:
 
 def sketch_identifier(stage: IdentifierStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     loaded = load_stage_encoder(stage, run, with_params=False, planned=True)
-    batch = sketch_batch(stage, batch_size, length, stage.response_buckets[-1])
+    batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=stage.response_buckets[-1], C=len(stage.mechanisms))
     return Sketch(_task(stage, loaded, unweighted(stage)), batch)
 
 
@@ -234,7 +234,7 @@ def _log_probs(task: Identifier) -> Callable[..., Float[Array, "B C 3"]]:
 
 @dataclasses.dataclass(frozen=True)
 class IdentifierJudge:
-    """Trained identifiers, ready to label responses in their contexts; a `Scorer`."""
+    """Trained identifiers, ready to label responses in their contexts."""
 
     task: Identifier
     params: Params

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError
 from empax.core.files import hash_json
-from empax.core.run import RunContext, TaskSpec
+from empax.core.run import RunContext
+from empax.core.system import System, TaskSpec
 from empax.core.tree import hash_tree
 from empax.systems.attributes.classifier import (
     ClassifierJudge,
@@ -47,14 +48,13 @@ class AttributeSettings:
     """`config.attributes` of a recipe that trains judges alone; empty, each judge has the settings of its stage."""
 
 
+SYSTEM = System("attributes", AttributeSettings, TASKS)
+
+
 def judge_kind(run: RunContext, stage_name: str) -> str:
     """What the stage trains, "classifier" or "identifier"; empty if neither."""
-    section = run.section(stage_name)
-    if section["kind"] != "train":
-        return ""
-    owner, _, task = section["task"].rpartition(".")
-    ours = (owner or run.config["system"]) == "attributes"
-    return task if ours and task in TASKS else ""
+    owner, _, task = run.named(stage_name).task.rpartition(".")
+    return task if owner == SYSTEM.name else ""
 
 
 def judge_stage(run: RunContext, stage_name: str) -> JudgeStage:
@@ -63,24 +63,20 @@ def judge_stage(run: RunContext, stage_name: str) -> JudgeStage:
     Raises:
       ConfigError: the stage trains no judge.
     """
-    kind = judge_kind(run, stage_name)
-    if not kind:
+    if not judge_kind(run, stage_name):
         names = ", ".join(JUDGE_TASKS)
         raise ConfigError(f"config.{stage_name} trains no judge; it must be a training stage of {names}.")
-    cls = TASKS[kind].settings
-    fields = {field.name for field in dataclasses.fields(cls)}
-    section = {name: value for name, value in run.section(stage_name).items() if name in fields}
-    return to_settings(cls, section, where=f"config.{stage_name}")
+    return run.settings(stage_name, JudgeStage)
 
 
 def load_holdout(run: RunContext, stage_name: str) -> list[Pair]:
     """The pairs that the judge of `stage_name` was not trained on."""
-    return load_pairs(judge_stage(run, stage_name), dataclasses.replace(run, stage=stage_name))[1]
+    return load_pairs(judge_stage(run, stage_name), run.at(stage_name))[1]
 
 
 def load_judge(run: RunContext, stage_name: str) -> Judge:
     """The judge of a finished stage."""
-    stage: JudgeStage = judge_stage(run, stage_name)
+    stage: Any = judge_stage(run, stage_name)
     params = load_params(run.files.stage(stage_name))
     made_by = hash_json([hash_tree(params), dataclasses.asdict(stage)])
     return _LOADERS[judge_kind(run, stage_name)](stage, run, params, made_by)

@@ -69,7 +69,7 @@ class Pair:
 def load_pairs(stage: JudgeStage, run: RunContext) -> tuple[list[Pair], list[Pair]]:
     """Training and held-out pairs, split by seeker post, stratified; of another seed, other posts."""
     sample = stage.data == "sample"
-    pairs = load_annotated_pairs() if sample else load_epitome(find_epitome(run.config["data"]["dir"]))
+    pairs = load_annotated_pairs() if sample else load_epitome(find_epitome(run.plan.data.dir))
     sides = split_by_seeker(pairs, holdout=stage.holdout, seed=run.seed)
     order = {name: i for i, name in enumerate(LEVELS)}
     train, holdout = (
@@ -115,7 +115,7 @@ def check_judge(stage: JudgeStage, run: RunContext, **texts: int) -> None:
       DataError: EPITOME or the encoder's files cannot be read.
     """
     if stage.data == "epitome":
-        load_epitome(find_epitome(run.config["data"]["dir"]))
+        load_epitome(find_epitome(run.plan.data.dir))
     if not stage.encoder.pretrained:
         check_prepared(run)
     elif not may_load(run, stage.encoder.pretrained):
@@ -144,22 +144,6 @@ def label_batch(
         "labels": np.array([pairs[max(i, 0)].levels for i in rows], np.int32),
     }
     return AttributeBatch(**arrays)
-
-
-def sketch_batch(stage: JudgeStage, batch_size: int, source_tokens: int, target_tokens: int = 1) -> AttributeBatch:
-    """The shapes of a batch, for a plan."""
-
-    def shape(*sizes: int, kind: Any = jnp.int32) -> Any:
-        return jax.ShapeDtypeStruct(sizes, kind)
-
-    return AttributeBatch(
-        source=shape(batch_size, source_tokens),
-        source_mask=shape(batch_size, source_tokens, kind=bool),
-        target=shape(batch_size, target_tokens),
-        target_mask=shape(batch_size, target_tokens, kind=bool),
-        valid=shape(batch_size, kind=bool),
-        labels=shape(batch_size, len(stage.mechanisms)),
-    )
 
 
 def levels_loss(

@@ -1,23 +1,27 @@
-"""What is known to be wrong with a system that answers before any work: models, tokenizer, lengths, other stages."""
+"""What is known before any work to be wrong with what answers: generator, tokenizer, lengths, other stages."""
 
 from __future__ import annotations
 
-from empax.core.config import ConfigError, to_settings
-from empax.core.run import RunContext
+from empax.core.config import ConfigError
+from empax.core.run import RunContext, Stage
 from empax.core.sharding import MeshSettings
 from empax.core.types import Instance
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.store import PlannedTokenizer, check_candidates, check_prepared, may_load, run_tokenizer
+from empax.data.store import (
+    PlannedTokenizer,
+    PrepareSettings,
+    check_candidates,
+    check_prepared,
+    may_load,
+    run_tokenizer,
+)
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.pretrained import check_fits, check_kept, check_weights, load_encoder, load_generator
+from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
-from empax.retrieval.encode import BUCKETS
-from empax.systems.dialogue.parts import Parts, with_own_decoding
+from empax.systems.dialogue.parts import GeneratorParts, with_own_decoding
 from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 
 GENERATOR_TASKS = ("generator",)
-RETRIEVER_TASKS = ("emotions", "retriever", "joint")
-"""Whose checkpoints hold a retriever."""
 
 TWO_ROWS = (
     Instance("one#2", ("I lost my keys today.",), "Oh no, did you find them?", ""),
@@ -26,43 +30,32 @@ TWO_ROWS = (
 """On which functions are tried."""
 
 
-def dialogue_settings(run: RunContext) -> DialogueSettings:
-    system = run.config["system"]
-    return to_settings(DialogueSettings, run.section(system), where=f"config.{system}")
-
-
 def check_system(run: RunContext) -> None:
-    """Whether the models that all stages share are there and fit their tokenizer; reads no weights.
+    """Whether the generator that all stages share is there and fits its tokenizer; reads no weights.
 
     Raises:
       ConfigError: no such model, a tokenizer without the tokens that the generator reads, or texts too long for it.
       DataError: files of a model are missing or broken.
     """
     check_prepared(run)
-    settings, where = dialogue_settings(run), f"config.{run.config['system']}"
-    generator, retriever = settings.generator, settings.retriever
+    settings, where = run.shared_settings(DialogueSettings), run.shared
+    generator = settings.generator
     if settings.lora is not None and not generator.pretrained:
         raise ConfigError(f"{where}.lora adapts a pretrained generator; set generator.pretrained, or lora to None.")
-    section = run.section("prepare").get("tokenizer", {})
-    models = (generator.pretrained, generator.embeddings, retriever.pretrained)
-    if not all(may_load(run, name) for name in (*models, section.get("pretrained", "")) if name):
+    prepared = run.settings("prepare", PrepareSettings).tokenizer
+    models = (generator.pretrained, generator.embeddings)
+    if not all(may_load(run, name) for name in (*models, prepared.pretrained) if name):
         return
     for name in models:
         check_weights(name)
     check_kept(generator, settings.lora)
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
-    encoder = load_encoder(retriever, tokenizer, with_params=False)
-    if encoder.similarity == "cosine" and not encoder.model.normalize:
-        raise ConfigError(
-            f"{retriever.pretrained} compares its vectors by cosine, and an index by dot product; set "
-            f"{where}.retriever.normalize = True, which makes them the same."
-        )
     settings = with_own_decoding(settings, tokenizer, loaded.model)
     first = settings.decoding.first_token
     if first is not None and first >= tokenizer.vocab_size:
         raise ConfigError(f"{where}.decoding.first_token = {first} must be below {tokenizer.vocab_size}, or None.")
-    parts = Parts(settings, tokenizer, loaded, encoder, MeshSettings())
+    parts = GeneratorParts(settings, tokenizer, loaded, MeshSettings())
     if isinstance(tokenizer, PlannedTokenizer):
         _check_lengths(run, parts)
         return
@@ -70,7 +63,7 @@ def check_system(run: RunContext) -> None:
     missing = [token for token in SPECIAL_TOKENS if tokenizer.backend.token_to_id(token) is None]
     if missing and not isinstance(loaded.model, DecoderOnly):
         raise ConfigError(
-            f"the tokenizer {section['pretrained']!r} lacks {', '.join(missing)}, which an encoder-decoder reads; set "
+            f"the tokenizer {prepared.pretrained!r} lacks {', '.join(missing)}, which an encoder-decoder reads; set "
             "config.prepare.tokenizer.tags = True."
         )
     parts.form().contexts(TWO_ROWS)
@@ -78,18 +71,11 @@ def check_system(run: RunContext) -> None:
     _check_lengths(run, parts)
 
 
-def _check_lengths(run: RunContext, parts: Parts) -> None:
+def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
     layout, decoding = parts.settings.layout, parts.settings.decoding
-    check_fits(parts.encoder.model, max_query_tokens=layout.max_query_tokens, max_key_tokens=layout.max_key_tokens)
-    for name in ("max_query_tokens", "max_key_tokens"):
-        if getattr(layout, name) > BUCKETS[-1]:
-            raise ConfigError(
-                f"config.{run.config['system']}.layout.{name} = {getattr(layout, name)} must be at most {BUCKETS[-1]}, "
-                "the longest text that a retriever embeds."
-            )
     model = parts.generator.model
     answers = {"max_target_tokens": layout.max_target_tokens, "max_tokens": decoding.max_tokens}
-    longest = {name: run.config[name]["buckets"][-1] for name in run.config["run"] if _reads_sources(run, name)}
+    longest = {stage.name: _buckets(stage)[-1] for stage in run.plan.stages.values() if _reads_sources(run, stage)}
     if not isinstance(model, DecoderOnly):
         check_fits(model, **answers, **{f"{name}.buckets": tokens for name, tokens in longest.items()})
         return
@@ -99,10 +85,14 @@ def _check_lengths(run: RunContext, parts: Parts) -> None:
     check_fits(model, **{f"prompt + {name}.buckets + answer": prefix + n + answer for name, n in longest.items()})
 
 
-def _reads_sources(run: RunContext, stage: str) -> bool:
-    """Whether a stage's buckets are lengths of the generator's sources."""
-    own = run.task(stage).rpartition(".")[2] in ("generator", "retriever", "joint", "ppo", "grpo")
-    return own or (run.config[stage]["kind"] == "evaluate" and "buckets" in run.config[stage])
+def _reads_sources(run: RunContext, stage: Stage) -> bool:
+    """Whether a stage's buckets are lengths of the generator's sources; those that a config leaves out are not used."""
+    own = stage.task.rpartition(".")[2] in ("generator", "retriever", "joint", "ppo", "grpo")
+    return own or (stage.kind == "evaluate" and "buckets" in run.plan.config[stage.name])
+
+
+def _buckets(stage: Stage) -> tuple[int, ...]:
+    return stage.settings.buckets if stage.loop is None else stage.loop.buckets
 
 
 def check_generator(stage: GeneratorStage, run: RunContext) -> None:
@@ -115,4 +105,4 @@ def check_generator(stage: GeneratorStage, run: RunContext) -> None:
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)
     if stage.index:
-        check_candidates(run, stage.index, ("train",), dialogue_settings(run).passages)
+        check_candidates(run, stage.index, ("train",), run.shared_settings(DialogueSettings).passages)

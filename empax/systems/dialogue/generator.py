@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
-from empax.decoding.rerank import by_consensus
+from empax.decoding.rerank import Hypotheses, make_reranker, rerank
 from empax.decoding.search import Tokens, generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.evaluation.device_metrics import utility
@@ -128,17 +128,23 @@ class Decoder:
             rng=rng,
             source=source,
         )
-        if not self.settings.rerank:
+        reranker = make_reranker(self.settings, utility)
+        if reranker is None:
             return found
-        return by_consensus(
-            found,
-            utility,
-            eos_id=self.eos_id,
-            pad_id=self.pad_id,
-            length_power=self.settings.rerank_length,
-            witnesses=exemplars,
-            witness_weight=self.settings.rerank_exemplars,
+
+        def encode(ids: Int[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N D"]:
+            if isinstance(model, (FusionInDecoder, FusionInPrompt)):  # a single passage
+                ids, mask = ids[:, None], mask[:, None]
+            return pool(model.apply(variables, ids, mask, method="encode", deterministic=True), mask)
+
+        def pool(states: Any, mask: Bool[Array, "..."]) -> Float[Array, "N D"]:
+            return masked_mean(pooled_states(states), model.states_mask(mask))
+
+        made = (found.tokens != self.eos_id) & (found.tokens != self.pad_id)
+        hypotheses = Hypotheses(
+            found.tokens, made, found.log_probs, lambda: pool(states, mask), encode, exemplars=exemplars
         )
+        return rerank(found, reranker(hypotheses))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +165,7 @@ class Generator:
     label_smoothing: float = 0.0
     logits_at_once: int = 0
     heads: tuple[str, ...] = ("generator",)
+    whole: ClassVar[str] = "^emotion/"
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         first, second = jax.random.split(rng)
@@ -178,7 +185,7 @@ class Generator:
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
         return self.decoder(self.model, params["model"], batch.source, batch.source_mask, rng)
 
-    def judge(self, params: Params, batch: Any) -> dict[str, Array]:
+    def read(self, params: Params, batch: Any) -> dict[str, Array]:
         """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
         states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
         mask = self.model.states_mask(batch.source_mask)

@@ -1,85 +1,73 @@
-"""What the systems that answer put their stages together from: models, tokenizers, forms of sources."""
+"""What answers a context: the generator with its tokenizer and the form of its sources."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from empax.core.config import ConfigError, to_settings
-from empax.core.files import hash_json
-from empax.core.protocols import Task, Tokenizer
-from empax.core.run import RunContext, RunOptions
+from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
+from empax.core.run import RunContext
 from empax.core.sharding import LOGICAL, MeshSettings, local_mesh, make_mesh, shard_params
-from empax.core.tree import hash_tree
-from empax.core.types import Instance, Params
+from empax.core.types import Params
 from empax.data.chat import PLAIN, chat_template
-from empax.data.exemplars import (
-    Corpus,
-    ExemplarExamples,
-)
 from empax.data.sources import ChatForm, SourceForm, TaggedForm
 from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import resolve
-from empax.interop.pretrained import (
-    LoadedEncoder,
-    LoadedGenerator,
-    load_encoder,
-    load_generator,
-)
+from empax.interop.pretrained import LoadedGenerator, load_generator
 from empax.models.decoder_only import DecoderOnly
-from empax.models.dual_encoder import EmotionEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import EMOTION_HEAD
 from empax.models.layers import logical_axes
 from empax.models.lora import lower
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.models.transformer import EncoderDecoder
-from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.dialogue.generator import Decoder, Fusion, Generator, Reader
 from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 from empax.training.checkpoint import load_params
-from empax.training.lora import LoraTask, lora_task
+from empax.training.lora import AdaptableTask, LoraTask, is_adapted, lora_task
+
+MAX_REFERENCE_TOKENS = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class GeneratorParts:
     """What every stage of a system that answers is put together from."""
 
     settings: DialogueSettings
     tokenizer: Tokenizer
     generator: LoadedGenerator
-    encoder: LoadedEncoder
     mesh: MeshSettings
 
     @classmethod
-    def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> Parts:
-        """The parts of `run`; `with_params` with pretrained ones, the generator's where training has them."""
-        system, mesh = run.config["system"], RunOptions.of(run.config).mesh
-        settings = to_settings(DialogueSettings, run.section(system), where=f"config.{system}")
+    def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> GeneratorParts:
+        """The parts of `run`; `with_params` with pretrained ones, where training has them."""
+        settings, mesh = run.shared_settings(DialogueSettings), run.plan.options.mesh
         if planned and settings.generator.pretrained and settings.generator.preset:
             tokenizer = PlannedTokenizer(settings.generator.preset_config().vocab_size)
         else:
             tokenizer = run_tokenizer(run, planned=planned)
         with_params = with_params and not planned
         place = functools.partial(places, mesh=make_mesh(mesh), settings=mesh) if with_params else None
-        loaded = load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned, place=place)
-        return cls(
-            settings if planned else with_own_decoding(settings, tokenizer, loaded.model),
-            tokenizer,
-            loaded,
-            load_encoder(settings.retriever, tokenizer, with_params=with_params, planned=planned),
-            mesh,
-        )
+        generator = load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned, place=place)
+        settings = settings if planned else with_own_decoding(settings, tokenizer, generator.model)
+        return cls(settings, tokenizer, generator, mesh)
+
+    def for_answers(self) -> GeneratorParts:
+        """The same, cutting no reference: what is scored is the likelihood of all of its words."""
+        layout = dataclasses.replace(self.settings.layout, max_target_tokens=MAX_REFERENCE_TOKENS)
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, layout=layout))
+
+    def without_params(self) -> GeneratorParts:
+        return dataclasses.replace(self, generator=dataclasses.replace(self.generator, params=None))
 
     def decoder(self, settings: DecodeSettings) -> Decoder:
         t, reader = self.tokenizer, self.reader
@@ -99,15 +87,14 @@ class Parts:
             heads=("generator",) if stage.emotion_weight or stage.start_from else (),
         )
 
-    def with_lora(self, task: Task) -> LoraTask:
-        """`task` with adapters in the generator; heads and retriever are trained whole."""
+    def with_lora(self, task: AdaptableTask) -> LoraTask:
+        """`task` with adapters in the generator; what the task names is trained whole."""
         settings = self.settings.lora
         if settings is None or not self.settings.generator.pretrained:
             raise ConfigError("lora adapts a pretrained generator; set generator.pretrained beside it, or drop it.")
-        trained, dtype = r"^(generator/)?emotion/|^retriever/|^value/", self.generator.model.config.dtype
-        return lora_task(task, settings, trained=trained, dtype=dtype)
+        return lora_task(task, settings, dtype=self.generator.model.config.dtype)
 
-    def merged(self, task: Task, params: Params, base: Params) -> Params:
+    def merged(self, task: AdaptableTask, params: Params, base: Params) -> Params:
         """Parameters of `task`: those of `with_lora(task)`, summed into the weights `base`.
 
         Those are taken as they were loaded, not as training kept them (but for eight bits): what is exported, or
@@ -123,7 +110,7 @@ class Parts:
     def stage_params(self, run: RunContext, stage: str) -> Params:
         """All parameters of a finished stage: adapters are merged into the weights that they sit on."""
         params = load_params(run.files.stage(stage))
-        if "adapters" not in params:
+        if not is_adapted(params):
             return params
         assert self.settings.lora is not None
         model = self.generator.params
@@ -135,26 +122,6 @@ class Parts:
         if "generator" in params["adapters"]:
             base = {"generator": base}
         return jax.tree.map(np.asarray, self.merged(self.generator_task(GeneratorStage()), params, base))
-
-    def retriever_params(self, run: RunContext, stage: str) -> Params:
-        """The retriever of a training stage, what that leaves alone as pretrained, or random from the run's seed.
-
-        An empty `stage` has trained nothing.
-        """
-        trained: Params = {}
-        if stage:
-            trained = load_params(run.files.stage(stage))
-            trained = trained["trained"] if "adapters" in trained else trained
-            trained = trained.get("retriever", trained)  # of a joint stage, its retriever
-            if "encoder" in trained:
-                return trained
-        rng = jax.random.key(run.seed)
-        ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
-        # Compiled as one: op by op it takes seconds.
-        fresh = jax.jit(self.retriever.init)(rng, ids, mask)
-        if self.encoder.params is not None:
-            fresh |= {name: self.encoder.params for name in fresh if name.endswith("encoder")}
-        return fresh | trained
 
     def form(self, *, exemplars: bool = True) -> SourceForm:
         """How the generator is shown its sources; without `exemplars`, rows have no room for one."""
@@ -186,26 +153,6 @@ class Parts:
             return FusionInPrompt(reader, form.split)
         return FusionInDecoder(reader)
 
-    @property
-    def retriever(self) -> EmotionEncoder:
-        """What embeds contexts and exemplars once it has learnt emotions."""
-        return EmotionEncoder(self.encoder.model, EMOTION_HEAD, self.settings.emotion_share)
-
-    def corpus(self, instances: Sequence[Instance]) -> Corpus:
-        return Corpus.of(instances, self.form(), self.encoder.tokenizer)
-
-    def exemplar_examples(
-        self, instances: Sequence[Instance], corpus: Corpus, candidates: np.ndarray, **options: Any
-    ) -> ExemplarExamples:
-        return ExemplarExamples(
-            instances,
-            corpus,
-            candidates,
-            self.form(),
-            self.encoder.tokenizer,
-            **options,
-        )
-
 
 def with_own_decoding(
     settings: DialogueSettings, tokenizer: Tokenizer, model: EncoderDecoder | DecoderOnly
@@ -224,23 +171,3 @@ def with_own_decoding(
 def places(params: Params, mesh: Mesh, settings: MeshSettings) -> Any:
     """Where each of `params`, or their shapes, lies on `mesh` by the names that `settings` split."""
     return shard_params(params, mesh, axes=logical_axes, logical={**LOGICAL, **settings.logical})
-
-
-def corpus_encoder_of(parts: Parts, retriever: Params, *, trained: bool = True) -> CorpusEncoder:
-    """The encoder with a retriever's parameters; one that is not `trained` knows no emotions yet."""
-    model = parts.retriever if trained else dataclasses.replace(parts.retriever, share=0.0)
-    # Not of how it is planned and trained, which changes no vector.
-    without = {"preset", "remat", "unroll", "dropout"}
-    made_by: list[Any] = [
-        {name: value for name, value in dataclasses.asdict(parts.settings.retriever).items() if name not in without}
-    ]
-    made_by += [model.share] if model.share else []
-    return CorpusEncoder(
-        model=model,
-        params=retriever,
-        tokenizer=parts.encoder.tokenizer,
-        max_query_tokens=parts.settings.layout.max_query_tokens,
-        max_key_tokens=parts.settings.layout.max_key_tokens,
-        # Without a share, no parameter of the emotions reaches a vector.
-        hash=hash_json([hash_tree(retriever if model.share else retriever["encoder"]), *made_by]),
-    )

@@ -7,7 +7,7 @@ import dataclasses
 from empax.core.config import ConfigError, check_numbers
 from empax.data.sources import LayoutSettings
 from empax.decoding.settings import DecodeSettings
-from empax.interop.pretrained import EncoderSettings, GeneratorSettings
+from empax.interop.pretrained import GeneratorSettings
 from empax.models.lora import LoraSettings
 
 
@@ -19,17 +19,14 @@ class DialogueSettings:
       own_decoding: decode as `generation_config.json` of the pretrained generator says; of `decoding` the lengths are
         left.
       lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
-      attributes: emotion attributes in front of everything; False is part of the paper's w/o EA (recipe argument
-        `no_attributes`), and takes emotion_share = 0.
-      passages: K, how many exemplars G2 reads.
+      attributes: emotion attributes in front of everything; False is part of REG's w/o EA (recipe argument
+        `no_attributes`).
+      passages: K, how many exemplars are there for a response, where a system retrieves some.
       logits_at_once: for how many target tokens of every row of a batch the loss of training holds logits at a time
         (0 = all); changes memory, and no result beyond rounding. Not for models with a bias of their output (BART).
-      emotion_share: how much of a retrieval score is the probability that the context has the exemplar's emotion, once
-        emotions have been learnt (`EmotionEncoder`); ours, 0 = nothing.
     """
 
     generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)
-    retriever: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
     layout: LayoutSettings = dataclasses.field(default_factory=LayoutSettings)
     decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
     own_decoding: bool = False
@@ -37,19 +34,12 @@ class DialogueSettings:
     attributes: bool = True
     passages: int = 6
     logits_at_once: int = 0
-    emotion_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_numbers(self, "passages", least=1)
         check_numbers(self, "logits_at_once", least=0)
-        check_numbers(self, "emotion_share", least=0, most=1)
         if self.own_decoding and not self.generator.pretrained:
             raise ConfigError("own_decoding is a pretrained generator's; set generator.pretrained, or it to False.")
-        if not self.attributes and self.emotion_share:
-            raise ConfigError(
-                f"attributes = False with emotion_share = {self.emotion_share} still retrieves by emotion, which is no "
-                "run without emotion attributes; set emotion_share to 0, or name the recipe with no_attributes."
-            )
 
 
 @dataclasses.dataclass(frozen=True)

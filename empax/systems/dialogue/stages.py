@@ -6,92 +6,110 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from empax.core.protocols import Task
-from empax.core.run import Assembly, RunContext, Sketch, TaskSpec
+from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.shapes import shapes_of
+from empax.core.system import AnswerOptions, TaskSpec
 from empax.core.types import Params
-from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples, LabelledBatch
+from empax.data.exemplars import ContextExamples, Corpus, LabelledBatch
 from empax.data.store import load_candidates, load_instances
-from empax.retrieval.corpus import CorpusEncoder
+from empax.systems.dialogue.answerer import Answerer, AnswerExamples, MakeExamples
 from empax.systems.dialogue.checks import check_generator
-from empax.systems.dialogue.parts import Parts, corpus_encoder_of
+from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.dialogue.settings import GeneratorStage
+from empax.systems.dialogue.trained import Trained, check_adapters, generator_to_export
 from empax.training.checkpoint import load_params
+from empax.training.lora import AdaptableTask, is_adapted
 
 
 def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
     # Without their weights: what this holds stays in memory beside what training keeps.
-    parts = Parts.of(run, with_params=False)
+    parts = GeneratorParts.of(run, with_params=False)
     if parts.settings.lora is not None:
-        parts = Parts.of(run)
-    splits = {split: load_instances(run, split) for split in ("train", "validation")}
-    splits["validation"] = splits["validation"][: stage.max_validation_examples or None]
-    options: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
+        parts = GeneratorParts.of(run)
+    train, validation = _examples(parts, stage, run)
+    initial: Callable[[Params], Params] | None = None
+    if stage.start_from:
+        initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
+    if parts.settings.lora is not None:
+        task = parts.with_lora(parts.generator_task(stage))
+        if initial is None and (kept := parts.generator.adapters) is not None:
+            initial = lambda params: {**params, "adapters": {"model": kept}}  # noqa: E731
+        frozen = task.freeze({"model": parts.generator.params}, {})
+        return Assembly(task, train, validation, frozen=frozen, initial=initial)
+    if initial is None and (parts.settings.generator.pretrained or parts.settings.generator.embeddings):
+        initial = lambda params: {**params, "model": {**params["model"], **pretrained(run)}}  # noqa: E731
+    return Assembly(parts.generator_task(stage), train, validation, initial=initial)
+
+
+def _examples(parts: GeneratorParts, stage: GeneratorStage, run: RunContext) -> tuple[ContextExamples, ContextExamples]:
+    """Of training, which may show exemplars, and of validation."""
+    form = parts.form(exemplars=bool(stage.index))
+    instances, shown = load_instances(run, "train"), {}
     if stage.index:
-        corpus = parts.corpus(splits["train"])
         positions, ids = load_candidates(run, stage.index, "train")
-        candidates = np.full((len(splits["train"]), parts.settings.passages), -1)
+        candidates = np.full((len(instances), parts.settings.passages), -1)
         candidates[positions] = ids[:, : parts.settings.passages]
-        options["train"] = {
-            "corpus": corpus,
+        shown = {
+            "corpus": Corpus.of(instances, parts.form()),
             "candidates": candidates,
             "exemplar_probability": stage.exemplar_probability,
         }
-
-    def examples(split: str) -> ContextExamples:
-        return ContextExamples(
-            splits[split],
-            parts.form(exemplars=bool(stage.index)),
-            **options[split],
-        )
-
-    initial: Callable[[Params], Params] | None = None
-    if parts.settings.lora is not None:
-        task = parts.with_lora(parts.generator_task(stage))
-        if stage.start_from:
-            initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
-        elif (kept := parts.generator.adapters) is not None:
-            initial = lambda params: {**params, "adapters": {"model": kept}}  # noqa: E731
-        frozen = task.freeze({"model": parts.generator.params}, {})
-        return Assembly(task, examples("train"), examples("validation"), frozen=frozen, initial=initial)
-    if stage.start_from:
-        initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
-    elif parts.settings.generator.pretrained or parts.settings.generator.embeddings:
-        initial = lambda params: {**params, "model": {**params["model"], **pretrained(run)}}  # noqa: E731
-    return Assembly(parts.generator_task(stage), examples("train"), examples("validation"), initial=initial)
+    validation = load_instances(run, "validation")[: stage.max_validation_examples or None]
+    return ContextExamples(instances, form, **shown), ContextExamples(validation, form)
 
 
 def pretrained(run: RunContext) -> Params:
     """Of the run's generator, the parameters that it does not draw at random."""
-    params = Parts.of(run).generator.params
+    params = GeneratorParts.of(run).generator.params
     assert params is not None
     return params
 
 
-def searched(
-    parts: Parts, run: RunContext, index: str, split: str, corpus: Corpus, limit: int, **options: Any
-) -> ExemplarExamples:
-    """Examples of those instances of a split that have candidates, at most `limit` (0 = all)."""
-    positions, ids = load_candidates(run, index, split)
-    limit = limit or len(positions)
-    instances = load_instances(run, split)
-    return parts.exemplar_examples([instances[p] for p in positions[:limit]], corpus, ids[:limit], **options)
+def answer_generator(stage: GeneratorStage, run: RunContext, options: AnswerOptions) -> Answerer:
+    """The generator of a finished stage, which reads the context alone."""
+    parts = GeneratorParts.of(run, with_params=False)
+    params = parts.lowered(parts.stage_params(run, options.stage))
+    return answerer_of(parts, parts.generator_task(stage), params, context_examples(parts), options)
 
 
-def corpus_encoder(run: RunContext, stage: str) -> CorpusEncoder:
-    """The encoder that index stages embed with: of training stage `stage`, or as pretrained if that is empty."""
-    parts = Parts.of(run)
-    return corpus_encoder_of(parts, parts.retriever_params(run, stage), trained=bool(stage))
+def answerer_of(
+    parts: GeneratorParts, task: Any, params: Params, make_examples: MakeExamples, options: AnswerOptions
+) -> Answerer:
+    """What answers with `task` as `options` say."""
+    buckets, single = options.buckets or (parts.settings.layout.max_source_tokens,), not options.buckets
+    return Answerer(task, params, make_examples, parts.tokenizer, buckets, mesh=parts.mesh, single=single)
+
+
+def context_examples(parts: GeneratorParts) -> MakeExamples:
+    """Contexts alone, for the generator of `parts` to answer."""
+    form = parts.for_answers().form(exemplars=False)
+    return lambda instances: AnswerExamples(ContextExamples(instances, form), [{} for _ in instances])
+
+
+def trained_generator(stage: GeneratorStage, run: RunContext, adapters: bool) -> Trained:
+    """The generator of the stage that `run` is at, without its emotion head; or its adapters alone.
+
+    Raises:
+      ConfigError: the stage has no adapters.
+      CheckpointError: it has not been trained.
+    """
+    del stage
+    saved = load_params(run.directory)  # before any model is made: it is what is most often missing
+    check_adapters(adapters and not is_adapted(saved), run, "generator")
+    parts = GeneratorParts.of(run, with_params=False)
+    params = saved["adapters"] if adapters else parts.stage_params(run, run.stage)
+    return generator_to_export(parts, run.stage, params["model"], passages=0, adapters=adapters)
 
 
 def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, length: int) -> Sketch:
-    parts = Parts.of(run, planned=True)
+    parts = GeneratorParts.of(run, planned=True)
     return sketched(parts, parts.generator_task(stage), sketch_labelled(parts, batch_size, length), {})
 
 
-def sketched(parts: Parts, task: Task, batch: Any, frozen: Params) -> Sketch:
+def sketched(parts: GeneratorParts, task: AdaptableTask, batch: Any, frozen: Params) -> Sketch:
     """`task`; with `lora` its adapters, and among what is frozen the weights that they sit on."""
     if parts.settings.lora is None:
         return Sketch(task, batch, frozen)
@@ -99,31 +117,19 @@ def sketched(parts: Parts, task: Task, batch: Any, frozen: Params) -> Sketch:
     return Sketch(adapted, batch, jax.eval_shape(adapted.freeze, _initial_shapes(task, batch), frozen))
 
 
-def sketch_judge(parts: Parts, rows: int, length: int) -> Params:
+def sketch_frozen_generator(parts: GeneratorParts, rows: int, length: int) -> Params:
     """The generator that a stage after its own holds beside what it trains."""
     task = parts.generator_task(GeneratorStage())
     shapes = _initial_shapes(task, sketch_labelled(parts, rows, length))
     return {"generator": jax.eval_shape(parts.lowered, shapes)}
 
 
-def sketch_labelled(parts: Parts, rows: int, length: int) -> LabelledBatch:
-    target = (rows, parts.settings.layout.max_target_tokens)
-    return LabelledBatch(
-        source=shape(rows, length),
-        source_mask=shape(rows, length, kind=bool),
-        target=shape(*target),
-        target_mask=shape(*target, kind=bool),
-        valid=shape(rows, kind=bool),
-        emotion=shape(rows),
-    )
+def sketch_labelled(parts: GeneratorParts, rows: int, length: int) -> LabelledBatch:
+    return shapes_of(LabelledBatch, B=rows, S=length, T=parts.settings.layout.max_target_tokens)
 
 
 def _initial_shapes(task: Task, batch: Any) -> Params:
     return jax.eval_shape(lambda batch: task.init(jax.random.key(0), batch), batch)
-
-
-def shape(*sizes: int, kind: Any = jnp.int32) -> Any:
-    return jax.ShapeDtypeStruct(sizes, kind)
 
 
 GENERATOR = TaskSpec(
@@ -131,6 +137,8 @@ GENERATOR = TaskSpec(
     check_generator,
     build_generator,
     sketch_generator,
+    answer=answer_generator,
+    models={"generator": trained_generator},
     unread=("decoding", "retriever", "emotion_share"),
 )
 """Exemplars come from a stage before it, which is another one where the retriever is."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import cast
 
 from empax.core.config import ConfigError
@@ -15,7 +14,7 @@ from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
 from empax.models.lora import LoraSettings
 from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.parts import Parts
+from empax.systems.dialogue.parts import GeneratorParts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,33 +46,18 @@ class Trained:
     adapters: bool = False
 
 
-def find_stage(run: RunContext, held: Mapping[str, tuple[str, ...]], *, stage: str, what: str) -> tuple[str, str, str]:
-    """A stage of the run that trains a model, its task, and which of its models is meant.
-
-    Args:
-      run: whose config is searched.
-      held: task of a stage, as its section names it, and the models that its checkpoint holds, the main one first.
-      stage: name of the stage; empty = the last of them.
-      what: name of the model; empty = the main one.
-
-    Raises:
-      ConfigError: there is no such stage, or it holds no such model.
-    """
-    stages = {name: task for name in run.config["run"] if (task := _task(run, name)) in held}
-    stage = stage or next(reversed(stages), "")
-    if stage not in stages:
+def check_adapters(lacking: bool, run: RunContext, what: str) -> None:
+    """Raises ConfigError if the stage that `run` is at is `lacking` adapters that are wanted."""
+    if lacking:
         raise ConfigError(
-            f"stage = {stage!r} trains no model of this run; those that do are {', '.join(stages) or 'none'}."
+            f"the {what} of stage {run.stage!r} has no adapters, it was trained whole: export it with --lora=merged "
+            f"({run.shared}.lora makes a run train adapters of its generator)."
         )
-    mine = held[stages[stage]]
-    what = what or mine[0]
-    if what not in mine:
-        owners = ", ".join(name for name, task in stages.items() if what in held[task])
-        raise ConfigError(f"stage {stage!r} holds no {what}, only its {mine[0]}; stages that do: {owners or 'none'}.")
-    return stage, stages[stage], what
 
 
-def trained_generator(parts: Parts, stage: str, params: Params, *, passages: int, adapters: bool = False) -> Trained:
+def generator_to_export(
+    parts: GeneratorParts, stage: str, params: Params, *, passages: int, adapters: bool = False
+) -> Trained:
     """A stage's generator, reading `passages` at once; `params` are its adapters alone where `adapters` is set."""
     settings = parts.settings
     return Trained(
@@ -88,24 +72,3 @@ def trained_generator(parts: Parts, stage: str, params: Params, *, passages: int
         lora=settings.lora,
         adapters=adapters,
     )
-
-
-def trained_retriever(parts: Parts, stage: str, params: Params) -> Trained:
-    """A stage's retriever, without what its head adds to a score."""
-    settings = parts.settings
-    return Trained(
-        stage,
-        "retriever",
-        parts.encoder.model,
-        params["encoder"],
-        cast(SubwordTokenizer, parts.encoder.tokenizer),
-        settings.decoding,
-        settings.retriever.pretrained,
-        max_tokens=max(settings.layout.max_query_tokens, settings.layout.max_key_tokens),
-    )
-
-
-def _task(run: RunContext, name: str) -> str:
-    """Of a training stage its task, with the system in front where it is another one's."""
-    section = run.section(name)
-    return section["task"].removeprefix(f"{run.config['system']}.") if section["kind"] == "train" else ""

@@ -1,11 +1,41 @@
-"""EmpRL: the system (`tasks`), its rewards and rollouts, its stages, and what answers when it is trained."""
+"""EmpRL: the system (`tasks`), its rewards and rollouts, and its stages."""
 
+from empax.core.run import RunContext
+from empax.core.system import System, TaskSpec
 from empax.systems.dialogue.checks import check_system
-from empax.systems.dialogue.settings import DialogueSettings
-from empax.systems.dialogue.stages import corpus_encoder
-from empax.systems.emprl.stages import TASKS, check_responder, load_responder
-from empax.systems.emprl.trained import load_trained
+from empax.systems.dialogue.stages import GENERATOR
+from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
+from empax.systems.emprl.stages import answer_policy, build_policy, check_policy, sketch_policy, trained_policy
+from empax.systems.retrieval.checks import check_retriever
+from empax.systems.retrieval.parts import pretrained_encoder
+from empax.systems.retrieval.settings import RetrievalSettings
 
-SETTINGS = DialogueSettings
 
-__all__ = ["SETTINGS", "TASKS", "check_responder", "check_system", "corpus_encoder", "load_responder", "load_trained"]
+def check(run: RunContext) -> None:
+    """Looks at the generator, and at the retriever where a stage embeds something."""
+    check_system(run)
+    if any(_embeds(stage.kind, stage.settings) for stage in run.plan.stages.values()):
+        check_retriever(run)
+
+
+def _embeds(kind: str, settings: object) -> bool:
+    expects = isinstance(settings, PolicyStage) and any(part.goal == "f1" for part in settings.rewards)
+    return kind == "index" or expects
+
+
+TASKS = {
+    "generator": GENERATOR,
+    **{
+        name: TaskSpec(
+            settings,
+            check_policy,
+            build_policy,
+            sketch_policy,
+            answer=answer_policy,
+            models={"generator": trained_policy},
+        )
+        for name, settings in (("ppo", PpoStage), ("grpo", GrpoStage))
+    },
+}
+
+SYSTEM = System("emprl", RetrievalSettings, TASKS, encoder=pretrained_encoder, check=check)

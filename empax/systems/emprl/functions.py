@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import inspect
 import numbers
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +14,7 @@ from jaxtyping import Float
 
 from empax.core import distributed
 from empax.core.config import ConfigError
+from empax.core.plugins import blamed, load_named
 from empax.core.types import Instance
 from empax.systems.emprl.rollouts import Rollout
 from empax.systems.emprl.settings import RewardSettings
@@ -31,36 +29,11 @@ def load_function(name: str) -> Callable[..., Any]:
     Raises:
       ConfigError: there is none, or its module cannot be imported.
     """
-    module, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise ConfigError(
-            f"function = {name!r} is not 'module:name'; write no path and no '.py', and put the folder of the module "
-            "on PYTHONPATH."
-        )
-    try:
-        with _blamed(f"function = {name!r}: the import"):
-            found = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"function = {name!r}: there is no module {error.name!r}; put its folder on PYTHONPATH."
-        ) from error
+    found = load_named(name, "function")
     if not callable(found):
+        module, _, attribute = name.partition(":")
         raise ConfigError(f"function = {name!r}: {module} has no function {attribute!r}.")
     return found
-
-
-@contextlib.contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """Turns an error in somebody else's code into a ConfigError that says where it was raised."""
-    try:
-        yield
-    except (ConfigError, ModuleNotFoundError):
-        raise
-    except Exception as error:  # nobody knows what a stranger's code raises
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(
-            f"{what} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno})."
-        ) from error
 
 
 def call_text_function(
@@ -82,7 +55,7 @@ def call_text_function(
             f"the reward {name} wants {', '.join(missing)}; the fields of its rows are {', '.join(sorted(fields))}."
         )
     given = fields if takes_any else {field: fields[field] for field in named if field in fields}
-    with _blamed(f"the reward {name}"):
+    with blamed(f"the reward {name}"):
         found = function([i.context for i in instances], list(responses), [i.response for i in instances], **given)
     return checked_scores(found, name, len(instances))
 
@@ -161,7 +134,7 @@ def try_functions(settings: Sequence[RewardSettings], instances: Sequence[Instan
                 call_text_function(function, part.function, instances, [i.response for i in instances])
             continue
         args = (getattr(function, "params"), rollout) if hasattr(function, "params") else (rollout,)  # noqa: B009
-        with _blamed(f"the reward {part.function}"):
+        with blamed(f"the reward {part.function}"):
             found = jax.eval_shape(function, *args)
         shape, kind = getattr(found, "shape", None), getattr(found, "dtype", None)
         if shape != (len(instances),) or kind is None or not _is_real(kind):

@@ -17,13 +17,12 @@ from empax.core import distributed
 from empax.core.cache import kept_array
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
-from empax.core.protocols import Tokenizer
+from empax.core.protocols import InstanceEncoder, Tokenizer
 from empax.core.sharding import local_mesh
 from empax.core.types import LEVELS, MECHANISMS, Instance, Params
 from empax.data import features
 from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
-from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
 from empax.systems.emprl.expectations import expected_levels, f1_gains
 from empax.systems.emprl.functions import call_text_function, load_function
@@ -127,7 +126,7 @@ class EmpathyReward:
     judges: tuple[IdentifierJudge, ...]
     tokenizer: Tokenizer
     shift_penalty: float = 0.0
-    encoder: CorpusEncoder | None = None
+    encoder: InstanceEncoder | None = None
 
     @functools.cached_property
     def on_host(self) -> bool:
@@ -309,7 +308,7 @@ def make_reward(
     tokenizer: Tokenizer,
     instances: Sequence[Instance],
     judges: Callable[[str], IdentifierJudge],
-    encoder: Callable[[], CorpusEncoder] | None = None,
+    encoder: Callable[[], InstanceEncoder] | None = None,
     responses: Callable[[], Sequence[str]] | None = None,
 ) -> Reward:
     """The reward that settings describe.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from empax.core import distributed
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError
 from empax.core.files import write_json
-from empax.core.run import Assembly, RunContext, Sketch, TaskSpec, cache_dir
+from empax.core.run import Assembly, RunContext, Sketch, cache_dir
+from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
+from empax.core.system import AnswerOptions, load_encoder_of
 from empax.core.types import Instance, Params
 from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances
@@ -22,34 +25,38 @@ from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.index import load_index
 from empax.systems.attributes import IdentifierJudge, IdentifierStage, judge_stage, load_judge
 from empax.systems.attributes.identifier import check_mechanisms
-from empax.systems.dialogue.checks import TWO_ROWS, dialogue_settings
+from empax.systems.dialogue.answerer import Answerer
+from empax.systems.dialogue.checks import TWO_ROWS
 from empax.systems.dialogue.generator import Generator
-from empax.systems.dialogue.parts import Parts
-from empax.systems.dialogue.responder import Responder, Retrieval
-from empax.systems.dialogue.stages import GENERATOR, corpus_encoder, searched, shape, sketch_labelled
+from empax.systems.dialogue.parts import GeneratorParts
+from empax.systems.dialogue.stages import answerer_of, context_examples
+from empax.systems.dialogue.trained import Trained, generator_to_export
 from empax.systems.emprl.functions import try_functions
 from empax.systems.emprl.rewards import Reward, check_contexts, make_reward
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
-from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
+from empax.systems.emprl.settings import PolicyStage, PpoStage
 from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
+from empax.systems.retrieval.parts import ExemplarSearch, RetrievalParts
+from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
+from empax.training.lora import is_adapted
 
 
-def generator_of(parts: Parts, *, fused: bool) -> Generator:
+def generator_of(parts: GeneratorParts, *, fused: bool) -> Generator:
     """The run's generator as a task; `fused`, reading several passages."""
     settings = parts.settings
     model = parts.fusion if fused else parts.reader
     return Generator(model, EMOTION_HEAD, parts.decoder(settings.decoding), emotion_weight=0.0)
 
 
-def make_policy(parts: Parts, stage: PolicyStage, reward: Reward) -> Ppo | Grpo:
+def make_policy(parts: GeneratorParts, stage: PolicyStage, reward: Reward) -> Ppo | Grpo:
     generator = generator_of(parts, fused=bool(stage.index))
     rolled = dataclasses.replace(generator, decoder=parts.decoder(stage.rollout))
     algorithm: Any = ALGORITHMS[type(stage)]  # each with the settings that it belongs to
     return algorithm(rolled, reward, stage)
 
 
-def first_params(parts: Parts, run: RunContext, stage: str) -> Params:
+def first_params(parts: GeneratorParts, run: RunContext, stage: str) -> Params:
     """{"model", "emotion"} of the stage that a policy begins with; of a joint stage, its generator."""
     params = parts.stage_params(run, stage)
     params = params.get("generator", params)
@@ -70,16 +77,12 @@ def check_policy(stage: PolicyStage, run: RunContext) -> None:
     check_prepared(run)
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
     if stage.index:
-        check_candidates(run, stage.index, ("train", "validation"), dialogue_settings(run).passages)
+        check_candidates(run, stage.index, ("train", "validation"), run.shared_settings(RetrievalSettings).passages)
     for part in stage.rewards:
         if part.kind == "empathy":
             _check_identifiers(part.stages, run)
-    two, tokens = len(TWO_ROWS), stage.rollout.max_tokens
-    inputs = LabelledBatch(
-        source=shape(two, 8), source_mask=shape(two, 8, kind=bool), target=shape(two, 8),
-        target_mask=shape(two, 8, kind=bool), valid=shape(two, kind=bool), emotion=shape(two),
-    )  # fmt: skip
-    rollout = _sketch_rollout(_policy_batch(inputs, two), two, tokens, has_values=False)
+    asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
+    rollout = _sketch_rollout(asked, stage.rollout.max_tokens, has_values=False)
     unknown = dict.fromkeys(("scores", "advantages", "kl_coefficient"))
     try_functions(stage.rewards, TWO_ROWS, dataclasses.replace(rollout, **unknown))
 
@@ -96,7 +99,7 @@ def _check_identifiers(stages: Sequence[str], run: RunContext) -> None:
 
 
 def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
-    parts = Parts.of(run, with_params=False)
+    parts = GeneratorParts.of(run, with_params=False)
     first = first_params(parts, run, stage.start_from)
 
     def judges(name: str) -> IdentifierJudge:
@@ -111,7 +114,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
         tokenizer=parts.tokenizer,
         instances=train.instances,
         judges=judges,
-        encoder=lambda: corpus_encoder(run, ""),
+        encoder=lambda: load_encoder_of(run, ""),
         responses=lambda: [instance.response for instance in load_instances(run, "train")],
     )
     held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
@@ -133,15 +136,7 @@ def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
     return Assembly(task, examples, validation, frozen=frozen, **calls)
 
 
-def policy_settings(run: RunContext, stage: str) -> PolicyStage:
-    """Settings of a stage of the tasks "ppo" or "grpo"; ConfigError if its section cannot be read."""
-    section = run.section(stage)
-    cls = TASKS[section["task"].rpartition(".")[2]].settings
-    fields = {field.name for field in dataclasses.fields(cls)}
-    return to_settings(cls, {k: v for k, v in section.items() if k in fields}, where=f"config.{stage}")
-
-
-def policy_model(parts: Parts, params: Params, first: Params, kept_share: float) -> Params:
+def policy_model(parts: GeneratorParts, params: Params, first: Params, kept_share: float) -> Params:
     r"""The model in the parameters of a policy; adapters are merged into the weights that they were trained on.
 
     .. math:: \theta = \theta_{first} + s \, (\theta_{policy} - \theta_{first})
@@ -154,7 +149,7 @@ def policy_model(parts: Parts, params: Params, first: Params, kept_share: float)
       first: {"model"}, what training began with.
       kept_share: s in (0, 1], see PolicyStage.
     """
-    if "adapters" in params:
+    if is_adapted(params):
         task = make_policy(parts, PpoStage(), Reward(()))
         model = parts.merged(task, params, {"model": first["model"]})["model"]
     else:
@@ -170,10 +165,12 @@ class Replies:
     The first call also asks the model that training began with, as step 0.
     """
 
-    def __init__(self, parts: Parts, run: RunContext, stage: PolicyStage, instances: Sequence[Instance], first: Params):
+    def __init__(
+        self, parts: GeneratorParts, run: RunContext, stage: PolicyStage, instances: Sequence[Instance], first: Params
+    ):
         self._parts, self._run, self._stage, self._first = parts, run, stage, first
         self._instances = instances
-        self._responder: Responder | None = None
+        self._answerer: Answerer | None = None
 
     def __call__(self, step: int, params: Params | None) -> None:
         if params is None or not self._instances:
@@ -185,40 +182,40 @@ class Replies:
         )
 
     def _keep(self, step: int, model: Params) -> None:
-        if self._responder is None:  # one, so that it compiles once
-            retrieval = _retrieval(self._parts, self._run, self._stage) if self._stage.index else None
-            generator = generator_of(self._parts, fused=bool(self._stage.index))
-            longest = (self._parts.settings.layout.max_source_tokens,)
-            self._responder = Responder(self._parts, generator, {}, retrieval, longest)
+        if self._answerer is None:  # one, so that it compiles once
+            options = AnswerOptions(self._run.stage, "", (self._parts.settings.layout.max_source_tokens,))
+            self._answerer = _answerer(self._parts, self._run, self._stage, {}, options)
         # From the host always: arrays that lie elsewhere would be another program to compile.
-        self._responder.take(jax.device_get({"model": model, "emotion": self._first["emotion"]}))
+        self._answerer.take(jax.device_get({"model": model, "emotion": self._first["emotion"]}))
         # The same draws at every step: what differs is the policy.
-        made = self._responder.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
+        made = self._answerer.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
         write_json(self._path(step), [{"context": list(p.context), "response": p.response} for p in made])
 
     def _path(self, step: int) -> Path:
         return self._run.directory / "replies" / f"{step:06d}.json"
 
 
-def _examples(parts: Parts, run: RunContext, stage: PolicyStage, split: str, limit: int) -> ContextExamples:
+def _examples(parts: GeneratorParts, run: RunContext, stage: PolicyStage, split: str, limit: int) -> ContextExamples:
     instances = load_instances(run, split)
     if not stage.index:
         return ContextExamples(instances[: limit or None], parts.form(exemplars=False))
-    corpus = parts.corpus(instances if split == "train" else load_instances(run, "train"))
+    retrieval, form = RetrievalParts.of(run, parts.tokenizer, with_params=False), parts.form()
+    corpus = retrieval.corpus(instances if split == "train" else load_instances(run, "train"), form)
     embeddings = load_index(run.files.index(stage.index)).embeddings
-    found = searched(parts, run, stage.index, split, corpus, limit, key_embeddings=embeddings)
+    found = retrieval.searched(run, stage.index, split, corpus, form, limit, key_embeddings=embeddings)
     found.set_candidates(found.candidates[:, : parts.settings.passages])
     return found
 
 
 def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     """Of an update on all answers to a batch, and the rollout that makes them; who judges is not in it."""
-    parts = Parts.of(run, planned=True)
+    parts = GeneratorParts.of(run, planned=True)
     asked = batch_size * (stage.max_turns if stage.whole_dialogues else 1)
     rows, tokens = asked * stage.rollout.num_samples, stage.rollout.max_tokens
     policy = make_policy(parts, stage, Reward(()))
-    answers = _sketch_contexts(parts, stage, rows, length)
-    rollout = _sketch_rollout(answers, rows, tokens, has_values=policy.has_values)
+    source = (parts.settings.passages, length) if stage.index else (length,)
+    contexts = functools.partial(_sketch_contexts, source=source, target=parts.settings.layout.max_target_tokens)
+    rollout = _sketch_rollout(contexts(rows), tokens, has_values=policy.has_values)
     params = jax.eval_shape(policy.init, jax.random.key(0), rollout)
     frozen: dict[str, Any] = {"reward": {}}
     task: Any = policy
@@ -227,85 +224,65 @@ def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: 
     else:
         task = parts.with_lora(policy)
         frozen = jax.eval_shape(task.freeze, {"model": params["model"]}, frozen)
-    return Sketch(task, rollout, frozen, given=_sketch_contexts(parts, stage, asked, length), answer_tokens=tokens)
+    return Sketch(task, rollout, frozen, given=contexts(asked), answer_tokens=tokens)
 
 
-def _sketch_contexts(parts: Parts, stage: PolicyStage, rows: int, length: int) -> PolicyBatch:
-    inputs = sketch_labelled(parts, rows, length)
-    if stage.index:
-        passages = (rows, parts.settings.passages, length)
-        inputs = dataclasses.replace(inputs, source=shape(*passages), source_mask=shape(*passages, kind=bool))
-    return _policy_batch(inputs, rows)
+def _sketch_contexts(rows: int, *, source: tuple[int, ...], target: int) -> PolicyBatch:
+    """Contexts whose sources have the shape `source`, nobody's levels known."""
+    inputs = shapes_of(LabelledBatch, B=rows, S=source[-1], T=target)
+    if len(source) > 1:
+        ids, mask = (jax.ShapeDtypeStruct((rows, *source), kind) for kind in (jnp.int32, jnp.bool_))
+        inputs = dataclasses.replace(inputs, source=ids, source_mask=mask)
+    return dataclasses.replace(shapes_of(PolicyBatch, B=rows, S=1, T=1, C=1, M=3), inputs=inputs)
 
 
-def _policy_batch(inputs: Any, rows: int) -> PolicyBatch:
-    return PolicyBatch(
-        inputs=inputs,
-        row=shape(rows),
-        context=shape(rows, 1),
-        context_mask=shape(rows, 1, kind=bool),
-        wanted=shape(rows, 3, 3, kind=jnp.float32),
-        turn=shape(rows),
-        merit=shape(rows, kind=jnp.float32),
-    )
-
-
-def _sketch_rollout(batch: PolicyBatch, rows: int, tokens: int, *, has_values: bool) -> Rollout:
+def _sketch_rollout(batch: PolicyBatch, tokens: int, *, has_values: bool) -> Rollout:
     """Credited answers of `tokens` tokens each."""
-    ids, mask, each = shape(rows, tokens), shape(rows, tokens, kind=bool), shape(rows, tokens, kind=jnp.float32)
-    row = shape(rows, kind=jnp.float32)
-    rollout = Rollout(batch, ids, mask, each, each, scores=row, advantages=row, kl_coefficient=row)
-    if not has_values:
+    whole = shapes_of(Rollout, B=batch.row.shape[0], S=1, T=tokens, C=1, M=3)
+    rollout = dataclasses.replace(whole, batch=batch)
+    if has_values:
         return rollout
-    return dataclasses.replace(rollout, values=each, advantages=each, returns=each, policy_weight=row)
+    return dataclasses.replace(rollout, values=None, advantages=whole.scores, returns=None, policy_weight=None)
 
 
-TASKS = {
-    "generator": GENERATOR,
-    "ppo": TaskSpec(PpoStage, check_policy, build_policy, sketch_policy),
-    "grpo": TaskSpec(GrpoStage, check_policy, build_policy, sketch_policy),
-}
+def answer_policy(stage: PolicyStage, run: RunContext, options: AnswerOptions) -> Answerer:
+    """The reinforced generator of a finished stage; one that reads exemplars says itself where they come from."""
+    parts = GeneratorParts.of(run, with_params=False)
+    first = first_params(parts, run, stage.start_from)
+    model = policy_model(parts, load_params(run.files.stage(options.stage)), first, stage.kept_share)
+    # The emotion head is the fine-tuned one: rewards do not teach it.
+    return _answerer(parts, run, stage, {"model": parts.lowered(model), "emotion": first["emotion"]}, options)
 
 
-def check_responder(run: RunContext, *, stage: str, index: str) -> None:
-    """Raises ConfigError unless `config.STAGE.stage` trains what answers, before."""
-    del index  # a policy that reads exemplars says itself where they come from
-    run.earlier("stage", stage, tasks=("generator", "ppo", "grpo"))
+def _answerer(
+    parts: GeneratorParts, run: RunContext, stage: PolicyStage, params: Params, options: AnswerOptions
+) -> Answerer:
+    """With the exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
+    task = generator_of(parts, fused=bool(stage.index))
+    if not stage.index:
+        return answerer_of(parts, task, params, context_examples(parts), options)
+    retrieval = RetrievalParts.of(run, parts.tokenizer, with_params=False)
+    encoder: Any = load_encoder_of(run, run.named(stage.index).settings.encoder)
+    index = load_index(run.files.index(stage.index), encoder_hash=encoder.hash, mesh=local_mesh())
+    encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=not options.buckets))
+    corpus = retrieval.corpus(load_instances(run, "train"), parts.form())
+    search = ExemplarSearch(parts, retrieval, encoder, index, corpus)
+    return answerer_of(parts, task, params, search, options)
 
 
-def load_responder(run: RunContext, *, stage: str, index: str, buckets: Sequence[int]) -> Responder:
-    """The generator of a finished stage, fine-tuned or reinforced.
-
-    Args:
-      run: whose work directory holds the stages.
-      stage: of the tasks "generator", "ppo" or "grpo".
-      index: unused; a policy that reads exemplars says itself where they come from.
-      buckets: source lengths to pad to.
+def trained_policy(stage: PolicyStage, run: RunContext, adapters: bool) -> Trained:
+    """The reinforced generator of the stage that `run` is at, without its heads.
 
     Raises:
-      ConfigError: the stage trains something else.
+      ConfigError: adapters are wanted: those of a policy sit on weights that no other library has.
+      CheckpointError: the stage has not been trained.
     """
-    del index
-    parts = Parts.of(run, with_params=False)
-    kind = run.section(stage)["task"].rpartition(".")[2]
-    if kind == "generator":
-        params = parts.lowered(parts.stage_params(run, stage))
-        return Responder(parts, generator_of(parts, fused=False), params, None, buckets)
-    if kind not in ("ppo", "grpo"):
+    saved = load_params(run.directory)
+    if adapters:
         raise ConfigError(
-            f"config.{run.stage}.stage = {stage!r} trains {kind!r}; it must train 'generator', 'ppo' or 'grpo'."
+            f"stage {run.stage!r} has no adapters that sit on pretrained weights: export it with --lora=merged."
         )
-    settings = policy_settings(run, stage)
-    # The emotion head is the fine-tuned one: rewards do not teach it.
-    first = first_params(parts, run, settings.start_from)
-    model = policy_model(parts, load_params(run.files.stage(stage)), first, settings.kept_share)
-    params = {"model": parts.lowered(model), "emotion": first["emotion"]}
-    retrieval = _retrieval(parts, run, settings) if settings.index else None
-    return Responder(parts, generator_of(parts, fused=bool(settings.index)), params, retrieval, buckets)
-
-
-def _retrieval(parts: Parts, run: RunContext, settings: PolicyStage) -> Retrieval:
-    """The exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
-    encoder = corpus_encoder(run, run.section(settings.index)["encoder"])
-    index = load_index(run.files.index(settings.index), encoder_hash=encoder.hash, mesh=local_mesh())
-    return Retrieval(encoder, index, parts.corpus(load_instances(run, "train")))
+    parts = GeneratorParts.of(run, with_params=False)
+    model = policy_model(parts, saved, first_params(parts, run, stage.start_from), stage.kept_share)
+    passages = parts.settings.passages if stage.index else 0
+    return generator_to_export(parts, run.stage, model, passages=passages)

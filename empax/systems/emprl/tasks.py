@@ -83,6 +83,7 @@ class Policy:
         return params
 
     has_values: ClassVar[bool] = False
+    whole: ClassVar[str] = "^value/"
 
     def learns_from(self, name: str) -> int:
         del name

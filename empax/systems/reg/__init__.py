@@ -1,12 +1,55 @@
-"""REG: the system (`tasks`), its stages (`stages`) and what answers when it is trained (`responder`)."""
+"""REG: the system (`tasks`), its stages (`stages`), and what they give once they are trained (`answers`)."""
 
+from empax.core.run import RunContext
+from empax.core.system import System, TaskSpec
 from empax.systems.dialogue.checks import check_system
-from empax.systems.dialogue.settings import DialogueSettings
-from empax.systems.dialogue.stages import corpus_encoder
-from empax.systems.reg.responder import check_responder, load_responder
-from empax.systems.reg.stages import TASKS
-from empax.systems.reg.trained import load_trained
+from empax.systems.dialogue.stages import GENERATOR
+from empax.systems.reg.answers import answer_joint, joint_generator, trained_retriever
+from empax.systems.reg.parts import trained_encoder
+from empax.systems.reg.settings import EmotionStage, JointStage, RetrieverStage
+from empax.systems.reg.stages import (
+    build_emotions,
+    build_joint,
+    build_retriever,
+    check_emotions,
+    check_joint,
+    check_retriever,
+    sketch_emotions,
+    sketch_joint,
+    sketch_retriever,
+)
+from empax.systems.retrieval import checks
+from empax.systems.retrieval.parts import pretrained_encoder
+from empax.systems.retrieval.settings import RetrievalSettings
 
-SETTINGS = DialogueSettings
 
-__all__ = ["SETTINGS", "TASKS", "check_responder", "check_system", "corpus_encoder", "load_responder", "load_trained"]
+def check(run: RunContext) -> None:
+    """Looks at the generator and the retriever; see both checks."""
+    check_system(run)
+    checks.check_retriever(run)
+
+
+TASKS = {
+    "generator": GENERATOR,
+    "emotions": TaskSpec(EmotionStage, check_emotions, build_emotions, sketch_emotions, encoder=trained_encoder),
+    "retriever": TaskSpec(
+        RetrieverStage,
+        check_retriever,
+        build_retriever,
+        sketch_retriever,
+        encoder=trained_encoder,
+        models={"retriever": trained_retriever},
+    ),
+    "joint": TaskSpec(
+        JointStage,
+        check_joint,
+        build_joint,
+        sketch_joint,
+        answer=answer_joint,
+        searches=True,
+        encoder=trained_encoder,
+        models={"generator": joint_generator, "retriever": trained_retriever},
+    ),
+}
+
+SYSTEM = System("reg", RetrievalSettings, TASKS, encoder=pretrained_encoder, check=check)

@@ -20,7 +20,6 @@ from empax.decoding.passages import PassageReader
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.losses.distillation import emdr2, retriever_kl, target_distribution
-from empax.models.dual_encoder import EmotionEncoder
 from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.prompted import pooled_states
 from empax.systems.dialogue.generator import (
@@ -34,6 +33,7 @@ from empax.systems.dialogue.generator import (
     row_nll,
     target_weights,
 )
+from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings
 
 
@@ -60,7 +60,7 @@ class EmotionTask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Retriever:
+class RetrieverTask:
     """Stage 2: the retriever learns from what its candidates do for G1 (Eq. 3 to 5).
 
     `frozen` is G1's parameters under "generator".
@@ -177,7 +177,7 @@ def take_candidates(batch: Any, picked: Int[Array, "B K"]) -> Any:
 class Joint:
     """Stage 3: retriever and FiD generator G2 together (Eq. 6 and 7). `frozen` is G1 under "generator"."""
 
-    retriever: Retriever
+    retriever: RetrieverTask
     model: Fusion
     head: ClassificationHead
     decoder: Decoder
@@ -186,6 +186,7 @@ class Joint:
     label_smoothing: float = 0.0
     logits_at_once: int = 0
     heads: ClassVar[tuple[str, ...]] = ("generator", "retriever", "both")
+    whole: ClassVar[str] = "^generator/emotion/|^retriever/"
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second, third = jax.random.split(rng, 3)
@@ -227,7 +228,7 @@ class Joint:
             self.model, params["generator"]["model"], states, mask, rng, exemplars=exemplars
         )
 
-    def judge(self, params: Params, batch: Any) -> dict[str, Array]:
+    def read(self, params: Params, batch: Any) -> dict[str, Array]:
         """For each row: `nll`, `num_tokens`, and the emotion by each head and by both (index into EMOTIONS)."""
         generator, retriever = params["generator"], params["retriever"]
         states, mask = self._read(params, batch)
@@ -240,7 +241,7 @@ class Joint:
         return {"nll": nll, "num_tokens": num_tokens, **{name: x.argmax(axis=-1) for name, x in heads.items()}}
 
     def read_before(self, reader: PassageReader, params: Params, batch: Any) -> Any:
-        """A freshly collated batch with the states of its passages in place of them, for `generate` and `judge`."""
+        """A freshly collated batch with the states of its passages in place of them, for `generate` and `read`."""
         states, mask = reader(params["generator"]["model"], batch.source, batch.source_mask)
         nothing = {name: getattr(batch, name)[..., :0] for name in ("source", "source_mask")}
         return batch.replace(**nothing, states=states, states_mask=mask)

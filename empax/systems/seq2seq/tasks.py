@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 from jaxtyping import Array
@@ -25,6 +26,7 @@ class Seq2Seq:
     model: Reader
     decoder: Decoder
     label_smoothing: float = 0.0
+    whole: ClassVar[str] = ""  # with adapters, nothing else is trained
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         return {"model": self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]}

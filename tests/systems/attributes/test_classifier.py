@@ -16,6 +16,7 @@ from empax.models.dual_encoder import DualEncoder
 from empax.systems.attributes import ClassifierStage, load_holdout, load_judge
 from empax.systems.attributes.classifier import Classifier, PairExamples, encode
 from empax.systems.attributes.pairs import AttributeBatch, Pair, class_weights, load_pairs
+from tests.plans import plan_of
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +147,7 @@ def test_class_weights_are_inverse_shares():
 
 def context(workdir, **changes):
     config = read_json(workdir / "config.json")
-    return RunContext(WorkDir(workdir), {**config, **changes}, "annotate")
+    return RunContext(WorkDir(workdir), plan_of({**config, **changes}), "annotate")
 
 
 def test_pairs_are_split_by_seeker_and_seed(finished):

@@ -1,7 +1,5 @@
 """REG's stages put together from a finished run: what begins where, and what a switch changes."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,21 +8,24 @@ import pytest
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, read_json
 from empax.core.run import RunContext
+from empax.core.system import load_encoder_of
 from empax.core.tree import hash_tree
 from empax.data import features
-from empax.data.store import load_candidates, load_instances
+from empax.data.store import PrepareSettings, load_candidates, load_instances
+from empax.pipeline import evaluate
+from empax.pipeline.run import make_plan
 from empax.retrieval.index import StaleIndexError
-from empax.systems.dialogue.parts import Parts
 from empax.systems.dialogue.settings import GeneratorStage
-from empax.systems.dialogue.stages import build_generator, corpus_encoder
-from empax.systems.reg import SETTINGS, TASKS
-from empax.systems.reg.responder import load_responder
+from empax.systems.dialogue.stages import build_generator
+from empax.systems.reg import SYSTEM, TASKS
+from empax.systems.reg.parts import RegParts
 from empax.systems.reg.settings import JointStage, RetrieverStage
 from empax.systems.reg.stages import (
     Refresh,
     build_joint,
     build_retriever,
 )
+from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
 
 FRESH = {"retriever": {"fresh": 1}, "generator": {"fresh": 2}, "encoder": {"fresh": 3}, "emotion": {"fresh": 4}}
@@ -34,8 +35,12 @@ def context(workdir, stage, **changes):
     config = read_json(workdir / "config.json")
     for path, value in changes.items():
         section, name = path.split("__")
-        config[section] = {**config[section], name: value}
-    return RunContext(WorkDir(workdir), config, stage)
+        config[section] = {**config.get(section, {}), name: value}
+    return RunContext(WorkDir(workdir), make_plan(config), stage)
+
+
+def answering(run, stage, index="reindex", buckets=(80,)):
+    return evaluate.load_answerer(evaluate.Settings(stage, index), run, buckets)
 
 
 def same(one, two):
@@ -44,7 +49,8 @@ def same(one, two):
 
 def test_the_system_offers_its_settings_and_tasks():
     assert set(TASKS) == {"generator", "emotions", "retriever", "joint"}
-    assert dataclasses.is_dataclass(SETTINGS)
+    assert SYSTEM.tasks is TASKS
+    assert SYSTEM.settings is RetrievalSettings
 
 
 def test_g1_begins_anew_or_from_an_earlier_stage(finished):
@@ -56,7 +62,7 @@ def test_g1_begins_anew_or_from_an_earlier_stage(finished):
 
 def test_g1_sees_exemplars_of_the_index_in_training_and_none_in_validation(finished):
     run = context(finished, "generator")
-    separator = Parts.of(run).tokenizer.token_id(features.SEPARATOR)
+    separator = RegParts.of(run).generator.tokenizer.token_id(features.SEPARATOR)
 
     def share(examples):
         batch = examples.collate(np.arange(40), 80, np.random.default_rng(0))
@@ -77,7 +83,7 @@ def test_attributes_false_removes_every_attribute_token(finished):
     for shown in (True, False):
         run = context(finished, "joint", reg__attributes=shown, reg__emotion_share=0.0)
         assembly = build_joint(stage, run)
-        tokenizer = Parts.of(run).tokenizer
+        tokenizer = RegParts.of(run).generator.tokenizer
         every = [tokenizer.token_id(token) for token in features.ATTRIBUTE_TOKENS]
         batch = assembly.train.collate(np.arange(6), 80, np.random.default_rng(0))
         counts = np.isin(batch.source, every).sum(axis=2)
@@ -88,7 +94,7 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     run = context(finished, "retriever")
     assembly = build_retriever(RetrieverStage(candidates=3), run)
     began = assembly.initial(FRESH)
-    assert same(began, Parts.of(run).retriever_params(run, ""))
+    assert same(began, RegParts.of(run).retriever_params(run, ""))
     assert same(assembly.frozen["generator"], load_params(finished / "generator"))
     batch = assembly.train.collate(np.arange(4), 80, np.random.default_rng(0))
     assert batch.source.shape == (4, 3 + 2, 80)  # M retrieved, K random
@@ -115,7 +121,7 @@ def test_joint_training_begins_where_its_settings_say(finished):
     assert scratch.initial(FRESH)["generator"] == FRESH["generator"]
     assert same(scratch.frozen["generator"], load_params(finished / "generator"))  # the judge stays G1
     untrained = build_joint(JointStage(retriever=""), run).initial(FRESH)
-    assert same(untrained["retriever"], Parts.of(run).retriever_params(run, ""))
+    assert same(untrained["retriever"], RegParts.of(run).retriever_params(run, ""))
 
 
 def test_the_distillation_settings_of_a_stage_reach_its_task(finished):
@@ -139,11 +145,12 @@ def test_a_refresh_searches_once_and_a_resumed_run_reads_what_it_found(finished,
     for name in ("prepare", "annotate", "index", "reindex", "config.json"):
         (tmp_path / name).symlink_to(finished / name)
     run = context(tmp_path, "joint")
-    parts = Parts.of(run)
+    parts = RegParts.of(run)
     stage = JointStage(passage_encoder="trained")
     instances = load_instances(run, "train")[:64]
-    corpus = parts.corpus(load_instances(run, "train"))
-    examples = parts.exemplar_examples(instances, corpus, np.full((64, 3), -1))
+    form = parts.generator.form()
+    corpus = parts.retrieval.corpus(load_instances(run, "train"), form)
+    examples = parts.retrieval.examples(instances, corpus, np.full((64, 3), -1), form)
     refresh = Refresh(parts, run, stage, examples)
     params = load_params(finished / "joint", "last")
     refresh(2, params)
@@ -169,34 +176,34 @@ def test_a_refresh_searches_once_and_a_resumed_run_reads_what_it_found(finished,
 
 def test_the_pretrained_encoder_is_the_same_in_every_process(finished):
     run = context(finished, "index")
-    assert corpus_encoder(run, "").hash == corpus_encoder(run, "").hash
-    assert corpus_encoder(run, "retriever").hash != corpus_encoder(run, "").hash
-    joint = corpus_encoder(run, "joint")  # of a joint stage, its retriever
+    assert load_encoder_of(run, "").hash == load_encoder_of(run, "").hash
+    assert load_encoder_of(run, "retriever").hash != load_encoder_of(run, "").hash
+    joint = load_encoder_of(run, "joint")  # of a joint stage, its retriever
     assert same(joint.params, load_params(finished / "joint")["retriever"])
-    other = corpus_encoder(context(finished, "index", reg__emotion_share=0.25), "joint")
+    other = load_encoder_of(context(finished, "index", reg__emotion_share=0.25), "joint")
     assert other.hash != joint.hash  # the same parameters, other vectors
-    alone = corpus_encoder(context(finished, "index", reg__emotion_share=0.0), "joint")
+    alone = load_encoder_of(context(finished, "index", reg__emotion_share=0.0), "joint")
     assert alone.hash not in (joint.hash, other.hash)
 
 
 def test_only_what_answers_can_be_evaluated(finished):
     run = context(finished, "evaluate")
-    with pytest.raises(ConfigError, match="'retriever' trains 'retriever'; it must train 'joint' or 'generator'"):
-        load_responder(run, stage="retriever", index="reindex", buckets=(80,))
+    with pytest.raises(ConfigError, match=r"stage = 'retriever' trains 'reg\.retriever', which answers nothing"):
+        answering(run, "retriever")
     with pytest.raises(ConfigError, match=r"refers to config\.jiont"):
-        load_responder(run, stage="jiont", index="reindex", buckets=(80,))
+        answering(run, "jiont")
 
 
 def test_the_index_must_be_of_the_encoder_that_joint_training_began_with(finished):
     """Joint training moves the queries; with frozen passages theirs stay those of the stage before it."""
     for began, fits, stale in (("retriever", "reindex", "index"), ("", "index", "reindex")):
         run = context(finished, "evaluate", joint__retriever=began)
-        assert load_responder(run, stage="joint", index=fits, buckets=(80,)).heads == ("generator", "retriever", "both")
+        assert answering(run, "joint", fits).heads == ("generator", "retriever", "both")
         with pytest.raises(StaleIndexError, match=f"{stale}/store was made with encoder"):
-            load_responder(run, stage="joint", index=stale, buckets=(80,))
+            answering(run, "joint", stale)
     trained = context(finished, "evaluate", joint__passage_encoder="trained")
     with pytest.raises(StaleIndexError):  # its own encoder, which no index here is of
-        load_responder(trained, stage="joint", index="reindex", buckets=(80,))
+        answering(trained, "joint")
 
 
 @pytest.mark.multidevice
@@ -204,9 +211,8 @@ def test_answers_are_the_same_however_many_devices_make_them(finished, monkeypat
     instances = load_instances(context(finished, "evaluate"), "test")[:8]
 
     def answered(fsdp):
-        run = context(finished, "evaluate")
-        run.config["mesh"] = {"fsdp": fsdp}
-        responder = load_responder(run, stage="joint", index="reindex", buckets=(80,))
+        run = context(finished, "evaluate", mesh__fsdp=fsdp)
+        responder = answering(run, "joint")
         found = responder.respond(instances, batch_size=8, seed=0)
         return [p.response for p in found], [p.notes["nll"] for p in found], responder._params
 
@@ -223,9 +229,7 @@ def test_answers_are_the_same_however_many_devices_make_them(finished, monkeypat
 
 def test_a_generator_alone_answers_without_exemplars(finished):
     run = context(finished, "evaluate", reg__attributes=False, reg__emotion_share=0.0)
-    alone = load_responder(run, stage="generator", index="", buckets=(80,))
-    assert alone.retrieval is None
-    assert alone.for_single_texts() is alone
+    alone = answering(run, "generator")
     assert alone.heads == ("generator",)
     instances = load_instances(run, "test")[:5]
     found = alone.respond(instances, batch_size=2, seed=0)
@@ -240,7 +244,7 @@ def test_a_generator_alone_answers_without_exemplars(finished):
 
 def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
     run = context(finished, "evaluate", reg__attributes=False, reg__emotion_share=0.0, generator__emotion_weight=0.0)
-    alone = load_responder(run, stage="generator", index="", buckets=(80,))
+    alone = answering(run, "generator")
     assert alone.heads == ()
     instances = load_instances(run, "test")[:2]
     assert alone.emotions(instances, batch_size=2) == [{}, {}]
@@ -250,7 +254,7 @@ def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
     batch = jax.tree.map(jnp.asarray, rows)
     params, logged = load_params(finished / "generator"), {}
     for weight in (0.0, 0.1):
-        task = Parts.of(run).generator_task(GeneratorStage(emotion_weight=weight))
+        task = RegParts.of(run).generator.generator_task(GeneratorStage(emotion_weight=weight))
         logged[weight] = set(jax.eval_shape(lambda p, task=task: task.loss(p, {}, batch, None)[1], params))
     assert logged == {0.0: {"nll"}, 0.1: {"nll", "emotion_loss", "emotion_accuracy"}}
 
@@ -259,8 +263,7 @@ def test_sketches_have_the_shapes_of_what_is_trained(finished):
     """A plan counts the same parameters as a run, without reading any data."""
     for name, settings in (("generator", GeneratorStage), ("retriever", RetrieverStage), ("joint", JointStage)):
         spec, run = TASKS[name], context(finished, name)
-        section = {k: v for k, v in run.section(name).items() if k in settings.__dataclass_fields__}
-        stage = to_settings(settings, section, where="config")
+        stage = run.settings(name, settings)
         assembly = spec.build(stage, run)
         sketch = spec.sketch(stage, run, 8, 80)
         real = assembly.train.collate(np.arange(8), 80, np.random.default_rng(0))
@@ -269,6 +272,6 @@ def test_sketches_have_the_shapes_of_what_is_trained(finished):
         planned = jax.eval_shape(sketch.task.init, rng, sketch.batch)
         shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
         # The tokenizer of a small corpus may come out smaller than asked for.
-        vocabulary = Parts.of(run).tokenizer.vocab_size
-        assert vocabulary == run.section("prepare")["tokenizer"]["vocab_size"]
+        vocabulary = RegParts.of(run).generator.tokenizer.vocab_size
+        assert vocabulary == run.settings("prepare", PrepareSettings).tokenizer.vocab_size
         assert shapes(made) == shapes(planned)

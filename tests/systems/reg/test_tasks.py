@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.protocols import GenerativeTask, OnlineTask
+from empax.core.protocols import OnlineTask
 from empax.core.tree import map_named
 from empax.core.types import EMOTIONS, Batch, Generated
 from empax.data.exemplars import ExemplarBatch, LabelledBatch
@@ -17,13 +17,14 @@ from empax.decoding.passages import PassageReader
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation.device_metrics import UtilityWeights, utility
 from empax.models.bert import BertConfig, BertEncoder
-from empax.models.dual_encoder import DualEncoder, EmotionEncoder
+from empax.models.dual_encoder import DualEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.systems.dialogue.generator import Decoder, Generator, emotion_loss
+from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings
-from empax.systems.reg.tasks import EmotionTask, Joint, Retriever, take_candidates
+from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask, take_candidates
 
 VOCABULARY, START, EOS, PAD = 14, 2, 1, 0
 ROWS, RETRIEVED, K, SOURCE, TARGET, WIDTH = 3, 4, 2, 7, 6, 8
@@ -80,7 +81,7 @@ def explored(**changes):
 
 
 def retriever(**settings):
-    return Retriever(EmotionEncoder(ENCODER, HEAD), MODEL, DECODER, DistillationSettings(**settings), passages=K)
+    return RetrieverTask(EmotionEncoder(ENCODER, HEAD), MODEL, DECODER, DistillationSettings(**settings), passages=K)
 
 
 def joint(*, emotion_weight=0.0, retriever_weight=0.2, **settings):
@@ -93,7 +94,7 @@ def generator(emotion_weight=0.3, label_smoothing=0.0, logits_at_once=0):
 
 @functools.cache
 def params():
-    """Parameters of Joint; those of Retriever under "retriever", those of Generator under "generator".
+    """Parameters of Joint; those of RetrieverTask under "retriever", those of Generator under "generator".
 
     All leaves are random: biases and heads that begin at zero would hide mistakes. They are of such sizes that what is
     decoded depends on what was read.
@@ -539,7 +540,7 @@ def everything(task):
     @jax.jit
     def run(p, batch):
         answers = task.generate(p, {}, batch, jax.random.key(0))
-        return *task.loss(p, {}, batch, None), answers.tokens, task.judge(p, batch)
+        return *task.loss(p, {}, batch, None), answers.tokens, task.read(p, batch)
 
     return run
 
@@ -609,11 +610,9 @@ def test_logits_of_few_tokens_at_a_time_change_no_loss_and_no_gradient(label_smo
 
 
 def test_tasks_are_what_the_loop_expects():
-    assert isinstance(generator(), GenerativeTask)
     assert not isinstance(generator(), OnlineTask)
     assert isinstance(retriever(), OnlineTask)
     assert isinstance(joint(), OnlineTask)
-    assert isinstance(joint(), GenerativeTask)
 
 
 @pytest.mark.parametrize(
@@ -641,5 +640,5 @@ def test_passages_that_were_read_before_give_the_same_answers():
     assert read.states.shape[1] == 12 < K * SOURCE
     answers = [task.generate(params(), {}, one, rng).tokens for one in (batch, read)]
     np.testing.assert_array_equal(*answers)
-    for name, expected in task.judge(params(), batch).items():
-        np.testing.assert_allclose(task.judge(params(), read)[name], expected, rtol=1e-5)
+    for name, expected in task.read(params(), batch).items():
+        np.testing.assert_allclose(task.read(params(), read)[name], expected, rtol=1e-5)

@@ -1,0 +1,164 @@
+"""What answers once it is trained: any task that generates and reads, on the examples that its system makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+import tqdm
+
+from empax.core.memory import give_back_freed_memory
+from empax.core.protocols import Examples, Tokenizer
+from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
+from empax.core.types import EMOTIONS, Instance, Params, Prediction
+from empax.data.batches import eval_batches
+from empax.decoding.passages import PassageReader
+from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.systems.dialogue.parts import places
+
+_BATCHES_OF_FREED_MEMORY = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerExamples:
+    """Instances as a task reads them.
+
+    Attributes:
+      examples: one per instance, in order.
+      notes: of each instance, what its prediction tells beside the answer, by name: knowledge, intents, ...;
+        "exemplars" become the prediction's exemplars.
+    """
+
+    examples: Examples
+    notes: Sequence[Mapping[str, Any]]
+
+
+MakeExamples: TypeAlias = Callable[[Sequence[Instance]], AnswerExamples]
+
+
+class Answerer:
+    """Answers instances. Gold responses are scored where they are given, and reach no input.
+
+    Args:
+      task: has `generate`, `read` and `heads` (see `Generator`). One that has `read_before` too has its passages read
+        without padding, on a single device, unless `single`.
+      params: of the task.
+      make_examples: instances as the task reads them.
+      tokenizer: of the answers.
+      buckets: source lengths in tokens to pad to.
+      labels: what an integer that `read` gives under a name stands for, beside the emotions of `heads`:
+        {"intent": INTENTS}.
+      mesh: how the devices are laid out.
+      single: whether one context is answered at a time, which is to compile few shapes.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        params: Params,
+        make_examples: MakeExamples,
+        tokenizer: Tokenizer,
+        buckets: Sequence[int],
+        *,
+        labels: Mapping[str, Sequence[str]] | None = None,
+        mesh: MeshSettings | None = None,
+        single: bool = False,
+    ):
+        self.task, self.tokenizer, self.buckets = task, tokenizer, tuple(buckets)
+        self._make_examples, self._labels = make_examples, dict(labels or {})
+        self._mesh_settings = MeshSettings() if mesh is None else mesh
+        self._mesh = local_mesh(self._mesh_settings)
+        fuses = hasattr(task, "read_before") and isinstance(task.model, FusionInDecoder)
+        self._reader = PassageReader(task.model) if fuses and not single and self._mesh is None else None
+        self.take(params)
+        rows = batch_sharding(self._mesh) if self._mesh else None
+
+        def answer(params: Params, batch: Any, rng: jax.Array) -> tuple[Any, Any]:
+            with rows_split_as(rows):
+                return task.generate(params, {}, batch, rng).tokens[:, 0], task.read(params, batch)
+
+        def read(params: Params, batch: Any) -> Any:
+            with rows_split_as(rows):
+                return task.read(params, batch)
+
+        self._answer, self._read = jax.jit(answer), jax.jit(read)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The emotion heads that this run has."""
+        return self.task.heads
+
+    def take(self, params: Params) -> None:
+        """Answers with `params` from now on: they are put once, not with every batch, onto this process's devices."""
+        mesh = self._mesh
+        self._params = jax.device_put(params, places(params, mesh, self._mesh_settings) if mesh else None)
+
+    def respond(
+        self, instances: Sequence[Instance], *, batch_size: int, seed: int, progress: str | None = None
+    ) -> list[Prediction]:
+        """One prediction per instance, in order; `notes` hold what `read` gives, and each head's emotion."""
+        made_of = self._make_examples(instances)
+        made: dict[int, Prediction] = {}
+        rng = jax.random.key(seed)
+        shown = None if progress else True  # None: on a terminal only
+        with tqdm.tqdm(total=len(instances), desc=progress, disable=shown, unit="ex") as bar:
+            for number, (indices, batch) in enumerate(self._batches(made_of.examples, batch_size)):
+                tokens, read = jax.device_get(
+                    self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
+                )
+                for b, i in enumerate(int(i) for i in indices):
+                    if i >= 0:
+                        found = {name: values[b] for name, values in read.items()}
+                        made[i] = self._prediction(instances[i], tokens[b], found, made_of.notes[i])
+                bar.update(int((indices >= 0).sum()))
+        return [made[i] for i in range(len(instances))]
+
+    def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
+        """What each head reads from each instance, in order; nothing is decoded."""
+        if not self.heads:
+            return [{} for _ in instances]
+        made: dict[int, dict[str, str]] = {}
+        for indices, batch in self._batches(self._make_examples(instances).examples, batch_size):
+            read = jax.device_get(self._read(self._params, self._placed(batch)))
+            for b in np.flatnonzero(indices >= 0):
+                made[int(indices[b])] = {head: EMOTIONS[int(read[head][b])] for head in self.heads}
+        return [made[i] for i in range(len(instances))]
+
+    def _placed(self, batch: Any) -> Any:
+        """On the devices, with its passages read where they can be read without padding."""
+        if self._reader is not None:
+            batch = self.task.read_before(self._reader, self._params, batch)
+        return place_rows(batch, self._mesh)
+
+    def _batches(self, examples: Examples, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
+        """`eval_batches`; now and then the memory that batches of other shapes have left is given back."""
+        for number, batch in enumerate(eval_batches(examples, batch_size=batch_size, buckets=self.buckets), 1):
+            yield batch
+            if number % _BATCHES_OF_FREED_MEMORY == 0:
+                give_back_freed_memory()
+
+    def _prediction(
+        self, instance: Instance, tokens: np.ndarray, read: Mapping[str, np.ndarray], notes: Mapping[str, Any]
+    ) -> Prediction:
+        emotions = {head: EMOTIONS[int(read[head])] for head in self.heads}
+        labelled = {name: names[int(read[name])] for name, names in self._labels.items()}
+        return Prediction(
+            context=instance.context,
+            response=self.tokenizer.decode([int(t) for t in tokens]),
+            reference=instance.response,
+            id=instance.id,
+            emotion=instance.emotion,
+            emotion_prediction=emotions[self.heads[0]] if self.heads else "",
+            attributes=dict(instance.notes.get("context_attributes", {})),
+            exemplars=notes.get("exemplars", ()),
+            notes={
+                "nll": round(float(read["nll"]), 5),
+                "num_tokens": int(read["num_tokens"]),
+                "emotion_by_head": emotions,
+                **labelled,
+                **{name: note for name, note in notes.items() if name != "exemplars"},
+            },
+        )

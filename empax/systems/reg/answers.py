@@ -1,0 +1,98 @@
+"""A trained REG: what answers, the retriever with G2, and the models that others load."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+from empax.core.run import RunContext
+from empax.core.sharding import local_mesh
+from empax.core.system import AnswerOptions, load_encoder_of
+from empax.core.types import Params
+from empax.data.store import load_instances
+from empax.data.tokenizers import SubwordTokenizer
+from empax.retrieval.index import load_index
+from empax.systems.dialogue.answerer import Answerer
+from empax.systems.dialogue.parts import GeneratorParts
+from empax.systems.dialogue.stages import answerer_of
+from empax.systems.dialogue.trained import Trained, check_adapters, generator_to_export
+from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
+from empax.systems.reg.settings import JointStage, RetrieverStage
+from empax.systems.reg.stages import joint_task
+from empax.systems.retrieval.parts import ExemplarSearch
+from empax.training.checkpoint import load_params
+from empax.training.lora import is_adapted, trained_whole
+
+
+def answer_joint(stage: JointStage, run: RunContext, options: AnswerOptions) -> Answerer:
+    """The retriever with G2, of a finished stage.
+
+    Raises:
+      StaleIndexError: the index was made by another encoder than the stage's.
+    """
+    parts = RegParts.of(run, with_params=False)
+    made = parts.generator
+    params = made.stage_params(run, options.stage)
+    encoder = dataclasses.replace(
+        parts.corpus_encoder(params["retriever"]), buckets=parts.retrieval.buckets(single=not options.buckets)
+    )
+    search = ExemplarSearch(
+        made,
+        parts.retrieval,
+        encoder,
+        load_index(
+            run.files.index(options.index), encoder_hash=_maker_of_index(run, parts, stage, params), mesh=local_mesh()
+        ),
+        parts.retrieval.corpus(load_instances(run, "train"), made.form()),
+    )
+    params = {**params, "generator": made.lowered(params["generator"])}
+    return answerer_of(made, joint_task(parts, stage), params, search, options)
+
+
+def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointStage, params: Params) -> str:
+    """Hash of the encoder whose passages the trained queries belong to."""
+    if stage.passage_encoder == "trained":
+        return parts.corpus_encoder(params["retriever"]).hash
+    # Query-side training: the passages stay those of the retriever that joint training began with.
+    if stage.retriever:
+        return parts.corpus_encoder(parts.retriever_params(run, stage.retriever)).hash
+    return load_encoder_of(run, "").hash
+
+
+def joint_generator(stage: JointStage, run: RunContext, adapters: bool) -> Trained:
+    """G2 of the stage that `run` is at, without its emotion head; or its adapters alone.
+
+    Raises:
+      ConfigError: the stage has no adapters.
+      CheckpointError: it has not been trained.
+    """
+    del stage
+    saved = load_params(run.directory)
+    check_adapters(adapters and not is_adapted(saved), run, "generator")
+    parts = GeneratorParts.of(run, with_params=False)
+    params = (saved["adapters"] if adapters else parts.stage_params(run, run.stage))["generator"]
+    return generator_to_export(parts, run.stage, params["model"], passages=parts.settings.passages, adapters=adapters)
+
+
+def trained_retriever(stage: RetrieverStage | JointStage, run: RunContext, adapters: bool) -> Trained:
+    """The retriever of the stage that `run` is at, without what its head adds to a score.
+
+    Raises:
+      ConfigError: adapters are wanted, which a retriever never has.
+      CheckpointError: the stage has not been trained.
+    """
+    del stage
+    params = trained_whole(load_params(run.directory))
+    check_adapters(adapters, run, "retriever")
+    parts = emotion_parts(run, with_params=False).retrieval
+    settings = parts.settings
+    return Trained(
+        run.stage,
+        "retriever",
+        parts.encoder.model,
+        params.get("retriever", params)["encoder"],
+        cast(SubwordTokenizer, parts.encoder.tokenizer),
+        settings.decoding,
+        settings.retriever.pretrained,
+        max_tokens=max(settings.layout.max_query_tokens, settings.layout.max_key_tokens),
+    )

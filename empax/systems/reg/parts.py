@@ -1,0 +1,100 @@
+"""What REG's stages are put together from: generator, retriever, and the emotions that this learns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from empax.core.run import RunContext
+from empax.core.types import Instance, Params
+from empax.data.exemplars import emotion_ids
+from empax.data.store import run_tokenizer
+from empax.models.heads import EMOTION_HEAD
+from empax.retrieval.corpus import CorpusEncoder
+from empax.systems.dialogue.parts import GeneratorParts
+from empax.systems.reg.encoder import EmotionEncoder
+from empax.systems.retrieval.parts import RetrievalParts
+from empax.training.checkpoint import load_params
+from empax.training.lora import trained_whole
+
+
+@dataclasses.dataclass(frozen=True)
+class EmotionParts:
+    """The retriever's half."""
+
+    retrieval: RetrievalParts
+
+    @property
+    def retriever(self) -> EmotionEncoder:
+        """What embeds contexts and exemplars once it has learnt emotions."""
+        return EmotionEncoder(self.retrieval.encoder.model, EMOTION_HEAD, self.retrieval.settings.emotion_share)
+
+    def retriever_params(self, run: RunContext, stage: str) -> Params:
+        """The retriever of a training stage, what that leaves alone as pretrained, or random from the run's seed.
+
+        An empty `stage` has trained nothing.
+        """
+        trained: Params = {}
+        if stage:
+            trained = trained_whole(load_params(run.files.stage(stage)))
+            trained = trained.get("retriever", trained)  # of a joint stage, its retriever
+            if "encoder" in trained:
+                return trained
+        rng = jax.random.key(run.seed)
+        ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
+        # Compiled as one: op by op it takes seconds.
+        fresh = jax.jit(self.retriever.init)(rng, ids, mask)
+        if self.retrieval.encoder.params is not None:
+            fresh |= {name: self.retrieval.encoder.params for name in fresh if name.endswith("encoder")}
+        return fresh | trained
+
+    def corpus_encoder(self, params: Params) -> CorpusEncoder:
+        """The encoder with a retriever's parameters."""
+        model = self.retriever
+        if not model.share:  # no parameter of the emotions reaches a vector
+            return self.retrieval.corpus_encoder(model, params, params["encoder"])
+        made = self.retrieval.corpus_encoder(model, params, params, model.share)
+        return dataclasses.replace(made, complete_keys=WithEmotions(model))
+
+
+@dataclasses.dataclass(frozen=True)
+class WithEmotions:
+    """Puts the emotions of exemplars beside their vectors."""
+
+    model: EmotionEncoder
+
+    def __call__(self, vectors: Float[np.ndarray, "N D"], instances: Sequence[Instance]) -> Float[np.ndarray, "N E"]:
+        return np.asarray(self.model.keys(jnp.asarray(vectors), jnp.asarray(emotion_ids(instances))))
+
+
+@dataclasses.dataclass(frozen=True)
+class RegParts(EmotionParts):
+    """Both halves."""
+
+    generator: GeneratorParts
+
+    @classmethod
+    def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> RegParts:
+        """The parts of `run`; `with_params` with pretrained ones, the generator's where training has them."""
+        generator = GeneratorParts.of(run, with_params=with_params, planned=planned)
+        retrieval = RetrievalParts.of(run, generator.tokenizer, with_params=with_params, planned=planned)
+        return cls(retrieval, generator)
+
+    def without_params(self) -> RegParts:
+        return RegParts(self.retrieval.without_params(), self.generator.without_params())
+
+
+def emotion_parts(run: RunContext, *, with_params: bool = True) -> EmotionParts:
+    """The retriever's half of `run` alone: no generator is made."""
+    return EmotionParts(RetrievalParts.of(run, run_tokenizer(run), with_params=with_params))
+
+
+def trained_encoder(run: RunContext, stage: str) -> CorpusEncoder:
+    """The encoder that index stages embed with, of the training stage `stage`."""
+    parts = emotion_parts(run)
+    return parts.corpus_encoder(parts.retriever_params(run, stage))

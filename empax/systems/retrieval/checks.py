@@ -1,0 +1,39 @@
+"""What is known before any work to be wrong with the retriever."""
+
+from __future__ import annotations
+
+from empax.core.config import ConfigError
+from empax.core.run import RunContext
+from empax.data.store import check_prepared, may_load, run_tokenizer
+from empax.interop.pretrained import check_fits, check_weights, load_encoder
+from empax.retrieval.encode import BUCKETS
+from empax.systems.retrieval.settings import RetrievalSettings
+
+
+def check_retriever(run: RunContext) -> None:
+    """Whether the encoder of exemplars is there, and reads as many tokens as the layout gives it; reads no weights.
+
+    Raises:
+      ConfigError: no such model, or texts too long for it.
+      DataError: files of the model are missing or broken.
+    """
+    check_prepared(run)
+    settings = run.shared_settings(RetrievalSettings)
+    name, layout = settings.retriever.pretrained, settings.layout
+    for setting in ("max_query_tokens", "max_key_tokens"):
+        if getattr(layout, setting) > BUCKETS[-1]:
+            raise ConfigError(
+                f"{run.shared}.layout.{setting} = {getattr(layout, setting)} must be at most {BUCKETS[-1]}, "
+                "the longest text that a retriever embeds."
+            )
+    if name and not may_load(run, name):
+        return
+    check_weights(name)
+    tokenizer = None if name else run_tokenizer(run, planned=True)
+    encoder = load_encoder(settings.retriever, tokenizer, with_params=False)
+    if encoder.similarity == "cosine" and not encoder.model.normalize:
+        raise ConfigError(
+            f"{name} compares its vectors by cosine, and an index by dot product; set "
+            f"{run.shared}.retriever.normalize = True, which makes them the same."
+        )
+    check_fits(encoder.model, max_query_tokens=layout.max_query_tokens, max_key_tokens=layout.max_key_tokens)

@@ -1,0 +1,38 @@
+"""Plans of a part of a config, for tests that need no more of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.run import DataSettings, RunOptions, RunPlan, Stage
+from empax.core.system import System, load_system
+from empax.pipeline import run
+
+
+def plan_of(config: Mapping[str, Any]) -> RunPlan:
+    """As `make_plan`, but what `config` lacks is left out, and a stage that cannot be parsed has no settings."""
+    system = load_system(config["system"]) if "system" in config else System("none", object, {})
+    shared = to_settings(system.settings, config.get(system.name, {}), where="config") if "system" in config else None
+    names = config.get(
+        "run", [name for name, section in config.items() if isinstance(section, dict) and "kind" in section]
+    )
+    stages = {name: _stage(name, config) for name in names}
+    return RunPlan(
+        config,
+        system,
+        shared,
+        to_settings(DataSettings, config.get("data", {}), where="config.data"),
+        RunOptions.of(config),
+        stages,
+        config.get("seed", 0),
+    )
+
+
+def _stage(name: str, config: Mapping[str, Any]) -> Stage:
+    try:
+        return run._make_stage(name, config)
+    except (ConfigError, KeyError):
+        section = config.get(name, {})
+        return Stage(name, section.get("kind", ""), None, seed=section.get("seed"))

@@ -1,0 +1,93 @@
+"""Any task answers: one that decodes a bag of words, with an intent, knowledge behind each answer, and no head."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.types import EMOTIONS, Generated, Instance
+from empax.data.batches import SequenceExamples
+from empax.data.tokenizers import train_bpe
+from empax.systems.dialogue.answerer import Answerer, AnswerExamples
+
+INTENTS = ("ask", "agree", "console")
+CORPUS = ["i lost my keys", "we won the cup", "oh no", "well done"]
+TOKENIZER = train_bpe(CORPUS, vocab_size=280)
+ASKED = [
+    Instance(f"d{i}#2", (text,), reply, "sad", {"context_attributes": {"sentiment": "low"}})
+    for i, (text, reply) in enumerate([(CORPUS[0], CORPUS[2]), (CORPUS[1], CORPUS[3]), (CORPUS[0], CORPUS[3])])
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bag:
+    """Says the tokens that its weights like most, given how often each is asked."""
+
+    heads: tuple[str, ...] = ()
+    tokens: int = 2
+
+    def logits(self, params, batch):
+        seen = jax.nn.one_hot(batch.source, TOKENIZER.vocab_size) * batch.source_mask[..., None]
+        return jnp.einsum("BSV,VW->BW", seen, params["weights"])
+
+    def generate(self, params, frozen, batch, rng):
+        found = jax.lax.top_k(self.logits(params, batch), self.tokens)[1].astype(jnp.int32)
+        return Generated(found[:, None], jnp.zeros((len(found), 1)))
+
+    def read(self, params, batch):
+        logits = self.logits(params, batch)
+        nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), batch.target, axis=1)
+        length = batch.source_mask.sum(axis=1)
+        return {
+            "nll": (nll * batch.target_mask).sum(axis=1), "num_tokens": batch.target_mask.sum(axis=1),
+            "intent": length % len(INTENTS), **dict.fromkeys(self.heads, length),
+        }  # fmt: skip
+
+
+PARAMS = {"weights": np.random.default_rng(0).normal(size=(280, 280)).astype(np.float32)}
+
+
+def examples(instances):
+    sources = TOKENIZER.encode_batch([i.context[-1] for i in instances])
+    targets = TOKENIZER.encode_batch([i.response for i in instances])
+    made = SequenceExamples(sources, targets, pad_id=TOKENIZER.pad_id, max_target_tokens=16)
+    return AnswerExamples(made, [{"knowledge": [f"fact {i.id}"]} for i in instances])
+
+
+def answerer(task=None, **options):
+    return Answerer(task or Bag(), PARAMS, examples, TOKENIZER, (16, 32), labels={"intent": INTENTS}, **options)
+
+
+def test_what_a_task_generates_and_reads_is_told():
+    found = answerer().respond(ASKED, batch_size=2, seed=0)
+    assert [row.id for row in found] == ["d0#2", "d1#2", "d2#2"]
+    for instance, row in zip(ASKED, found, strict=True):
+        ids = TOKENIZER.encode(instance.context[-1])
+        logits = PARAMS["weights"][ids].sum(axis=0)
+        assert row.response == TOKENIZER.decode(np.argsort(-logits)[:2].tolist())
+        assert row.notes["intent"] == INTENTS[len(ids) % 3]
+        assert row.notes["knowledge"] == [f"fact {instance.id}"]
+        target = TOKENIZER.encode(instance.response)
+        expected = np.logaddexp.reduce(logits) * len(target) - logits[target].sum()
+        assert row.notes["nll"] == pytest.approx(expected, rel=1e-4)
+        assert row.notes["num_tokens"] == len(target)
+        assert (row.exemplars, row.emotion_prediction, row.notes["emotion_by_head"]) == ((), "", {})
+        assert row.attributes == {"sentiment": "low"}
+
+
+def test_heads_are_asked_alone_and_with_the_answers():
+    made = answerer(Bag(heads=("sense",)))
+    lengths = [len(TOKENIZER.encode(i.context[-1])) for i in ASKED]
+    expected = [{"sense": EMOTIONS[length]} for length in lengths]
+    assert made.emotions(ASKED, batch_size=2) == expected
+    assert [row.notes["emotion_by_head"] for row in made.respond(ASKED, batch_size=3, seed=0)] == expected
+    assert answerer().emotions(ASKED, batch_size=2) == [{}] * 3
+
+
+def test_other_parameters_are_taken():
+    made = answerer()
+    before = made.respond(ASKED, batch_size=3, seed=0)
+    made.take({"weights": -PARAMS["weights"]})
+    assert [row.response for row in made.respond(ASKED, batch_size=3, seed=0)] != [row.response for row in before]

@@ -1,0 +1,152 @@
+"""What every task of every system can do: it is built, planned, answers and is exported, or says that it does not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import emprl_transformer, reg_transformer
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir, write_json
+from empax.core.run import RunContext
+from empax.core.system import load_system
+from empax.core.types import Instance
+from empax.pipeline import evaluate, index, prepare, run
+from empax.planning.sketches import sketch_stage
+from empax.serving.export import ExportSettings, export_run
+from empax.training.checkpoint import Checkpointer
+
+SYSTEMS = ("reg", "emprl", "attributes")
+ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
+SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
+
+
+def reg():
+    config = run.plain(reg_transformer.get_config("tiny"))
+    config["attributes"]["encoder"] = SMALL
+    config["reg"]["retriever"] = SMALL
+    return config
+
+
+def emprl():
+    """With both algorithms, and a retriever that is not there: without an index nobody looks for it."""
+    config = run.plain(emprl_transformer.get_config("tiny"))
+    grpo = run.plain(emprl_transformer.get_config("grpo+tiny"))["ppo"]
+    order = config["run"]
+    order = [*order[: order.index("ppo") + 1], "grpo", *order[order.index("ppo") + 1 :]]
+    config["emprl"]["retriever"] = {"pretrained": "./nowhere"}
+    return config | {"grpo": grpo, "run": order}
+
+
+def attributes():
+    """Judges alone, as a system of their own."""
+    own, other = emprl(), reg()
+    judges = {"classifier": other["attributes"], "identifiers": own["identifiers"]}
+    parts = {name: own[name] for name in ("seed", "data", "mesh", "prepare") if name in own}
+    return {**parts, "system": "attributes", "attributes": {}, "run": ["prepare", *judges], **judges}
+
+
+CONFIGS = {"reg": reg, "emprl": emprl, "attributes": attributes}
+
+
+def trained(system):
+    """The training stages of a config whose tasks are the system's own."""
+    plan = run.make_plan(CONFIGS[system]())
+    return [name for name, stage in plan.stages.items() if stage.task.startswith(f"{system}.")]
+
+
+STAGES = [(system, stage) for system in SYSTEMS for stage in trained(system)]
+COMPILED_ALIKE = (("reg", "generator"), ("emprl", "generator"), ("emprl", "grpo"))
+
+
+def made_up(task, batch):
+    """Parameters by their shapes alone: nothing is trained."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype) * 0.1, shapes)
+
+
+@pytest.fixture(scope="module")
+def workdirs(tmp_path_factory):
+    """A run of each system, whose stages are built and leave parameters without training."""
+    found = {}
+    for system in SYSTEMS:
+        config = CONFIGS[system]()
+        config["data"]["limit"] = 12
+        files, plan = WorkDir(tmp_path_factory.mktemp(system)), run.make_plan(config)
+        write_json(files.config, config)
+        for stage in plan.stages.values():
+            context = RunContext(files, plan, stage.name)
+            if stage.kind == "prepare":
+                prepare.run(stage.settings, context)
+            elif stage.kind == "index":
+                index.run(stage.settings, context)
+            elif stage.kind == "train":
+                assembly = stage.spec.build(stage.settings, context)
+                rows = assembly.train.collate(np.arange(4), stage.loop.buckets[-1], np.random.default_rng(0))
+                checkpointer = Checkpointer(files.stage(stage.name))
+                checkpointer.save_best(1, made_up(assembly.task, jax.tree.map(jnp.asarray, rows)), 0.0)
+                checkpointer.close()
+        found[system] = files, plan
+    return found
+
+
+def test_every_task_is_here():
+    for name in SYSTEMS:
+        plan = run.make_plan(CONFIGS[name]())
+        here = {stage.task for stage in plan.stages.values()}
+        assert {f"{name}.{task}" for task in load_system(name).tasks} <= here
+
+
+@pytest.mark.parametrize(("system", "stage"), STAGES)
+def test_a_task_is_planned(system, stage):
+    plan = run.make_plan(CONFIGS[system]())
+    found = sketch_stage(plan, plan.stages[stage])
+    assert jax.tree.leaves(found.params)
+
+
+@pytest.mark.parametrize(
+    ("system", "stage"),
+    [pytest.param(*pair, marks=pytest.mark.slow if pair in COMPILED_ALIKE else ()) for pair in STAGES],
+)
+def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
+    files, plan = workdirs[system]
+    context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage)
+    task = plan.stages[stage].task
+    if task not in ("reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo"):
+        with pytest.raises(
+            ConfigError, match=rf"config\.evaluate\.stage = '{stage}' trains '{task}', which answers noth"
+        ):
+            evaluate.load_answerer(settings, context, ())
+        return
+    found = evaluate.load_answerer(settings, context, ()).respond(ASKED, batch_size=2, seed=0)
+    assert [row.id for row in found] == ["a#2", "b#2"]
+    assert all(row.notes["num_tokens"] > 0 for row in found)
+    assert all(len(row.exemplars) == (2 if task == "reg.joint" else 0) for row in found)
+
+
+@pytest.mark.parametrize(("system", "stage"), STAGES)
+def test_a_task_is_exported_or_says_that_it_is_not(workdirs, system, stage, tmp_path):
+    files, plan = workdirs[system]
+    models = plan.stages[stage].spec.models
+    if not models:
+        with pytest.raises(ConfigError, match=stage):
+            export_run(files.root, tmp_path / "out", ExportSettings(stage=stage, format="empax"))
+    for what in models:
+        line = export_run(files.root, tmp_path / what, ExportSettings(stage=stage, what=what, format="empax"))
+        assert f"wrote the {what} of stage {stage}" in line
+
+
+def test_a_run_of_judges_says_what_it_trains_where_a_model_is_wanted(workdirs, tmp_path):
+    files, _ = workdirs["attributes"]
+    with pytest.raises(ConfigError, match=r"no stage .* can be exported; it trains attributes\.classifier in 'classif"):
+        export_run(files.root, tmp_path / "out", ExportSettings())
+
+
+def test_a_retriever_is_missed_where_something_is_retrieved_alone(tmp_path):
+    config = emprl()
+    files = WorkDir(tmp_path)
+    assert not list(run.find_problems(run.make_plan(config), files))
+    config["ppo"]["rewards"] = [{"goal": "f1"}]
+    (problem,) = run.find_problems(run.make_plan(config), files)
+    assert "'./nowhere' is neither a folder" in str(problem)
