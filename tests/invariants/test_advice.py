@@ -36,9 +36,9 @@ from empax.core import distributed, lock, paths, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
 from empax.core.manifest import write_sealed
-from empax.core.run import DataSettings, RunContext
+from empax.core.run import DataSettings, RunContext, Stage
 from empax.core.sharding import AXES, MeshSettings, _by_names, make_mesh
-from empax.core.system import load_encoder_of
+from empax.core.system import TaskSpec, load_encoder_of
 from empax.core.types import MECHANISMS, Dialogue, Instance, Utterance
 from empax.data import (
     chat,
@@ -279,7 +279,13 @@ def adapters(pattern):
 
 
 def judges_alone():
-    return in_stage("index", config={**_tiny("reg"), "system": "attributes"})
+    """A stage of a run whose system has no encoder; another one trains one."""
+    stages = {"prepare": {"kind": "prepare"}, "index": {"kind": "index"}}
+    config = {"system": "attributes", "attributes": {}, "run": list(stages), **stages}
+    context = in_stage("index", config=config)
+    spec = TaskSpec(object, None, None, None, encoder=lambda run, stage: stage)
+    stages = {"trained": Stage("trained", "train", None, spec=spec), **context.plan.stages}
+    return dataclasses.replace(context, plan=dataclasses.replace(context.plan, stages=stages))
 
 
 SETTINGS = [
@@ -400,7 +406,7 @@ RECIPES = [
     ),
     Case(
         "core/system.py", "leave that stage out, or name a stage that trains one",
-        lambda t: load_encoder_of(judges_alone(), ""), lambda t: load_encoder_of(in_stage("index"), ""),
+        lambda t: load_encoder_of(judges_alone(), ""), lambda t: load_encoder_of(judges_alone(), "trained"),
     ),
     Case(
         "core/run.py", "name a stage that has {}",

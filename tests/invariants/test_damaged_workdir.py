@@ -95,12 +95,12 @@ def test_no_damage_is_silent_when_a_run_goes_on(workdir, monkeypatch, caplog):
 
 
 def fingerprint(session):
-    responder = session.responder
-    retrieval = responder.retrieval
+    answerer = session.answerer
+    search = answerer._make_examples
     return hash_json([
-        hash_tree(responder._params), retrieval.encoder.hash, hash_tree({"rows": retrieval.index.embeddings}),
-        [dataclasses.asdict(i) for i in retrieval.corpus.instances], dataclasses.asdict(responder.parts.settings),
-        responder.parts.tokenizer.backend.to_str(), [judge.hash for judge in session.judges],
+        hash_tree(answerer._params), search.encoder.hash, hash_tree({"rows": search.index.embeddings}),
+        [dataclasses.asdict(i) for i in search.corpus.instances], dataclasses.asdict(search.parts.settings),
+        answerer.tokenizer.backend.to_str(), [judge.hash for judge in session.judges],
         session.head, session.sentiment_threshold, session.seed,
     ])  # fmt: skip
 

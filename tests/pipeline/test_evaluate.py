@@ -1,4 +1,4 @@
-"""The evaluate stage with a made-up responder: which head, which rows, in which order."""
+"""The evaluate stage with a made-up answerer: which head, which rows, in which order."""
 
 import dataclasses
 from types import SimpleNamespace

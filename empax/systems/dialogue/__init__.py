@@ -1,1 +1,1 @@
-"""What the systems that answer have in common: models, generator task, examples, responder."""
+"""What the systems that answer have in common: the generator, its task, its stage, the answerer."""

@@ -212,9 +212,9 @@ def test_answers_are_the_same_however_many_devices_make_them(finished, monkeypat
 
     def answered(fsdp):
         run = context(finished, "evaluate", mesh__fsdp=fsdp)
-        responder = answering(run, "joint")
-        found = responder.respond(instances, batch_size=8, seed=0)
-        return [p.response for p in found], [p.notes["nll"] for p in found], responder._params
+        answerer = answering(run, "joint")
+        found = answerer.respond(instances, batch_size=8, seed=0)
+        return [p.response for p in found], [p.notes["nll"] for p in found], answerer._params
 
     rows, row_nll, whole = answered(1)
     split, split_nll, parts = answered(2)
