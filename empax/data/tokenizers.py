@@ -484,5 +484,10 @@ def _from_transformers(name: str | Path, folder: Path) -> tuple[rust.Tokenizer, 
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, rust.Tokenizer):
         raise ConfigError(f"tokenizer {source!r} has no fast version; give the folder of one with tokenizer.json.")
+    words = set(backend.get_vocab(with_added_tokens=True)) - set(loaded.all_special_tokens)
+    if not any(letter.isalpha() for word in words for letter in word):  # what transformers makes of a mere config.json
+        raise ConfigError(
+            f"tokenizer {source!r} has special tokens and no words: put the model's tokenizer.json into its folder."
+        )
     names = ("pad_token", "eos_token", "bos_token", "cls_token")
     return backend, {key: getattr(loaded, key) for key in names if isinstance(getattr(loaded, key, None), str)}

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -207,17 +206,18 @@ def export_retriever(
         _write_card(new, card)
 
 
-def _encoder_fields(encoder: nn.Module, base: Mapping[str, Any] | None, tokenizer: SubwordTokenizer) -> dict[str, Any]:
+def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: SubwordTokenizer) -> dict[str, Any]:
     """`config.json` of a text encoder.
 
     Raises:
       ConfigError: transformers has no encoder like this one.
     """
+    size = {"vocab_size": encoder.config.vocab_size, "dtype": "float32"}  # it may have grown
     if isinstance(encoder, BertEncoder):
         if base is None or base["model_type"] == "bert":
             return bert_fields(encoder.config, pad_id=tokenizer.pad_id)
         layers = "n_layers" if base["model_type"] == "distilbert" else "num_hidden_layers"
-        return {**base, layers: encoder.config.num_layers, "dtype": "float32"}
+        return {**base, **size, layers: encoder.config.num_layers}
     assert isinstance(encoder, T5Encoder)
     if base is None:
         whole = dataclasses.replace(encoder.config, tie_embeddings=True, output_scale=True)
@@ -227,7 +227,6 @@ def _encoder_fields(encoder: nn.Module, base: Mapping[str, Any] | None, tokenize
             f"the encoder of a {base['model_type']!r} cannot be written for transformers, which has no model that is "
             "this encoder alone; --format=empax writes any."
         )
-    size = {"vocab_size": encoder.config.vocab_size, "dtype": "float32"}
     kind = f"{base['model_type'].upper()}EncoderModel"
     return {**base, **size, "architectures": [kind], "is_encoder_decoder": False}
 

@@ -100,8 +100,7 @@ def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
 
 
 def _is_encoder(fields: Mapping[str, Any]) -> bool:
-    named = fields["architectures"] if "architectures" in fields else []  # noqa: SIM401
-    return any(name.endswith("EncoderModel") for name in named or [])
+    return any(name.endswith("EncoderModel") for name in fields.get("architectures") or [])
 
 
 def encoder_alone(config: TransformerConfig) -> TransformerConfig:

@@ -23,7 +23,13 @@ from empax.data.tokenizers import load_tokenizer, train_bpe
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator, export_retriever
 from empax.interop.huggingface import ARCHITECTURES, export_params, load_config, load_pretrained, model_config
-from empax.interop.pretrained import EncoderSettings, GeneratorSettings, load_encoder, load_generator
+from empax.interop.pretrained import (
+    EncoderSettings,
+    GeneratorSettings,
+    grow_vocabulary,
+    load_encoder,
+    load_generator,
+)
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder
@@ -264,6 +270,17 @@ def test_tables_of_other_positions_are_refused_and_rounded_ones_are_not(saved, t
     torch.save(tensors | {name: tensors[name][:5]}, tmp_path / "pytorch_model.bin")
     with pytest.raises(DataError, match=r"decoder\.embed_positions\.weight has shape \[5, 21\], must be \[19, 21\]"):
         load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["marian", "distilbert"])
+def test_a_grown_vocabulary_is_written_with_its_size(kind, saved, tmp_path):
+    _, folder = saved(kind)
+    _, config, params = load_pretrained(folder)
+    grown = dataclasses.replace(config, vocab_size=VOCAB + 2)
+    model = exported(folder, tmp_path / "out", grown, grow_vocabulary(params, VOCAB + 2))
+    table = model.get_input_embeddings().weight.detach()
+    assert table.shape[0] == model.config.vocab_size == VOCAB + 2
+    np.testing.assert_array_equal(table[:VOCAB], params["token_embedding"])
 
 
 # What a folder is taken for

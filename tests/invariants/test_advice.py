@@ -618,6 +618,12 @@ FILES = [
         lambda t: absent("pymilvus")(t, lambda: index.check_installed(index.IndexSettings("milvus"))),
         lambda t: absent("pymilvus")(t, lambda: index.check_installed(index.IndexSettings("exact"))),
     ),
+    Case(
+        "data/tokenizers.py", "put the model's tokenizer.json into its folder",
+        lambda t: tokenizers.load_tokenizer(t.write("bert/config.json", '{"model_type": "bert"}').parent),
+        lambda t: (tokenizers.train_bpe(["a"], vocab_size=300).save(t.tmp / "bert"),
+                   tokenizers.load_tokenizer(t.tmp / "bert")),
+    ),
     pair(
         "data/tokenizers.py", "add it with extra_tokens (a pretrained tokenizer) or special_tokens",
         lambda tokens: tokenizers.train_bpe(["a"], vocab_size=300, special_tokens=tokens).token_id("<new>"),
