@@ -71,7 +71,7 @@ from empax.interop import (
     torch_files,
 )
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings
-from empax.models import bert, decoder_families, lora
+from empax.models import bert, lora
 from empax.models.transformer_config import TransformerConfig
 from empax.pipeline import annotate, assess, evaluate, prepare, records, run, workdirs
 from empax.pipeline.judging import Jury
@@ -1147,8 +1147,8 @@ ADAPTERS = [
     ),
     Case(
         "models/decoder_families.py", "of a Mistral is not supported here; leave it out",
-        lambda t: decoder_families.mistral_config({**MISTRAL, "layer_types": ["full_attention"]}),
-        lambda t: decoder_families.mistral_config(MISTRAL),
+        lambda t: huggingface.ARCHITECTURES["mistral"].config({**MISTRAL, "layer_types": ["full_attention"]}),
+        lambda t: huggingface.ARCHITECTURES["mistral"].config(MISTRAL),
     ),
 ]  # fmt: skip
 
