@@ -71,7 +71,7 @@ _READERS = 2
 _SMALL = ("*.json", "*.model", "*.txt")
 """What of a model on the hub is fetched beside its weights."""
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "flax_model*.msgpack")
+_WEIGHTS = (("*.safetensors",), ("pytorch_model*.bin", "adapter_model.bin"), ("flax_model*.msgpack",))
 """Whole or in shards; the first that a model has are fetched."""
 
 
@@ -503,8 +503,8 @@ def resolve(name_or_folder: str) -> Path:
     folder = path
     try:
         for weights in _WEIGHTS:
-            folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=[*_SMALL, weights]))
-            if any(folder.glob(weights)):
+            folder = Path(huggingface_hub.snapshot_download(name_or_folder, allow_patterns=[*_SMALL, *weights]))
+            if any(any(folder.glob(pattern)) for pattern in weights):
                 break
         return folder
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

@@ -60,6 +60,7 @@ from empax.decoding.settings import DecodeSettings
 from empax.evaluation import human_ratings, pairing, rows
 from empax.evaluation.scoring import ScoringSettings
 from empax.interop import (
+    adapter_files,
     flax_files,
     huggingface,
     onnx_files,
@@ -1147,11 +1148,52 @@ MODEL_FILES = [
     ),
 ]  # fmt: skip
 
-CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES]
+
+def adapter(tools, **fields):
+    """The settings of an adapter in a folder."""
+    plain = {"peft_type": "LORA", "target_modules": ["q_proj"], **fields}
+    return tools.write("adapter/adapter_config.json", json.dumps(plain)).parent
+
+
+def based(tools):
+    (tools.tmp / "base").mkdir(exist_ok=True)
+    return str(tools.tmp / "base")
+
+
+def kept(adapters):
+    return pretrained.check_kept(GeneratorSettings("llama", "folder", adapters=adapters), None)
+
+
+MISTRAL = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
+MISTRAL |= {"max_position_embeddings": 9, "rms_norm_eps": 1e-5}
+ADAPTERS = [
+    Case(
+        "interop/adapter_files.py", "set base_model_name_or_path to its folder or name",
+        lambda t: adapter_files.read_adapter_config(adapter(t)),
+        lambda t: adapter_files.read_adapter_config(adapter(t, base_model_name_or_path=based(t))),
+    ),
+    Case(
+        "interop/huggingface.py", "fetch that, and set base_model_name_or_path to its folder",
+        lambda t: huggingface.adapter_base(adapter(t, base_model_name_or_path="some/model", revision="v2")),
+        lambda t: huggingface.adapter_base(adapter(t, base_model_name_or_path=based(t), revision="v2")),
+    ),
+    Case(
+        "interop/pretrained.py", "set lora beside it, or 'merged'", lambda t: kept("kept"), lambda t: kept("merged"),
+    ),
+    Case(
+        "models/decoder_families.py", "of a Mistral is not supported here; leave it out",
+        lambda t: huggingface.ARCHITECTURES["mistral"].config({**MISTRAL, "layer_types": ["full_attention"]}),
+        lambda t: huggingface.ARCHITECTURES["mistral"].config(MISTRAL),
+    ),
+]  # fmt: skip
+
+CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS]
 
 _FETCH = "a file is fetched from the network; in its place, tests read a whole one"
 _RUN = "a stage is run again, which takes a trained run: too long for this table"
 _BEAM = "Apache Beam is an extra; tests/retrieval/test_beam.py follows it"
+_KEPT = "tests/interop/test_adapter_files.py follows it, with the oracle for adapters"
+_GGUF = "tests/interop/test_gguf.py reads such a file with the package"
 _EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
 
 WITHOUT_A_CASE = {
@@ -1166,11 +1208,17 @@ WITHOUT_A_CASE = {
     ("interop/export.py", "leave out --format=empax"): _RUN,
     ("interop/export.py", "export the model again"): _RUN,
     ("interop/gguf.py", "fetch or convert the model again"): _FETCH,
-    ("interop/gguf.py", "Take a file in one of them"): _FETCH,
+    ("interop/adapter_files.py", "fetch the adapter again"): _FETCH,
+    ("interop/gguf.py", "run `pip install empax[gguf]`, or take a file"): _GGUF,
+    ("interop/gguf.py", "which the package gguf does not read; take a file"): _FETCH,
+    ("interop/gguf.py", "give the safetensors"): _FETCH,
     ("interop/gguf.py", "give its safetensors"): _FETCH,
     ("interop/gguf.py", "fetch it again"): _FETCH,
     ("interop/huggingface.py", "Without network, give the path of a folder"): _FETCH,
     ("interop/peft.py", "give the adapters of the model alone"): _RUN,
+    ("interop/peft.py", "export with --lora=merged"): _RUN,
+    ("interop/pretrained.py", "holds none; set adapters = 'merged'"): _KEPT,
+    ("interop/pretrained.py", "to train that further, set lora.rank"): _KEPT,
     ("interop/readers.py", "is not a whole safetensors file ({}); fetch the model again"): _FETCH,
     ("interop/readers.py", "though {} names it; fetch the model again"): _FETCH,
     ("interop/torch_files.py", "holds a broken pickle"): _FETCH,
