@@ -1,7 +1,9 @@
 """A corpus of the user's own: JSON-lines files of dialogues, prepared here or, if it is large, by Apache Beam.
 
-One dialogue a line: `utterances`, a list of texts, the speaker's first; `id`; optionally `emotion` and `situation`. A
-split is all files whose names begin with its name: `train.jsonl`, or `train-00.jsonl`, `train-01.jsonl`, ...
+One dialogue a line: `utterances`, a list of texts, the speaker's first; `id`; optionally `emotion` and `situation`. Or
+one pair a line: `source` and `target`, and nothing else. A split is all files whose names begin with its name:
+`train.jsonl`, or `train-00.jsonl`, `train-01.jsonl`, ... A single file is split by its lines: of every ten, the ninth
+is for validation and the tenth for the test.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
       DataError: a split has none that is not empty.
     """
     root = expand(folder)
+    if folder and root.is_file():
+        return {split: [root] for split in SPLITS}
     found = {split: sorted(p for p in root.glob(f"{split}*.jsonl") if p.stat().st_size) for split in SPLITS}
     missing = [f"{split}*.jsonl" for split, paths in found.items() if not paths]
     if missing or not folder:
         raise DataError(
             f'config.data.dir = {str(folder)!r} holds no {", ".join(missing) or "corpus"}; with data.name = "jsonl" '
-            f"it names a folder with {', '.join(f'{split}*.jsonl' for split in SPLITS)}."
+            f"it names a folder with {', '.join(f'{split}*.jsonl' for split in SPLITS)}, or one file."
         )
     return found
 
@@ -54,7 +58,7 @@ def files_hash(folder: str | os.PathLike[str]) -> str:
 
 
 def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
-    """The dialogues of one file, in order.
+    """The dialogues of one file, in order; pairs get their line as id.
 
     Raises:
       DataError: a line that is no dialogue; says which, and what it must be.
@@ -68,12 +72,34 @@ def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
             row = parse_object(line)
         except DataError as error:
             raise DataError(f"{path}, line {number}: {error}.") from error
+        if "source" in row or "target" in row:
+            row = _of_pair(row, f"{path}, line {number}", f"{Path(path).stem}:{number}")
         if problem := _problem(row):
             raise DataError(f"{path}, line {number}: {problem}.")
         texts = [text.strip() for text in row["utterances"]]
         yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts))
     if not found:
         raise DataError(f"{path}, line {max(number, 1)}: the file ends without a dialogue; one a line, or delete it.")
+
+
+def _of_pair(row: dict[str, Any], where: str, identity: str) -> dict[str, Any]:
+    for name in ("source", "target"):
+        if not isinstance(row.get(name), str) or not row[name].strip():
+            raise DataError(f"{where}: {name} = {row.get(name)!r} must be a text that is not blank.")
+    if unknown := sorted(set(row) - {"source", "target"}):
+        raise DataError(f"{where}: unknown field {unknown[0]!r}; a pair has source and target.")
+    return {"id": identity, "utterances": [row["source"], row["target"]]}
+
+
+def read_split(path: str | os.PathLike[str], split: str, *, alone: bool) -> Iterator[Dialogue]:
+    """The dialogues of a split in one file, which is all of the corpus where it is `alone`."""
+    dialogues = read_file(path)
+    if not alone:
+        return dialogues
+    return (dialogue for number, dialogue in enumerate(dialogues) if _LINE_SPLITS[number % 10] == split)
+
+
+_LINE_SPLITS = (*["train"] * 8, "validation", "test")
 
 
 def check_files(folder: str | os.PathLike[str], *, dialogues: int = 1000) -> None:
@@ -89,7 +115,8 @@ def check_files(folder: str | os.PathLike[str], *, dialogues: int = 1000) -> Non
 
 def has_emotions(folder: str | os.PathLike[str], split: str) -> bool:
     """Whether any dialogue of a split says its emotion; reads up to the first one that does."""
-    return any(dialogue.emotion for path in find_files(folder)[split] for dialogue in read_file(path))
+    alone = expand(folder).is_file()
+    return any(d.emotion for path in find_files(folder)[split] for d in read_split(path, split, alone=alone))
 
 
 def _problem(row: dict[str, Any]) -> str:
@@ -107,8 +134,8 @@ def _problem(row: dict[str, Any]) -> str:
     return ""
 
 
-def _examples(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, dialogue in enumerate(read_file(path)):
+def _examples(path: str, split: str, alone: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, dialogue in enumerate(read_split(path, split, alone=alone)):
         yield f"{Path(path).name}:{number}", example_of(dialogue)
 
 
@@ -131,15 +158,16 @@ class OwnDialogues(DialogueBuilder):
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
         del dl_manager
-        return {split: self._generate_examples(paths) for split, paths in find_files(self._folder).items()}
+        return {split: self._generate_examples(paths, split) for split, paths in find_files(self._folder).items()}
 
-    def _generate_examples(self, paths: Sequence[Path]) -> Any:
-        names = [str(path) for path in paths]
+    def _generate_examples(self, paths: Sequence[Path], split: str) -> Any:
+        alone = expand(self._folder).is_file()
+        parts = [(str(path), split, alone) for path in paths]
         if self._beam:
             import apache_beam as beam  # few have it
 
-            return beam.Create(names) | beam.Reshuffle() | beam.FlatMap(_examples)
-        return (example for name in names for example in _examples(name))
+            return beam.Create(parts) | beam.Reshuffle() | beam.FlatMapTuple(_examples)
+        return (example for part in parts for example in _examples(*part))
 
 
 def load_dialogues(

