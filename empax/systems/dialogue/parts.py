@@ -146,9 +146,9 @@ class GeneratorParts:
         if not isinstance(model, DecoderOnly):
             return model
         form = self.form()
-        return (
-            PromptedDecoder(model, form.prefix, form.start_id) if isinstance(form, ChatForm) else PromptedDecoder(model)
-        )
+        if isinstance(form, ChatForm):
+            return PromptedDecoder(model, form.prefix, form.start_id)
+        return PromptedDecoder(model)
 
     @property
     def fusion(self) -> Fusion:
