@@ -9,7 +9,7 @@ from empax.core.types import Instance
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import PlannedTokenizer, check_candidates, check_prepared, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.pretrained import check_fits, check_weights, load_encoder, load_generator
+from empax.interop.pretrained import LoadedEncoder, check_fits, check_weights, load_encoder, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.retrieval.encode import BUCKETS
 from empax.systems.dialogue.parts import Parts, with_own_decoding
@@ -52,11 +52,7 @@ def check_system(run: RunContext) -> None:
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
     encoder = load_encoder(retriever, tokenizer, with_params=False)
-    if encoder.similarity == "cosine" and not encoder.model.normalize:
-        raise ConfigError(
-            f"{retriever.pretrained} compares its vectors by cosine, and an index by dot product; set "
-            f"{where}.retriever.normalize = True, which makes them the same."
-        )
+    check_similarity(encoder, retriever.pretrained, where=where)
     settings = with_own_decoding(settings, tokenizer, loaded.model)
     first = settings.decoding.first_token
     if first is not None and first >= tokenizer.vocab_size:
@@ -75,6 +71,15 @@ def check_system(run: RunContext) -> None:
     parts.form().contexts(TWO_ROWS)
     parts.form().passages(TWO_ROWS)
     _check_lengths(run, parts)
+
+
+def check_similarity(encoder: LoadedEncoder, name: str, *, where: str) -> None:
+    """Raises ConfigError if the vectors of `encoder` are meant to be compared by something else than an index does."""
+    if encoder.similarity == "cosine" and not encoder.model.normalize:
+        raise ConfigError(
+            f"{name} compares its vectors by cosine, and an index by dot product; set {where}.retriever.normalize = "
+            "True, which makes them the same."
+        )
 
 
 def _check_lengths(run: RunContext, parts: Parts) -> None:
