@@ -94,13 +94,14 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
     found: dict[str, Any] = {"encoder": folder}
     projections: list[Projection] = []
     files: list[Path] = []
-    order = []
+    order, counts = [], True
     for kind, place in _modules(path):
         order.append(kind)
         if kind == "Transformer":
             found |= {"encoder": place, **_transformer(place)}
         elif kind == "Pooling":
             found["pooling"] = _pooling(place / "config.json") if pooling else None
+            counts = bool(read_model_json(place / "config.json").get("include_prompt", True))
         elif kind == "Dense":
             files.append(place)
             projections.append(_dense(place / "config.json"))
@@ -109,7 +110,7 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
             found["normalize"] = True
     _check_order(order, path)
     similarity, reading = _sentences(folder, found.pop("max_tokens"))
-    if not _counts_prompts(folder, reading):
+    if not counts and (reading.query_prompt or reading.key_prompt):
         raise ConfigError(f"{folder}: include_prompt = False, but here prompts are pooled with the text.")
     return SentenceModules(
         **found, projections=tuple(projections), files=tuple(files), similarity=similarity, reading=reading
@@ -188,13 +189,6 @@ def _pooling(path: Path) -> Pooling:
     )
 
 
-def _counts_prompts(folder: Path, reading: Reading) -> bool:
-    if not (reading.query_prompt or reading.key_prompt):
-        return True
-    pooling = [place / "config.json" for kind, place in _modules(folder / "modules.json") if kind == "Pooling"]
-    return all(read_model_json(path).get("include_prompt", True) for path in pooling)
-
-
 def _check_sentence(path: Path) -> None:
     said = read_model_json(path) if path.is_file() else {}
     for name in ("module_input_name", "module_output_name"):
@@ -248,7 +242,8 @@ def _sentences(folder: Path, max_tokens: int | None) -> tuple[str | None, Readin
         raise ConfigError(f"{path}: prompts = {prompts!r} must map names to texts.")
     if default is not None and default not in prompts:
         raise ConfigError(f"{path}: default_prompt_name = {default!r} is none of {', '.join(prompts) or 'no prompts'}.")
-    # What nothing is said of has no prompt of its own; the default is for texts that are neither.
+    # Source: `encode_query` and `encode_document` of sentence-transformers, as documented: the first that there is. The
+    # default is for texts that are neither.
     documents = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), "")
     whole = "" if default is None else prompts[default]
     return similarity, Reading(prompts.get("query", ""), documents, whole, max_tokens)

@@ -8,6 +8,7 @@ from transformers.generation import logits_process as hf
 
 from empax.core.config import ConfigError
 from empax.decoding.constraints import check_ids, constrain, penalise
+from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings
 
 BATCH, BEAMS, VOCAB, LENGTH, EOS = 5, 2, 12, 9, (1, 4)
@@ -142,3 +143,11 @@ def test_tokens_outside_the_vocabulary_are_refused(changes, message):
 def test_settings_say_what_is_allowed(changes, message):
     with pytest.raises(ConfigError, match=message):
         DecodeSettings(**changes)
+
+
+def test_options_of_the_source_need_it():
+    ids = {"batch_size": 1, "start_id": 0, "eos_id": 1, "pad_id": 2}
+    with pytest.raises(
+        ConfigError, match=r"encoder_no_repeat_ngram = 2 .* look at the source, which is not known here"
+    ):
+        generate(None, None, settings=DecodeSettings(encoder_no_repeat_ngram=2), **ids)

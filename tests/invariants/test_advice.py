@@ -56,6 +56,7 @@ from empax.data import (
 )
 from empax.data.chat import PLAIN
 from empax.data.dialogues import to_instances
+from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation import human_ratings, pairing, rows
 from empax.evaluation.scoring import ScoringSettings
@@ -67,6 +68,7 @@ from empax.interop import (
     pretrained,
     readers,
     safetensors_out,
+    sentence_modules,
     t5x,
     tensors,
     torch_files,
@@ -83,7 +85,7 @@ from empax.systems import attributes
 from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 from empax.systems.emprl import functions
 from empax.systems.emprl.rewards import check_contexts, make_reward
-from empax.systems.emprl.settings import RewardSettings
+from empax.systems.emprl.settings import GrpoStage, RewardSettings
 from empax.training import settings as loop
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from tests.plans import plan_of
@@ -265,7 +267,17 @@ def split_twice(logical):
 
 def pooled(tools):
     """A folder of sentence-transformers that pools as nothing here does."""
-    return tools.write("1_Pooling/config.json", json.dumps({"pooling_mode_max_tokens": True})).parents[1]
+    return tools.write("1_Pooling/config.json", json.dumps({"pooling_mode": "attention"})).parents[1]
+
+
+def generated(tools, fields, **options):
+    """What a folder with this generation_config.json says."""
+    folder = tools.write("generation_config.json", json.dumps(fields)).parent
+    return read_generation_config(folder, **{"encoder_decoder": True, **options})
+
+
+def prompted(max_tokens):
+    return features.encode_for_bert(tokenizer(), ["a"], max_tokens, prompt="a b a b")
 
 
 def importable(tools, name):
@@ -647,9 +659,48 @@ FILES = [
                    safetensors_out.check_new(t.tmp / "out")),
     ),
     Case(
-        "interop/pretrained.py", "set pooling to 'mean' or 'cls' to override it",
-        lambda t: pretrained._dual(None, EncoderSettings(), pooled(t)),
-        lambda t: pretrained._dual(None, EncoderSettings(pooling="mean"), pooled(t)),
+        "interop/sentence_modules.py", "set pooling to override it",
+        lambda t: sentence_modules.read_modules(pooled(t)),
+        lambda t: sentence_modules.read_modules(pooled(t), pooling=False),
+    ),
+    Case(
+        "decoding/generation_config.py", "set do_sample to False or num_beams to 1, there or in `changes`",
+        lambda t: generated(t, {"num_beams": 2, "do_sample": True}),
+        lambda t: generated(t, {"num_beams": 2, "do_sample": True}, changes={"do_sample": False}),
+    ),
+    Case(
+        "decoding/generation_config.py", "take it out of generation_config.json, or take the model's own tokenizer",
+        lambda t: generated(t, {"eos_token_id": 5, "forced_eos_token_id": 5}).with_eos(7),
+        lambda t: generated(t, {"eos_token_id": 5}).with_eos(7),
+    ),
+    Case(
+        "decoding/generation_config.py", "counts the prompt, whose length is not known here; give {} in `changes`",
+        lambda t: generated(t, {"max_length": 9}, encoder_decoder=False),
+        lambda t: generated(t, {"max_length": 9}, encoder_decoder=False, changes={"max_new_tokens": 4}),
+    ),
+    pair(
+        "data/features.py", "leaves no room behind a prompt of {} tokens; raise it", prompted,
+        {"max_tokens": 3}, {"max_tokens": 40},
+    ),
+    section(
+        DecodeSettings, {"first_token": 3}, "decoding/settings.py", "is in suppress_tokens; take it out of one of them",
+        {"suppress_tokens": (3,)}, {"suppress_tokens": (4,)},
+    ),
+    section(
+        DecodeSettings, {"method": "beam", "num_beams": 4}, "decoding/settings.py", "num_beams = {}; change either",
+        {"num_beam_groups": 3}, {"num_beam_groups": 2},
+    ),
+    section(
+        DecodeSettings, {"method": "beam", "diversity_penalty": 1.0}, "decoding/settings.py",
+        "set num_beam_groups above 1", {}, {"num_beam_groups": 2},
+    ),
+    section(
+        DialogueSettings, {"own_decoding": True}, "systems/dialogue/settings.py", "set generator.pretrained, or it to",
+        {}, {"generator": {"architecture": "pretrained", "pretrained": "folder"}},
+    ),
+    section(
+        GrpoStage, {"scale_rewards": "batch"}, "systems/emprl/settings.py", "RLOO does not scale; set either",
+        {"baseline": "leave_one_out"}, {},
     ),
     pair(
         "interop/pretrained.py", "num_layers = {}, but {} has {}; lower it",
@@ -1197,6 +1248,11 @@ _GGUF = "tests/interop/test_gguf.py reads such a file with the package"
 _EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
 
 WITHOUT_A_CASE = {
+    ("decoding/search.py", "look at the source, which is not known here"): "tests/decoding/test_constraints.py",
+    ("interop/sentence_modules.py", "must hold a list of objects; fetch the model again"): _FETCH,
+    ("interop/sentence_modules.py", "must be a number of features; fetch the model again"): _FETCH,
+    ("systems/dialogue/checks.py", "compares its vectors by cosine"): "tests/systems/test_own_decoding.py",
+    ("systems/reg/stages.py", "look at one source"): "tests/systems/test_own_decoding.py",
     ("data/gguf.py", "in its metadata; fetch or convert the model again"): _FETCH,
     ("data/gguf.py", "is cut short; fetch the model again"): _FETCH,
     ("data/gguf.py", "has a string that is not UTF-8 ({}); fetch the model again"): _FETCH,

@@ -1,4 +1,4 @@
-"""A run that decodes as its pretrained generator's own folder says."""
+"""A run that decodes and compares as the folders of its pretrained models say."""
 
 import json
 from types import SimpleNamespace
@@ -7,11 +7,16 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.decoding.settings import DecodeSettings
-from empax.interop.pretrained import GeneratorSettings
+from empax.interop.pretrained import GeneratorSettings, LoadedEncoder
+from empax.models.bert import BertConfig, BertEncoder
+from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.parts import with_own_decoding
 from empax.systems.dialogue.settings import DialogueSettings
+from empax.systems.reg.settings import JointStage
+from empax.systems.reg.stages import check_joint
+from empax.systems.retrieval.checks import check_similarity
 
 
 def settings(folder, own):
@@ -38,3 +43,30 @@ def test_the_folder_says_how_and_the_run_how_long(tmp_path):
 def test_a_random_generator_has_no_folder():
     with pytest.raises(ConfigError, match="own_decoding is a pretrained generator's"):
         DialogueSettings(own_decoding=True)
+
+
+def test_vectors_that_are_compared_by_cosine_must_be_of_unit_length():
+    encoder = BertEncoder(BertConfig(vocab_size=5, d_model=4, num_heads=1, d_ff=4, num_layers=1))
+    for similarity, normalize in [("cosine", True), ("dot", False), (None, False)]:
+        check_similarity(LoadedEncoder(DualEncoder(encoder, "mean", normalize), None, None, similarity), "m", where="x")
+    with pytest.raises(
+        ConfigError, match=r"m compares its vectors by cosine.*config\.reg\.retriever\.normalize = True"
+    ):
+        check_similarity(LoadedEncoder(DualEncoder(encoder), None, None, "cosine"), "m", where="config.reg")
+
+
+def test_options_that_look_at_the_source_need_one_source(monkeypatch):
+    for name in ("check_prepared", "check_candidates"):
+        monkeypatch.setattr(f"empax.systems.reg.stages.{name}", lambda *_: None)
+
+    def run(**decoding):
+        return SimpleNamespace(
+            config={"system": "reg"},
+            stage="joint",
+            section=lambda _: {"decoding": decoding},
+            earlier=lambda *_, **__: None,
+        )
+
+    check_joint(JointStage(), run(no_repeat_ngram=3))
+    with pytest.raises(ConfigError, match=r"look at one source.*config\.reg\.decoding"):
+        check_joint(JointStage(), run(encoder_no_repeat_ngram=3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from empax.core.config import ConfigError
 from empax.core.run import RunContext
 from empax.data.store import check_prepared, may_load, run_tokenizer
-from empax.interop.pretrained import check_fits, check_weights, load_encoder
+from empax.interop.pretrained import LoadedEncoder, check_fits, check_weights, load_encoder
 from empax.retrieval.encode import BUCKETS
 from empax.systems.retrieval.settings import RetrievalSettings
 
@@ -31,9 +31,14 @@ def check_retriever(run: RunContext) -> None:
     check_weights(name)
     tokenizer = None if name else run_tokenizer(run, planned=True)
     encoder = load_encoder(settings.retriever, tokenizer, with_params=False)
+    check_similarity(encoder, name, where=run.shared)
+    check_fits(encoder.model, max_query_tokens=layout.max_query_tokens, max_key_tokens=layout.max_key_tokens)
+
+
+def check_similarity(encoder: LoadedEncoder, name: str, *, where: str) -> None:
+    """Raises ConfigError if the vectors of `encoder` are meant to be compared by something else than an index does."""
     if encoder.similarity == "cosine" and not encoder.model.normalize:
         raise ConfigError(
-            f"{name} compares its vectors by cosine, and an index by dot product; set "
-            f"{run.shared}.retriever.normalize = True, which makes them the same."
+            f"{name} compares its vectors by cosine, and an index by dot product; set {where}.retriever.normalize = "
+            "True, which makes them the same."
         )
-    check_fits(encoder.model, max_query_tokens=layout.max_query_tokens, max_key_tokens=layout.max_key_tokens)
