@@ -85,19 +85,21 @@ def load_system(name: str, where: str = "config.system") -> System:
     Raises:
       ConfigError: there is no such system.
     """
-    if ":" in name:
-        found = load_named(name, where)
-        if not isinstance(found, System):
-            raise ConfigError(f"{where} = {name!r} names no System; see empax.core.system.")
-        return found
     try:
-        return importlib.import_module(f"empax.systems.{name}").SYSTEM
+        found = load_named(name, where) if ":" in name else _system_of(f"empax.systems.{name}")
     except ModuleNotFoundError as error:
         if error.name != f"empax.systems.{name}":
             raise
         raise ConfigError(
             f"{where} = {name!r} is no module of empax/systems; a system of your own is 'module:name'."
         ) from error
+    if not isinstance(found, System):
+        raise ConfigError(f"{where} = {name!r} names no System; see empax.core.system.")
+    return found
+
+
+def _system_of(module: str) -> Any:
+    return getattr(importlib.import_module(module), "SYSTEM", None)
 
 
 def find_task(name: str, system: str, where: str) -> tuple[System, str]:
