@@ -157,5 +157,12 @@ def test_work_dir_layout():
     work = WorkDir(Path("w"))
     assert work.done("generator") == work.stage("generator") / "DONE" == Path("w/generator/DONE")
     assert work.metrics == Path("w/metrics.jsonl")
-    files = (work.config, work.provenance, work.metrics, work.predictions, work.instances("a"), work.notes("annotate", "a"))
+    files = (
+        work.config,
+        work.provenance,
+        work.metrics,
+        work.predictions,
+        work.instances("a"),
+        work.notes("annotate", "a"),
+    )
     assert len(set(files)) == 6

@@ -107,6 +107,6 @@ def test_a_config_names_the_reranker():
 def test_one_hypothesis_agrees_with_nobody():
     with pytest.raises(ValueError, match="not allowed with one hypothesis"):
         DecodeSettings(method="sample", rerank="consensus")
-    for rerank in ("", "likelihood"):
+    for name in ("", "likelihood"):
         with pytest.raises(ValueError, match=r"rerank_exemplars = 1\.0 is not allowed without rerank"):
-            DecodeSettings(method="beam", rerank=rerank, rerank_exemplars=1.0)
+            DecodeSettings(method="beam", rerank=name, rerank_exemplars=1.0)
