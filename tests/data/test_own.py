@@ -100,3 +100,30 @@ def test_every_split_must_be_there(folder):
         find_files(folder)
     with pytest.raises(DataError, match=r"config\.data\.dir = ''"):
         find_files("")
+
+
+def test_pairs_of_one_file_are_split_by_their_lines(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps({"source": f"s{i}", "target": f"t{i}"}) + "\n" for i in range(20)))
+    splits = load_dialogues(str(file), prepared_dir=tmp_path / "prepared")
+    found = {
+        split: [tuple(turn.text for turn in d.utterances) for d in dialogues] for split, dialogues in splits.items()
+    }
+    assert sorted(found["validation"]) == [("s18", "t18"), ("s8", "t8")]
+    assert sorted(found["test"]) == [("s19", "t19"), ("s9", "t9")]
+    assert len(found["train"]) == 16
+    assert {d.id for d in splits["test"]} == {"pairs:10", "pairs:20"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"source": "a"}, "target = None must be a text"),
+        ({"source": " ", "target": "b"}, "source = ' ' must be a text"),
+        ({"source": "a", "target": "b", "emotion": "sad"}, "unknown field 'emotion'; a pair has source and target"),
+    ],
+)
+def test_a_pair_that_is_none_is_named(row, message, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=message):
+        list(read_file(tmp_path / "a.jsonl"))

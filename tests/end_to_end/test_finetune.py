@@ -1,0 +1,29 @@
+"""A pretrained folder and a file of pairs, to an exported model."""
+
+import json
+
+import pytest
+
+from empax.core.files import read_json, read_jsonl
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["", ",lora"])
+def test_a_folder_learns_pairs_and_is_exported(form, command, t5, tmp_path):
+    file, run, output = tmp_path / "pairs.jsonl", tmp_path / "run", tmp_path / "model"
+    file.write_text(
+        "".join(json.dumps({"source": f"say {i % 4}", "target": f"{i % 4} it is"}) + "\n" for i in range(60))
+    )
+    small = ["--config.generator.steps=6", "--config.generator.batch_size=8", "--config.generator.buckets=(32,)",
+             "--config.evaluate.buckets=(32,)", "--config.seq2seq.decoding.max_tokens=6"]  # fmt: skip
+    words = [f"--config=finetune:{t5}{form}", f"--config.data.dir={file}", f"--workdir={run}", *small]
+    made = command("-m", "empax", "run", *words)
+    assert made.returncode == 0, made.stderr[-3000:]
+    rows = list(read_jsonl(run / "predictions.jsonl"))
+    assert len(rows) == 6
+    assert all(row["context"][0].startswith("say ") for row in rows)
+    assert read_json(run / "report.json")["metrics"]["perplexity"]["value"] > 1
+    written = command("-m", "empax", "export", f"--workdir={run}", f"--output={output}")
+    assert written.returncode == 0, written.stderr[-3000:]
+    program = f"import empax; m = empax.load({str(output)!r}); print(m.nll(['say 1'], ['1 it is']).nll[0])"
+    assert float(command("-c", program).stdout) > 0
