@@ -71,8 +71,12 @@ def qwen2_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig
       ConfigError: a field is missing, or asks for something that is not supported here.
     """
     given = _llama_like(fields, "Qwen2", head_dim=None)
-    own: dict[str, Any] = {"attention_bias": True, "attention_out_bias": False}
-    return DecoderOnlyConfig(**(given | own | {"windows": _late_windows(fields, "Qwen2")} | changes))
+    own: dict[str, Any] = {
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "windows": _late_windows(fields, "Qwen2"),
+    }
+    return DecoderOnlyConfig(**(given | own | changes))
 
 
 def qwen3_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
@@ -82,8 +86,12 @@ def qwen3_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig
       ConfigError: a field is missing, or asks for something that is not supported here.
     """
     given = _llama_like(fields, "Qwen3", head_dim=128)
-    own: dict[str, Any] = {"head_norm": True, "attention_bias": _or(fields, "attention_bias", False)}
-    return DecoderOnlyConfig(**(given | own | {"windows": _late_windows(fields, "Qwen3")} | changes))
+    own: dict[str, Any] = {
+        "head_norm": True,
+        "attention_bias": _or(fields, "attention_bias", False),
+        "windows": _late_windows(fields, "Qwen3"),
+    }
+    return DecoderOnlyConfig(**(given | own | changes))
 
 
 def mistral_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:

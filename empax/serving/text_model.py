@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.types import Generated, Instance, Params
+from empax.core.types import Batch, Generated, Instance, Params
 from empax.data.batches import eval_batches
-from empax.data.exemplars import ContextExamples, LabelledBatch
+from empax.data.exemplars import ContextExamples
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.decoding.generation_config import read_generation_config
@@ -358,23 +358,23 @@ def _decoding(folder: Path, config: Any, tokenizer: SubwordTokenizer) -> DecodeS
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _generate(task: Generator, params: Params, batch: LabelledBatch, rng: jax.Array) -> Generated:
+def _generate(task: Generator, params: Params, batch: Batch, rng: jax.Array) -> Generated:
     return task.generate(params, {}, batch, rng)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _read(task: Generator, params: Params, batch: LabelledBatch) -> tuple[jax.Array, jax.Array]:
+def _read(task: Generator, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
     model = task.model
     states = apply(model, params, batch.source, batch.source_mask, method="encode", rng=None)
     return row_nll(model, params, batch, states, batch.source_mask)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _embed(model: DualEncoder, params: Params, batch: LabelledBatch) -> Any:
+def _embed(model: DualEncoder, params: Params, batch: Batch) -> Any:
     return model.apply({"params": params}, batch.source, batch.source_mask)
 
 
-def _batches(examples: ContextExamples, batch_size: int) -> Iterator[tuple[Int[np.ndarray, " B"], LabelledBatch]]:
+def _batches(examples: ContextExamples, batch_size: int) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
     if not len(examples):
         return iter(())
     return eval_batches(examples, batch_size=batch_size, buckets=_buckets(examples))
