@@ -91,21 +91,25 @@ def test_it_generates_what_transformers_does_and_knows_how_likely_it_was(folder)
     model, tokenizer = theirs(folder)
     ours = empax.load(path)
     found = ours.generate(TEXTS, max_tokens=8, batch_size=2)
+    choosy = ours.generate(TEXTS, max_tokens=8, batch_size=2, repetition_penalty=1.8, no_repeat_ngram=2)
+    assert choosy != found
     targets, nlls = ["oh no", "sad today", "you"], []
-    for text, answer, target in zip(TEXTS, found, targets, strict=True):
+    for text, answer, other, target in zip(TEXTS, found, choosy, targets, strict=True):
         ids = source_ids(kind, tokenizer, text)
         with torch.no_grad():
             said = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=8)[0]
+            rare = model.generate(ids, max_new_tokens=8, repetition_penalty=1.8, no_repeat_ngram_size=2)[0]
             # Not the tokenizer's own call, which frames a text.
             wanted = torch.tensor([[*tokenizer(target, add_special_tokens=False).input_ids, 1]])
             if kind in ("t5", "bart"):
                 nlls.append(float(model(input_ids=ids, labels=wanted).loss) * wanted.shape[1])
-                said = said[1:]
+                said, rare = said[1:], rare[1:]
             else:
                 logits = model(torch.cat([ids, wanted], dim=1)).logits[0, ids.shape[1] - 1 : -1]
                 nlls.append(float(torch.nn.functional.cross_entropy(logits, wanted[0], reduction="sum")))
-                said = said[ids.shape[1] :]
+                said, rare = said[ids.shape[1] :], rare[ids.shape[1] :]
         assert answer == ours.tokenizer.decode(said.tolist())
+        assert other == ours.tokenizer.decode(rare.tolist())
     likelihoods = ours.nll(TEXTS, targets)
     np.testing.assert_allclose(likelihoods.nll, nlls, rtol=2e-4)
     assert likelihoods.perplexity == pytest.approx(np.exp(sum(nlls) / likelihoods.num_tokens.sum()), rel=1e-3)

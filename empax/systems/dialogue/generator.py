@@ -94,7 +94,9 @@ class Decoder:
         """
         states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
         read = (source, mask) if self.settings.reads_source else None
-        return self.from_states(model, params, states, mask, rng, exemplars=exemplars, source=read)
+        # A prompt whose last token begins the response is one text with it; an instruction around it would not be.
+        prompt = (source, mask) if self.start_id is None else None
+        return self.from_states(model, params, states, mask, rng, exemplars=exemplars, source=read, prompt=prompt)
 
     def from_states(
         self,
@@ -106,8 +108,9 @@ class Decoder:
         *,
         exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
         source: Tokens | None = None,
+        prompt: Tokens | None = None,
     ) -> Generated:
-        """The same, of what `model` has made of its sources; `source` for the options that look at it."""
+        """The same, of what `model` has made of its sources; options that look at texts get `source` and `prompt`."""
         variables = {"params": params}
         cache = model.apply(
             variables,
@@ -127,6 +130,7 @@ class Decoder:
             settings=self.settings,
             rng=rng,
             source=source,
+            prompt=prompt,
         )
         reranker = make_reranker(self.settings, utility)
         if reranker is None:
