@@ -183,7 +183,8 @@ def test_values_may_know_the_gold_levels_and_answers_never_do(toy, batch):
     assert (np.abs(found.values - changed.values) > 1e-6).all()
 
 
-@pytest.mark.parametrize("grpo", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("grpo", [False, True])
 def test_the_gold_responses_likelihood_is_added_once_the_policy_learns(toy, batch, grpo):
     task, frozen = toy.policy(grpo=grpo), toy.frozen()
     params = jax.jit(task.init)(jax.random.key(5), batch)
@@ -301,6 +302,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(toy, tmp_path, form
         assert one == two
 
 
+@pytest.mark.slow
 def test_another_start_than_the_reference_is_noticed(toy, tmp_path, batch):
     other = jax.jit(toy.policy().init)(jax.random.key(9), batch)["model"]
     with pytest.raises(TrainingError, match=r"before the first update reference_error = .* start_from"):
@@ -335,7 +337,7 @@ def test_a_collapse_is_a_warning(toy, caplog, sign, value, least):
     assert f"collapsed at step 5: {sign} = {value} (below {least})" in caplog.text
 
 
-@pytest.mark.parametrize("grpo", [False, True])
+@pytest.mark.parametrize("grpo", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_batches_that_are_too_far_away_teach_nothing_whatever_is_in_the_loss(toy, rolled, grpo):
     _, params, frozen, _ = rolled
     task = toy.policy(grpo=grpo, entropy_weight=0.1, likelihood_weight=0.2, max_ratio=1.5)

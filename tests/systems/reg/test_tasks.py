@@ -630,6 +630,7 @@ def test_settings_that_cannot_work_are_refused(values, message):
         to_settings(DistillationSettings, values, where="config.retriever.distillation")
 
 
+@pytest.mark.slow
 def test_passages_that_were_read_before_give_the_same_answers():
     batch = exemplar_batch(K, source_mask=jnp.asarray(lengths_to_mask([[2, 5], [3, 1], [4, 6]], SOURCE)))
     task, rng = joint(), jax.random.key(5)
