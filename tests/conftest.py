@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import importlib.util
 import os
 import socket
@@ -28,6 +29,12 @@ jax.config.update("jax_compilation_cache_dir", str(XLA_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_finish() -> None:
+    """Takes what the imports made out of the sight of the garbage collector, which training calls again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
