@@ -150,4 +150,4 @@ def test_options_of_the_source_need_it():
     with pytest.raises(
         ConfigError, match=r"encoder_no_repeat_ngram = 2 .* look at the source, which is not known here"
     ):
-        generate(None, None, settings=DecodeSettings(encoder_no_repeat_ngram=2), **ids)
+        generate(lambda tokens, cache: (tokens, cache), None, settings=DecodeSettings(encoder_no_repeat_ngram=2), **ids)

@@ -699,6 +699,10 @@ FILES = [
         {}, {"generator": {"architecture": "pretrained", "pretrained": "folder"}},
     ),
     section(
+        DialogueSettings, {}, "systems/dialogue/settings.py", 'set generator.pretrained, or "dialogue"',
+        {"form": "plain"}, {"form": "dialogue"},
+    ),
+    section(
         GrpoStage, {"scale_rewards": "batch"}, "systems/emprl/settings.py", "RLOO does not scale; set either",
         {"baseline": "leave_one_out"}, {},
     ),
@@ -1247,11 +1251,17 @@ _KEPT = "tests/interop/test_adapter_files.py follows it, with the oracle for ada
 _GGUF = "tests/interop/test_gguf.py reads such a file with the package"
 _EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
 
+_FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
+
 WITHOUT_A_CASE = {
+    ("api.py", "give at least two to compare"): _FRONT_DOOR,
+    ("serving/text_model.py", "give a list of texts"): _FRONT_DOOR,
+    ("serving/text_model.py", "give at least one (source, target)"): _FRONT_DOOR,
+    ("serving/text_model.py", "shorten it"): _FRONT_DOOR,
     ("decoding/search.py", "look at the source, which is not known here"): "tests/decoding/test_constraints.py",
     ("interop/sentence_modules.py", "must hold a list of objects; fetch the model again"): _FETCH,
     ("interop/sentence_modules.py", "must be a number of features; fetch the model again"): _FETCH,
-    ("systems/dialogue/checks.py", "compares its vectors by cosine"): "tests/systems/test_own_decoding.py",
+    ("systems/retrieval/checks.py", "compares its vectors by cosine"): "tests/systems/test_own_decoding.py",
     ("systems/reg/stages.py", "look at one source"): "tests/systems/test_own_decoding.py",
     ("data/gguf.py", "in its metadata; fetch or convert the model again"): _FETCH,
     ("data/gguf.py", "is cut short; fetch the model again"): _FETCH,
