@@ -31,9 +31,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def pytest_collection_finish() -> None:
-    """Takes what the imports made out of the sight of the garbage collector, which training calls again and again."""
-    gc.collect()
+@pytest.fixture(scope="module", autouse=True)
+def out_of_the_collectors_sight() -> None:
+    """What imports and earlier tests made is not searched by the garbage collector, which training often calls."""
     gc.freeze()
 
 
