@@ -56,7 +56,10 @@ def compiled(model, options):
         {"position": "relative"},
         {"position": "sinusoidal", "pre_norm": False, "final_norm": False},
         {"position": "learned", "activation": "gated-gelu", "norm": "rms", "use_bias": False, "tie_embeddings": False},
-        {"output_scale": True, "attention_scale": False, "num_decoder_layers": 3, "embed_scale": False},
+        pytest.param(
+            {"output_scale": True, "attention_scale": False, "num_decoder_layers": 3, "embed_scale": False},
+            marks=pytest.mark.slow,
+        ),
         {"unroll": 2},
     ],
     ids=["scratch", "post_norm", "gated", "scaled", "unrolled"],
