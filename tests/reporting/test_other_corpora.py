@@ -1,15 +1,15 @@
 """Evaluations beside the main one: what is scored of them, and the tables on the pages."""
 
-import types
-
 import pytest
 
 from empax.core.config import to_settings
 from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
+from empax.core.run import RunContext
 from empax.core.types import Prediction
 from empax.evaluation.published import EMPRL_DAILYDIALOG
 from empax.evaluation.scoring import ScoringSettings, score
 from empax.reporting import other_corpora, report
+from tests.plans import plan_of
 
 RUN = ["evaluate", "dailydialog_before", "dailydialog", "again", "report"]
 SECTIONS = {
@@ -45,7 +45,7 @@ def files(tmp_path):
 def made(files):
     values = {"bootstrap_samples": 10, "paper_row": "EmpRL"}
     settings = to_settings(report.Settings, values, where="config.report")
-    report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN, **SECTIONS}))
+    report.run(settings, RunContext(files, plan_of({"system": "emprl", "run": RUN, **SECTIONS}), "report"))
     return files.root
 
 
@@ -101,6 +101,6 @@ def test_without_any_there_is_no_section(files):
     for stage in ("dailydialog", "dailydialog_before", "again"):
         files.evaluation(stage).unlink()
     settings = to_settings(report.Settings, {"bootstrap_samples": 10}, where="config.report")
-    report.run(settings, types.SimpleNamespace(files=files, config={"system": "emprl", "run": RUN, **SECTIONS}))
+    report.run(settings, RunContext(files, plan_of({"system": "emprl", "run": RUN, **SECTIONS}), "report"))
     assert read_json(files.root / "report.json")["evaluations"] == {}
     assert "Other test sets" not in (files.root / "report.html").read_text()

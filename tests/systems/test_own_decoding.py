@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, to_settings
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import GeneratorSettings, LoadedEncoder
 from empax.models.bert import BertConfig, BertEncoder
@@ -17,6 +17,7 @@ from empax.systems.dialogue.settings import DialogueSettings
 from empax.systems.reg.settings import JointStage
 from empax.systems.reg.stages import check_joint
 from empax.systems.retrieval.checks import check_similarity
+from empax.systems.retrieval.settings import RetrievalSettings
 
 
 def settings(folder, own):
@@ -60,11 +61,9 @@ def test_options_that_look_at_the_source_need_one_source(monkeypatch):
         monkeypatch.setattr(f"empax.systems.reg.stages.{name}", lambda *_: None)
 
     def run(**decoding):
+        settings = to_settings(RetrievalSettings, {"decoding": decoding}, where="config.reg")
         return SimpleNamespace(
-            config={"system": "reg"},
-            stage="joint",
-            section=lambda _: {"decoding": decoding},
-            earlier=lambda *_, **__: None,
+            shared="config.reg", stage="joint", shared_settings=lambda _: settings, earlier=lambda *_, **__: None
         )
 
     check_joint(JointStage(), run(no_repeat_ngram=3))
