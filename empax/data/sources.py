@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -275,22 +275,45 @@ class PlainForm:
     layout: LayoutSettings
     template: str | None = None
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, with what the model expects around it; at least one id."""
+    def encode(
+        self, texts: Sequence[str], *, max_tokens: int | None = None, keep: Literal["end", "start"] = "end"
+    ) -> list[list[int]]:
+        """Ids of each text, with what the model expects around it; at least one id.
+
+        Args:
+          texts: plain text.
+          max_tokens: most ids of a row; the text is cut, not its frame. None = nothing is cut.
+          keep: which end of a longer text stays.
+
+        Raises:
+          ConfigError: `max_tokens` leaves no room beside the frame.
+        """
         tokenizer = self.tokenizer
         if self.template is None:
             before, behind = tokenizer.framing
             rows = [[*before, *ids, *behind] for ids in tokenizer.encode_batch(texts)]
         else:
-            names = {name: text for name, text in tokenizer.names.items() if name != "start_token"}
             where = f"the chat template of {tokenizer.source}"
-            first, last = map(tokenizer.mark, single_turn(self.template, where=where, **names))
+            first, last = map(tokenizer.mark, single_turn(self.template, where=where, **tokenizer.template_tokens))
+            before, behind = tokenizer.encode_batch([first, last])
+            # In one pass: a text may share a token with its frame.
             rows = tokenizer.encode_batch([f"{first}{text}{last}" for text in texts])
-        return [row or [tokenizer.start_id] for row in rows]
+        rows = [row or [tokenizer.start_id] for row in rows]
+        if max_tokens is None or max(map(len, rows), default=0) <= max_tokens:
+            return rows
+        head, tail = len(before), len(behind)
+        if head + tail >= max_tokens:
+            raise ConfigError(
+                f"{max_tokens} tokens for a source leave no room beside the {head + tail} that stand around its text; "
+                "allow more."
+            )
+        if keep == "end":
+            return [row if len(row) <= max_tokens else row[:head] + row[head - max_tokens :] for row in rows]
+        return [row if len(row) <= max_tokens else row[: max_tokens - tail] + row[len(row) - tail :] for row in rows]
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
-        rows = self.encode(["\n".join(instance.context) for instance in instances])
-        return [Text([], row[-self.layout.max_context_tokens :]) for row in rows]
+        texts = ["\n".join(instance.context) for instance in instances]
+        return [Text([], row) for row in self.encode(texts, max_tokens=self.layout.max_context_tokens)]
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
         texts = ["\n".join((*instance.context, instance.response, "")) for instance in instances]

@@ -114,6 +114,11 @@ class SubwordTokenizer:
         framing = map(self.backend.id_to_token, (self.cls_id, self.sep_id))
         return PlainText(self.backend, (*self.names.values(), *filter(None, framing)))
 
+    @property
+    def template_tokens(self) -> dict[str, str]:
+        """The special tokens that a chat template may name: what `data.chat` takes beside its source."""
+        return {name: text for name, text in self.names.items() if name != "start_token"}
+
     @functools.cached_property
     def framing(self) -> tuple[list[int], list[int]]:
         """Special ids that the model's own tokenizer puts before and behind a text; T5: none, and the end."""

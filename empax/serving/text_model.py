@@ -18,8 +18,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError, to_settings
+from empax.core.files import hash_json, read_json, write_json
+from empax.core.protocols import Examples
+from empax.core.tree import hash_tree
 from empax.core.types import Batch, Generated, Instance, Params
-from empax.data.batches import eval_batches
+from empax.data.batches import SequenceExamples, eval_batches
 from empax.data.exemplars import ContextExamples
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
@@ -27,7 +30,7 @@ from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, model_config, resolve
-from empax.interop.peft import export_adapters
+from empax.interop.peft import base_beneath, export_adapters
 from empax.interop.pretrained import Dtype, EncoderSettings, GeneratorSettings, load_encoder, load_generator
 from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
@@ -69,16 +72,23 @@ class Likelihoods(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Per token, over all targets."""
-        return math.exp(self.nll.sum() / self.num_tokens.sum())
+        """Per token, over all targets; nan where there is none."""
+        return float(np.exp(self.nll.sum() / self.num_tokens.sum())) if len(self.nll) else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapters:
-    """What LoRA has trained on a model that is otherwise as it was loaded."""
+    """What LoRA has trained.
+
+    Attributes:
+      settings: rank, alpha, dropout.
+      params: the adapters alone, as of `models.lora.init_adapters`.
+      base: the folder or name of the model that they sit on; empty = its weights are in no folder.
+    """
 
     settings: LoraSettings
     params: Params
+    base: str
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -92,6 +102,7 @@ class TextModel:
       decoding: how `generate` decodes unless it is told otherwise.
       source: the folder or file that the model was loaded from.
       fields: of its config.json.
+      trained: whether `params` are other than those of `source`.
       adapters: after fine-tuning with LoRA the adapters, which `params` hold already.
     """
 
@@ -101,6 +112,7 @@ class TextModel:
     decoding: DecodeSettings
     source: str
     fields: Mapping[str, Any]
+    trained: bool = False
     adapters: Adapters | None = None
 
     def __repr__(self) -> str:
@@ -152,6 +164,9 @@ class TextModel:
     def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Float[np.ndarray, "N D"]:
         """One float32 vector for each text; of an encoder-decoder, the mean of its encoder's states.
 
+        A folder of sentence-transformers has its default prompt put in front, and cuts a text at its longest as that
+        library does.
+
         Raises:
           ConfigError: the model is decoder-only, or a text is too long for it.
         """
@@ -161,20 +176,26 @@ class TextModel:
         if isinstance(model, EncoderDecoder):
             kept = {name: value for name, value in params.items() if name != "decoder"}
             model, params = DualEncoder(T5Encoder(encoder_alone(model.config))), {"encoder": kept}
-        examples = self._examples([(text, "") for text in _checked(texts)])
-        vectors: list[Any] = [None] * len(texts)
+        reading = self.tokenizer.reading
+        form = PlainForm(self.tokenizer, LayoutSettings())
+        ids = form.encode(
+            [reading.prompt + text for text in _checked(texts)], max_tokens=reading.max_tokens, keep="start"
+        )
+        self._check_lengths([len(row) for row in ids])
+        ends = [[self.tokenizer.eos_id]] * len(ids)
+        examples = SequenceExamples(ids, ends, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
+        vectors = np.zeros((len(ids), model.width), np.float32)
         for rows, batch in _batches(examples, batch_size):
-            for row, vector in zip(rows, np.asarray(_embed(model, params, batch)), strict=True):
-                if row >= 0:
-                    vectors[row] = vector
-        return np.stack(vectors)
+            found, kept = np.asarray(_embed(model, params, batch)), rows >= 0
+            vectors[rows[kept]] = found[kept]
+        return vectors
 
     def finetune(
         self,
         pairs: Pairs,
         *,
         validation: Pairs = (),
-        lora: LoraSettings | int | None = None,
+        lora: LoraSettings | int | bool = False,
         epochs: int = 3,
         batch_size: int = 8,
         learning_rate: float | None = None,
@@ -188,7 +209,7 @@ class TextModel:
         Args:
           pairs: (source, target) to learn from.
           validation: with any, the epoch with the best likelihood on them is returned; else the last.
-          lora: train adapters in place of all weights: their settings, or their rank.
+          lora: train adapters in place of all weights: their settings, their rank, or True for rank 8.
           epochs: passes over `pairs`.
           batch_size: pairs of an update.
           learning_rate: the highest; it falls linearly to 0. None: 1e-3 with `lora`, else 1e-4.
@@ -198,20 +219,22 @@ class TextModel:
           workdir: keeps checkpoints and metrics.jsonl; the same call goes on from them. None: nothing is kept.
 
         Raises:
-          ConfigError: the model generates no text, there are no pairs, or a setting does not fit.
+          ConfigError: the model generates no text, there are no pairs, a setting does not fit, or `workdir` holds
+            another fine-tuning.
         """
         if not pairs:
             raise ConfigError("pairs is empty; give at least one (source, target).")
-        settings = LoraSettings(rank=lora, alpha=2.0 * lora) if isinstance(lora, int) else lora
+        settings = _lora_settings(lora)
         plain = self._task(self.decoding)
         adapted = None if settings is None else lora_task(plain, settings, dtype=self.model.config.dtype)
         lengths = {"max_context_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
         train = self._examples(pairs, **lengths)
+        held_out = self._examples(validation, **lengths) if validation else None
         updates = -(-len(pairs) // batch_size)
         loop = LoopSettings(
             steps=epochs * updates,
             batch_size=batch_size,
-            buckets=_buckets(train),
+            buckets=_buckets(*filter(None, (train, held_out))),
             seed=seed,
             log_every_steps=max(updates // 4, 1),
             eval_every_steps=updates,
@@ -228,11 +251,13 @@ class TextModel:
             # A copy, since training gives its first parameters' memory to the next.
             return {**fresh, "model": jax.tree.map(jnp.copy, self.params)}
 
+        inputs = [list(pairs), list(validation), dataclasses.asdict(loop), settings and dataclasses.asdict(settings)]
         with _folder(workdir) as folder:
+            _check_same(folder, hash_json([*inputs, lengths, hash_tree(self.params)]))
             found = fit(
                 adapted or plain,
                 train=train,
-                validation=self._examples(validation, **lengths) if validation else None,
+                validation=held_out,
                 settings=loop,
                 frozen=adapted.freeze({"model": self.params}, {}) if adapted else {},
                 directory=folder / "finetune",
@@ -241,11 +266,11 @@ class TextModel:
                 initial=None if adapted else start,
             ).params
         if adapted is None or settings is None:
-            return dataclasses.replace(self, params=found["model"], adapters=None)
+            return dataclasses.replace(self, params=found["model"], trained=True, adapters=None)
         whole = dataclasses.replace(adapted, dtype="float32")
         merged = whole.merged(found, whole.freeze({"model": self.params}, {}))
-        adapters = Adapters(settings, found["adapters"]["model"])
-        return dataclasses.replace(self, params=merged["model"], adapters=adapters)
+        adapters = Adapters(settings, found["adapters"]["model"], base="" if self.trained else self.source)
+        return dataclasses.replace(self, params=merged["model"], trained=True, adapters=adapters)
 
     def save(self, folder: Path | str, *, format: Format | Literal["peft"] = "transformers") -> None:
         """Writes the model with its tokenizer.
@@ -275,10 +300,15 @@ class TextModel:
             raise ConfigError(
                 'format="peft" writes adapters, and this model has none: finetune(..., lora=8) makes them.'
             )
+        elif not self.adapters.base:
+            raise ConfigError(
+                "these adapters sit on weights that were trained before and are in no folder: save that model and load "
+                'it before finetune(..., lora=8), or save this one whole with format="transformers".'
+            )
         else:
             export_adapters(
                 folder, self.fields["model_type"], self.adapters.params, self.model.config, self.adapters.settings,
-                base=self.source, tokenizer=t, generation=generation,
+                base=base_beneath(self.adapters.base, kept=False), tokenizer=t, generation=generation,
             )  # fmt: skip
 
     def _task(self, settings: DecodeSettings) -> Generator:
@@ -301,15 +331,19 @@ class TextModel:
         form = PlainForm(self.tokenizer, layout, self.tokenizer.chat_template if prompted else None)
         instances = [Instance(f"{i}#2", (source,), target, "") for i, (source, target) in enumerate(pairs)]
         examples = ContextExamples(instances, form)
-        most = _most_tokens(self.model)
-        for number, (source, target) in enumerate(examples.lengths):
-            tokens = source + (answer or (target if prompted else 0)) if prompted else source
-            if most is not None and tokens > most:
-                beside = f", {tokens - source} of the answer among them," if prompted else ""
-                raise ConfigError(
-                    f"text {number} takes {tokens} tokens{beside} and {self.source} reads at most {most}; shorten it."
-                )
+        sources, targets = examples.lengths.T
+        # Prompt and answer have one row of positions; an encoder-decoder has one for each.
+        self._check_lengths(sources + (answer or targets) if prompted else sources)
         return examples
+
+    def _check_lengths(self, tokens: Sequence[int] | Int[np.ndarray, " N"]) -> None:
+        most = _most_tokens(self.model)
+        for number, length in enumerate(tokens):
+            if most is not None and length > most:
+                answer = ", its answer's among them" if isinstance(self.model, DecoderOnly) else ""
+                raise ConfigError(
+                    f"text {number} takes {length} positions{answer}; {self.source} has {most}: shorten it."
+                )
 
 
 _ENDLESS = 10**6
@@ -374,15 +408,33 @@ def _embed(model: DualEncoder, params: Params, batch: Batch) -> Any:
     return model.apply({"params": params}, batch.source, batch.source_mask)
 
 
-def _batches(examples: ContextExamples, batch_size: int) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
+def _lora_settings(lora: LoraSettings | int | bool) -> LoraSettings | None:
+    if isinstance(lora, bool):
+        return LoraSettings() if lora else None
+    return LoraSettings(rank=lora, alpha=2.0 * lora) if isinstance(lora, int) else lora
+
+
+def _check_same(folder: Path, inputs: str) -> None:
+    """Raises ConfigError if `folder` holds a fine-tuning on other pairs, weights or settings."""
+    file = folder / "inputs.json"
+    if not file.exists():
+        write_json(file, {"hash": inputs})
+    elif read_json(file) != {"hash": inputs}:
+        raise ConfigError(
+            f"workdir = {folder} holds a fine-tuning on other pairs, weights or settings; name another folder."
+        )
+
+
+def _batches(examples: Examples, batch_size: int) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
     if not len(examples):
         return iter(())
     return eval_batches(examples, batch_size=batch_size, buckets=_buckets(examples))
 
 
-def _buckets(examples: ContextExamples) -> tuple[int, ...]:
+def _buckets(*several: Examples) -> tuple[int, ...]:
+    longest = max(int(examples.lengths.reshape(len(examples), -1)[:, 0].max()) for examples in several)
     sizes = [_LEAST_LENGTH]
-    while sizes[-1] < examples.lengths[:, 0].max():
+    while sizes[-1] < longest:
         sizes.append(2 * sizes[-1])
     return tuple(sizes)
 

@@ -12,7 +12,7 @@ from empax.core.config import ConfigError
 from empax.core.types import ATTRIBUTES, Instance
 from empax.data.chat import PLAIN, ChatTemplate, chat_template
 from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples
-from empax.data.sources import INSTRUCTION, ChatForm, LayoutSettings
+from empax.data.sources import INSTRUCTION, ChatForm, LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 
 TEMPLATE = ChatTemplate(
@@ -212,3 +212,18 @@ def test_a_template_that_ends_with_the_users_turn_is_refused(tokenizer):
     with pytest.raises(ConfigError, match="nothing behind the last turn"):
         _ = ChatForm(tokenizer, LAYOUT, False, template, exemplars=False).start_id
     assert ChatForm(tokenizer, LAYOUT, False, PLAIN, exemplars=False).start_id
+
+
+def test_a_plain_source_is_cut_inside_its_frame(tokenizer):
+    source = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}<|im_start|>"
+    form = PlainForm(tokenizer, LayoutSettings(), source)
+    long = "I lost my keys today and looked for them everywhere"
+    (whole,) = form.encode([long])
+    head, tail = [tokenizer.start_id], [tokenizer.eos_id, tokenizer.start_id]
+    assert whole[:1] == head
+    assert whole[-2:] == tail
+    inside = whole[1:-2]
+    assert form.encode([long], max_tokens=9) == [[*head, *inside[-6:], *tail]]
+    assert form.encode([long], max_tokens=9, keep="start") == [[*head, *inside[:6], *tail]]
+    with pytest.raises(ConfigError, match="leave no room beside the 3"):
+        form.encode([long], max_tokens=3)

@@ -88,17 +88,16 @@ def read_tokenizer(files: dict[str, bytes]) -> str:
 
 def read_model(config: bytes, weights: bytes) -> str:
     """A folder with config.json and weights: the whole model."""
-    folder = _folder({"config.json": config, "model.safetensors": weights})
-    try:
-        load_pretrained(folder)
-        return "read"
-    finally:
-        shutil.rmtree(folder)
+    return _load({"config.json": config, "model.safetensors": weights})
 
 
 def read_adapter(config: bytes, weights: bytes) -> str:
     """A folder with an adapter, on the model that its config names."""
-    folder = _folder({"adapter_config.json": config, "adapter_model.safetensors": weights})
+    return _load({"adapter_config.json": config, "adapter_model.safetensors": weights})
+
+
+def _load(files: dict[str, bytes]) -> str:
+    folder = _folder(files)
     try:
         load_pretrained(folder)
         return "read"

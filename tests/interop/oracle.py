@@ -2,10 +2,14 @@
 
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
 from flax.traverse_util import unflatten_dict
+
+from empax.interop.huggingface import export_params
 
 
 def perturbed(model, seed=0):
@@ -54,6 +58,30 @@ def assert_gradients_match(ours, theirs):
             assert np.abs(ours[name]).max() < 2e-5 * max(1.0, max(np.abs(array).max() for array in theirs.values()))
         else:
             assert_close(ours[name], expected, err_msg=name)
+
+
+def assert_encoders_match(inner, model, ours, config, params, *, name, pad, vocab, length):
+    """States, and gradients of a random sum of them, of `model`, whose encoder is `inner`, and of our module `ours`.
+
+    Returns what was read, ids and mask, and our states of it.
+    """
+    ids, mask = ids_and_mask(3, length, vocab, pad=pad)
+    weights = np.random.default_rng(2).normal(size=(3, length, config.d_model)).astype(np.float32)
+    weights *= mask[:, :, None]  # states of padding are numbers without meaning
+    model.zero_grad()
+    expected = inner(torch.tensor(ids), attention_mask=torch.tensor(mask).long()).last_hidden_state
+    (expected * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        states = ours.apply({"params": params}, jnp.asarray(ids), jnp.asarray(mask))
+        return jnp.sum(states * weights), states
+
+    (_, states), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    assert_close(states[mask], expected.detach().numpy()[mask])
+    found, wanted = export_params(name, grads, config), gradients_of(model)
+    assert set(found) == set(wanted)
+    assert_gradients_match(found, wanted)
+    return ids, mask, states
 
 
 # Modules whose one parameter the Flax models called "weight", as PyTorch does: norms without a bias.

@@ -59,22 +59,11 @@ def test_states_and_gradients_match_torch_and_the_round_trip_is_exact(kind, orac
     for key, array in exported.items():
         assert array.tobytes() == tensors[key].tobytes(), key
 
-    ids, mask = oracle.ids_and_mask(3, LENGTH, VOCAB, pad=fields["pad_token_id"])
-    weights = np.random.default_rng(2).normal(size=(3, LENGTH, WIDTH)).astype(np.float32)
-    weights *= mask[:, :, None]  # states of padding are numbers without meaning
     inner = next((part for part in model.modules() if isinstance(part, transformers.BertModel)), model)
-    expected = inner(torch.tensor(ids), attention_mask=torch.tensor(mask).long()).last_hidden_state
-    (expected * torch.tensor(weights)).sum().backward()
-
-    def loss(params):
-        states = BertEncoder(config).apply({"params": params}, jnp.asarray(ids), jnp.asarray(mask))
-        return jnp.sum(states * weights), states
-
-    (_, states), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    oracle.assert_close(states[mask], expected.detach().numpy()[mask])
-    ours, theirs = export_params(name, grads, config), oracle.gradients_of(model)
-    assert set(ours) == set(theirs)
-    oracle.assert_gradients_match(ours, theirs)
+    ids, mask, states = oracle.assert_encoders_match(
+        inner, model, BertEncoder(config), config, params,
+        name=name, pad=fields["pad_token_id"], vocab=VOCAB, length=LENGTH,
+    )  # fmt: skip
     if kind == "dpr-question":
         vectors = model(torch.tensor(ids), attention_mask=torch.tensor(mask).long()).pooler_output
         oracle.assert_close(states[:, 0], vectors.detach().numpy())

@@ -185,23 +185,10 @@ def test_states_and_gradients_of_an_encoder_are_those_of_torch_and_it_is_written
     model, folder = saved(kind)
     name, config, params = load_pretrained(folder)
     assert name == name_of(kind)
-    ids, mask = oracle.ids_and_mask(3, 13, VOCAB, pad=model.config.pad_token_id)
-    weights = np.random.default_rng(2).normal(size=(3, 13, WIDTH)).astype(np.float32)
-    weights *= mask[:, :, None]  # states of padding are numbers without meaning
-    model.zero_grad()
-    expected = model(torch.tensor(ids), attention_mask=torch.tensor(mask).long()).last_hidden_state
-    (expected * torch.tensor(weights)).sum().backward()
-
-    def loss(params):
-        states = encoder_of(config).apply({"params": params}, jnp.asarray(ids), jnp.asarray(mask))
-        return jnp.sum(states * weights), states
-
-    (_, states), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    oracle.assert_close(states[mask], expected.detach().numpy()[mask])
-    ours, theirs = export_params(name, grads, config), oracle.gradients_of(model)
-    assert set(ours) == set(theirs)
-    oracle.assert_gradients_match(ours, theirs)
-
+    pad = model.config.pad_token_id
+    oracle.assert_encoders_match(
+        model, model, encoder_of(config), config, params, name=name, pad=pad, vocab=VOCAB, length=13
+    )
     assert_same_tensors(exported(folder, tmp_path / "out", config, params), model)
 
 

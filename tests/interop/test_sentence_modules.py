@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+import empax
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Instance
@@ -266,3 +267,14 @@ def test_an_export_gives_the_same_vectors_there(pooling, st, base, tmp_path):
     np.testing.assert_allclose(theirs.encode(TEXTS, show_progress_bar=False), expected, rtol=1e-5, atol=1e-5)
     again = load_encoder(EncoderSettings(pretrained=str(tmp_path / "out"), dropout=0.0), None)
     np.testing.assert_allclose(vectors(again, rows), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_front_door_embeds_as_the_folder_says(st, base, tmp_path):
+    """The default prompt in front, and a long text cut at its end."""
+    prompts = {"query": "I: ", "note": "We saw: "}
+    theirs = written(st, base, tmp_path, prompts=prompts, default="note", max_seq_length=24, normalize=True)
+    texts = [*TEXTS, "a text of very many letters"]
+    found = empax.load(tmp_path).embed(texts)
+    np.testing.assert_allclose(found, theirs.encode(texts), atol=1e-5)
+    assert np.abs(found - theirs.encode(texts, prompt="")).max() > 0.01
+    assert empax.load(tmp_path).embed([]).shape == (0, WIDTH)

@@ -1258,6 +1258,8 @@ WITHOUT_A_CASE = {
     ("serving/text_model.py", "give a list of texts"): _FRONT_DOOR,
     ("serving/text_model.py", "give at least one (source, target)"): _FRONT_DOOR,
     ("serving/text_model.py", "shorten it"): _FRONT_DOOR,
+    ("serving/text_model.py", "name another folder"): _FRONT_DOOR,
+    ("serving/text_model.py", "save that model and load it before"): _FRONT_DOOR,
     ("decoding/search.py", "look at the source, which is not known here"): "tests/decoding/test_constraints.py",
     ("interop/sentence_modules.py", "must hold a list of objects; fetch the model again"): _FETCH,
     ("interop/sentence_modules.py", "must be a number of features; fetch the model again"): _FETCH,

@@ -1,5 +1,6 @@
 """The Python front door on models of Hugging Face: load, generate, score, embed, fine-tune, save."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -145,6 +146,21 @@ def test_a_whole_model_learns_and_is_the_same_when_saved_and_loaded(folder, tmp_
     assert not np.allclose(one, model.nll(TEXTS, TEXTS).nll, rtol=1e-2)
     with pytest.raises(empax.ConfigError, match="has none: finetune"):
         tuned.save(tmp_path / "adapters", format="peft")
+    same = {"epochs": 2, "learning_rate": 1e-2, "workdir": tmp_path / "run"}
+    with pytest.raises(empax.ConfigError, match="holds a fine-tuning on other pairs"):
+        model.finetune(PAIRS[:8], validation=PAIRS[:2], **same)
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+def test_adapters_on_weights_that_no_folder_holds_are_not_written_alone(folder, tmp_path):
+    model = empax.load(folder[1])
+    elsewhere = dataclasses.replace(model, trained=True)  # as `finetune` leaves it
+    again = elsewhere.finetune(PAIRS[:8], validation=[("I feel sad today " * 9, "no")], lora=True, epochs=1)
+    with pytest.raises(empax.ConfigError, match="save that model and load it before"):
+        again.save(tmp_path / "adapters", format="peft")
+    again.save(tmp_path / "whole")
+    later = empax.load(tmp_path / "whole")
+    assert not later.trained
 
 
 @pytest.mark.parametrize("folder", ["t5", "gpt2"], indirect=True)
@@ -170,7 +186,7 @@ def test_what_cannot_be_is_said(folder):
         model.generate("I feel sad")
     with pytest.raises(empax.ConfigError, match=r"max_token.*max_tokens"):
         model.generate(TEXTS, max_token=3)
-    with pytest.raises(empax.ConfigError, match=r"1020 of the answer among them, and .* reads at most 1024"):
+    with pytest.raises(empax.ConfigError, match=r"its answer.s among them; .* has 1024: shorten it"):
         model.generate(TEXTS, max_tokens=1020)
     with pytest.raises(empax.ConfigError, match="one for each"):
         model.nll(TEXTS, TEXTS[:1])

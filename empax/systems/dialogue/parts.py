@@ -134,9 +134,8 @@ class GeneratorParts:
             return TaggedForm(tokenizer, settings.layout, settings.attributes)
         template = PLAIN
         if isinstance(tokenizer, SubwordTokenizer) and tokenizer.chat_template:
-            names = {name: text for name, text in tokenizer.names.items() if name != "start_token"}
             where = f"the chat template of {tokenizer.source}"
-            template = chat_template(tokenizer.chat_template, where=where, **names)
+            template = chat_template(tokenizer.chat_template, where=where, **tokenizer.template_tokens)
         return ChatForm(tokenizer, settings.layout, settings.attributes, template, exemplars)
 
     @property
