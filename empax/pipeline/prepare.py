@@ -12,10 +12,10 @@ from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import DataSettings, RunContext
 from empax.core.types import Dialogue, Instance
 from empax.data import empathetic_dialogues, own, sample
+from empax.data.bpe import train_bpe
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import PrepareSettings, TokenizerSettings, may_load, pretrained_tokenizer
-from empax.data.tokenizers import train_bpe
 
 log = logging.getLogger("empax")
 

@@ -7,6 +7,7 @@ import pytest
 from empax.core.protocols import Examples
 from empax.core.types import ATTRIBUTES, EMOTIONS, Instance
 from empax.data import features
+from empax.data.bpe import train_bpe
 from empax.data.exemplars import (
     ContextExamples,
     Corpus,
@@ -18,7 +19,7 @@ from empax.data.exemplars import (
     pad_to_level,
 )
 from empax.data.sources import LayoutSettings, TaggedForm
-from empax.data.tokenizers import SPEAKER_TOKEN, train_bpe
+from empax.data.tokenizers import SPEAKER_TOKEN
 
 LAYOUT = LayoutSettings(
     max_context_tokens=12, max_passage_tokens=10, max_target_tokens=6, max_query_tokens=9, max_key_tokens=11

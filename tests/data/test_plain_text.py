@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.sample import load_dialogues
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer, train_bpe
+from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 
 TEXTS = [turn.text for dialogue in load_dialogues()["train"][:40] for turn in dialogue.utterances]
 HARMLESS = [*TEXTS[:20], "", "  two  blanks ", "a\n\nb\t c", "Grüße, 你好 🎉!", "1 < 2 > 0, [a] {b} | c_d", "x" * 50]

@@ -9,9 +9,9 @@ from empax.core.protocols import Tokenizer
 from empax.core.run import RunContext
 from empax.core.types import Instance
 from empax.data import features
+from empax.data.bpe import train_bpe
 from empax.data.dialogues import instance_to_row
 from empax.data.store import load_candidates, load_instances, run_tokenizer
-from empax.data.tokenizers import train_bpe
 from tests.plans import plan_of
 
 INSTANCES = [Instance(f"d{i}#2", (f"turn {i}",), "yes", "sad", {"kept": i}) for i in range(3)]

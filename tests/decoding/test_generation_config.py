@@ -17,8 +17,9 @@ from empax.core.files import DataError
 from empax.decoding.generation_config import ModelDecoding, read_generation_config
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
+from empax.interop.architectures import ARCHITECTURES
 from empax.interop.export import Generation
-from empax.interop.huggingface import ARCHITECTURES, import_params
+from empax.interop.huggingface import import_params
 from empax.models.decoder_only import DecoderOnly, last_tokens
 from empax.models.transformer import EncoderDecoder
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from empax.data.tokenizers import train_bpe
+from empax.data.bpe import train_bpe
 from tests.fuzz.model_readers import (
     read_adapter,
     read_gguf_model,

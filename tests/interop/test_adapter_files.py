@@ -361,7 +361,8 @@ def test_what_adapters_sit_on_that_are_trained_further(plain, bases, tmp_path):
 
 
 def test_the_tokenizer_is_the_models_where_an_adapter_has_none(tmp_path, bases):
-    from empax.data.tokenizers import load_tokenizer, train_bpe
+    from empax.data.bpe import train_bpe
+    from empax.data.tokenizers import load_tokenizer
 
     shutil.copytree(bases / "llama", tmp_path / "base")
     train_bpe(["a b"], vocab_size=300).save(tmp_path / "base")

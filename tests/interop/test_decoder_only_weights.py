@@ -12,7 +12,8 @@ import transformers
 
 from empax.core.files import DataError
 from empax.core.tree import count_params, named_leaves
-from empax.interop.huggingface import ARCHITECTURES, export_params, import_params, load_pretrained
+from empax.interop.architectures import ARCHITECTURES
+from empax.interop.huggingface import export_params, import_params, load_pretrained
 from empax.models.decoder_only import DecoderOnly
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from flax import serialization
 
-from empax.interop import huggingface
+from empax.interop import architectures, huggingface
 
 PAGE = (Path(__file__).parents[2] / "docs" / "where-did-my-flax-t5-go.md").read_text(encoding="utf-8")
 FIRST, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -68,13 +68,13 @@ def tiny(name):
 def test_the_page_has_an_example_for_every_architecture_that_is_known():
     shown = {tiny(re.search(r'resolve\("(.*?)"\)', text)[1]).config.model_type for text in EXAMPLES}
     # Those of one section share an example.
-    assert shown | {"qwen3", "mistral", "opt"} == set(huggingface.ARCHITECTURES)
+    assert shown | {"qwen3", "mistral", "opt"} == set(architectures.ARCHITECTURES)
 
 
 def test_the_table_lists_every_architecture_that_is_known_and_no_other():
     _, *rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([a-z].*?)`", row)}
-    assert named == set(huggingface.ARCHITECTURES)
+    assert named == set(architectures.ARCHITECTURES)
 
 
 def example_of(text):

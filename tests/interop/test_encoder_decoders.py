@@ -14,7 +14,8 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
-from empax.interop.huggingface import ARCHITECTURES, export_params, import_params, load_pretrained
+from empax.interop.architectures import ARCHITECTURES
+from empax.interop.huggingface import export_params, import_params, load_pretrained
 from empax.models.t5 import T5Encoder, t5_config
 from empax.models.transformer import EncoderDecoder
 

@@ -12,8 +12,9 @@ import transformers
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.data.tokenizers import train_bpe
-from empax.interop.huggingface import ARCHITECTURES, export_params, import_params
+from empax.data.bpe import train_bpe
+from empax.interop.architectures import ARCHITECTURES
+from empax.interop.huggingface import export_params, import_params
 from empax.interop.pretrained import EncoderSettings, load_encoder
 from empax.models.bert import BertEncoder
 

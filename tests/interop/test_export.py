@@ -16,8 +16,9 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import map_named, named_leaves
+from empax.data.bpe import train_bpe
 from empax.data.features import encode_for_bert, pad
-from empax.data.tokenizers import load_tokenizer, train_bpe
+from empax.data.tokenizers import load_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator, export_retriever, load_exported, t5_fields
 from empax.interop.huggingface import LazyTensor, export_params, load_pretrained

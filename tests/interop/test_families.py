@@ -19,10 +19,12 @@ from flax import serialization
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
-from empax.data.tokenizers import load_tokenizer, train_bpe
+from empax.data.bpe import train_bpe
+from empax.data.tokenizers import load_tokenizer
 from empax.decoding.settings import DecodeSettings
+from empax.interop.architectures import ARCHITECTURES
 from empax.interop.export import Generation, export_generator, export_retriever
-from empax.interop.huggingface import ARCHITECTURES, export_params, load_config, load_pretrained, model_config
+from empax.interop.huggingface import export_params, load_config, load_pretrained, model_config
 from empax.interop.pretrained import (
     EncoderSettings,
     GeneratorSettings,

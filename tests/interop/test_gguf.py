@@ -8,9 +8,9 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, read_gguf
-from empax.data.tokenizers import smollm2_folder
+from empax.data.wheels import smollm2_folder
+from empax.interop import architectures
 from empax.interop import gguf as interop_gguf
-from empax.interop import huggingface
 from empax.interop.gguf import gguf_fields, read_gguf_weights
 from empax.interop.huggingface import load_config, model_config, resolve
 from empax.interop.readers import open_tensors
@@ -322,7 +322,7 @@ def test_every_tensor_of_smollm2_is_as_its_package_dequantizes_it():
 
 def test_settings_of_smollm2(monkeypatch):
     folder = smollm2()
-    monkeypatch.setitem(huggingface.ARCHITECTURES, "llama", None)  # whether or not there is such a model
+    monkeypatch.setitem(architectures.ARCHITECTURES, "llama", None)  # whether or not there is such a model
     fields = load_config(folder)
     assert fields == load_config(find_gguf(folder))
     # As HuggingFaceTB/SmolLM2-135M-Instruct's config.json has them.

@@ -12,8 +12,9 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import read_json
 from empax.core.sharding import MeshSettings, make_mesh
+from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.tokenizers import load_tokenizer, train_bpe
+from empax.data.tokenizers import load_tokenizer
 from empax.interop.export import Generation, export_generator
 from empax.interop.huggingface import load_config, load_pretrained
 from empax.interop.pretrained import GeneratorSettings, grow_vocabulary, load_generator

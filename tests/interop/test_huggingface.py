@@ -14,7 +14,7 @@ from empax.core.files import DataError
 from empax.core.tree import named_leaves
 from empax.data import sample
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
-from empax.interop import huggingface
+from empax.interop import architectures, huggingface
 from empax.interop.huggingface import export_params, import_params, load_pretrained, resolve
 from empax.interop.readers import open_tensors
 from empax.models.bert import BertEncoder, bert_config
@@ -189,7 +189,7 @@ def minilm():
 def test_export_is_the_inverse_of_import(make):
     model = make()
     architecture = model.config.model_type
-    config = huggingface.ARCHITECTURES[architecture].config(model.config.to_dict())
+    config = architectures.ARCHITECTURES[architecture].config(model.config.to_dict())
     tensors = tensors_of(model)
     exported = export_params(architecture, import_params(architecture, tensors, config), config)
     copies = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
@@ -320,7 +320,7 @@ def test_resolve_takes_folders_and_says_how_to_go_on_offline(tmp_path, monkeypat
 
 @pytest.mark.parametrize(("name", "millions"), [("t5-small", 60.5), ("flan-t5-base", 247.6), ("t5-3b", 2851.6)])
 def test_presets_have_the_published_sizes(name, millions):
-    shapes = huggingface.ARCHITECTURES["t5"].shapes(t5_config(name))
+    shapes = architectures.ARCHITECTURES["t5"].shapes(t5_config(name))
     count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
     assert abs(count / 1e6 - millions) < 0.1
 

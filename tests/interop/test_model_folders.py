@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.data.tokenizers import load_tokenizer, train_bpe
+from empax.data.bpe import train_bpe
+from empax.data.tokenizers import load_tokenizer
 from empax.interop.huggingface import load_config, load_pretrained, model_config
 from empax.interop.pretrained import EncoderSettings, check_vocabulary, load_encoder
 from empax.interop.readers import open_tensors

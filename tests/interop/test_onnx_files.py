@@ -11,7 +11,8 @@ import transformers
 
 from empax.core.files import DataError
 from empax.core.tree import count_params
-from empax.data.tokenizers import FLAN_T5, load_tokenizer
+from empax.data.tokenizers import load_tokenizer
+from empax.data.wheels import FLAN_T5
 from empax.interop.huggingface import load_config, load_pretrained, resolve
 from empax.interop.onnx_files import read_onnx, read_onnx_t5
 from empax.interop.readers import open_tensors

@@ -15,7 +15,8 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import named_leaves
-from empax.interop.huggingface import ARCHITECTURES, export_params, import_params, load_pretrained
+from empax.interop.architectures import ARCHITECTURES
+from empax.interop.huggingface import export_params, import_params, load_pretrained
 from empax.interop.placement import LeafBuilder
 from empax.models.t5 import t5_config
 
@@ -117,7 +118,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 4)
 from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import count_bytes
-from empax.interop import huggingface
+from empax.interop import architectures, huggingface
 from empax.models.t5 import t5_config
 
 def peak():
@@ -125,7 +126,7 @@ def peak():
 
 folder = Path(sys.argv[1])
 config = t5_config(json.loads((folder / "config.json").read_text()))
-shapes = huggingface.ARCHITECTURES["t5"].shapes(config)
+shapes = architectures.ARCHITECTURES["t5"].shapes(config)
 shardings = shard_params(shapes, make_mesh(MeshSettings(data=1, fsdp=4))) if sys.argv[2] == "sharded" else None
 jax.block_until_ready(jax.device_put(0))
 Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten

@@ -11,9 +11,10 @@ import pytest
 import safetensors.numpy
 
 from empax.core.config import ConfigError, to_settings
+from empax.data.bpe import train_bpe
 from empax.data.store import PlannedTokenizer
-from empax.data.tokenizers import train_bpe
-from empax.interop.huggingface import ARCHITECTURES, export_params
+from empax.interop.architectures import ARCHITECTURES
+from empax.interop.huggingface import export_params
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings, load_encoder, load_generator
 from empax.models.bert import BertEncoder
 from empax.models.decoder_only import DecoderOnly

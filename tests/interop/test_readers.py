@@ -12,8 +12,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.data.bpe import train_bpe
 from empax.data.store import PlannedTokenizer
-from empax.data.tokenizers import train_bpe
 from empax.interop.huggingface import load_config, resolve
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings, check_vocabulary, load_encoder, load_generator
 from empax.interop.readers import open_tensors, read_safetensors

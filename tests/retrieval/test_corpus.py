@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from empax.core.types import EMOTIONS, Instance
+from empax.data.bpe import train_bpe
 from empax.data.exemplars import encode_keys, encode_queries
-from empax.data.tokenizers import train_bpe
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.retrieval import corpus

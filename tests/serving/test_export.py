@@ -15,8 +15,9 @@ from empax.core.files import WorkDir, read_json, write_json
 from empax.core.manifest import describe, files_of, write_sealed
 from empax.core.run import RunContext
 from empax.core.tree import named_leaves
+from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.tokenizers import load_tokenizer, train_bpe
+from empax.data.tokenizers import load_tokenizer
 from empax.interop.export import Generation, export_generator, load_exported
 from empax.interop.huggingface import load_pretrained
 from empax.models.bert import BertEncoder

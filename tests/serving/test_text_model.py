@@ -14,7 +14,7 @@ import transformers
 from tokenizers import processors
 
 import empax
-from empax.data.tokenizers import train_bpe
+from empax.data.bpe import train_bpe
 
 TEXTS = ["I feel sad today", "oh no what happened to you", "no"]
 PAIRS = [("I feel sad today", "oh no"), ("what happened to you", "I feel sad")] * 10

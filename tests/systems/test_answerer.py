@@ -9,7 +9,7 @@ import pytest
 
 from empax.core.types import EMOTIONS, Generated, Instance
 from empax.data.batches import SequenceExamples
-from empax.data.tokenizers import train_bpe
+from empax.data.bpe import train_bpe
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples
 
 INTENTS = ("ask", "agree", "console")

@@ -10,7 +10,7 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json
 from empax.core.run import RunContext
 from empax.core.types import LEVELS, MECHANISMS
-from empax.data.tokenizers import train_bpe
+from empax.data.bpe import train_bpe
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.systems.attributes import ClassifierStage, load_holdout, load_judge

@@ -12,7 +12,7 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.protocols import SummarizingTask
 from empax.core.types import MECHANISMS
 from empax.data.batches import eval_batches
-from empax.data.tokenizers import train_bpe
+from empax.data.bpe import train_bpe
 from empax.interop.pretrained import EncoderSettings, load_encoder
 from empax.systems.attributes.identifier import (
     ExchangeExamples,

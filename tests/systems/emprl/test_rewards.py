@@ -11,7 +11,7 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.types import Batch, Instance
 from empax.data import features
-from empax.data.tokenizers import train_bpe
+from empax.data.bpe import train_bpe
 from empax.interop.pretrained import EncoderSettings, load_encoder
 from empax.systems.attributes.identifier import IdentifierJudge, IdentifierStage, _task, make_probabilities
 from empax.systems.attributes.pairs import unweighted

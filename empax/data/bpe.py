@@ -1,0 +1,73 @@
+"""Our own tokenizer: a byte-level BPE, trained on a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import tokenizers as rust
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from empax.core.config import ConfigError
+from empax.data.tokenizers import (
+    EOS_TOKEN,
+    LISTENER_TOKEN,
+    PAD_TOKEN,
+    SEPARATOR,
+    SPEAKER_TOKEN,
+    START_TOKEN,
+    SubwordTokenizer,
+)
+
+BASE_TOKENS = (PAD_TOKEN, EOS_TOKEN, START_TOKEN, SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN)
+"""The first ids of every BPE that we train, in this order."""
+
+# Contractions, a word, one digit, a run of signs, blanks; all but blanks with the space before them.
+_PIECES = Regex(r"(?i:'(?:s|t|re|ve|m|ll|d)\b)| ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
+
+
+def train_bpe(
+    texts: Iterable[str], *, vocab_size: int, lowercase: bool = True, special_tokens: Sequence[str] = ()
+) -> SubwordTokenizer:
+    """Trains a byte-level BPE: any text can be written, and comes back but for case and runs of blanks.
+
+    Words carry the space before them, every digit stands alone, punctuation is apart from words.
+    Source: Sennrich et al. 2016; bytes as the alphabet: Radford et al. 2019.
+
+    Args:
+      texts: the training texts; the order does not matter.
+      vocab_size: the most tokens, special ones and the 256 bytes included; a small corpus gives fewer.
+      lowercase: whether to lower-case before anything else.
+      special_tokens: atomic tokens beside BASE_TOKENS; `decode` skips them.
+
+    Raises:
+      ConfigError: `vocab_size` does not even hold the special tokens and the bytes.
+    """
+    special = list(dict.fromkeys((*BASE_TOKENS, *special_tokens)))
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < len(special) + len(alphabet):
+        raise ConfigError(
+            f"vocab_size = {vocab_size} is too small: {len(special)} special tokens and {len(alphabet)} bytes "
+            f"need {len(special) + len(alphabet)}; set it higher."
+        )
+    backend = rust.Tokenizer(models.BPE())
+    backend.normalizer = normalizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [
+            *([normalizers.Lowercase()] if lowercase else []),
+            normalizers.Replace(Regex(r"\s+"), " "),
+            normalizers.Strip(),
+            # The first word is the same token as inside a sentence.
+            normalizers.Prepend(" "),
+        ]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [
+            pre_tokenizers.Split(_PIECES, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer=trainer)
+    return SubwordTokenizer(backend, pad=PAD_TOKEN, eos=EOS_TOKEN, start=START_TOKEN)

