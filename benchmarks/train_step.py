@@ -56,12 +56,14 @@ class FusionTask:
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         return self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]
 
-    def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+    def loss(
+        self, params: Params, frozen: Params, batch: Batch, rng: jax.Array, *, train: bool
+    ) -> tuple[Mean, Metrics]:
         def apply(method: str, *args: Any, stream: int, **more: Any) -> Any:
-            rngs = None if rng is None else {"dropout": jax.random.fold_in(rng, stream)}
+            rngs = {"dropout": jax.random.fold_in(rng, stream)} if train else None
             return self.model.apply({"params": params}, *args, method=method, rngs=rngs, **more)
 
-        how = {"deterministic": rng is None}
+        how = {"deterministic": not train}
         states = apply("encode", batch.source, batch.source_mask, stream=0, **how)
         if not self.chunk:
             logits = apply("decode", batch.target, states, batch.source_mask, stream=1, **how)
@@ -196,7 +198,7 @@ def their_loss(model: Any, source: torch.Tensor, mask: torch.Tensor, labels: tor
 
 def check(task: FusionTask, sides: Sides, bucketed: Batch, padded: Batch, dtype: str) -> None:
     """Without dropout all three have the same loss."""
-    ours = make_eval_step(task)(sides.params, {}, bucketed)["loss"].value()
+    ours = make_eval_step(task)(sides.params, {}, bucketed, jax.random.key(0))["loss"].value()
     for name, batch in (("max padding", padded), ("our buckets", bucketed)):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
             theirs = their_loss(sides.theirs.eval(), *to_torch(batch))

@@ -19,8 +19,13 @@ class Task(Protocol):
 
     def init(self, rng: jax.Array, batch: AnyBatch) -> Params: ...
 
-    def loss(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        """The loss to minimise and what to log; `rng` None = no dropout."""
+    def loss(
+        self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array, *, train: bool
+    ) -> tuple[Mean, Metrics]:
+        """The loss to minimise and what to log; dropout where `train`.
+
+        Whatever is drawn is drawn by `rng`: in an evaluation, from the run's seed and the number of the batch.
+        """
         ...
 
 

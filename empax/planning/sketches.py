@@ -70,7 +70,7 @@ def update_flops(found: Sketched) -> int:
     def update(params: Any, frozen: Any, batch: Any) -> Any:
         def loss(params: Any) -> jax.Array:
             kept = jax.tree.map(lambda p, t: p if t else jax.lax.stop_gradient(p), params, found.trained)
-            return found.sketch.task.loss(kept, frozen, batch, jax.random.key(0))[0].total
+            return found.sketch.task.loss(kept, frozen, batch, jax.random.key(0), train=True)[0].total
 
         return jax.grad(loss)(params)
 

@@ -295,7 +295,9 @@ class _Run:
             return
         window = add_metrics(
             Window.starting_from({}),
-            distributed.local(self.eval_step(self.state.params, self.frozen, batch)),
+            distributed.local(
+                self.eval_step(self.state.params, self.frozen, batch, jax.random.key(self.settings.seed))
+            ),
             self.step + 1,
         )
         self.unchecked.check_start(averages(window.fetch()), step=self.step)
@@ -374,9 +376,12 @@ class _Run:
         settings, counters, window = self.settings, self.counters, Window.starting_from({})
         size = settings.eval_batch_size or settings.batch_size
         params = self._judged_params()
-        for _, batch in eval_batches(validation, batch_size=size, buckets=settings.buckets):
+        rng = jax.random.key(settings.seed)
+        batches = eval_batches(validation, batch_size=size, buckets=settings.buckets)
+        for number, (_, batch) in enumerate(batches):
             batch = distributed.place(batch, batch_sharding(self.mesh))
-            metrics = distributed.local(self.eval_step(params, self.frozen, batch))
+            metrics = self.eval_step(params, self.frozen, batch, jax.random.fold_in(rng, number))
+            metrics = distributed.local(metrics)
             window = add_metrics(window, metrics, self.step)
             self.ahead.push(metrics["loss"].total)
         try:

@@ -84,8 +84,11 @@ class LoraTask:
         """Parameters of `task` alone, without adapters: to decode with, to export."""
         return _join(merge(frozen["base"], params["adapters"], self.settings), params["trained"])
 
-    def loss(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        return self.task.loss(self._adapted(params, frozen, rng), frozen["frozen"], batch, rng)
+    def loss(
+        self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array, *, train: bool
+    ) -> tuple[Mean, Metrics]:
+        own = self._adapted(params, frozen, rng if train else None)
+        return self.task.loss(own, frozen["frozen"], batch, rng, train=train)
 
     def _adapted(self, params: Params, frozen: Params, rng: jax.Array | None) -> Params:
         rng = None if rng is None else jax.random.fold_in(rng, _DROPOUT_STREAM)
@@ -123,9 +126,11 @@ class ReinforcedLoraTask(LoraTask):
     def init_memory(self) -> Any:
         return self.task.init_memory()
 
-    def loss(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+    def loss(
+        self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array, *, train: bool
+    ) -> tuple[Mean, Metrics]:
         # Without dropout, whatever `settings` say: `rollout` has none, and the ratio of the two would be noise.
-        return self.task.loss(self._adapted(params, frozen, None), frozen["frozen"], batch, rng)
+        return self.task.loss(self._adapted(params, frozen, None), frozen["frozen"], batch, rng, train=train)
 
     def rollout(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
         # The sums of weights and adapters once, not again for every token, where they are no less exact than `loss` is;

@@ -16,7 +16,7 @@ from empax.core.sharding import rows_split_as
 from empax.core.types import AnyBatch, Mean, Metrics, Params, TrainState
 
 TrainStep: TypeAlias = Callable[[TrainState, Params, AnyBatch], tuple[TrainState, Metrics]]
-EvalStep: TypeAlias = Callable[[Params, Params, AnyBatch], Metrics]
+EvalStep: TypeAlias = Callable[[Params, Params, AnyBatch, jax.Array], Metrics]
 ExploreStep: TypeAlias = Callable[[TrainState, Params, AnyBatch], AnyBatch]
 IterationStart: TypeAlias = Callable[[TrainState, Params, AnyBatch], tuple[TrainState, AnyBatch, Metrics]]
 
@@ -62,7 +62,7 @@ def make_train_step(
         def total(params: Params) -> tuple[jax.Array, Metrics]:
             if trained is not None:
                 params = jax.tree.map(lambda p, kept: p if kept else jax.lax.stop_gradient(p), params, trained)
-            loss, metrics = task.loss(params, frozen, batch, rng)
+            loss, metrics = task.loss(params, frozen, batch, rng, train=True)
             return loss.total, {**metrics, "loss": loss}
 
         return jax.grad(total, has_aux=True)(params)
@@ -127,14 +127,14 @@ def _split(leaf: jax.Array, parts: int) -> jax.Array:
 
 
 def make_eval_step(task: Task, *, batch: Any = None, replicated: Any = None) -> EvalStep:
-    """Compiles `task.loss` without dropout: (params, frozen, batch) -> metrics, `loss` among them.
+    """Compiles `task.loss` without dropout: (params, frozen, batch, rng) -> metrics, `loss` among them.
 
     `batch` and `replicated` are shardings of the batch and of the metrics.
     """
 
-    def step(params: Params, frozen: Params, given: AnyBatch) -> Metrics:
+    def step(params: Params, frozen: Params, given: AnyBatch, rng: jax.Array) -> Metrics:
         with rows_split_as(batch):
-            loss, metrics = task.loss(params, frozen, given, None)
+            loss, metrics = task.loss(params, frozen, given, rng, train=False)
         return {**metrics, "loss": loss}
 
     return jax.jit(step, out_shardings=replicated)

@@ -43,7 +43,7 @@ class Length:
     def init(self, rng, batch):
         return {"embedding": jax.random.normal(rng, (self.words, self.width)), "out": jnp.zeros((self.width,))}
 
-    def loss(self, params, frozen, batch, rng):
+    def loss(self, params, frozen, batch, rng, *, train):
         seen = jnp.where(batch.source_mask[..., None], params["embedding"][batch.source], 0.0).sum(axis=1)
         error = (jnp.einsum("BD,D->B", seen, params["out"]) - self.scale * batch.target[:, 0]) ** 2
         return Mean.of(error, batch.valid), {}

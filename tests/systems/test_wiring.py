@@ -3,6 +3,7 @@
 import dataclasses
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from empax.systems.retrieval.parts import ExemplarSearch
 
 NAMES = core.EMOTIONS
 ROWS, SOURCE, TARGET, WIDTH, WORDS = 3, 4, 5, 6, 7
-RNG = np.random.default_rng(0)
+RNG, KEY = np.random.default_rng(0), jax.random.key(0)
 STATES = RNG.normal(size=(ROWS, SOURCE, WIDTH))
 STATES_MASK = np.arange(SOURCE) < np.array([[4], [2], [1]])
 LOGITS = RNG.normal(size=(ROWS, TARGET, WORDS))
@@ -105,7 +106,7 @@ def test_the_losses_of_a_generator_are_the_likelihood_and_its_weight_times_the_e
     np.testing.assert_allclose([float(part.total) for _, part in parts], [nll, emotion], rtol=1e-5)
     np.testing.assert_allclose(float(metrics["nll"].value()), nll / COUNTED.sum(), rtol=1e-5)
     for weight in (0.0, 0.3, 2.0):
-        loss, _ = generator(emotion_weight=weight).loss(PARAMS, {}, BATCH, None)
+        loss, _ = generator(emotion_weight=weight).loss(PARAMS, {}, BATCH, KEY, train=False)
         np.testing.assert_allclose(float(loss.total), nll + weight * emotion, rtol=1e-5)
         assert float(loss.weight) == WEIGHTS.sum()
     np.testing.assert_array_equal(target_weights(BATCH), WEIGHTS)
@@ -113,7 +114,7 @@ def test_the_losses_of_a_generator_are_the_likelihood_and_its_weight_times_the_e
 
 def test_smoothing_is_learnt_from_and_not_reported():
     nll, _ = expected_losses()
-    loss, metrics = generator(emotion_weight=0.0, label_smoothing=0.1).loss(PARAMS, {}, BATCH, None)
+    loss, metrics = generator(emotion_weight=0.0, label_smoothing=0.1).loss(PARAMS, {}, BATCH, KEY, train=False)
     uniform = -(log_softmax(LOGITS).mean(axis=2) * COUNTED).sum()
     np.testing.assert_allclose(float(loss.total), 0.9 * nll + 0.1 * uniform, rtol=1e-5)
     np.testing.assert_allclose(float(metrics["nll"].total), nll, rtol=1e-5)
@@ -143,7 +144,9 @@ def joint(**changes):
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 1.0])
 def test_joint_training_weighs_generator_and_retriever_with_all_their_parts(alpha):
     nll, emotion = expected_losses()
-    loss, metrics = joint(retriever_weight=alpha).loss({"generator": PARAMS, "retriever": None}, {}, BATCH, None)
+    loss, metrics = joint(retriever_weight=alpha).loss(
+        {"generator": PARAMS, "retriever": None}, {}, BATCH, KEY, train=False
+    )
     expected = (1 - alpha) * (nll + 0.3 * emotion) + alpha * (10.0 + 0.5 * 4.0)
     np.testing.assert_allclose(float(loss.total), expected, rtol=1e-5)
     np.testing.assert_allclose(float(metrics["generator_emotion_loss"].value()), EMOTION_NLL.mean(), rtol=1e-5)
@@ -301,7 +304,7 @@ def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch, w
     settings = PpoStage(value_weight=0.4, entropy_weight=0.02, likelihood_weight=0.5, kept_share=1.0)
     task, (_, _, logits) = policy_of(Ppo, settings, monkeypatch)
     batch = rollout(policy_weight=jnp.full(ROWS, warm))
-    loss, metrics = task.loss({}, {}, batch, None)
+    loss, metrics = task.loss({}, {}, batch, KEY, train=False)
     entropy = ppo.entropy(logits, batch.mask, reduction="tokens").value()
     expected = (
         warm * metrics["policy_loss"].value()
@@ -325,7 +328,9 @@ def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
         "plain": {}, "entropy": {"entropy_weight": 0.02}, "likelihood": {"likelihood_weight": 0.5},
     }.items():  # fmt: skip
         task, (log_probs, _, logits) = policy_of(Grpo, GrpoStage(**{**plain, **changes}), monkeypatch)
-        losses[name] = float(task.loss({}, {}, rollout(advantages=jnp.asarray(LOGITS[:, 0, 0])), None)[0].value())
+        losses[name] = float(
+            task.loss({}, {}, rollout(advantages=jnp.asarray(LOGITS[:, 0, 0])), KEY, train=False)[0].value()
+        )
     entropy = float(ppo.entropy(logits, jnp.asarray(ANSWER_MASK), reduction="tokens").value())
     assert losses["entropy"] == pytest.approx(losses["plain"] - 0.02 * entropy, rel=1e-5)
     assert losses["likelihood"] == pytest.approx(losses["plain"] + 0.5 * 3.0, rel=1e-5)
@@ -333,4 +338,4 @@ def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
     task, _ = policy_of(Grpo, GrpoStage(**plain), monkeypatch)
     kl = kl_penalty(log_probs, rollout().reference_log_probs, jnp.asarray(ANSWER_MASK), estimator="k3")
     expected = losses["plain"] - 0.7 * float(np.asarray(kl)[ANSWER_MASK].mean())
-    assert float(task.loss({}, {}, without, None)[0].value()) == pytest.approx(expected, rel=1e-4)
+    assert float(task.loss({}, {}, without, KEY, train=False)[0].value()) == pytest.approx(expected, rel=1e-4)

@@ -216,8 +216,8 @@ class GoesWrong:
     def init(self, rng, batch):
         return {**self.task.init(rng, batch), "counter": jnp.zeros(1)}
 
-    def loss(self, params, frozen, batch, rng):
-        loss, metrics = self.task.loss(params, frozen, batch, rng)
+    def loss(self, params, frozen, batch, rng, *, train):
+        loss, metrics = self.task.loss(params, frozen, batch, rng, train=train)
         # The counter's gradient is the constant 1, so Adam moves it by one learning rate per update.
         wrong = jnp.where(params["counter"][0] < -self.limit, jnp.nan, 0.0)
         total = loss.total + loss.weight * (params["counter"][0] + wrong)

@@ -24,6 +24,7 @@ FIELDS = {"vocab_size": 13, "d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 16
 MODEL = EncoderDecoder(t5_config(FIELDS, dropout=0.0))
 HEAD = ClassificationHead(num_classes=3)
 SETTINGS = LoraSettings(pattern=r"attention/(query|value)$", rank=2)
+KEY = jax.random.key(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Toy:
         model = self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]
         return {"model": model, "emotion": self.head.init(rng, jnp.zeros((1, 12)))["params"]}
 
-    def loss(self, params, frozen, batch, rng):
+    def loss(self, params, frozen, batch, rng, *, train):
         variables = {"params": params["model"]}
         logits = self.model.apply(variables, batch.source, batch.source_mask, batch.target)
         states = self.model.apply(variables, batch.source, batch.source_mask, method="encode")
@@ -136,10 +137,10 @@ def test_a_step_moves_adapters_and_named_parameters_and_keeps_state_for_no_other
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, frozen), kept)
 
     # Without adapters the merged parameters are the same model.
-    found = jax.jit(lambda p, f: toy.loss(task.merged(p, f), f["frozen"], batch(), None)[0].value())(
+    found = jax.jit(lambda p, f: toy.loss(task.merged(p, f), f["frozen"], batch(), KEY, train=False)[0].value())(
         state.params, frozen
     )
-    expected = jax.jit(lambda p, f: task.loss(p, f, batch(), None)[0].value())(state.params, frozen)
+    expected = jax.jit(lambda p, f: task.loss(p, f, batch(), KEY, train=False)[0].value())(state.params, frozen)
     # A sum may fall to the other side of where half precision rounds.
     np.testing.assert_allclose(found, expected, rtol=1e-3 if kind == "bfloat16" else 1e-5)
     assert not np.allclose(found, losses[0], rtol=2e-3)
@@ -166,10 +167,12 @@ def test_dropout_of_adapters_needs_a_key(base):
     params = jax.tree.map(lambda leaf: leaf + 0.3, task.init(jax.random.key(1), batch()))
     assert params["trained"] == {}
     frozen = task.freeze(base, {"weight": jnp.float32(0.0)})
-    loss = jax.jit(lambda rng: task.loss(params, frozen, batch(), rng)[0].value())
-    plain = jax.jit(lambda: task.loss(params, frozen, batch(), None)[0].value())()
+    loss = jax.jit(lambda rng: task.loss(params, frozen, batch(), rng, train=True)[0].value())
+    plain = jax.jit(lambda: task.loss(params, frozen, batch(), KEY, train=False)[0].value())()
     assert loss(jax.random.key(0)) == loss(jax.random.key(0)) != loss(jax.random.key(1))
-    merged = jax.jit(lambda: Toy().loss(task.merged(params, frozen), frozen["frozen"], batch(), None)[0].value())()
+    merged = jax.jit(
+        lambda: Toy().loss(task.merged(params, frozen), frozen["frozen"], batch(), KEY, train=False)[0].value()
+    )()
     np.testing.assert_allclose(plain, merged, rtol=1e-5)
 
 
@@ -194,8 +197,8 @@ def test_a_reinforced_task_answers_and_learns_with_the_same_adapters(base, int8)
     assert [task.learns_from(name) for name in ("adapters/model/a", "trained/emotion/out")] == [0, 3]
     params = jax.tree.map(lambda leaf: leaf + 0.3, task.init(jax.random.key(1), batch()))
     frozen = task.freeze(base, {"weight": jnp.float32(0.0)})
-    loss = jax.jit(lambda rng: task.loss(params, frozen, batch(), rng)[0].value())
-    plain = jax.jit(lambda: task.loss(params, frozen, batch(), None)[0].value())()
+    loss = jax.jit(lambda rng: task.loss(params, frozen, batch(), rng, train=True)[0].value())
+    plain = jax.jit(lambda: task.loss(params, frozen, batch(), KEY, train=False)[0].value())()
     for seed in range(2):
         np.testing.assert_allclose(loss(jax.random.key(seed)), plain, rtol=1e-6)
     merged = jax.jit(task.merged)(params, frozen)

@@ -45,7 +45,9 @@ def test_eight_rows_are_four_micro_batches_of_two(tiny):
 def test_the_gradient_is_that_of_the_mean(tiny):
     task, optimizer, batch = tiny.TinyTask(), optax.sgd(1.0), batch_of(tiny, range(8))
     state = state_of(task, optimizer, batch)
-    expected = jax.grad(lambda params: task.loss(params, tiny.frozen(), batch, None)[0].value())(state.params)
+    expected = jax.grad(
+        lambda params: task.loss(params, tiny.frozen(), batch, jax.random.key(0), train=False)[0].value()
+    )(state.params)
     before = jax.tree.map(np.asarray, state.params)
     after, metrics = make_train_step(task, optimizer)(state, tiny.frozen(), batch)
     moved = jax.tree.map(lambda a, b: a - np.asarray(b), before, after.params)
@@ -104,8 +106,10 @@ def test_dropout_depends_on_the_step_alone(tiny):
     _, again = step(state_of(task, optimizer, batch), tiny.frozen(), batch)
     assert float(first["loss"].total) == float(again["loss"].total)
     assert float(first["loss"].total) != float(second["loss"].total)
-    evaluated = make_eval_step(task)(task.init(jax.random.key(0), batch), tiny.frozen(), batch)
-    expected = task.loss(task.init(jax.random.key(0), batch), tiny.frozen(), batch, None)[0].value()
+    evaluated = make_eval_step(task)(task.init(jax.random.key(0), batch), tiny.frozen(), batch, jax.random.key(0))
+    expected = task.loss(task.init(jax.random.key(0), batch), tiny.frozen(), batch, jax.random.key(0), train=False)[
+        0
+    ].value()
     np.testing.assert_allclose(evaluated["loss"].value(), expected, rtol=1e-6)
 
 
@@ -117,7 +121,7 @@ def test_micro_batches_draw_different_masks(tiny):
         def init(self, rng, batch):
             return {"w": jnp.ones(1)}
 
-        def loss(self, params, frozen, batch, rng):
+        def loss(self, params, frozen, batch, rng, *, train):
             noise = jax.random.normal(rng, batch.valid.shape)
             return Mean.of(noise * params["w"], batch.valid), {"square": Mean.of(noise**2, batch.valid)}
 
@@ -175,3 +179,16 @@ def test_explore_gives_the_batch_to_learn_from(tiny):
     np.testing.assert_array_equal(first.target, explore(state, tiny.frozen(), batch).target)
     later = explore(dataclasses.replace(state, step=state.step + 1), tiny.frozen(), batch)
     assert (np.asarray(first.target) != np.asarray(later.target)).any()
+
+
+def test_an_evaluation_draws_by_its_key_alone(tiny):
+    @dataclasses.dataclass(frozen=True)
+    class Drawn(tiny.TinyTask):
+        def loss(self, params, frozen, batch, rng, *, train):
+            assert not train
+            return Mean.of(jax.random.normal(rng, batch.valid.shape), batch.valid), {}
+
+    task, batch = Drawn(dropout=0.5), batch_of(tiny, range(8))
+    step = make_eval_step(task)
+    first, again, other = (step({}, {}, batch, jax.random.key(seed))["loss"].total for seed in (0, 0, 1))
+    assert first == again != other

@@ -41,11 +41,11 @@ class TinyTask:
             "out": {"kernel": jax.random.normal(keys[2], (WIDTH, batch.target.shape[1] * VOCABULARY)) / 3},
         }
 
-    def loss(self, params, frozen, batch, rng):
+    def loss(self, params, frozen, batch, rng, *, train):
         embedded = params["embed"]["table"][batch.source] * batch.source_mask[..., None]
         mean = embedded.sum(1) / jnp.maximum(batch.source_mask.sum(1, keepdims=True), 1)
         hidden = jnp.tanh(mean @ params["hidden"]["kernel"] + params["hidden"]["bias"][None])
-        if rng is not None and self.dropout:
+        if train and self.dropout:
             hidden *= jax.random.bernoulli(rng, 1 - self.dropout, hidden.shape) / (1 - self.dropout)
         logits = (hidden @ params["out"]["kernel"]).reshape(*batch.target.shape, VOCABULARY)
         logits += frozen["bias"][None, None]

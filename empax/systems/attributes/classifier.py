@@ -128,9 +128,9 @@ class Classifier:
         flat: Any = self.head.apply({"params": params["head"]}, encoding, **options)
         return flat.reshape(-1, len(self.mechanisms), len(LEVELS))
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        logits = self.logits(params, batch.source, batch.source_mask, rng)
-        return levels_loss(logits, batch, self.mechanisms, self.class_weights, confusion=rng is None)
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
+        logits = self.logits(params, batch.source, batch.source_mask, rng if train else None)
+        return levels_loss(logits, batch, self.mechanisms, self.class_weights, confusion=not train)
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
         return summarize_levels(averages, self.mechanisms)

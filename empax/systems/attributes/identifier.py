@@ -162,10 +162,10 @@ class Identifier:
         options: dict[str, Any] = {"rngs": rngs, "deterministic": rng is None}
         return self.model.apply({"params": params}, context, context_mask, response, response_mask, **options)  # type: ignore[return-value]
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
         texts = batch.source, batch.source_mask, batch.target, batch.target_mask
-        logits = self.logits(params, *texts, rng)
-        return levels_loss(logits, batch, self.mechanisms, self.class_weights, confusion=rng is None)
+        logits = self.logits(params, *texts, rng if train else None)
+        return levels_loss(logits, batch, self.mechanisms, self.class_weights, confusion=not train)
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
         return summarize_levels(averages, self.mechanisms)

@@ -177,8 +177,8 @@ class Generator:
         encoding = jnp.zeros((1, self.model.config.d_model))
         return {"model": model, "emotion": self.head.init(second, encoding)["params"]}
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        first, second, third = (None,) * 3 if rng is None else jax.random.split(rng, 3)
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
+        first, second, third = jax.random.split(rng, 3) if train else (None,) * 3
         states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=first)
         mask = self.model.states_mask(batch.source_mask)
         parts, metrics = generation_losses(self, self.model, params, batch, states, mask, (second, third))

@@ -323,9 +323,9 @@ class Ppo(Policy):
         metrics["explained_variance"] = _once(ppo.explained_variance(batch.values, returns, mask))
         return credited, after, metrics
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
         """Eq. 13 to 15 on a rollout; on mere contexts, the likelihood of their gold responses."""
-        del rng  # no dropout: it would make the ratio noise
+        del rng, train  # no dropout: it would make the ratio noise
         if isinstance(batch, PolicyBatch):
             return self.on_gold(params, batch, self.encoded(params, batch))
         settings, mask, encoded = self.settings, self.counted(batch), self.encoded(params, batch.batch)
@@ -377,9 +377,9 @@ class Grpo(Policy):
             advantages = grpo_advantages(scores, valid, group_size=size, scale_rewards=scale)
         return self.remembered(batch.replace(advantages=advantages), memory, statistics)
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
         """`ppo.grpo_loss` on a rollout; on mere contexts, the likelihood of their gold responses."""
-        del rng
+        del rng, train
         if isinstance(batch, PolicyBatch):
             return self.on_gold(params, batch, self.encoded(params, batch))
         settings, mask, encoded = self.settings, self.counted(batch), self.encoded(params, batch.batch)

@@ -54,8 +54,10 @@ class EmotionTask:
         """A retriever's parameters without those that see no emotion."""
         return {name: leaf for name, leaf in params.items() if name != "encoder" or not self.encoder.share}
 
-    def loss(self, params: Params, frozen: Params, batch: Batch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        logits = self.encoder.emotions(params, batch.source, batch.source_mask, rng=rng)
+    def loss(
+        self, params: Params, frozen: Params, batch: Batch, rng: jax.Array, *, train: bool
+    ) -> tuple[Mean, Metrics]:
+        logits = self.encoder.emotions(params, batch.source, batch.source_mask, rng=rng if train else None)
         return emotion_loss(logits, jnp.where(batch.valid, batch.target[:, 0], -1))
 
 
@@ -75,9 +77,9 @@ class RetrieverTask:
     def init(self, rng: jax.Array, batch: Any) -> Params:
         return self.encoder.init(rng, batch.query, batch.query_mask)
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
         weights = batch.valid.astype(jnp.float32)
-        parts, metrics = self.losses(params, batch, rng, weights)
+        parts, metrics = self.losses(params, batch, rng if train else None, weights)
         return combine(parts, weights, batch.valid), metrics
 
     def losses(
@@ -211,8 +213,8 @@ class Joint:
         utilities = self.retriever.utilities(frozen["generator"], ranked, second)
         return ranked.replace(source=read.source, source_mask=read.source_mask, utilities=utilities)
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        first, second, third, fourth = (None,) * 4 if rng is None else jax.random.split(rng, 4)
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
+        first, second, third, fourth = jax.random.split(rng, 4) if train else (None,) * 4
         generator, weights, alpha = params["generator"], target_weights(batch), self.retriever_weight
         states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=first)
         mask = self.model.states_mask(batch.source_mask)

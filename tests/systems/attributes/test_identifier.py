@@ -138,7 +138,7 @@ def test_one_mechanism_learns_its_label_from_context_and_response(tokenizer):
     @jax.jit
     def update(params, state):
         def objective(params):
-            loss, metrics = judge.task.loss(params, {}, batch, None)
+            loss, metrics = judge.task.loss(params, {}, batch, jax.random.key(0), train=False)
             return loss.value(), metrics
 
         (loss, metrics), grads = jax.value_and_grad(objective, has_aux=True)(params)

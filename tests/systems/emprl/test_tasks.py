@@ -26,6 +26,8 @@ from empax.systems.emprl.stages import policy_model
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import load_params
 
+KEY = jax.random.key(0)
+
 
 def logged(workdir, split="train"):
     rows = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
@@ -117,7 +119,7 @@ def test_a_decoder_only_model_is_a_policy_too(toy, batch):
     assert float(metrics["kl"].value()) == pytest.approx(0.0, abs=1e-4)
 
     def objective(params):
-        loss, found = task.loss(params, frozen, credited, None)
+        loss, found = task.loss(params, frozen, credited, KEY, train=False)
         return loss.total, found
 
     grads, found = jax.jit(jax.grad(objective, has_aux=True))(params)
@@ -135,7 +137,7 @@ def test_scores_reach_the_advantages_of_real_tokens_alone(toy, rolled):
     assert np.asarray(credited.advantages)[mask].mean() == pytest.approx(0.0, abs=1e-5)
     assert np.asarray(credited.advantages)[mask].std(ddof=1) == pytest.approx(1.0, rel=1e-3)
     assert float(metrics["reward"].value()) == pytest.approx(0.5)
-    loss, _ = task.loss(params, frozen, credited, None)
+    loss, _ = task.loss(params, frozen, credited, KEY, train=False)
     assert np.isfinite(float(loss.total))
 
 
@@ -163,7 +165,7 @@ def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):
 
     def gradient(warm):
         credited, _, _ = toy.policy(value_warmup_steps=warm).credit(frozen, rollout, task.init_memory())
-        return jax.grad(lambda p: task.loss(p, frozen, credited, None)[0].total)(params)
+        return jax.grad(lambda p: task.loss(p, frozen, credited, KEY, train=False)[0].total)(params)
 
     warm, later = gradient(1), gradient(0)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(warm["model"]))
@@ -192,15 +194,15 @@ def test_the_gold_responses_likelihood_is_added_once_the_policy_learns(toy, batc
     held = dataclasses.replace(task, settings=dataclasses.replace(task.settings, likelihood_weight=0.3))
 
     def found(task, credited):
-        return jax.value_and_grad(lambda p: task.loss(p, frozen, credited, None)[0].value())(params)
+        return jax.value_and_grad(lambda p: task.loss(p, frozen, credited, KEY, train=False)[0].value())(params)
 
     credited, _, _ = task.credit(frozen, rollout, task.init_memory())
     (alone, gradient), (both, pulled) = found(task, credited), found(held, credited)
-    nll, own = jax.value_and_grad(lambda p: task.loss(p, frozen, batch, None)[0].value())(params)
+    nll, own = jax.value_and_grad(lambda p: task.loss(p, frozen, batch, KEY, train=False)[0].value())(params)
     assert float(both - alone) == pytest.approx(0.3 * float(nll), rel=1e-4)
     for one, other, more in zip(*map(jax.tree.leaves, (pulled, gradient, own)), strict=True):
         np.testing.assert_allclose(one - other, 0.3 * more, rtol=1e-3, atol=1e-6)
-    assert "nll" in held.loss(params, frozen, credited, None)[1]
+    assert "nll" in held.loss(params, frozen, credited, KEY, train=False)[1]
     if not grpo:
         warming = credited.replace(policy_weight=jnp.zeros_like(credited.policy_weight))
         assert float(found(held, warming)[0]) == float(found(task, warming)[0])
@@ -246,7 +248,7 @@ def test_text_rewards_see_real_rows_and_agree_with_the_compiled_one(toy, rolled)
 
 def test_validation_is_the_likelihood_of_the_gold_response(toy, rolled, batch):
     task, params, frozen, _ = rolled
-    loss, metrics = task.loss(params, frozen, batch, None)
+    loss, metrics = task.loss(params, frozen, batch, KEY, train=False)
     logits = toy.MODEL.apply(
         {"params": params["model"]}, batch.inputs.source, batch.inputs.source_mask, batch.inputs.target
     )
@@ -313,7 +315,7 @@ def test_an_update_that_computes_something_else_is_noticed(toy, rolled):
     task, params, frozen, rollout = rolled
     credited, _, _ = task.credit(frozen, task.rate(frozen, rollout), task.init_memory())
     shifted = credited.replace(log_probs=credited.log_probs + 0.01)
-    _, metrics = task.loss(params, frozen, shifted, None)
+    _, metrics = task.loss(params, frozen, shifted, KEY, train=False)
     values = {name: float(mean.value()) for name, mean in metrics.items()}
     with pytest.raises(
         TrainingError,
@@ -345,7 +347,7 @@ def test_batches_that_are_too_far_away_teach_nothing_whatever_is_in_the_loss(toy
     given = toy.Contexts(6).collate(np.array([0, 1, 2, 3]), toy.SOURCE, np.random.default_rng(0))
     rollout = jax.jit(task.rollout)(params, frozen, jax.tree.map(jnp.asarray, given), jax.random.key(1))
     credited, _, _ = jax.jit(task.credit)(frozen, task.rate(frozen, rollout), task.init_memory())
-    size = jax.jit(jax.grad(lambda params, batch: task.loss(params, frozen, batch, None)[0].total))
+    size = jax.jit(jax.grad(lambda params, batch: task.loss(params, frozen, batch, KEY, train=False)[0].total))
     near, far = (size(params, credited.replace(log_probs=credited.log_probs - by)) for by in (0.0, 1.0))
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(near)) > 0
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(far))

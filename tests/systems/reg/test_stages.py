@@ -255,7 +255,9 @@ def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
     params, logged = load_params(finished / "generator"), {}
     for weight in (0.0, 0.1):
         task = RegParts.of(run).generator.generator_task(GeneratorStage(emotion_weight=weight))
-        logged[weight] = set(jax.eval_shape(lambda p, task=task: task.loss(p, {}, batch, None)[1], params))
+        logged[weight] = set(
+            jax.eval_shape(lambda p, task=task: task.loss(p, {}, batch, jax.random.key(0), train=False)[1], params)
+        )
     assert logged == {0.0: {"nll"}, 0.1: {"nll", "emotion_loss", "emotion_accuracy"}}
 
 

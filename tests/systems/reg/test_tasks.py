@@ -39,6 +39,7 @@ ENCODER = DualEncoder(
 )
 HEAD = ClassificationHead(num_classes=len(EMOTIONS))
 DECODER = Decoder(DecodeSettings(method="greedy", max_tokens=5), start_id=START, eos_id=EOS, pad_id=PAD)
+KEY = jax.random.key(0)
 F1 = UtilityWeights(bleu=0.0, f1=1.0, rouge_l=0.0)
 
 
@@ -297,7 +298,7 @@ RANKER = retriever(target_temperature=0.2, score_temperature=0.5, emotion_weight
 
 @jax.jit
 def ranking_loss(batch):
-    return RANKER.loss(params()["retriever"], {}, batch, None)
+    return RANKER.loss(params()["retriever"], {}, batch, KEY, train=False)
 
 
 def scores_of(batch):
@@ -383,7 +384,7 @@ def test_a_masked_candidate_is_none_however_good_it_is():
 
 @jax.jit
 def ranking_gradient(retriever_params, batch):
-    return jax.grad(lambda p: RANKER.loss(p, {}, batch, None)[0].value())(retriever_params)
+    return jax.grad(lambda p: RANKER.loss(p, {}, batch, KEY, train=False)[0].value())(retriever_params)
 
 
 def size(tree):
@@ -430,7 +431,7 @@ def test_with_a_share_the_score_adds_the_probability_of_the_exemplars_emotion():
     known = np.take_along_axis(np.asarray(emotions), np.maximum(columns_of(batch), 0), axis=1)
     known[0, 1] = 0.0
     np.testing.assert_allclose(scores, 0.7 * scores_of(batch) + 0.3 * known, rtol=1e-4)
-    gradient = jax.jit(jax.grad(lambda own: task.loss(own, {}, batch, None)[0].value()))(own)
+    gradient = jax.jit(jax.grad(lambda own: task.loss(own, {}, batch, KEY, train=False)[0].value()))(own)
     assert all(size(gradient[name]) > 0 for name in ("encoder", "emotion_encoder", "emotion"))
 
 
@@ -450,7 +451,7 @@ def test_the_emotion_task_is_the_cross_entropy_of_the_head(share):
     task = EmotionTask(EmotionEncoder(ENCODER, HEAD, share))
     own = task.trained({**given, "emotion_encoder": given["encoder"]})
     assert set(own) == ({"emotion_encoder", "emotion"} if share else set(given) | {"emotion_encoder"})
-    loss, metrics = task.loss(own, {}, contexts, None)
+    loss, metrics = task.loss(own, {}, contexts, KEY, train=False)
     query = np.asarray(embedded(given, batch)[0], np.float64)
     query *= query.shape[1] ** 0.5 / np.linalg.norm(query, axis=1, keepdims=True)
     logits = query @ np.asarray(given["emotion"]["out"], np.float64) + np.asarray(given["emotion"]["out_bias"])
@@ -480,8 +481,8 @@ def test_unknown_emotions_count_nowhere():
 def joint_gradient(retriever_weight):
     task = joint(retriever_weight=retriever_weight)
 
-    def loss(p, batch, rng):
-        loss, metrics = task.loss(p, {}, batch, rng)
+    def loss(p, batch):
+        loss, metrics = task.loss(p, {}, batch, KEY, train=False)
         return loss.value(), (loss.weight, metrics)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
@@ -489,7 +490,7 @@ def joint_gradient(retriever_weight):
 
 def test_joint_loss_is_equation_7():
     batch = explored()
-    (loss, (weight, metrics)), _ = joint_gradient(0.2)(params(), batch, None)
+    (loss, (weight, metrics)), _ = joint_gradient(0.2)(params(), batch)
     # A row weighs as many tokens as its response has in both parts, so that both are means over the same weights.
     tokens = np.asarray(batch.target_mask).sum(axis=1)
     rows = kl(scores_of(batch), np.asarray(batch.utilities, np.float64), 0.1, 1.0)
@@ -504,7 +505,7 @@ def test_a_filler_row_as_collate_makes_it_gives_finite_gradients():
     batch = explored()
     masks = ("source_mask", "target_mask", "valid", "query_mask", "key_mask", "candidate_mask")
     batch = batch.replace(**{name: getattr(batch, name).at[1].set(False) for name in masks})
-    (loss, _), gradient = joint_gradient(0.2)(params(), batch, None)
+    (loss, _), gradient = joint_gradient(0.2)(params(), batch)
     assert np.isfinite(float(loss))
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(gradient))
 
@@ -512,8 +513,8 @@ def test_a_filler_row_as_collate_makes_it_gives_finite_gradients():
 def test_each_part_of_joint_training_moves_its_own_parameters():
     """alpha = 1 is the retriever's part alone; the generator's is what alpha = 0.2 leaves of it, over 0.8."""
     batch = explored()
-    (_, (_, metrics)), both = joint_gradient(0.2)(params(), batch, None)
-    (loss, _), ranked = joint_gradient(1.0)(params(), batch, None)
+    (_, (_, metrics)), both = joint_gradient(0.2)(params(), batch)
+    (loss, _), ranked = joint_gradient(1.0)(params(), batch)
     assert float(loss) == pytest.approx(float(metrics["retriever_loss"].value()), rel=1e-5)
     assert size(ranked["generator"]) == 0.0
     assert size(ranked["retriever"]["encoder"]) > 0
@@ -540,7 +541,7 @@ def everything(task):
     @jax.jit
     def run(p, batch):
         answers = task.generate(p, {}, batch, jax.random.key(0))
-        return *task.loss(p, {}, batch, None), answers.tokens, task.read(p, batch)
+        return *task.loss(p, {}, batch, KEY, train=False), answers.tokens, task.read(p, batch)
 
     return run
 
@@ -594,7 +595,7 @@ def test_logits_of_few_tokens_at_a_time_change_no_loss_and_no_gradient(label_smo
         task = generator(label_smoothing=label_smoothing, logits_at_once=logits_at_once)
 
         def total(params):
-            loss, metrics = task.loss(params, {}, batch, None)
+            loss, metrics = task.loss(params, {}, batch, KEY, train=False)
             return loss.total, {**metrics, "loss": loss}
 
         return jax.jit(jax.value_and_grad(total, has_aux=True)), total
