@@ -1,10 +1,91 @@
-"""What recipes share: the sections that every run has, and how to shrink them."""
+"""What recipes share: how their arguments are read, the sections that every run has, and how to shrink them."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What stands behind the colon of `--config=RECIPE:WORD,WORD,KEY=VALUE`, in any order.
+
+    Attributes:
+      model: a name that the recipe knows, or a folder; empty = none was given.
+      form: the paper's system (empty), an ablation or a baseline.
+      machine: what `budget` sizes the run for; empty = none was given.
+      flags: the other words.
+    """
+
+    model: str = ""
+    form: str = ""
+    machine: str = ""
+    flags: frozenset[str] = frozenset()
+
+    @property
+    def tiny(self) -> bool:
+        return "tiny" in self.flags
+
+
+def arguments(
+    text: str,
+    recipe: str,
+    *,
+    models: Sequence[str] = (),
+    folders: bool = False,
+    forms: Sequence[str] = (),
+    flags: Sequence[str] = ("tiny",),
+    machines: Sequence[str] = (),
+) -> Arguments:
+    """Reads the arguments of a recipe.
+
+    Args:
+      text: the arguments.
+      recipe: the name of its file, for messages.
+      models: the models that it knows.
+      folders: whether a model may also be a folder.
+      forms: the forms that it knows.
+      flags: words that may stand beside any form.
+      machines: what may follow "machine=".
+
+    Raises:
+      ValueError: a word is unknown, or two exclude each other.
+    """
+    found: dict[str, str] = {}
+    given = set()
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = word.partition("=")
+        if key == "machine" and equals and value in machines:
+            kind, name = "machine", value
+        elif word in forms:
+            kind, name = "form", word
+        elif word in flags:
+            given.add(word)
+            continue
+        elif word in models or (folders and Path(word).expanduser().is_dir()):
+            kind, name = "model", word
+        else:
+            raise ValueError(
+                f"{recipe}:{text}: {word!r} is unknown; it takes {_known(models, folders, forms, flags, machines)}."
+            )
+        if found.setdefault(kind, name) != name:
+            raise ValueError(f"{recipe}:{text} names two of a kind, {found[kind]!r} and {name!r}; leave one out.")
+    if "tiny" in given and "machine" in found:
+        raise ValueError(f"{recipe}:{text}: a trial is sized for any machine; leave out machine={found['machine']}.")
+    return Arguments(**found, flags=frozenset(given))
+
+
+def _known(
+    models: Sequence[str], folders: bool, forms: Sequence[str], flags: Sequence[str], machines: Sequence[str]
+) -> str:
+    """The words that a recipe takes, as a message lists them."""
+    named = [*models, *(["a folder with a model"] if folders else [])]
+    lists = [named, forms, flags, [f"machine={machine}" for machine in machines]]
+    return "; ".join(", ".join(words) for words in lists if words) or "no argument"
 
 
 def base(*, system: str, data: str, seed: int = 0) -> ConfigDict:
@@ -20,52 +101,75 @@ def base(*, system: str, data: str, seed: int = 0) -> ConfigDict:
     return config
 
 
-def train(*, task: str, steps: int, batch_size: int, learning_rate: float, **more: Any) -> ConfigDict:
+def train(*, task: str, learning_rate: float, **more: Any) -> ConfigDict:
     """A training stage; `more` are settings of the loop or of the task."""
     optimizer = {"learning_rate": learning_rate, "clip_norm": 1.0, **more.pop("optimizer", {})}
-    return ConfigDict(
-        {"kind": "train", "task": task, "steps": steps, "batch_size": batch_size, "optimizer": optimizer, **more},
-        convert_dict=True,
-    )
+    return ConfigDict({"kind": "train", "task": task, "optimizer": optimizer, **more}, convert_dict=True)
+
+
+def sizes(*, steps: int, batch_size: int, evaluations: int, **more: Any) -> dict[str, Any]:
+    """How much a training stage learns from; `more` are settings of the loop."""
+    rhythm = {"eval_every_steps": steps // evaluations, "checkpoint_every_steps": 200, "log_every_steps": 50}
+    return {"steps": steps, "batch_size": batch_size, **rhythm, **more}
 
 
 FIXED_EMBEDDING = {"pattern": "encoder/token_embedding$", "frozen": True}
 """A parameter group for pretrained encoders: half of MiniLM is word embeddings, and few steps change them little."""
 
 
-def index(*, encoder: str, candidates: int, queries: dict[str, int], method: str = "scann") -> ConfigDict:
+def index(*, encoder: str, candidates: int, queries: dict[str, int] | None = None) -> ConfigDict:
     """An index stage; `encoder` is the stage that trained it, empty = as pretrained."""
-    return ConfigDict(
-        {"kind": "index", "encoder": encoder, "store": {"method": method}, "candidates": candidates, "queries": queries}
-    )
+    settings = {"kind": "index", "encoder": encoder, "store": {"method": "scann"}, "candidates": candidates}
+    return ConfigDict(settings if queries is None else {**settings, "queries": queries})
 
 
-def shrink(config: ConfigDict) -> ConfigDict:
-    """The same recipe in seconds: the built-in sample, random small models, a few steps."""
+def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
+    """The same recipe in seconds: the built-in sample, random small models, a few steps.
+
+    Args:
+      config: the recipe; it changes.
+      pretrained: whether generator, tokenizer and the attributes' encoder stay as they are.
+    """
     config.data.name = "sample"
     models = config[config.system]
     small = {"d_model": 32, "num_heads": 2, "d_ff": 64}
-    models.generator.update(
-        {**small, "head_dim": 16, "num_encoder_layers": 2, "num_decoder_layers": 2, "unroll": 1, "embeddings": ""}
-    )
+    if not pretrained:
+        models.generator.update(
+            {
+                **small,
+                "head_dim": 16,
+                "num_encoder_layers": 2,
+                "num_decoder_layers": 2,
+                "unroll": 1,
+                "embeddings": "",
+            }
+        )
+        config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
     models.retriever = ConfigDict({**small, "num_layers": 2, "normalize": True, "dropout": 0.0})
     models.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
     # One length everywhere: most of a trial's time is compiling, once for every shape.
-    models.layout.update({"max_context_tokens": 32, "max_passage_tokens": 32, "max_target_tokens": 16,
-                              "max_query_tokens": 16, "max_key_tokens": 16})  # fmt: skip
+    models.layout.update(
+        {
+            "max_context_tokens": 32,
+            "max_passage_tokens": 32,
+            "max_target_tokens": 16,
+            "max_query_tokens": 16,
+            "max_key_tokens": 16,
+        }
+    )
     models.passages = 2
-    config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
     for name in config.run:
         section = config[name]
         if section.kind == "train":
-            section.update({"steps": 4, "batch_size": 8, "accumulate": 1, "log_every_steps": 2, "eval_every_steps": 2,
-                            "checkpoint_every_steps": 2, "buckets": (80,)})  # fmt: skip
+            few = {"steps": 4, "batch_size": 8, "accumulate": 1, "buckets": (80,)}
+            section.update({**few, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2})
             if "refresh_every_steps" in section:
                 section.refresh_every_steps = 2
         if section.kind == "index":
             section.update({"candidates": 4, "queries": {"train": 0, "validation": 0}})
     if "attributes" in config:
-        config.attributes.update({"data": "sample", "encoder": ConfigDict({**small, "num_layers": 2}), "max_tokens": 16,
-                                  "buckets": (16,)})  # fmt: skip
+        config.attributes.update({"data": "sample", "max_tokens": 16, "buckets": (16,)})
+        if not pretrained:
+            config.attributes.encoder = ConfigDict({**small, "num_layers": 2})
     config.evaluate.update({"buckets": (80,), "batch_size": 16})
     return config

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from . import common
 
-VARIANTS = ("", "separate", "tiny")
+FORMS = ("separate",)
 MECHANISMS = ("emotional_reaction", "interpretation", "exploration")
 
 
@@ -55,26 +55,33 @@ def identifiers(**more: Any) -> ConfigDict:
 def tiny(**more: Any) -> ConfigDict:
     """The same stage in seconds."""
     small = {
-        "data": "sample", "steps": 4, "batch_size": 8, "encoder": {"d_model": 16, "num_heads": 2, "d_ff": 32},
-        "max_context_tokens": 16, "buckets": (16,), "response_buckets": (24,), "eval_every_steps": 2,
-        "log_every_steps": 2, "checkpoint_every_steps": 2,
-    }  # fmt: skip
+        "data": "sample",
+        "steps": 4,
+        "batch_size": 8,
+        "encoder": {"d_model": 16, "num_heads": 2, "d_ff": 32},
+        "max_context_tokens": 16,
+        "buckets": (16,),
+        "response_buckets": (24,),
+        "eval_every_steps": 2,
+        "log_every_steps": 2,
+        "checkpoint_every_steps": 2,
+    }
     return identifiers(**{**small, **more})
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    if arg not in VARIANTS:
-        raise ValueError(f"empathy_identifiers.py:{arg} is unknown; it takes {', '.join(filter(None, VARIANTS))}.")
-    config = common.base(system="attributes", data="sample" if arg == "tiny" else "empathetic_dialogues")
+    chosen = common.arguments(arg, "empathy_identifiers.py", forms=FORMS)
+    config = common.base(system="attributes", data="sample" if chosen.tiny else "empathetic_dialogues")
     config.attributes = ConfigDict()
-    if arg == "separate":
-        stages = {f"{name}_identifier": identifiers(mechanisms=(name,)) for name in MECHANISMS}
+    make = tiny if chosen.tiny else identifiers
+    if chosen.form == "separate":
+        stages = {f"{name}_identifier": make(mechanisms=(name,)) for name in MECHANISMS}
     else:
-        stages = {"identifiers": tiny() if arg == "tiny" else identifiers()}
+        stages = {"identifiers": make()}
     config.update(stages)
     config.assess = ConfigDict({"kind": "assess", "judges": tuple(stages)})
     config.run = (*stages, "assess")
-    if arg == "tiny":  # a random encoder reads with the run's tokenizer
+    if chosen.tiny:  # a random encoder reads with the run's tokenizer
         config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"vocab_size": 600}})
         config.run = ("prepare", *config.run)
     return config

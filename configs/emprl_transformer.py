@@ -1,18 +1,17 @@
 r"""EmpRL on EmpatheticDialogues with a Transformer from scratch, sized for two CPU cores.
 
   python -m empax.main --config=configs/emprl_transformer.py --config.data.dir=DATA
-  python -m empax.main --config=configs/emprl_transformer.py:expected     # levels as the context lets expect them
   python -m empax.main --config=configs/emprl_transformer.py:sft          # the paper's "w/o RL"
   python -m empax.main --config=configs/emprl_transformer.py:no_kl        # "w/o KL penalty"
   python -m empax.main --config=configs/emprl_transformer.py:no_reward    # "w/o empathy reward"
-  python -m empax.main --config=configs/emprl_transformer.py:grpo         # groups in place of a value head
-  python -m empax.main --config=configs/emprl_transformer.py:trajectory   # rewards over whole dialogues
-  python -m empax.main --config=configs/emprl_transformer.py:retrieval    # PPO on REG's generator, exemplars and all
+  python -m empax.main --config=configs/emprl_transformer.py:expected     # ours: levels as the context lets expect them
+  python -m empax.main --config=configs/emprl_transformer.py:grpo         # ours: groups in place of a value head
+  python -m empax.main --config=configs/emprl_transformer.py:trajectory   # ours: rewards over whole dialogues
+  python -m empax.main --config=configs/emprl_transformer.py:retrieval    # ours: PPO on REG's generator
+  python -m empax.main --config=configs/emprl_transformer.py:dailydialog  # and small talk: Table VII
   python -m empax.main --config=configs/emprl_transformer.py:tiny         # a trial on the built-in sample
-  python -m empax.main --config=configs/emprl_transformer.py:dailydialog  # the paper's, and small talk: Table VII
-  python -m empax.main --config=configs/emprl_transformer.py:retrieval+tiny   # as any other form may be
-  python -m empax.main --config=configs/emprl_transformer.py:sft+dailydialog
 
+"dailydialog" and "tiny" may stand beside any form: ":sft,dailydialog,tiny".
 Other rewards: --config.ppo.rewards='({"kind": "text", "function": "my_module:my_reward"},)', alone or as further parts.
 """
 
@@ -22,34 +21,35 @@ from ml_collections import ConfigDict
 
 from . import common, empathy_identifiers, reg_transformer
 
-VARIANTS = ("", "expected", "sft", "no_kl", "no_reward", "grpo", "trajectory", "retrieval", "tiny")
-BEHIND = ("tiny", "dailydialog")
+ABLATIONS = ("expected", "sft", "no_kl", "no_reward", "grpo", "trajectory")
+FORMS = (*ABLATIONS, "retrieval")
+FLAGS = ("dailydialog", "tiny")
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    form, *behind = arg.split("+")
-    if form in BEHIND:
-        form, behind = "", [form, *behind]
-    if form not in VARIANTS or not set(behind) <= set(BEHIND):
-        raise ValueError(
-            f"emprl_transformer.py:{arg} is unknown; it takes {', '.join(filter(None, VARIANTS))}, alone or with "
-            f"{' or '.join(f'+{name}' for name in BEHIND)} behind."
-        )
-    config = reinforced(reg_transformer.get_config("" if form == "retrieval" else "no_retrieval"), form)
-    if "tiny" in behind:
+    chosen = common.arguments(arg, "emprl_transformer.py", forms=FORMS, flags=FLAGS)
+    start = reg_transformer.recipe("" if chosen.form == "retrieval" else "no_retrieval", "cpu")
+    config = reinforced(start, chosen.form)
+    if chosen.tiny:
         config = shrink(config)
-    return add_dailydialog(config) if "dailydialog" in behind else config
+    return add_dailydialog(config) if "dailydialog" in chosen.flags else config
 
 
-def reinforced(house: ConfigDict, form: str) -> ConfigDict:
-    """A recipe of REG's with identifiers and rewards in place of its end; `form` is one of VARIANTS but the last."""
+def reinforced(start: ConfigDict, form: str) -> ConfigDict:
+    """A recipe of REG's with identifiers and rewards in place of its end; `form` is empty or one of FORMS."""
     config = common.base(system="emprl", data="empathetic_dialogues")
-    config.emprl = house.reg
-    # The paper's: k = 20, T = 0.9 (its code), at most 30 tokens, the start token among them.
-    config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 29})
-    before = [name for name in house.run if name not in ("evaluate", "report")]
+    config.emprl = start.reg
+    config.emprl.decoding = ConfigDict(
+        {
+            "method": "sample",
+            "top_k": 20,  # the paper's code
+            "temperature": 0.9,  # the paper's code
+            "max_tokens": 29,  # the paper's code: 30, the start token among them
+        }
+    )
+    before = [name for name in start.run if name not in ("evaluate", "report")]
     for name in before:
-        config[name] = house[name]
+        config[name] = start[name]
         if name in ("emotions", "retriever", "joint"):
             config[name].task = f"reg.{config[name].task}"
     # The same identifiers reward and judge; those of a second seed have seen other posts and reward nobody. Both are
@@ -57,52 +57,76 @@ def reinforced(house: ConfigDict, form: str) -> ConfigDict:
     config.identifiers = empathy_identifiers.identifiers(seed=0)
     config.second_seed = empathy_identifiers.identifiers(seed=1)
     config.assess = ConfigDict({"kind": "assess", "judges": ("identifiers", "second_seed")})
-    config.ppo = common.train(
-        task="grpo" if form == "grpo" else "ppo", steps=450, batch_size=32, buckets=(32, 64, 88), epochs=2,
-        start_from="joint" if form == "retrieval" else "generator",
-        # ours, for minutes on two cores (its runs: 1,600 steps, four epochs, 1e-5); PAPERS.md tells where it is from
-        learning_rate=1.85e-4, optimizer={"schedule": "linear"}, best_metric=None, max_examples=9_600,
-        kl={"coefficient": 0.1, "controller": "adaptive", "target": 6.0},
-        entropy_weight=0.004,  # ours: meant to keep replies apart; never measured without
-        likelihood_weight=0.2,  # ours: an earlier recipe without it raised perplexity by 23 percent
-        log_every_steps=25, eval_every_steps=150, checkpoint_every_steps=50, refresh_every_steps=150,
-    )  # fmt: skip
-    if form == "grpo":
-        config.ppo.update({"batch_size": 16, "kl": ConfigDict({"coefficient": 0.04, "controller": "fixed"})})
-        config.ppo.optimizer.learning_rate = 1.5e-4
-    else:
-        heads = [{"pattern": "^(trained/)?value/", "learning_rate_scale": 32.0}]  # it starts from nothing
-        config.ppo.optimizer.groups = heads
-        config.ppo.update({"value_warmup_steps": 40, "value_clip": None})
-        config.ppo.update({"value_hidden": 128, "value_sees_levels": True})
-    if form == "expected":
-        # ours (PAPERS.md): less noise bears a higher rate, and part of the way keeps the gain for half of its price
-        config.ppo.rewards = ({"goal": "f1"}, {"kind": "novelty", "weight": 0.23})
-        config.ppo.update({"max_examples": 14_400, "entropy_weight": 0.006, "kept_share": 0.8})
-        config.ppo.update({"likelihood_weight": 0.4, "likelihood_focus": 1.0})
-        config.ppo.optimizer.learning_rate = 3.1e-4
-    if form == "no_kl":
-        config.ppo.kl = ConfigDict({"coefficient": 0.0, "controller": "fixed"})
-    if form == "no_reward":
-        config.ppo.rewards = ()
-    if form == "trajectory":
-        # The longest dialogues have four listener turns: 36 rows.
-        config.ppo.update({"whole_dialogues": True, "max_turns": 4, "batch_size": 9})
-        config.ppo.rewards = ({"shift_penalty": 0.5},)
-    if form == "retrieval":
-        config.ppo.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
+    config.ppo = policy(form)
     config.run = ("prepare", "identifiers", "second_seed", "assess", *before[1:], "ppo", "evaluate", "report")
     config.evaluate = ConfigDict(
-        {"kind": "evaluate", "stage": "ppo", "index": "", "buckets": (64, 88), "batch_size": 64, "judge": "identifiers",
-         "second_judge": "second_seed", "linear_judge": True}
-    )  # fmt: skip
-    if form == "retrieval":
-        config.evaluate.buckets = (128,)
+        {
+            "kind": "evaluate",
+            "stage": "ppo",
+            "index": "",
+            "buckets": (128,) if form == "retrieval" else (64, 88),
+            "batch_size": 64,
+            "judge": "identifiers",
+            "second_judge": "second_seed",
+            "linear_judge": True,
+        }
+    )
     config.report = ConfigDict({"kind": "report", "paper_row": "EmpRL", "peers": ""})
     if form == "sft":
         config.run = tuple(name for name in config.run if name != "ppo")
         config.evaluate.stage = "generator"
         del config.ppo
+    return config
+
+
+def policy(form: str) -> ConfigDict:
+    """PPO (Sec. III-E), or what `form` makes of it; where its numbers are from, PAPERS.md tells."""
+    config = common.train(
+        task="grpo" if form == "grpo" else "ppo",
+        start_from="joint" if form == "retrieval" else "generator",
+        buckets=(32, 64, 88),
+        max_examples=9_600,  # ours, for minutes on two cores
+        epochs=2,  # the paper's: 4
+        learning_rate=1.85e-4,  # ours; the paper's: 1e-5, of a pretrained T5
+        kl={"coefficient": 0.1, "controller": "adaptive", "target": 6.0},
+        entropy_weight=0.004,  # ours: meant to keep replies apart; never measured without
+        likelihood_weight=0.2,  # ours: an earlier recipe without it raised perplexity by 23 percent
+        optimizer={"schedule": "linear"},
+        best_metric=None,
+        steps=450,  # the paper's: 1,600
+        batch_size=32,
+        log_every_steps=25,
+        eval_every_steps=150,
+        checkpoint_every_steps=50,
+        refresh_every_steps=150,
+    )
+    if form == "grpo":
+        config.update({"batch_size": 16, "kl": ConfigDict({"coefficient": 0.04, "controller": "fixed"})})
+        config.optimizer.learning_rate = 1.5e-4
+    else:
+        config.optimizer.groups = [
+            {"pattern": "^(trained/)?value/", "learning_rate_scale": 32.0}
+        ]  # starts from nothing
+        config.value_warmup_steps = 40
+        config.value_clip = None
+        config.value_hidden = 128
+        config.value_sees_levels = True
+    if form == "expected":
+        # ours (PAPERS.md): less noise bears a higher rate, and part of the way keeps the gain for half of its price
+        config.rewards = ({"goal": "f1"}, {"kind": "novelty", "weight": 0.23})
+        config.update({"max_examples": 14_400, "entropy_weight": 0.006, "kept_share": 0.8})
+        config.update({"likelihood_weight": 0.4, "likelihood_focus": 1.0})
+        config.optimizer.learning_rate = 3.1e-4
+    if form == "no_kl":
+        config.kl = ConfigDict({"coefficient": 0.0, "controller": "fixed"})
+    if form == "no_reward":
+        config.rewards = ()
+    if form == "trajectory":
+        # The longest dialogues have four listener turns: 36 rows.
+        config.update({"whole_dialogues": True, "max_turns": 4, "batch_size": 9})
+        config.rewards = ({"shift_penalty": 0.5},)
+    if form == "retrieval":
+        config.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
     return config
 
 
@@ -121,11 +145,11 @@ def add_dailydialog(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def shrink(config: ConfigDict) -> ConfigDict:
-    """The same recipe in seconds."""
+def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
+    """The same recipe in seconds; see `common.shrink`."""
     stages = tuple(name for name in config.run if name != "second_seed")
     config.run = tuple(name for name in stages if name != "identifiers")
-    config = common.shrink(config)
+    config = common.shrink(config, pretrained=pretrained)
     config.run = stages
     del config.identifiers, config.second_seed
     config.evaluate.update({"second_judge": "", "linear_judge": False})

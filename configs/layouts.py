@@ -60,7 +60,7 @@ def on_topology(config: ConfigDict, model: str, topology: str) -> ConfigDict:
     """
     chosen = LAYOUTS.get(model, {})
     if topology not in chosen:
-        raise ValueError(f"{model}@{topology} has no layout; {model} has one for {', '.join(chosen) or 'no slice'}.")
+        raise ValueError(f"machine={topology}: {model} has a layout for {', '.join(chosen) or 'no slice'}.")
     layout, chips = chosen[topology], CHIPS[topology]
     config.mesh.fsdp = layout.fsdp
     config.plan.topology = topology

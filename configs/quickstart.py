@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 from . import common
 
 
-def get_config() -> ConfigDict:
+def get_config(arg: str = "") -> ConfigDict:
+    chosen = common.arguments(arg, "quickstart.py")
     config = common.base(system="reg", data="sample")
     config.run = ("prepare", "attributes", "annotate", "index", "generator", "retriever", "reindex", "joint",
                   "evaluate", "report")  # fmt: skip
@@ -67,4 +68,4 @@ def get_config() -> ConfigDict:
     )  # fmt: skip
     config.evaluate = {"kind": "evaluate", "stage": "joint", "buckets": (96,), "batch_size": 16, "judge": "annotate"}
     config.report = {"kind": "report"}
-    return config
+    return common.shrink(config) if chosen.tiny else config

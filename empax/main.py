@@ -16,7 +16,7 @@ from absl import app, flags
 from empax.core.config import ConfigError
 from empax.core.memory import keep_freed_memory
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import load_recipe, override, parse_flags, split_overrides
+from empax.core.recipe import load_recipe, override, parse_flags, run_name, split_overrides
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
@@ -39,8 +39,7 @@ def main(argv: list[str]) -> None:
             raise ConfigError(f"{what}--config=FILE.py is needed (see configs/); settings are --config.a.b=VALUE.")
         config = load_recipe(_CONFIG.value)
         override(config, _OVERRIDES)
-        name, _, argument = _CONFIG.value.partition(":")
-        workdir = expand(_WORKDIR.value or Path("runs") / "-".join(filter(None, (Path(name).stem, argument))))
+        workdir = expand(_WORKDIR.value or Path("runs") / run_name(_CONFIG.value))
         from empax.core import distributed
         from empax.pipeline import run
         from empax.planning import plan

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import importlib.machinery
 import inspect
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,12 @@ def load_recipe(spec: str) -> Any:
         return get_config(argument) if argument else get_config()
     except ValueError as error:
         raise ConfigError(f"--config={spec}: {error}") from error
+
+
+def run_name(spec: str) -> str:
+    """The name of a folder for "RECIPE:ARG": "reg_t5-base-tiny" for "configs/reg_t5.py:base,tiny"."""
+    name, _, argument = spec.partition(":")
+    return re.sub(r"[^\w.]+", "-", f"{Path(name).stem} {argument}").strip("-")
 
 
 def recipes() -> dict[str, Path]:

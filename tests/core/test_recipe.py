@@ -2,7 +2,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from empax.core.config import ConfigError
-from empax.core.recipe import load_recipe, override, split_overrides
+from empax.core.recipe import load_recipe, override, run_name, split_overrides
 
 
 def test_settings_are_taken_out_of_the_command_line():
@@ -77,3 +77,15 @@ def test_recipes_come_from_files_with_an_argument(tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(ConfigError, match="defines no get_config"):
         load_recipe(str(tmp_path / "empty.py"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("configs/reg_t5.py", "reg_t5"),
+        ("reg_transformer:no_attributes,tiny", "reg_transformer-no_attributes-tiny"),
+        ("configs/reg_t5.py:/models/my t5,machine=v5e:2x4", "reg_t5-models-my-t5-machine-v5e-2x4"),
+    ],
+)
+def test_a_run_is_named_after_its_recipe_in_one_folder(spec, name):
+    assert run_name(spec) == name

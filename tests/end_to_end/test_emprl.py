@@ -72,7 +72,7 @@ def test_the_report_has_empathy_and_replies_over_training(workdir):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["expected", "grpo", "trajectory"])
 def test_the_other_forms(recipe, workdir, tmp_path, form):
-    result = recipe(tmp_path / "run", config=f"configs/emprl_transformer.py:{form}+tiny")
+    result = recipe(tmp_path / "run", config=f"configs/emprl_transformer.py:{form},tiny")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run" / "report" / "DONE").exists()
     assert set(load_params(tmp_path / "run" / "ppo")) == ({"model"} if form == "grpo" else {"model", "value"})
@@ -84,7 +84,7 @@ def test_a_policy_that_reads_exemplars_begins_with_regs_generator(recipe, finish
     workdir = tmp_path / "run"
     for stage in ("prepare", "attributes", "annotate", "index", "generator", "emotions", "retriever"):
         shutil.copytree(finished / stage, workdir / stage)
-    result = recipe(workdir, config="configs/emprl_transformer.py:retrieval+tiny")
+    result = recipe(workdir, config="configs/emprl_transformer.py:retrieval,tiny")
     assert result.returncode == 0, result.stderr[-3000:]
     joint, policy = load_params(workdir / "joint")["generator"]["model"], load_params(workdir / "ppo")
     assert set(policy) == {"model", "value"}

@@ -34,7 +34,7 @@ def completed(workdir, least=0.0):
 @pytest.fixture(scope="module")
 def adapted(recipe, llama, tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapted") / "run"
-    result = recipe(folder, "--check", config=f"{RECIPE}:{llama}+tiny")
+    result = recipe(folder, "--check", config=f"{RECIPE}:{llama},tiny")
     assert result.returncode == 0, result.stderr[-3000:]
     return folder
 
@@ -70,7 +70,7 @@ def test_adapted_policies_are_exported_whole(adapted, tmp_path):
 
 
 def test_groups_need_no_value_head_and_the_reference_has_eight_bits_where_the_policy_has(recipe, llama, tmp_path):
-    result = recipe(tmp_path / "run", "--config.emprl.lora.int8=True", config=f"{RECIPE}:{llama},grpo+tiny")
+    result = recipe(tmp_path / "run", "--config.emprl.lora.int8=True", config=f"{RECIPE}:{llama},grpo,tiny")
     assert result.returncode == 0, result.stderr[-3000:]
     completed(tmp_path / "run")
 

@@ -25,7 +25,7 @@ RECIPES = (
     "reg_t5.py:tiny",
     "reg_llm.py:tiny",
     "emprl_transformer.py:tiny",
-    "emprl_transformer.py:grpo+tiny",
+    "emprl_transformer.py:grpo,tiny",
     "emprl_llm.py:tiny",
     "empathy_identifiers.py:tiny",
 )

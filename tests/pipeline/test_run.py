@@ -44,12 +44,20 @@ def changed(config, path, value):
     return config
 
 
-@pytest.mark.parametrize("variant", reg_transformer.VARIANTS)
-def test_every_variant_of_the_recipe_is_sound(variant):
-    stages = list(run.make_plan(run.plain(reg_transformer.get_config(variant))).stages.values())
-    assert stages[0].name == "prepare"
-    assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
-    assert {stage.kind for stage in stages} <= set(run.KINDS)
+@pytest.mark.parametrize("form", ["", *reg_transformer.FORMS])
+@pytest.mark.parametrize("behind", ["", "tiny", "machine=gpu"])
+def test_every_form_of_reg_is_sound(form, behind):
+    for recipe in (reg_transformer, reg_t5, reg_llm):
+        if form and form not in recipe.FORMS:
+            continue
+        stages = list(run.make_plan(run.plain(recipe.get_config(f"{form},{behind}"))).stages.values())
+        assert stages[0].name == "prepare"
+        assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
+        for stage in stages:
+            assert stage.kind in run.KINDS
+            if stage.kind == "train":
+                assert stage.loop.steps % stage.loop.eval_every_steps == 0, stage.name
+                assert (stage.loop.steps == 4) == (behind == "tiny")
 
 
 @pytest.mark.parametrize(
@@ -98,38 +106,39 @@ def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, n
     assert parts.retrieval.encoder.model.encoder.config.num_layers == (6 if recipe is reg_llm else 12)
 
 
-@pytest.mark.parametrize("name", [reg_t5.WHEEL, "tiny", f"{reg_t5.WHEEL}+tiny"])
+@pytest.mark.parametrize("name", [reg_t5.WHEEL, "tiny", f"{reg_t5.WHEEL},tiny"])
 def test_every_form_of_reg_and_emprl_on_t5_is_sound_and_begins_with_the_same_fine_tuning(name):
-    name, *trial = name.split("+")
     for recipe, forms in ((reg_t5, reg_t5.FORMS), (emprl_t5, emprl_t5.FORMS)):
-        for form in forms:
-            config = run.plain(recipe.get_config("+".join([f"{name},{form}".rstrip(","), *trial])))
+        for form in ("", *forms):
+            config = run.plain(recipe.get_config(f"{form},{name}"))
             stages = list(run.make_plan(config).stages)
             assert stages[:2] == ["prepare", "generator"]
             assert stages[-2:] == ["evaluate", "report"]
             assert config["evaluate"]["stage"] in stages
-    for wrong in (f"{name},dpo", "base,sft", "nothing"):
+    for wrong in (f"{name},dpo", "nothing"):
         with pytest.raises(ValueError, match=r"reg_t5\.py"):
             reg_t5.get_config(wrong)
-    with pytest.raises(ValueError, match=r"emprl_t5\.py:base is unknown; it takes flan-t5-small-titles or tiny"):
+    with pytest.raises(
+        ValueError, match=r"emprl_t5\.py:base: 'base' is unknown; it takes flan-t5-small-titles, a folder"
+    ):
         emprl_t5.get_config("base")
 
 
-@pytest.mark.parametrize("variant", empathy_identifiers.VARIANTS)
+@pytest.mark.parametrize("variant", ["", "separate", "tiny", "separate,tiny"])
 def test_every_variant_of_the_identifiers_is_sound(variant):
     config = run.plain(empathy_identifiers.get_config(variant))
     trained = [stage for stage in run.make_plan(config).stages.values() if stage.kind == "train"]
     assert tuple(m for stage in trained for m in stage.settings.mechanisms) == MECHANISMS
-    assert len(trained) == (3 if variant == "separate" else 1)
+    assert len(trained) == (3 if variant.startswith("separate") else 1)
     for stage in trained:
         assert stage.loop.buckets[-1] == stage.settings.max_context_tokens
 
 
-@pytest.mark.parametrize("variant", emprl_transformer.VARIANTS)
+@pytest.mark.parametrize("variant", ["", *emprl_transformer.FORMS])
 def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
     stages = list(run.make_plan(run.plain(emprl_transformer.get_config(variant))).stages.values())
     assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
-    config = run.plain(emprl_transformer.get_config(f"{variant}+dailydialog" if variant else "dailydialog"))
+    config = run.plain(emprl_transformer.get_config(f"{variant},dailydialog"))
     added = list(run.make_plan(config).stages.values())[len(stages) - 1 : -1]
     trained = {"sft": ["generator"], "retrieval": ["ppo"]}.get(variant, ["generator", "ppo"])
     assert [stage.settings.stage for stage in added] == trained
@@ -137,9 +146,9 @@ def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
     assert evaluate.main_stage(run.make_plan(config)) == "evaluate"
 
 
-@pytest.mark.parametrize("variant", emprl_transformer.VARIANTS)
+@pytest.mark.parametrize("variant", ["", *emprl_transformer.FORMS])
 def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
-    whole, small = (run.plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", "+tiny"))
+    whole, small = (run.plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", ",tiny"))
     assert small["data"]["name"] == "sample"
     kept = [name for name in whole["run"] if name != "second_seed"]
     assert list(run.make_plan(small).stages) == kept
@@ -147,8 +156,8 @@ def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
         assert [small[name].get(key) for key in ("task", "stage", "index")] == [
             whole[name].get(key) for key in ("task", "stage", "index")
         ]
-    both = emprl_transformer.get_config(f"{variant}+dailydialog+tiny")
-    assert run.plain(both) == run.plain(emprl_transformer.get_config(f"{variant}+tiny+dailydialog"))
+    both = emprl_transformer.get_config(f"{variant},dailydialog,tiny")
+    assert run.plain(both) == run.plain(emprl_transformer.get_config(f"tiny,dailydialog,{variant}"))
 
 
 def test_the_second_seed_has_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed(tmp_path):
@@ -161,27 +170,25 @@ def test_the_second_seed_has_seen_other_posts_than_the_identifiers_that_reward_w
         assert [context.seed for context in contexts] == [0, 1, seed]
 
 
-@pytest.mark.parametrize("form", emprl_llm.FORMS)
+@pytest.mark.parametrize("form", ["", *emprl_llm.FORMS])
 def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
-    for arg in ("llama-3.1-8b", "llama-3.1-8b+tiny", "smollm2", "tiny"):
-        name, _, behind = arg.partition("+")
-        arg = f"{name},{form}" + (f"+{behind}" if behind else "")
-        config = run.plain(emprl_llm.get_config(arg))
+    for name in ("llama-3.1-8b", "llama-3.1-8b,tiny", "smollm2", "tiny"):
+        config = run.plain(emprl_llm.get_config(f"{name},{form}"))
         stages = run.make_plan(config).stages
         assert ("ppo" in stages) == (form != "sft")
         assert stages["evaluate"].settings.stage == ("generator" if form == "sft" else "ppo")
-        assert ("lora" in config["emprl"]) == (name != "tiny")
+        assert (config["emprl"]["lora"] is None) == (name == "tiny")
         if "ppo" in stages:  # every context finds room
             assert stages["ppo"].loop.buckets[-1] >= config["emprl"]["layout"]["max_context_tokens"]
-    with pytest.raises(ValueError, match=r"emprl_llm\.py:tiny,dpo is unknown; .* sft, no_kl, .*\+tiny"):
+    with pytest.raises(
+        ValueError, match=r"emprl_llm\.py:tiny,dpo: 'dpo' is unknown; .* sft, no_kl, .*dailydialog, tiny"
+    ):
         emprl_llm.get_config("tiny,dpo")
 
 
 def test_an_unknown_form_of_emprl_is_named():
-    allowed = r"is unknown; it takes expected, sft, .*, alone or with \+tiny or \+dailydialog"
-    for variant in ("sfd+dailydialog", "dailydialog+sft"):
-        with pytest.raises(ValueError, match=allowed):
-            emprl_transformer.get_config(variant)
+    with pytest.raises(ValueError, match=r"'sfd' is unknown; it takes expected, sft, .*; dailydialog, tiny"):
+        emprl_transformer.get_config("sfd,dailydialog")
 
 
 def test_quickstart_is_sound_and_needs_no_download():

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from configs import emprl_llm, emprl_transformer, layouts, reg_llm, reg_t5
+from configs import emprl_llm, emprl_transformer, layouts, reg_t5
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
 from empax.pipeline.run import make_plan, plain
@@ -98,7 +98,7 @@ def test_a_policy_on_adapters_has_what_they_sit_on_for_its_reference(int8):
 
 def test_an_update_of_a_policy_costs_what_it_reads_and_answers():
     def cost(form):
-        config = of_rewards(emprl_transformer.get_config(f"{form}+tiny"))
+        config = of_rewards(emprl_transformer.get_config(f"{form},tiny"))
         plan = make_plan(config)
         return update_flops(sketch_stage(plan, list(plan.stages.values())[-1]))
 
@@ -111,7 +111,7 @@ def test_an_update_of_a_policy_costs_what_it_reads_and_answers():
 def test_every_layout_fits_its_slice(model):
     recipe, other = (get_config, reg_t5.get_config) if "llama" in model else (reg_t5.get_config, get_config)
     for topology in layouts.LAYOUTS[model]:
-        config = plain(recipe(f"{model}@{topology}"))
+        config = plain(recipe(f"{model},machine={topology}"))
         chips = layouts.CHIPS[topology]
         assert math.prod(int(size) for size in topology.partition(":")[2].split("x")) == chips
         assert chips % config["mesh"]["fsdp"] == 0
@@ -119,19 +119,21 @@ def test_every_layout_fits_its_slice(model):
             if stage.kind == "train":
                 check_batch_sizes(stage.loop, chips, where=stage.name)
                 assert stage.loop.steps >= layouts.FEWEST_STEPS
-    with pytest.raises(ValueError, match=f"{model}@v5e:3x3 has no layout; {model} has one for v5e:2x4, "):
-        recipe(f"{model}@v5e:3x3")
+    with pytest.raises(ValueError, match=r"'machine=v5e:3x3' is unknown; .*machine=v5e:2x4, "):
+        recipe(f"{model},machine=v5e:3x3")
     with pytest.raises(ValueError, match="is unknown"):
-        other(f"{model}@v5e:2x4")
+        other(f"{model},machine=v5e:2x4")
 
 
 @pytest.mark.parametrize(
     ("recipe", "argument", "message"),
     [
-        (reg_t5, "small+tiny@v5e:2x4", r"leave out \+tiny"),
-        (reg_llm, "llama-3.1-8b,sft@v5e:16x16", "leave out ,sft"),
-        (emprl_llm, "llama-3.1-8b@v5e:16x16", "emprl_llm.py:llama-3.1-8b@v5e:16x16 is unknown"),
-        (emprl_llm, "smollm2,retrieval", r"expected, sft, no_kl, no_reward, grpo, trajectory, and behind that \+tiny"),
+        (reg_t5, "small,tiny,machine=v5e:2x4", "leave out machine=v5e:2x4"),
+        (reg_t5, "flan-t5-small-titles,machine=v5e:2x4", "flan-t5-small-titles has a layout for no slice"),
+        (reg_t5, "base,small", "two of a kind, 'base' and 'small'"),
+        (reg_t5, "sft,no_attributes", "two of a kind, 'sft' and 'no_attributes'"),
+        (emprl_llm, "llama-3.1-8b,machine=v5e:16x16", "'machine=v5e:16x16' is unknown; .*machine=cpu, machine=gpu"),
+        (emprl_llm, "smollm2,retrieval", "expected, sft, no_kl, no_reward, grpo, trajectory; dailydialog, tiny"),
     ],
 )
 def test_arguments_that_a_recipe_lacks_are_refused_and_not_ignored(recipe, argument, message):
@@ -140,5 +142,5 @@ def test_arguments_that_a_recipe_lacks_are_refused_and_not_ignored(recipe, argum
 
 
 def test_small_talk_is_answered_by_a_decoder_only_model_too():
-    run = emprl_llm.get_config("smollm2,expected+dailydialog").run
+    run = emprl_llm.get_config("smollm2,expected,dailydialog").run
     assert run[-4:] == ("evaluate", "dailydialog_before", "dailydialog", "report")

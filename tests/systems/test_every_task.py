@@ -31,7 +31,7 @@ def reg():
 def emprl():
     """With both algorithms, and a retriever that is not there: without an index nobody looks for it."""
     config = run.plain(emprl_transformer.get_config("tiny"))
-    grpo = run.plain(emprl_transformer.get_config("grpo+tiny"))["ppo"]
+    grpo = run.plain(emprl_transformer.get_config("grpo,tiny"))["ppo"]
     order = config["run"]
     order = [*order[: order.index("ppo") + 1], "grpo", *order[order.index("ppo") + 1 :]]
     config["emprl"]["retriever"] = {"pretrained": "./nowhere"}
