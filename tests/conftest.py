@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -139,12 +140,29 @@ def recipe(command: Command) -> Command:
 
 
 @pytest.fixture(scope="session")
-def finished(recipe: Command, shared_tmp: Path) -> Path:
-    """The work directory of one whole run of the tiny recipe, for all tests to look at and none to change."""
+def make_finished(recipe: Command, shared_tmp: Path) -> Callable[[], Path]:
+    """Makes the run of `finished`, or waits for the worker that is at it."""
     workdir = shared_tmp / "finished"
-    with (shared_tmp / "finished.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
-        if not (workdir / "report" / "DONE").exists():
-            result = recipe(workdir, "--check")
-            assert result.returncode == 0, result.stderr
-    return workdir
+
+    def make() -> Path:
+        with (shared_tmp / "finished.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (workdir / "report" / "DONE").exists():
+                result = recipe(workdir, "--check")
+                assert result.returncode == 0, result.stderr
+        return workdir
+
+    return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def begun(request: pytest.FixtureRequest, make_finished: Callable[[], Path]) -> None:
+    """Begins that run beside the first tests where a later one wants it, so that no worker idles for minutes."""
+    if any("finished" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        threading.Thread(target=contextlib.suppress(AssertionError)(make_finished), daemon=True).start()
+
+
+@pytest.fixture(scope="session")
+def finished(make_finished: Callable[[], Path]) -> Path:
+    """The work directory of one whole run of the tiny recipe, for all tests to look at and none to change."""
+    return make_finished()

@@ -19,6 +19,7 @@ from empax.models.decoder_only import DecoderOnly
 from empax.pipeline import evaluate, run
 from empax.pipeline.records import check_origins
 from empax.reporting.model_card import Exported, model_card
+from empax.systems.dialogue.trained import Trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +59,9 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
       ConfigError: there is no run or no such stage, the model cannot be written so, or `output` is not empty.
       CheckpointError: the stage has not been trained.
     """
-    files = WorkDir(workdir)
-    if not files.config.exists():
-        raise ConfigError(f"{workdir} holds no run; give the --workdir of one.")
     check_new(output)
-    config = read_config(files)
-    check_origins(files, config, config["run"])
-    plan, adapters = run.make_plan(config), settings.lora == "adapters"
-    stage, what = find_model(plan, settings)
-    assert stage.spec is not None  # of a stage with models
-    found = stage.spec.models[what](stage.settings, RunContext(files, plan, stage.name), adapters)
+    files, config, plan, found = _trained(workdir, settings)
+    adapters = settings.lora == "adapters"
     beneath = found.base
     if adapters:
         kept = plan.system_settings.generator.adapters == "kept"
@@ -112,6 +106,29 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     unfinished = "" if files.done(found.stage).exists() else f"; {found.stage} has not finished, these are its best yet"
     what = f"{found.what}'s adapters" if adapters else found.what
     return f"wrote the {what} of stage {found.stage}, {about.size:,} parameters, to {output}{unfinished}"
+
+
+def trained_model(workdir: Path) -> Trained:
+    """The main model of the last stage of the run in `workdir` that trains one, adapters merged.
+
+    Raises:
+      ConfigError: there is no run, or it trains no such model.
+      CheckpointError: the stage has not been trained.
+    """
+    return _trained(workdir, ExportSettings())[-1]
+
+
+def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, dict[str, Any], RunPlan, Trained]:
+    files = WorkDir(workdir)
+    if not files.config.exists():
+        raise ConfigError(f"{workdir} holds no run; give the --workdir of one.")
+    config = read_config(files)
+    check_origins(files, config, config["run"])
+    plan = run.make_plan(config)
+    stage, what = find_model(plan, settings)
+    assert stage.spec is not None  # of a stage with models
+    made = stage.spec.models[what](stage.settings, RunContext(files, plan, stage.name), settings.lora == "adapters")
+    return files, config, plan, made
 
 
 def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:

