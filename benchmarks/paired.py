@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -62,14 +63,24 @@ class Row:
 
 
 def in_turns(ours: Callable[[int], T], theirs: Callable[[int], T], rounds: int) -> list[tuple[T, T]]:
-    """Calls both with the number of the round; who begins changes every round, so that a drift hits both alike."""
+    """Calls both with the number of the round; who begins changes every round, so that a drift hits both alike.
+
+    Says on standard error how long each took.
+    """
     pairs = []
     for number in range(rounds):
+        begin = time.perf_counter()
+        first = (theirs if number % 2 else ours)(number)
+        between = time.perf_counter()
+        second = (ours if number % 2 else theirs)(number)
+        took = [between - begin, time.perf_counter() - between]
+        pair: Any = (first, second)
         if number % 2:
-            second = theirs(number)
-            pairs.append((ours(number), second))
-        else:
-            pairs.append((ours(number), theirs(number)))
+            pair, took = pair[::-1], took[::-1]
+        pairs.append(pair)
+        print(
+            f"round {number + 1} of {rounds}: ours {took[0]:.4g} s, theirs {took[1]:.4g} s", file=sys.stderr, flush=True
+        )
     return pairs
 
 
@@ -93,14 +104,32 @@ def timed(
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
-def arguments(doc: str, held_equal: Sequence[str], *, rounds: int) -> argparse.ArgumentParser:
-    """A parser with what every measurement takes; `--help` says what is held equal."""
+class _Thorough(argparse.Action):
+    """Sets several options at once, those of `const`."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        for name, value in self.const.items():
+            setattr(namespace, name, value)
+
+
+def arguments(doc: str, held_equal: Sequence[str], *, rounds: int, **thorough: Any) -> argparse.ArgumentParser:
+    """A parser with what every measurement takes; `--help` says what is held equal.
+
+    Args:
+      doc: what is measured.
+      held_equal: what is the same on both sides.
+      rounds: how often each side is measured; the default of a benchmark ends within ten minutes on two cores.
+      thorough: options that `--thorough` sets, beside three times as many rounds.
+    """
+    thorough = {"rounds": 3 * rounds, **thorough}
     parser = argparse.ArgumentParser(
         description=doc,
         epilog="Held equal:\n" + "\n".join(f"  - {line}" for line in held_equal),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=rounds, help=f"how often each side is measured ({rounds})")
+    told = " ".join(f"--{name}={value}" for name, value in thorough.items())
+    parser.add_argument("--thorough", action=_Thorough, nargs=0, const=thorough, help=f"the same as {told}")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     return parser
 

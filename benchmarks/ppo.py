@@ -158,12 +158,14 @@ class TheirPpo:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3)
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=2, batches=6, dtype=DTYPES)
     texts.add_flag(parser)
     parser.add_argument("--shape", nargs="*", choices=SHAPES, default=tuple(SHAPES), help="of the policy (both)")
-    parser.add_argument("--dtype", nargs="*", choices=DTYPES, default=DTYPES, help="of the model's arithmetic (both)")
+    parser.add_argument(
+        "--dtype", nargs="*", choices=DTYPES, default=DTYPES[1:], help="of the model's arithmetic (float32)"
+    )
     parser.add_argument("--batch", type=int, default=32, help="rows of a rollout (32)")
-    parser.add_argument("--batches", type=int, default=6, help="rollouts of contexts in a round (6)")
+    parser.add_argument("--batches", type=int, default=2, help="rollouts of contexts in a round (2)")
     parser.add_argument(
         "--buckets", type=int, nargs="+", default=[32, 48, 72, 112, 200], help="ours (32 48 72 112 200)"
     )

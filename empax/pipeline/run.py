@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from empax.core import distributed
 from empax.core.config import LARGEST_INT, ConfigError, check_keys, to_settings
@@ -140,7 +141,11 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None, 
         `redo` names no stage. Nothing has been written then.
       DataError: what a finished stage left is damaged.
     """
-    plan = make_plan(config)
+    with logging_redirect_tqdm([log]):  # lines of the log stand above the progress bar, not inside it
+        _run(make_plan(config), config, workdir, reuse, redo)
+
+
+def _run(plan: RunPlan, config: Mapping[str, Any], workdir: Path, reuse: Path | None, redo: Sequence[str]) -> None:
     shards = batch_shards(make_mesh(plan.options.mesh))
     for stage in plan.stages.values():
         if stage.kind == "train":

@@ -79,11 +79,10 @@ def run(settings: Any, run: RunContext) -> dict[str, Any]:
         logical={**LOGICAL, **options.mesh.logical},
         profile=run.directory / "profile" if options.profile else None,
     )
-    log.info(
-        "%s: %d steps, %.1f examples/s, best %s = %s at step %d",
-        run.stage, result.step, result.examples_per_second, loop.best_metric, result.best_value,
-        result.best_step,
-    )  # fmt: skip
+    kept = f"step {result.best_step}"
+    if result.best_value is not None:
+        kept += f" ({loop.best_metric} {result.best_value:.4g})"
+    log.info("%s: %d steps, %.4g examples/s; kept %s", run.stage, result.step, result.examples_per_second, kept)
     return {
         "step": result.step,
         "best_step": result.best_step,

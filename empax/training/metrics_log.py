@@ -119,7 +119,7 @@ class ProgressBar:
         self._bar.update(1)
 
     def show(self, *, loss: float, examples_per_second: float) -> None:
-        self._bar.set_postfix_str(f"loss {loss:.4f}, {examples_per_second:.1f} examples/s", refresh=False)
+        self._bar.set_postfix_str(f"loss {loss:.4g}, {examples_per_second:.4g} examples/s", refresh=False)
 
     def close(self) -> None:
         self._bar.close()

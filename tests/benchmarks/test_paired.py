@@ -45,6 +45,20 @@ def test_the_headline_is_the_row_where_we_are_worst(capsys):
     assert result["rows"]["c"]["ratio"] == 9.0
 
 
+def test_every_round_is_told_as_it_ends(capsys):
+    in_turns(lambda number: number, lambda number: number, 2)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in told] == ["round 1 of 2", "round 2 of 2"]
+
+
+def test_thorough_measures_more_and_what_is_said_behind_it_counts():
+    parser = arguments("", (), rounds=3, batches=6)
+    parser.add_argument("--batches", type=int, default=2)
+    default, thorough = parser.parse_args([]), parser.parse_args(["--thorough", "--rounds=4"])
+    assert (default.rounds, default.batches) == (3, 2)
+    assert (thorough.rounds, thorough.batches) == (4, 6)
+
+
 def test_help_says_what_is_held_equal(capsys):
     with pytest.raises(SystemExit):
         arguments("What it is.", ("the same weights",), rounds=3).parse_args(["--help"])
