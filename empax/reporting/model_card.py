@@ -10,7 +10,7 @@ from typing import Any
 from empax.data.sources import INSTRUCTION
 from empax.evaluation.scoring import METRICS
 from empax.models.lora import LoraSettings
-from empax.reporting.page import NOTE
+from empax.reporting.content import NOTE
 from empax.reporting.tables import TITLES, format_value
 
 _LICENCES = {

@@ -1,209 +1,40 @@
-"""A report as Markdown and as one self-contained HTML page (inline style and SVG, light and dark, printable)."""
+"""A report as one self-contained HTML page (inline style and SVG, light and dark, printable)."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
 from empax.evaluation.scoring import METRICS
 from empax.reporting import charts, comparisons, controls, other_corpora
-from empax.reporting.tables import (
-    Row,
-    format_value,
-    html_cell,
-    html_results,
-    intervals,
-    markdown_results,
-    markdown_table,
-    metric_title,
+from empax.reporting.content import (
+    NOTE,
+    REPLIES,
+    Report,
+    about,
+    exemplar_text,
+    facts,
+    headline,
+    levels,
+    results_tables,
 )
-
-Report = Mapping[str, Any]
-
-CLEANED = ":moel"
-"""How the names of metrics end that clean both sides as MoEL's authors did."""
-
-NOTE = (
-    "Values with 95% bootstrap intervals over test rows. BLEU, Dist, accuracies, F1, Top-5 and exemplar match in "
-    "percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from the papers, which do not all "
-    "state the unit of their perplexities. “Released outputs” are scored by this code on the rows that their authors "
-    "published."
-)
-
-_SIGNS = re.compile(r"[\\`*_\[\]<>|#&~$!]|^(?=[-+=])")
-_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
-"""What Markdown reads as more than itself, in a line or at the beginning of one."""
+from empax.reporting.tables import format_value, html_cell, html_results, intervals, metric_title
 
 _CURVES = frozenset({"loss", "reward", "kl", "entropy", "response_tokens"})
 """Shown at once, beside every other loss; the rest of a stage's curves are folded away."""
 
 
-AS_IT_IS = "text as it is; BLEU and Dist of lower-cased NLTK words"
-CLEANED_ALIKE = "both sides cleaned and split into words as MoEL's (“:moel”)"
-
-
-class Results(NamedTuple):
-    """A results table: whose rows, normalised how; its metrics and rows; and what is absent, with the reason."""
-
-    caption: str
-    names: list[str]
-    rows: list[Row]
-    absent: str
-
-
-def results_tables(report: Report) -> list[Results]:
-    """The run beside what was published of the same rows; then beside released outputs, all cleaned alike."""
-    ours: Row = ("ours", str(report["system"]), intervals(report["metrics"]))
-    title = report["test_set"]["title"]
-    published = [
-        (name, {metric: (format_value(metric, value), "") for metric, value in values.items()})
-        for name, values in report["published"].items()
-    ]
-    rows = [
-        ours,
-        # What this run wants to reproduce stands directly under it.
-        *(("own", name, cells) for name, cells in published if name == report["paper_row"]),
-        *(("paper", name, cells) for name, cells in published if name != report["paper_row"]),
-    ]
-    absent = report["published_absent"]
-    why = f"Published rows are absent: {absent}." if absent else ""
-    how = AS_IT_IS + ("; published rows as their authors cleaned them" if published else "")
-    names = [name for name in METRICS if name in report["metrics"]]
-    tables = [Results(f"{title}; {how}.", names, rows, why)]
-    if report["peers"] or report["peers_absent"]:
-        tables.append(_beside_peers(report))
-    return tables
-
-
-def _beside_peers(report: Report) -> Results:
-    scored = {name for values in report["peers"].values() for name in values}
-    keys = {name: f"{name}{CLEANED}" if f"{name}{CLEANED}" in scored else name for name in METRICS}
-    names = [name for name, key in keys.items() if key in scored]
-
-    def cells(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-        return intervals({name: values[keys[name]] for name in names if keys[name] in values})
-
-    rows: list[Row] = [("ours", str(report["system"]), cells({**report["metrics"], **report["variants"]}))]
-    rows += [("peer", _with_rows(report, name), cells(values)) for name, values in report["peers"].items()]
-    alike = any(key.endswith(CLEANED) for key in keys.values())
-    how = CLEANED_ALIKE if alike else f"{AS_IT_IS}, which the others' authors cleaned: no like beside like"
-    absent = "; ".join(f"{name}: {why}" for name, why in report["peers_absent"].items())
-    why = f"Released outputs are absent: {absent}." if absent else ""
-    return Results(f"{report['test_set']['title']}, beside released outputs; {how}.", names, rows, why)
-
-
-def _with_rows(report: Report, name: str) -> str:
-    found = report["peer_sets"].get(name)
-    return f"{name}, {found['rows']:,} rows" if found else name
-
-
-def markdown(report: Report) -> str:
-    """The report as Markdown: results, data, speed, examples, the run."""
-    lines = [
-        f"# {_plain(report['system'])}: report",
-        "",
-        f"**{_plain(report['verdict']['line'])}**",
-        "",
-        "## Results",
-        "",
-    ]
-    for table in results_tables(report):
-        rows = [(kind, _plain(name), cells) for kind, name, cells in table.rows]
-        lines += [_plain(table.caption), "", *markdown_results(table.names, rows), ""]
-        lines += [_plain(table.absent), ""] if table.absent else []
-    lines += [
-        NOTE,
-        "",
-        *controls.markdown(report, _plain),
-        *comparisons.markdown(report),
-        *other_corpora.markdown(report),
-    ]
-    for title, facts in _facts(report).items():
-        cells = [(_plain(name), _plain(value)) for name, value in facts]
-        lines += [f"## {title}", "", *markdown_table(["name", "value"], cells), ""]
-    for row in report["replies"]:
-        lines += [f"## Training, heard: {_plain(row['stage'])}", "", _plain(" / ".join(row["context"])), ""]
-        lines += [*markdown_table(["step", "reply"], [[str(step), _plain(r)] for step, r in row["replies"]]), ""]
-    if report["examples"]:
-        lines += ["## Replies", ""]
-    for example in report["examples"]:
-        lines += [f"- **{_plain(example['emotion'] or 'context')}**: " + " / ".join(map(_plain, example["context"]))]
-        lines += [
-            f"  - exemplar ({_plain(_about(item))}): {_plain(_exemplar_text(item))}" for item in example["exemplars"]
-        ]
-        lines += [f"  - reply: {_plain(example['response'])}", f"  - reference: {_plain(example['reference'])}"]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _plain(text: Any) -> str:
-    """Text that cannot be taken for Markdown or HTML, on one line."""
-    line = _SIGNS.sub(r"\\\g<0>", " ".join(str(text).split()))
-    return _NUMBERED.sub(r"\1\\\2", line)
-
-
-def _facts(report: Report) -> dict[str, list[tuple[str, str]]]:
-    """Short tables of names and values: counts, data, speed, index, the run."""
-    tables = {
-        "Checks": [(check["name"], check["found"]) for check in report["verdict"]["checks"]],
-        "Rows scored": _flatten(report["counts"]),
-        "Data": _flatten(report["data"]),
-        "Speed": _flatten(report["speed"]),
-        "Index": _flatten(report["notes"].get("indexes", {})),
-        "Emotion heads": _flatten(
-            {name: note for name, note in report["notes"].get("evaluate", {}).items() if name != "linear_judge"}
-        ),
-        "Attribute classifiers, held out": [
-            (
-                mechanism,
-                f"accuracy {found['accuracy']:.1f}, weighted F1 {found['weighted_f1']:.1f}, {found['pairs']} pairs",
-            )
-            for mechanism, found in report["notes"].get("classifiers", {}).items()
-        ],
-        "Variants of the metrics": [
-            (name, f"{format_value(name.split(':')[0], m['value'])}") for name, m in report["variants"].items()
-        ],
-        "The run": _flatten(report["run"]),
-    }
-    return {title: table for title, table in tables.items() if table}
-
-
-def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        items = [(f"{prefix} · {key}" if prefix else str(key), item) for key, item in value.items()]
-        return [pair for name, item in items for pair in _flatten(item, name)]
-    if isinstance(value, (list, tuple)):
-        return [(prefix, ", ".join(map(str, value)))]
-    return [
-        (prefix, f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value))
-    ]
-
-
-def _exemplar_text(exemplar: Mapping[str, Any]) -> str:
-    context = exemplar.get("context", "")
-    if isinstance(context, (list, tuple)):
-        context = " / ".join(map(str, context))
-    return " → ".join(str(part) for part in (context or exemplar.get("text", ""), exemplar.get("response", "")) if part)
-
-
-def _about(exemplar: Mapping[str, Any]) -> str:
-    score = exemplar.get("score")
-    parts = [str(exemplar.get("emotion") or "no emotion"), *_levels(exemplar.get("attributes"))]
-    if isinstance(score, (int, float)):
-        parts.append(f"score {score:.3f}")
-    return ", ".join(parts)
-
-
-def _levels(attributes: Any) -> list[str]:
-    return [f"{name.replace('_', ' ')} {level}" for name, level in (attributes or {}).items()]
-
-
 def html(report: Report) -> str:
     """The report as one HTML page."""
+    cards = "".join(
+        f'<div class="card"><b>{escape(metric_title(name))}</b><span>{value}</span><small>{interval}</small>'
+        f"{_beside(report, name)}</div>"
+        for name, (value, interval) in intervals(headline(report)).items()
+    )
     template = Template(resources.files("empax.reporting").joinpath("page.html").read_text(encoding="utf-8"))
     sections = [
         ("Results", _results(report)),
@@ -214,7 +45,7 @@ def html(report: Report) -> str:
         ("Learning curves", _curves(report)),
         ("Emotion and attributes", _attributes(report)),
         ("Training, heard", "".join(map(_heard, report["replies"]))),
-        ("Replies and the exemplars behind them", "".join(map(_example, report["examples"]))),
+        ("Replies and the exemplars behind them", "".join(map(_example, report["examples"][REPLIES:]))),
         ("Facts", _fact_tables(report)),
         ("Settings", _settings(report)),
     ]
@@ -225,9 +56,14 @@ def html(report: Report) -> str:
         system=escape(str(report["system"])),
         subtitle=escape(_subtitle(report)),
         verdict=_verdict(report["verdict"]),
+        cards=cards,
+        replies="".join(map(_example, report["examples"][:REPLIES])),
         navigation="".join(f'<a href="#{anchors[title]}">{escape(title)}</a>' for title, _ in shown),
         sections="".join(
-            f'<section id="{anchors[title]}"><h2>{escape(title)}</h2>{body}</section>' for title, body in shown
+            # A link to what is folded unfolds it.
+            f"<details><summary><h2>{escape(title)}</h2></summary>"
+            f'<section id="{anchors[title]}">{body}</section></details>'
+            for title, body in shown
         ),
     )
 
@@ -249,17 +85,12 @@ def _verdict(found: Mapping[str, Any]) -> str:
 
 
 def _results(report: Report) -> str:
-    cards = "".join(
-        f'<div class="card"><b>{escape(metric_title(name))}</b><span>{value}</span><small>{interval}</small>'
-        f"{_beside(report, name)}</div>"
-        for name, (value, interval) in intervals(report["metrics"]).items()
-    )
     tables = "".join(
         f'<p class="note">{escape(table.caption)}</p>{html_results(table.names, table.rows)}'
         + (f'<p class="note">{escape(table.absent)}</p>' if table.absent else "")
         for table in results_tables(report)
     )
-    return f'<div class="cards">{cards}</div>{tables}<p class="note">{escape(NOTE)}</p>'
+    return f'{tables}<p class="note">{escape(NOTE)}</p>'
 
 
 def _beside(report: Report, name: str) -> str:
@@ -360,11 +191,11 @@ def _example(example: Mapping[str, Any]) -> str:
     tags = [f"emotion {example['emotion']}"] if example["emotion"] else []
     if example["emotion_prediction"]:
         tags.append(f"predicted {example['emotion_prediction']}")
-    chips = _chips([*tags, *_levels(example["attributes"])])
+    chips = _chips([*tags, *levels(example["attributes"])])
     exemplars = "".join(
-        f"<li>{escape(_exemplar_text(item))}{_chips(_about(item).split(', '))}</li>" for item in example["exemplars"]
+        f"<li>{escape(exemplar_text(item))}{_chips(about(item).split(', '))}</li>" for item in example["exemplars"]
     )
-    found = f"<details open><summary>{len(example['exemplars'])} exemplars</summary><ol>{exemplars}</ol></details>"
+    found = f"<details><summary>{len(example['exemplars'])} exemplars</summary><ol>{exemplars}</ol></details>"
     reply = escape(example["response"]) or '<span class="none">(empty)</span>'
     return (
         f'<article>{chips}<div class="dialogue">{turns}</div>'
@@ -385,7 +216,7 @@ def _fact_tables(report: Report) -> str:
             f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(value)}</td></tr>" for name, value in table
         )
         + "</table></div>"
-        for title, table in _facts(report).items()
+        for title, table in facts(report).items()
     )
     return f'<div class="columns">{tables}</div>' if tables else ""
 

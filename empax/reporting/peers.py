@@ -13,7 +13,7 @@ from empax.evaluation import published
 from empax.evaluation.published import TestSet
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, VARIANTS, ScoringSettings, score
-from empax.reporting.page import CLEANED
+from empax.reporting.content import CLEANED
 
 OF_LABELS = tuple(name for name in METRICS if name.endswith(("accuracy", "_match")) or "_f1" in name)
 """Metrics that no cleaning of texts changes."""

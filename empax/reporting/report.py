@@ -24,7 +24,7 @@ from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, score
 from empax.evaluation.verdict import verdict
 from empax.pipeline.evaluate import main_stage
-from empax.reporting import findings, other_corpora, page
+from empax.reporting import findings, markdown, other_corpora, page
 from empax.reporting.controls import key
 from empax.reporting.peers import read_peer_sets, score_peers, why_apart
 
@@ -249,7 +249,7 @@ def write_report(report: Report, folder: Path) -> None:
     licence.
     """
     kept = {name: part for name, part in report.items() if name not in ("examples", "replies")}
-    texts = {"report.json": json_text(kept), "report.md": page.markdown(report), "report.html": page.html(report)}
+    texts = {"report.json": json_text(kept), "report.md": markdown.markdown(report), "report.html": page.html(report)}
     write_together(folder, texts)
 
 

@@ -94,7 +94,7 @@ def test_each_corpus_has_its_table_with_intervals_and_what_was_published(made):
     assert any(line.startswith("4 of 9 turns answered. Nothing was trained") for line in lines)
     assert "## This run's data, test split" in lines
     page = (made / "report.html").read_text()
-    assert '<section id="other"><h2>Other test sets</h2><h3>DailyDialog, test split</h3>' in page
+    assert '<h2>Other test sets</h2></summary><section id="other"><h3>DailyDialog, test split</h3>' in page
 
 
 def test_without_any_there_is_no_section(files):

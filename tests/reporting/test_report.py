@@ -19,7 +19,7 @@ from empax.evaluation import published, scoring
 from empax.evaluation.published import REG_ABLATIONS, REG_PAPER, identify
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
-from empax.reporting import charts, findings, page, peers, report
+from empax.reporting import charts, content, findings, markdown, peers, report
 from tests.plans import plan_of
 
 FAST = ScoringSettings(bootstrap_samples=10)
@@ -380,7 +380,7 @@ def test_peers_are_compared_as_they_were_cleaned_and_never_with_rows_as_they_are
     )
     assert list(found["peers"]) == ["moel"]
     assert found["peers_absent"]["own"].startswith("its rows are corpus not known, 5 rows")
-    plain, cleaned = page.results_tables(found)
+    plain, cleaned = content.results_tables(found)
     assert {kind for kind, _, _ in plain.rows} == {"ours", "own", "paper"}
     assert cleaned.names == ["bleu_2"]
     assert [(kind, name, cells["bleu_2"][0]) for kind, name, cells in cleaned.rows] == [
@@ -389,6 +389,19 @@ def test_peers_are_compared_as_they_were_cleaned_and_never_with_rows_as_they_are
     assert "cleaned" in cleaned.caption
     assert "own: its rows are" in cleaned.absent
     assert "not" not in plain.caption
+
+
+def test_a_page_leads_with_six_metrics_and_three_replies_and_folds_the_rest(tmp_path):
+    found = made(examples=5)
+    report.write_report(found, tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    lead, rest = text.split("<nav>")
+    assert (lead.count('class="card"'), lead.count("<article>"), rest.count("<article>")) == (6, 3, 2)
+    folded = Page(text)
+    assert [tag for tag, attrs in folded.tags if tag == "details" and "open" in attrs] == []
+    assert rest.count("<section") == rest.count("<details><summary><h2>")
+    lead = (tmp_path / "report.md").read_text(encoding="utf-8").split("## Results")[0]
+    assert (lead.count("reference: "), lead.count("| ")) == (3, 3 * 8)
 
 
 def test_the_verdict_stands_on_top_of_every_page(tmp_path):
@@ -452,7 +465,7 @@ def test_levels_stand_beside_their_controls_and_judges_beside_each_other(tmp_pat
         for part in ("Empathy by the linear judge", "majority level", "own levels, shuffled", "Agreement of the judges",
                      "35.0 (0.000)", "88.88", "identifiers and linear judge"):  # fmt: skip
             assert part in text
-    assert "Absent: EPITOME" in page.markdown(made(notes={"linear_judge": {"absent": "EPITOME is not there"}}))
+    assert "Absent: EPITOME" in markdown.markdown(made(notes={"linear_judge": {"absent": "EPITOME is not there"}}))
     assert made()["empathy"] == {}
 
 

@@ -1,0 +1,152 @@
+"""What a report says, in the order in which it says it, whatever it is written as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from empax.evaluation.scoring import METRICS
+from empax.reporting.tables import Row, format_value, intervals
+
+Report = Mapping[str, Any]
+
+CLEANED = ":moel"
+"""How the names of metrics end that clean both sides as MoEL's authors did."""
+
+NOTE = (
+    "Values with 95% bootstrap intervals over test rows. BLEU, Dist, accuracies, F1, Top-5 and exemplar match in "
+    "percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from the papers, which do not all "
+    "state the unit of their perplexities. “Released outputs” are scored by this code on the rows that their authors "
+    "published."
+)
+
+HEADLINE = (
+    "perplexity", "bleu_2", "rouge_l", "distinct_2", "emotion_accuracy", "empathy_f1", "exemplar_emotion_match",
+    "length_ratio", "top5_share",
+)  # fmt: skip
+"""What a report leads with: the first six that it has."""
+
+_LEADING = 6
+
+REPLIES = 3
+"""How many replies a report leads with."""
+
+AS_IT_IS = "text as it is; BLEU and Dist of lower-cased NLTK words"
+CLEANED_ALIKE = "both sides cleaned and split into words as MoEL's (“:moel”)"
+
+
+class Results(NamedTuple):
+    """A results table: whose rows, normalised how; its metrics and rows; and what is absent, with the reason."""
+
+    caption: str
+    names: list[str]
+    rows: list[Row]
+    absent: str
+
+
+def results_tables(report: Report) -> list[Results]:
+    """The run beside what was published of the same rows; then beside released outputs, all cleaned alike."""
+    ours: Row = ("ours", str(report["system"]), intervals(report["metrics"]))
+    title = report["test_set"]["title"]
+    published = [
+        (name, {metric: (format_value(metric, value), "") for metric, value in values.items()})
+        for name, values in report["published"].items()
+    ]
+    rows = [
+        ours,
+        # What this run wants to reproduce stands directly under it.
+        *(("own", name, cells) for name, cells in published if name == report["paper_row"]),
+        *(("paper", name, cells) for name, cells in published if name != report["paper_row"]),
+    ]
+    absent = report["published_absent"]
+    why = f"Published rows are absent: {absent}." if absent else ""
+    how = AS_IT_IS + ("; published rows as their authors cleaned them" if published else "")
+    names = [name for name in METRICS if name in report["metrics"]]
+    tables = [Results(f"{title}; {how}.", names, rows, why)]
+    if report["peers"] or report["peers_absent"]:
+        tables.append(_beside_peers(report))
+    return tables
+
+
+def _beside_peers(report: Report) -> Results:
+    scored = {name for values in report["peers"].values() for name in values}
+    keys = {name: f"{name}{CLEANED}" if f"{name}{CLEANED}" in scored else name for name in METRICS}
+    names = [name for name, key in keys.items() if key in scored]
+
+    def cells(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+        return intervals({name: values[keys[name]] for name in names if keys[name] in values})
+
+    rows: list[Row] = [("ours", str(report["system"]), cells({**report["metrics"], **report["variants"]}))]
+    rows += [("peer", _with_rows(report, name), cells(values)) for name, values in report["peers"].items()]
+    alike = any(key.endswith(CLEANED) for key in keys.values())
+    how = CLEANED_ALIKE if alike else f"{AS_IT_IS}, which the others' authors cleaned: no like beside like"
+    absent = "; ".join(f"{name}: {why}" for name, why in report["peers_absent"].items())
+    why = f"Released outputs are absent: {absent}." if absent else ""
+    return Results(f"{report['test_set']['title']}, beside released outputs; {how}.", names, rows, why)
+
+
+def _with_rows(report: Report, name: str) -> str:
+    found = report["peer_sets"].get(name)
+    return f"{name}, {found['rows']:,} rows" if found else name
+
+
+def headline(report: Report) -> dict[str, Mapping[str, float]]:
+    """The metrics that a report leads with."""
+    known = [name for name in HEADLINE if name in report["metrics"]]
+    return {name: report["metrics"][name] for name in known[:_LEADING]}
+
+
+def facts(report: Report) -> dict[str, list[tuple[str, str]]]:
+    """Short tables of names and values: counts, data, speed, index, the run."""
+    tables = {
+        "Checks": [(check["name"], check["found"]) for check in report["verdict"]["checks"]],
+        "Rows scored": _flatten(report["counts"]),
+        "Data": _flatten(report["data"]),
+        "Speed": _flatten(report["speed"]),
+        "Index": _flatten(report["notes"].get("indexes", {})),
+        "Emotion heads": _flatten(
+            {name: note for name, note in report["notes"].get("evaluate", {}).items() if name != "linear_judge"}
+        ),
+        "Attribute classifiers, held out": [
+            (
+                mechanism,
+                f"accuracy {found['accuracy']:.1f}, weighted F1 {found['weighted_f1']:.1f}, {found['pairs']} pairs",
+            )
+            for mechanism, found in report["notes"].get("classifiers", {}).items()
+        ],
+        "Variants of the metrics": [
+            (name, f"{format_value(name.split(':')[0], m['value'])}") for name, m in report["variants"].items()
+        ],
+        "The run": _flatten(report["run"]),
+    }
+    return {title: table for title, table in tables.items() if table}
+
+
+def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        items = [(f"{prefix} · {key}" if prefix else str(key), item) for key, item in value.items()]
+        return [pair for name, item in items for pair in _flatten(item, name)]
+    if isinstance(value, (list, tuple)):
+        return [(prefix, ", ".join(map(str, value)))]
+    return [
+        (prefix, f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value))
+    ]
+
+
+def exemplar_text(exemplar: Mapping[str, Any]) -> str:
+    context = exemplar.get("context", "")
+    if isinstance(context, (list, tuple)):
+        context = " / ".join(map(str, context))
+    return " → ".join(str(part) for part in (context or exemplar.get("text", ""), exemplar.get("response", "")) if part)
+
+
+def about(exemplar: Mapping[str, Any]) -> str:
+    score = exemplar.get("score")
+    parts = [str(exemplar.get("emotion") or "no emotion"), *levels(exemplar.get("attributes"))]
+    if isinstance(score, (int, float)):
+        parts.append(f"score {score:.3f}")
+    return ", ".join(parts)
+
+
+def levels(attributes: Any) -> list[str]:
+    return [f"{name.replace('_', ' ')} {level}" for name, level in (attributes or {}).items()]

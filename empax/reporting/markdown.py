@@ -1,0 +1,87 @@
+"""A report as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from empax.reporting import comparisons, controls, other_corpora
+from empax.reporting.content import (
+    NOTE,
+    REPLIES,
+    Report,
+    about,
+    exemplar_text,
+    facts,
+    headline,
+    results_tables,
+)
+from empax.reporting.tables import intervals, markdown_results, markdown_table, metric_title
+
+_SIGNS = re.compile(r"[\\`*_\[\]<>|#&~$!]|^(?=[-+=])")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
+"""What Markdown reads as more than itself, in a line or at the beginning of one."""
+
+
+def markdown(report: Report) -> str:
+    """The report as Markdown: verdict, a few metrics and replies; then results, data, speed, all examples, the run."""
+    lines = [
+        f"# {_plain(report['system'])}: report",
+        "",
+        f"**{_plain(report['verdict']['line'])}**",
+        "",
+        *markdown_table(
+            ["metric", "value"],
+            [
+                (metric_title(name), " ".join(filter(None, (value, interval))))
+                for name, (value, interval) in intervals(headline(report)).items()
+            ],
+        ),
+        "",
+        *(line for example in report["examples"][:REPLIES] for line in _said(example)),
+        "",
+        "## Results",
+        "",
+    ]
+    for table in results_tables(report):
+        rows = [(kind, _plain(name), cells) for kind, name, cells in table.rows]
+        lines += [_plain(table.caption), "", *markdown_results(table.names, rows), ""]
+        lines += [_plain(table.absent), ""] if table.absent else []
+    lines += [
+        NOTE,
+        "",
+        *controls.markdown(report, _plain),
+        *comparisons.markdown(report),
+        *other_corpora.markdown(report),
+    ]
+    for title, table in facts(report).items():
+        cells = [(_plain(name), _plain(value)) for name, value in table]
+        lines += [f"## {title}", "", *markdown_table(["name", "value"], cells), ""]
+    for row in report["replies"]:
+        lines += [f"## Training, heard: {_plain(row['stage'])}", "", _plain(" / ".join(row["context"])), ""]
+        lines += [*markdown_table(["step", "reply"], [[str(step), _plain(r)] for step, r in row["replies"]]), ""]
+    if report["examples"]:
+        lines += ["## Replies", ""]
+    for example in report["examples"]:
+        found = [
+            f"  - exemplar ({_plain(about(item))}): {_plain(exemplar_text(item))}" for item in example["exemplars"]
+        ]
+        lines += _said(example, found)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _said(example: Mapping[str, Any], between: Sequence[str] = ()) -> list[str]:
+    """What was said, answered, and answered by a person, as a list."""
+    return [
+        f"- **{_plain(example['emotion'] or 'context')}**: " + " / ".join(map(_plain, example["context"])),
+        *between,
+        f"  - reply: {_plain(example['response'])}",
+        f"  - reference: {_plain(example['reference'])}",
+    ]
+
+
+def _plain(text: Any) -> str:
+    """Text that cannot be taken for Markdown or HTML, on one line."""
+    line = _SIGNS.sub(r"\\\g<0>", " ".join(str(text).split()))
+    return _NUMBERED.sub(r"\1\\\2", line)
