@@ -193,6 +193,7 @@ def test_damaged_archives_are_named(tmp_path):
             list(read_dialogues(archive, "train"))
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_real_counts(real_data, tmp_path):
     splits = load_dialogues(real_data, tmp_path)

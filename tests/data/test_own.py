@@ -48,6 +48,7 @@ def test_prepared_once_until_a_file_changes(folder, tmp_path):
     assert len(load_dialogues(str(folder), prepared_dir=tmp_path / "cache")["train"]) == 22
 
 
+@pytest.mark.slow
 def test_beam_prepares_the_same_in_the_same_order(folder, tmp_path):
     alone = load_dialogues(str(folder), prepared_dir=tmp_path / "alone")
     by_beam = load_dialogues(str(folder), beam=("--runner=DirectRunner",), prepared_dir=tmp_path / "beam")

@@ -45,20 +45,20 @@ IDS = {
 
 FORCED = {"first_token": 0, "end_at_limit": True}
 CASES = [
-    ("bart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, **FORCED), ()),
     ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0, no_repeat_ngram=3, **FORCED), ()),
-    ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
-    ("blenderbot", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True), ()),
     ("blenderbot", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, no_repeat_ngram=3), ()),
-    ("blenderbot", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
     ("mbart", DecodeSettings("beam", LENGTH, num_beams=3, first_token=58, end_at_limit=True), ()),  # as mBART-50 does
-    ("marian", DecodeSettings("beam", LENGTH, num_beams=3, no_repeat_ngram=3, end_at_limit=True), ()),
-    ("t5", DecodeSettings("greedy", LENGTH), (2,)),
     ("t5", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0), (0, 1, 3)),
 ]
 CASES += [
-    pytest.param(name, settings, (), marks=pytest.mark.slow)
-    for name, settings in (
+    pytest.param(name, settings, lengths[0] if lengths else (), marks=pytest.mark.slow)
+    for name, settings, *lengths in (
+        ("bart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, **FORCED)),
+        ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
+        ("blenderbot", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
+        ("blenderbot", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
+        ("marian", DecodeSettings("beam", LENGTH, num_beams=3, no_repeat_ngram=3, end_at_limit=True)),
+        ("t5", DecodeSettings("greedy", LENGTH), (2,)),
         ("mt5", DecodeSettings("greedy", LENGTH, min_tokens=2)),
         ("mt5", DecodeSettings("beam", LENGTH, num_beams=3, length_penalty=0.6)),
         ("mbart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),

@@ -157,6 +157,7 @@ def dialogue_texts(folder):
     return [d.utterances[i % len(d.utterances)].text for i, d in enumerate(dialogues[::every])][:NUM_TEXTS]
 
 
+@pytest.mark.slow
 @pytest.mark.oracle
 def test_minilm_embeds_as_torch_does(real_data_if_any):
     folder, texts = minilm(), dialogue_texts(real_data_if_any)

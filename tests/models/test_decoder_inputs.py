@@ -78,7 +78,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+QUICK = "two memories, no gate, post-norm"
+
+
+@pytest.mark.parametrize("form", [pytest.param(form, marks=[pytest.mark.slow] * (form != QUICK)) for form in FORMS])
 def test_cached_decoding_equals_teacher_forcing(form):
     model, params = make(**FORMS[form])
     source, mask, target = example()
@@ -95,7 +98,7 @@ def test_cached_decoding_equals_teacher_forcing(form):
     assert float(jnp.abs(found[:, 1] - expected[:, 1]).max()) > 1e-3
 
 
-@pytest.mark.parametrize("pre_norm", [True, False])
+@pytest.mark.parametrize("pre_norm", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_empty_memory_leaves_the_plain_model(pre_norm):
     model, params = make(memories=("facts",), pre_norm=pre_norm)
     plain = EncoderDecoder(scratch(V, **SMALL, pre_norm=pre_norm))
@@ -133,6 +136,7 @@ def test_memories_are_those_of_the_config():
         TransformerConfig(V, **SMALL, memories=("feed_forward",))
 
 
+@pytest.mark.slow
 def test_weights_are_the_attention_of_the_last_layer():
     """They sum to 1 over real tokens, cached as teacher-forced, and moving a source's token moves its weight."""
     model, params = make()

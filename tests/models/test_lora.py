@@ -54,6 +54,7 @@ def objective(model, params):
     return jnp.sum(jnp.sin(model.apply({"params": params}, IDS, MASK, TARGET)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [pytest.param({}, id="scan", marks=pytest.mark.slow), pytest.param({"remat": "full", "unroll": 2}, id="remat")],
@@ -244,7 +245,9 @@ def made(name, dtype):
     return params, jax.jit(lambda params: model.apply({"params": params}, *inputs))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("t5", "llama"))) for name in ARCHITECTURES]
+)
 def test_lowered_weights_are_those_that_the_model_rounds_anyway(name):
     params, logits = made(name, "bfloat16")
     small = lower(params, "bfloat16")

@@ -54,13 +54,13 @@ def compiled(model, options):
     "changes",
     [
         {"position": "relative"},
-        {"position": "sinusoidal", "pre_norm": False, "final_norm": False},
+        pytest.param({"position": "sinusoidal", "pre_norm": False, "final_norm": False}, marks=pytest.mark.slow),
         {"position": "learned", "activation": "gated-gelu", "norm": "rms", "use_bias": False, "tie_embeddings": False},
         pytest.param(
             {"output_scale": True, "attention_scale": False, "num_decoder_layers": 3, "embed_scale": False},
             marks=pytest.mark.slow,
         ),
-        {"unroll": 2},
+        pytest.param({"unroll": 2}, marks=pytest.mark.slow),
     ],
     ids=["scratch", "post_norm", "gated", "scaled", "unrolled"],
 )
@@ -150,6 +150,7 @@ def test_source_without_any_token_gives_numbers(small):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.slow
 def test_remat_changes_neither_value_nor_gradient(small):
     model, params = small
     source, mask, target = example()

@@ -61,6 +61,7 @@ def test_eight_bits_count_as_eight_bits():
     assert frozen == pytest.approx((2 * EMBEDDINGS + 4 * NORMS + MATRICES + 4 * OUTPUTS) / 1e6, abs=1)
 
 
+@pytest.mark.slow
 def test_later_stages_hold_their_judge_as_well():
     stages = planned(run=("retriever", "joint"))
     judge = (HALF + 4 * (32 * 4096 + 32)) / 1e6
@@ -83,7 +84,7 @@ def of_rewards(config):
     return {name: value for name, value in config.items() if name not in config["run"] or name in kept} | {"run": kept}
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["bfloat16", "int8"])
 def test_a_policy_on_adapters_has_what_they_sit_on_for_its_reference(int8):
     config = emprl_llm.get_config("llama-3.1-8b")
     config.emprl.lora.int8 = int8
@@ -96,6 +97,7 @@ def test_a_policy_on_adapters_has_what_they_sit_on_for_its_reference(int8):
     assert frozen == pytest.approx((weights + 4 * head) / 1e6, abs=1)
 
 
+@pytest.mark.slow
 def test_an_update_of_a_policy_costs_what_it_reads_and_answers():
     def cost(form):
         config = of_rewards(emprl_transformer.get_config(f"{form},tiny"))

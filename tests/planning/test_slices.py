@@ -44,6 +44,7 @@ def test_times_are_those_of_the_roofline():
     assert dataclasses.replace(found, temporary_bytes=6 * 2**30).fits
 
 
+@pytest.mark.slow
 def test_the_models_flops_are_those_without_recomputation(config):
     plan = run.make_plan(config)
     plain = update_flops(sketch_stage(plan, plan.stages["generator"]))
@@ -90,6 +91,7 @@ def test_what_is_tried_out_before_an_update_is_counted(config):
     assert lines["generator"].endswith("GFLOPs an update")
 
 
+@pytest.mark.slow
 def test_a_rollout_is_counted_as_well():
     config = run.plain(emprl_transformer.get_config("tiny"))
     decoding = config["ppo"]["rollout"]

@@ -117,7 +117,11 @@ def test_it_generates_what_transformers_does_and_knows_how_likely_it_was(folder)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of PEFT itself
-@every_kind
+@pytest.mark.parametrize(
+    "folder",
+    ["t5", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bart", "gpt2", "llama"))],
+    indirect=True,
+)
 def test_lora_in_five_lines_and_peft_reads_its_adapters(folder, tmp_path):
     kind, path = folder
     model = empax.load(path)
@@ -134,6 +138,7 @@ def test_lora_in_five_lines_and_peft_reads_its_adapters(folder, tmp_path):
     assert tuned.generate(TEXTS[:1], max_tokens=6) == [tuned.tokenizer.decode(said.tolist())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
 def test_a_whole_model_learns_and_is_the_same_when_saved_and_loaded(folder, tmp_path):
     model = empax.load(folder[1])
@@ -151,6 +156,7 @@ def test_a_whole_model_learns_and_is_the_same_when_saved_and_loaded(folder, tmp_
         model.finetune(PAIRS[:8], validation=PAIRS[:2], **same)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
 def test_adapters_on_weights_that_no_folder_holds_are_not_written_alone(folder, tmp_path):
     model = empax.load(folder[1])

@@ -103,6 +103,7 @@ tiny.train(Path(sys.argv[1]), mesh=make_mesh())
 """
 
 
+@pytest.mark.slow
 def test_processes_leave_once_the_checkpoint_counts(processes, tmp_path):
     """The first one that ends has the launcher end the others."""
     workdir = tmp_path / "run"
@@ -152,10 +153,10 @@ def on_slurm():
 @pytest.mark.parametrize(
     ("tasks", "nodes", "known", "gpus"),
     [
-        (1, 1, None, ["all"]),
-        (2, 2, None, ["all", "all"]),
+        pytest.param(1, 1, None, ["all"], marks=pytest.mark.slow),
+        pytest.param(2, 2, None, ["all", "all"], marks=pytest.mark.slow),
         (2, 1, None, ["0", "1"]),
-        (2, 2, {}, ["all", "all"]),  # who is who is said by the three variables
+        pytest.param(2, 2, {}, ["all", "all"], marks=pytest.mark.slow),  # who is who is said by the three variables
         (2, 2, {"JAX_LOCAL_DEVICE_IDS": "0,1"}, ["0,1", "0,1"]),
     ],
 )

@@ -130,6 +130,7 @@ def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokeni
         make_probabilities(singles[:2])
 
 
+@pytest.mark.slow
 def test_one_mechanism_learns_its_label_from_context_and_response(tokenizer):
     judge, batch = judge_of(tokenizer, ("interpretation",))
     batch = jax.tree.map(jnp.asarray, batch)

@@ -173,6 +173,7 @@ def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):
     assert any(np.any(leaf) for leaf in jax.tree.leaves(later["model"]))
 
 
+@pytest.mark.slow
 def test_values_may_know_the_gold_levels_and_answers_never_do(toy, batch):
     task = toy.policy(value_sees_levels=True, value_hidden=8)
     batch = batch.replace(wanted=batch.wanted.at[:, 0, 0].set(1.0))
@@ -339,6 +340,7 @@ def test_a_collapse_is_a_warning(toy, caplog, sign, value, least):
     assert f"collapsed at step 5: {sign} = {value} (below {least})" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grpo", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_batches_that_are_too_far_away_teach_nothing_whatever_is_in_the_loss(toy, rolled, grpo):
     _, params, frozen, _ = rolled

@@ -206,6 +206,7 @@ def test_the_index_must_be_of_the_encoder_that_joint_training_began_with(finishe
         answering(trained, "joint")
 
 
+@pytest.mark.slow
 @pytest.mark.multidevice
 def test_answers_are_the_same_however_many_devices_make_them(finished, monkeypatch):
     instances = load_instances(context(finished, "evaluate"), "test")[:8]
@@ -227,6 +228,7 @@ def test_answers_are_the_same_however_many_devices_make_them(finished, monkeypat
     assert held[1] == held[0] // 8
 
 
+@pytest.mark.slow
 def test_a_generator_alone_answers_without_exemplars(finished):
     run = context(finished, "evaluate", reg__attributes=False, reg__emotion_share=0.0)
     alone = answering(run, "generator")

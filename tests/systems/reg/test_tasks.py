@@ -391,6 +391,7 @@ def size(tree):
     return float(sum(np.abs(leaf).sum() for leaf in jax.tree.leaves(tree)))
 
 
+@pytest.mark.slow
 def test_frozen_keys_give_the_gradient_of_the_query_side_alone():
     unknown = explored().replace(emotion=jnp.full(ROWS, -1), key_emotion=jnp.full((ROWS, K), -1))
     own = params()["retriever"]
