@@ -76,13 +76,12 @@ def shared_tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-@pytest.fixture(scope="session")
-def command(shared_tmp: Path) -> Command:
+def command_in(tmp: Path) -> Command:
     """Runs Python in a process of its own, as a user would.
 
     Its cache is of this test run alone, so that nothing is taken from an earlier one but compiled programs.
     """
-    cache = shared_tmp / "cache"
+    cache = tmp / "cache"
     cache.mkdir(exist_ok=True)
     XLA_CACHE.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -95,6 +94,12 @@ def command(shared_tmp: Path) -> Command:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def command(shared_tmp: Path) -> Command:
+    """See `command_in`."""
+    return command_in(shared_tmp)
 
 
 @pytest.fixture(scope="session")
@@ -128,41 +133,42 @@ def processes() -> Callable[..., list[int]]:
     return run
 
 
-@pytest.fixture(scope="session")
-def recipe(command: Command) -> Command:
+def recipe_in(tmp: Path) -> Command:
     """Runs a recipe in a work directory; `options` are those of end_to_end/drive.py."""
+    run_python = command_in(tmp)
 
     def run(workdir: Path, *options: str, config: str = TINY) -> subprocess.CompletedProcess[str]:
         driver = str(ROOT / "tests" / "end_to_end" / "drive.py")
-        return command(driver, *options, f"--config={config}", f"--workdir={workdir}")
+        return run_python(driver, *options, f"--config={config}", f"--workdir={workdir}")
 
     return run
 
 
 @pytest.fixture(scope="session")
-def make_finished(recipe: Command, shared_tmp: Path) -> Callable[[], Path]:
-    """Makes the run of `finished`, or waits for the worker that is at it."""
-    workdir = shared_tmp / "finished"
+def recipe(shared_tmp: Path) -> Command:
+    """See `recipe_in`."""
+    return recipe_in(shared_tmp)
 
-    def make() -> Path:
-        with (shared_tmp / "finished.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (workdir / "report" / "DONE").exists():
-                result = recipe(workdir, "--check")
-                assert result.returncode == 0, result.stderr
-        return workdir
 
-    return make
+def make_finished(tmp: Path) -> subprocess.CompletedProcess[str] | None:
+    """Makes the run of `finished` unless it is there; waits for the worker that is at it."""
+    with (tmp / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (tmp / "finished" / "report" / "DONE").exists():
+            return None
+        return recipe_in(tmp)(tmp / "finished", "--check")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def begun(request: pytest.FixtureRequest, make_finished: Callable[[], Path]) -> None:
+def begun(request: pytest.FixtureRequest, shared_tmp: Path) -> None:
     """Begins that run beside the first tests where a later one wants it, so that no worker idles for minutes."""
     if any("finished" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        threading.Thread(target=contextlib.suppress(AssertionError)(make_finished), daemon=True).start()
+        threading.Thread(target=make_finished, args=(shared_tmp,), daemon=True).start()
 
 
 @pytest.fixture(scope="session")
-def finished(make_finished: Callable[[], Path]) -> Path:
+def finished(shared_tmp: Path) -> Path:
     """The work directory of one whole run of the tiny recipe, for all tests to look at and none to change."""
-    return make_finished()
+    made = make_finished(shared_tmp)
+    assert made is None or made.returncode == 0, made.stderr
+    return shared_tmp / "finished"

@@ -56,7 +56,7 @@ def test_every_form_of_reg_is_sound(form, behind):
         for stage in stages:
             assert stage.kind in run.KINDS
             if stage.kind == "train":
-                assert stage.loop.steps % stage.loop.eval_every_steps == 0, stage.name
+                assert stage.loop.eval_every_steps <= stage.loop.steps, stage.name
                 assert (stage.loop.steps == 4) == (behind == "tiny")
 
 
@@ -90,7 +90,7 @@ def test_attributes_are_not_switched_off_while_emotions_still_choose():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name"), [(reg_t5, name) for name in reg_t5.MODELS] + [(reg_llm, name) for name in reg_llm.MODELS]
+    ("recipe", "name"), [(reg_t5, name) for name in reg_t5.HUB] + [(reg_llm, name) for name in reg_llm.MODELS]
 )
 def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, name, monkeypatch):
     config = run.plain(recipe.get_config(name))
@@ -198,7 +198,7 @@ def test_quickstart_is_sound_and_needs_no_download():
 
 
 def test_an_unknown_variant_is_named():
-    with pytest.raises(ValueError, match=r":tinny is unknown; it takes .*tiny"):
+    with pytest.raises(ValueError, match=r"reg_transformer\.py:tinny: 'tinny' is unknown; it takes semantic, .*; tiny; machine=cpu"):
         reg_transformer.get_config("tinny")
 
 

@@ -242,4 +242,4 @@ def test_what_needs_the_system_is_not_taken_from_another_one(fine_tuned, tmp_pat
     config = run.plain(reg_t5.get_config("tiny"))
     assert taken(config, fine_tuned, tmp_path)[1][-1] == "joint"
     config["reg"]["decoding"]["max_tokens"] = 3
-    assert taken(config, fine_tuned, tmp_path / "again")[1][-1] == "annotate"
+    assert taken(config, fine_tuned, tmp_path / "again")[1][-1] == "generator"
