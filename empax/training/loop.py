@@ -40,6 +40,9 @@ from empax.training.step import make_eval_step, make_explore_step, make_iteratio
 
 log = logging.getLogger("empax")
 
+_TIDY_SECONDS = 30.0
+"""How often freed memory is given back while batches of several shapes take turns."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FitResult:
@@ -176,6 +179,7 @@ class _Run:
         self.window = Window.starting_from({})
         self.ahead = RunAhead()
         self.shapes: set[str] = set()  # of the batches so far
+        self.tidied = 0.0
         self.since = time.monotonic()
 
     def start(self, initial: Callable[[Params], Params] | None) -> None:
@@ -271,9 +275,12 @@ class _Run:
     def _update(self, batch: AnyBatch) -> None:
         examples = int(np.sum(batch.valid))
         shapes = str(jax.tree.map(np.shape, batch))
-        if shapes not in self.shapes:
-            give_back_freed_memory()  # what is compiled now takes buffers of other sizes
+        now = time.monotonic()
+        # What is compiled now takes buffers of other sizes; and batches of one shape leave pieces that fit no other.
+        if shapes not in self.shapes or now - self.tidied > _TIDY_SECONDS:
+            give_back_freed_memory()
             self.shapes.add(shapes)
+            self.tidied = now
         batch = distributed.place(batch, batch_sharding(self.mesh))
         if self.explore is not None:
             batch = self.explore(self.state, self.frozen, batch)

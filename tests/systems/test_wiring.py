@@ -13,12 +13,15 @@ from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
 from empax.data.epitome import EpitomePair
 from empax.losses import ppo
 from empax.losses.kl import kl_penalty
+from empax.models.transformer import EncoderDecoder, TransformerConfig
 from empax.pipeline import annotate
 from empax.systems.attributes import pairs
 from empax.systems.attributes.identifier import Identifier, _probabilities
 from empax.systems.attributes.pairs import JudgeStage, label_batch
 from empax.systems.dialogue.answerer import Answerer
 from empax.systems.dialogue.generator import Generator, generation_losses, target_weights
+from empax.systems.dialogue.parts import GeneratorParts
+from empax.systems.dialogue.settings import DialogueSettings
 from empax.systems.emprl.rewards import CompiledReward, EmpathyReward, Reward
 from empax.systems.emprl.settings import GrpoStage, PpoStage
 from empax.systems.emprl.tasks import Grpo, Ppo
@@ -339,3 +342,13 @@ def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
     kl = kl_penalty(log_probs, rollout().reference_log_probs, jnp.asarray(ANSWER_MASK), estimator="k3")
     expected = losses["plain"] - 0.7 * float(np.asarray(kl)[ANSWER_MASK].mean())
     assert float(task.loss({}, {}, without, KEY, train=False)[0].value()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_references_are_cut_at_the_positions_of_a_decoder_that_learns_them_and_nowhere_else():
+    def longest(**config):
+        generator = types.SimpleNamespace(model=EncoderDecoder(TransformerConfig(vocab_size=WORDS, **config)))
+        parts = GeneratorParts(DialogueSettings(), None, generator, None)
+        return parts.for_answers().settings.layout.max_target_tokens
+
+    assert longest(position="learned", max_positions=40) == 40
+    assert longest(position="relative") == longest(position="learned", max_positions=2000) == 512

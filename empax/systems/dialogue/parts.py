@@ -62,8 +62,14 @@ class GeneratorParts:
         return cls(settings, tokenizer, generator, mesh)
 
     def for_answers(self) -> GeneratorParts:
-        """The same, cutting no reference: what is scored is the likelihood of all of its words."""
-        layout = dataclasses.replace(self.settings.layout, max_target_tokens=MAX_REFERENCE_TOKENS)
+        """The same, cutting no reference: what is scored is the likelihood of all of its words.
+
+        A decoder with learned positions (BART) scores as many as it has positions for.
+        """
+        config, longest = self.generator.model.config, MAX_REFERENCE_TOKENS
+        if config.position == "learned" and isinstance(self.generator.model, EncoderDecoder):
+            longest = min(longest, config.max_positions)
+        layout = dataclasses.replace(self.settings.layout, max_target_tokens=longest)
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, layout=layout))
 
     def without_params(self) -> GeneratorParts:
