@@ -12,7 +12,7 @@ from flax import serialization
 from empax.interop import architectures, huggingface
 
 PAGE = (Path(__file__).parents[2] / "docs" / "where-did-my-flax-t5-go.md").read_text(encoding="utf-8")
-FIRST, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+ANSWERS, LEARNS, EMBEDS, FIRST, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SIZES = {"vocab_size": 31, "hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
 STACKS = {
     f"{stack}_{key}": value
@@ -32,7 +32,7 @@ NEAR = {
     "pegasus": lambda: transformers.PegasusForConditionalGeneration(transformers.PegasusConfig(**SEQ2SEQ)),
     "xlm-roberta": lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**SIZES)),
     "distilbert": lambda: transformers.DistilBertModel(
-        transformers.DistilBertConfig(vocab_size=31, dim=12, n_heads=2, n_layers=1, hidden_dim=16)
+        transformers.DistilBertConfig(vocab_size=SIZES["vocab_size"], dim=12, n_heads=2, n_layers=1, hidden_dim=16)
     ),
     "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**SIZES, embedding_size=8)),
 }
@@ -62,11 +62,35 @@ def tiny(name):
         return t.Qwen2ForCausalLM(t.Qwen2Config(**SIZES, num_key_value_heads=1))
     if "Llama" in name:
         return t.LlamaForCausalLM(t.LlamaConfig(**SIZES))
-    return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=31, n_embd=12, n_head=2, n_layer=1))
+    return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=SIZES["vocab_size"], n_embd=12, n_head=2, n_layer=1))
+
+
+NAMES = [re.search(r'resolve\("(.*?)"\)', text)[1] for text in EXAMPLES]
+ENCODERS = ("gtr-t5", "roberta", "distilbert", "electra", "mpnet", "contriever", "dpr")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * ("flax" not in n)) for n in NAMES])
+def test_the_front_door_is_open_to_every_architecture(name, tmp_path, monkeypatch, oracle, load_module, capsys):
+    for sizes in (SIZES, SEQ2SEQ, T5):
+        monkeypatch.setitem(sizes, "vocab_size", 384)
+    monkeypatch.setitem(SEQ2SEQ, "max_position_embeddings", 128)
+    encodes = any(family in name for family in ENCODERS)
+    folder = tmp_path / ("contriever" if encodes else "my-flax-t5")
+    torch.manual_seed(0)
+    model = tiny(name)
+    model.save_pretrained(folder)
+    load_module(Path(__file__).parents[1] / "end_to_end" / "conftest.py").write_tokenizer(folder)
+    if "flax" in name:
+        (folder / "model.safetensors").unlink()
+        (folder / "flax_model.msgpack").write_bytes(serialization.to_bytes(oracle.flax_tree(model)))
+    monkeypatch.chdir(tmp_path)
+    exec(EMBEDS if encodes else ANSWERS + LEARNS, {})  # the page is ours
+    assert (tmp_path / ("encoder" if encodes else "tuned") / "model.safetensors").is_file()
+    assert encodes or float(capsys.readouterr().out.splitlines()[-1]) > 1
 
 
 def test_the_page_has_an_example_for_every_architecture_that_is_known():
-    shown = {tiny(re.search(r'resolve\("(.*?)"\)', text)[1]).config.model_type for text in EXAMPLES}
+    shown = {tiny(name).config.model_type for name in NAMES}
     # Those of one section share an example.
     assert shown | {"qwen3", "mistral", "opt"} == set(architectures.ARCHITECTURES)
 
@@ -77,15 +101,14 @@ def test_the_table_lists_every_architecture_that_is_known_and_no_other():
     assert named == set(architectures.ARCHITECTURES)
 
 
-def example_of(text):
+def example_of(name, text):
     """An example by the name of its model; slow if it is of a family that test_families.py looks at."""
-    name = re.search(r'resolve\("(.*?)"\)', text)[1]
     slow = any(family in name for family in NEAR) and "t5-base" not in name
     return pytest.param(text, id=name, marks=[pytest.mark.slow] * slow)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("example", [example_of(text) for text in EXAMPLES])
+@pytest.mark.parametrize("example", [example_of(*one) for one in zip(NAMES, EXAMPLES, strict=True)])
 def test_an_example_runs_and_gives_what_torch_gives(example, tmp_path, monkeypatch, oracle):
     torch.manual_seed(0)
     models = {}

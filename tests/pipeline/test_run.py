@@ -198,7 +198,9 @@ def test_quickstart_is_sound_and_needs_no_download():
 
 
 def test_an_unknown_variant_is_named():
-    with pytest.raises(ValueError, match=r"reg_transformer\.py:tinny: 'tinny' is unknown; it takes semantic, .*; tiny; machine=cpu"):
+    with pytest.raises(
+        ValueError, match=r"reg_transformer\.py:tinny: 'tinny' is unknown; it takes semantic, .*; tiny; machine=cpu"
+    ):
         reg_transformer.get_config("tinny")
 
 
