@@ -153,20 +153,9 @@ def render_target(ids: Sequence[int], eos_id: int, max_tokens: int) -> list[int]
     return [*ids[: max_tokens - 1], eos_id]
 
 
-def plain_context(context: Sequence[str], *, max_chars: int | None = None) -> str:
-    """The turns joined by single spaces, for encoders that know no turns.
-
-    With `max_chars` at most the last so many characters, beginning with a whole word where there is more than one.
-    """
-    text = " ".join(context)
-    if max_chars is None or len(text) <= max_chars:
-        return text
-    _at_least("max_chars", max_chars, 1)
-    kept = text[-max_chars:]
-    inside_word = not text[-max_chars - 1].isspace() and not kept[0].isspace()
-    if inside_word and " " in kept.strip():
-        kept = kept.split(" ", 1)[1]
-    return kept.strip()
+def plain_context(context: Sequence[str]) -> str:
+    """The turns joined by single spaces, for encoders that know no turns."""
+    return " ".join(context)
 
 
 def encode_for_bert(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,15 +40,6 @@ class UtilityWeights:
     @property
     def total(self) -> float:
         return self.bleu + self.f1 + self.rouge_l
-
-
-class BleuStatistics(NamedTuple):
-    """Sums over a corpus; those of parts add up (`jax.tree.map(jnp.add, a, b)`)."""
-
-    matches: Int[Array, " n"]  # clipped n-gram matches, orders 1 to n
-    totals: Int[Array, " n"]  # n-grams of the candidates
-    candidate_length: Int[Array, ""]
-    reference_length: Int[Array, ""]
 
 
 def utility(
@@ -149,28 +140,6 @@ def rouge_l(
     equal = _equal(candidates, candidate_mask, references, reference_mask)  # [N, T, R]
     common = _longest_common_subsequence(equal)
     return _f_measure(common, _length(candidate_mask), _length(reference_mask))
-
-
-def corpus_bleu_statistics(
-    candidates: Int[Array, "N T"],
-    candidate_mask: Bool[Array, "N T"],
-    references: Int[Array, "N R"],
-    reference_mask: Bool[Array, "N R"],
-    *,
-    max_order: int = 4,
-) -> BleuStatistics:
-    """What corpus BLEU is made of, summed over the rows. Rows that are all padding add nothing.
-
-    Raises:
-      ValueError: max_order below 1.
-    """
-    matches, totals = _count_ngrams(candidates, candidate_mask, references, reference_mask, max_order)
-    return BleuStatistics(
-        matches=jnp.sum(matches, axis=0),
-        totals=jnp.sum(totals, axis=0),
-        candidate_length=jnp.sum(_length(candidate_mask)),
-        reference_length=jnp.sum(_length(reference_mask)),
-    )
 
 
 def _length(mask: Bool[Array, "N T"]) -> Int[Array, " N"]:

@@ -58,16 +58,6 @@ REG_ABLATIONS: dict[str, dict[str, float]] = {
     "from scratch": _row(16.93, 5.75, 25.01, 46.3, 18.50, 8.51),
 }
 
-# Table 3, whose columns stand in another order (PPL, Dist-1, Dist-2, BLEU-1, BLEU-2, Acc).
-REG_SIZES: dict[str, dict[str, float]] = {
-    "T5-small": _row(17.14, 5.50, 21.01, 41.1, 17.04, 8.05),
-    "T5-small + REG": _row(16.67, 5.79, 25.41, 47.8, 19.60, 11.12),
-    "T5-large": _row(16.17, 5.56, 22.37, 43.7, 19.42, 9.83),
-    "T5-large + REG": _row(14.89, 6.03, 26.02, 48.1, 19.84, 11.20),
-    "T5-XL": _row(15.51, 5.78, 24.79, 48.7, 19.55, 10.91),
-    "T5-XL + REG": _row(13.73, 6.51, 26.31, 48.9, 19.96, 11.28),
-}
-
 
 def _emprl(*values: float | None) -> dict[str, float]:
     names = ("perplexity", "distinct_1", "distinct_2", "empathy_f1")

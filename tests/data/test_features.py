@@ -140,10 +140,6 @@ def test_target_keeps_its_end():
 
 def test_plain_context():
     assert plain_context(("ab cd", "ef")) == "ab cd ef"
-    assert plain_context(("ab cd", "ef"), max_chars=8) == "ab cd ef"
-    assert plain_context(("ab cd", "ef"), max_chars=4) == "ef"
-    assert plain_context(("ab cd", "ef"), max_chars=5) == "cd ef"
-    assert plain_context(("abcdef",), max_chars=3) == "def"
 
 
 def test_bert_frame():
