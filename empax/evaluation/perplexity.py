@@ -25,11 +25,11 @@ def perplexity_statistics(
     """Every convention by name, as statistics for intervals. A row with no tokens has no likelihood and counts nowhere.
 
     "perplexity" is exp(total NLL / total tokens). "perplexity_per_word" counts NLTK's words of the references and, since
-    the NLL holds the end of the sequence, one more for each row, as MoEL and its descendants do; ":without_eos" leaves
-    that out, and is higher. ":utterance_mean" is exp of the mean over rows of their mean NLL,
-    "perplexity:mean_of_utterances" the mean of exp (DCKS's; never below the others). "perplexity_per_word:moel" is what MoEL, MIME,
-    EmpDG, CEM, CASE and KEMP print: the utterance mean over the words of their cleaned references and the end token.
-    "bits_per_byte" divides by the UTF-8 bytes of the references.
+    the NLL holds the end of the sequence, one more for each row, as MoEL and its descendants do. Without those
+    (":without_eos") it is higher. ":utterance_mean" is exp of the mean over rows of their mean NLL. The mean of exp,
+    "perplexity:mean_of_utterances", is DCKS's and never below the others. "perplexity_per_word:moel" is what MoEL,
+    MIME, EmpDG, CEM, CASE and KEMP print: the utterance mean over the words of their cleaned references and the end
+    token. "bits_per_byte" divides by the UTF-8 bytes of the references.
     """
     known = (num_tokens > 0).astype(np.float64)
     nll = np.where(known > 0, nll, 0.0)
