@@ -22,10 +22,10 @@ def perplexity_statistics(
     num_bytes: Float[np.ndarray, " N"],
     num_moel_words: Float[np.ndarray, " N"],
 ) -> dict[str, SumStatistic]:
-    """Every convention by name, as statistics for intervals. A row with no tokens has no likelihood and counts nowhere.
+    """Every convention by name, as statistics for intervals. A row without tokens counts nowhere.
 
-    "perplexity" is exp(total NLL / total tokens). "perplexity_per_word" counts NLTK's words of the references and, since
-    the NLL holds the end of the sequence, one more for each row, as MoEL and its descendants do. Without those
+    "perplexity" is exp(total NLL / total tokens). "perplexity_per_word" counts NLTK's words of the references and,
+    since the NLL holds the end of the sequence, one more for each row, as MoEL and its descendants do. Without those
     (":without_eos") it is higher. ":utterance_mean" is exp of the mean over rows of their mean NLL. The mean of exp,
     "perplexity:mean_of_utterances", is DCKS's and never below the others. "perplexity_per_word:moel" is what MoEL,
     MIME, EmpDG, CEM, CASE and KEMP print: the utterance mean over the words of their cleaned references and the end
