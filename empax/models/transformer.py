@@ -218,10 +218,12 @@ class EncoderDecoder(nn.Module):
         states: Float[Array, "B S D"],
         states_mask: Bool[Array, "B S"],
         *,
+        memories: Memories | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B T V"]:
         """Teacher-forced logits; shifts `target` right itself, so logits[:, t] predict target[:, t]."""
-        return self.logits_from(self.decode_hidden(target, states, states_mask, deterministic=deterministic))
+        hidden = self.decode_hidden(target, states, states_mask, memories=memories, deterministic=deterministic)
+        return self.logits_from(hidden)
 
     def __call__(
         self,
@@ -229,11 +231,12 @@ class EncoderDecoder(nn.Module):
         source_mask: Bool[Array, "B S"],
         target: Int[Array, "B T"],
         *,
+        memories: Memories | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B T V"]:
-        """Logits of `target` given `source`."""
+        """Logits of `target` given `source` and what `config.memories` names."""
         states = self.encode(source, source_mask, deterministic=deterministic)
-        return self.decode(target, states, source_mask, deterministic=deterministic)
+        return self.decode(target, states, source_mask, memories=memories, deterministic=deterministic)
 
     def start_cache(
         self,

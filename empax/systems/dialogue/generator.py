@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import flax.linen as nn
@@ -109,8 +109,12 @@ class Decoder:
         exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
         source: Tokens | None = None,
         prompt: Tokens | None = None,
+        beside: Mapping[str, Any] | None = None,
     ) -> Generated:
-        """The same, of what `model` has made of its sources; options that look at texts get `source` and `prompt`."""
+        """The same, of what `model` has made of its sources; options that look at texts get `source` and `prompt`.
+
+        `beside` is what else `start_cache` of the model takes: `memories`, `start`.
+        """
         variables = {"params": params}
         cache = model.apply(
             variables,
@@ -119,6 +123,7 @@ class Decoder:
             num_hypotheses=num_hypotheses(self.settings),
             max_length=self.settings.max_tokens,
             method="start_cache",
+            **(beside or {}),
         )
         found = generate(
             lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),

@@ -110,7 +110,7 @@ def test_the_loss_is_the_sum_of_weighted_cross_entropies():
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), shapes)
     logits = np.asarray(jax.jit(task.logits, static_argnums=3)(params, batch.source, batch.source_mask, None))
     assert logits.shape == (3, 3, 3)
-    loss, metrics = jax.jit(task.loss)(params, {}, batch, None)
+    loss, metrics = jax.jit(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=False))(params)
     cells = {name: float(mean.value()) for name, mean in metrics.items()}
     guesses = logits.argmax(-1)
     summary = task.summarize(cells)
@@ -120,9 +120,9 @@ def test_the_loss_is_the_sum_of_weighted_cross_entropies():
     for c, name in enumerate(MECHANISMS):
         assert summary[f"{name}_weighted_f1"] == pytest.approx(f1[c], abs=1e-6)
     assert summary["weighted_f1"] == pytest.approx(np.mean(f1), abs=1e-6)
-    assert set(jax.eval_shape(task.loss, params, {}, batch, jax.random.key(0))[1]) == set(summary) - {
-        name for name in summary if name.endswith("f1")
-    }  # F1 is of evaluations alone
+    assert set(jax.eval_shape(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=True), params)[1]) == set(
+        summary
+    ) - {name for name in summary if name.endswith("f1")}  # F1 is of evaluations alone
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = [
         -sum(weights[c][labels[b, c]] * log_probs[b, c, labels[b, c]] for c in range(3)) for b in range(2)

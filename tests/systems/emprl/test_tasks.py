@@ -1,6 +1,7 @@
 """PPO and GRPO: they learn a toy, they go on to the same bits after a kill, and they notice what cannot be right."""
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -86,7 +87,7 @@ def test_before_the_first_update_ratio_is_1_and_the_reference_is_the_policy(toy,
     params = {**jax.jit(task.init)(jax.random.key(5), batch), "model": frozen["reference"]["model"]}
     rollout = task.rate(frozen, jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1)))
     credited, memory, metrics = jax.jit(task.credit)(frozen, rollout, task.init_memory())
-    _, found = jax.jit(task.loss)(params, frozen, credited, None)
+    _, found = jax.jit(lambda p: task.loss(p, frozen, credited, KEY, train=False))(params)
     assert float(found["ratio"].value()) == pytest.approx(1.0, abs=1e-5)
     assert float(found["ratio_error"].value()) < 1e-5
     assert float(found["reference_error"].value()) < 1e-5
@@ -413,7 +414,7 @@ def test_settings_of_groups_reach_advantages_and_loss(toy, batch, monkeypatch):
     for changes in ({}, options):
         task = toy.policy(grpo=True, **changes)
         credited = task.credit(frozen, task.rate(frozen, drawn), task.init_memory())[0]
-        jax.eval_shape(task.loss, params, frozen, credited, None)
+        jax.eval_shape(functools.partial(task.loss, train=False), params, frozen, credited, KEY)
     plain = {"epsilon_high": None, "delta": None, "importance_sampling_level": "token"}
     assert [{name: given[name] for name in options} for given in asked] == [plain, options]
 

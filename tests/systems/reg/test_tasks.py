@@ -527,11 +527,11 @@ def test_each_part_of_joint_training_moves_its_own_parameters():
     )  # fmt: skip
 
 
-def test_dropout_is_on_with_an_rng_and_only_then():
-    batch, loss = plain_batch(explored()), jax.jit(generator().loss)
+def test_dropout_is_on_in_training_and_only_then():
+    batch, loss = plain_batch(explored()), jax.jit(generator().loss, static_argnames="train")
     quiet, *noisy = (
-        float(loss(g1_params(), {}, batch, rng)[0].value())
-        for rng in (None, jax.random.key(0), jax.random.key(0), jax.random.key(1))
+        float(loss(g1_params(), {}, batch, jax.random.key(seed), train=train)[0].value())
+        for seed, train in ((0, False), (0, True), (0, True), (1, True))
     )
     assert quiet != noisy[0] == noisy[1] != noisy[2]
 
@@ -582,7 +582,9 @@ def test_judging_adds_up_to_the_loss():
 def test_label_smoothing_changes_what_is_minimised_and_not_what_is_reported():
     batch = plain_batch(explored())
     plain, plain_metrics, _, _ = everything_of_g1()(g1_params(), batch)
-    smooth, smooth_metrics = jax.jit(generator(label_smoothing=0.5).loss)(g1_params(), {}, batch, None)
+    smooth, smooth_metrics = jax.jit(lambda p: generator(label_smoothing=0.5).loss(p, {}, batch, KEY, train=False))(
+        g1_params()
+    )
     assert abs(float(plain.value()) - float(smooth.value())) > 1e-3
     assert float(plain_metrics["nll"].value()) == pytest.approx(float(smooth_metrics["nll"].value()), rel=1e-6)
 
