@@ -12,8 +12,10 @@ from typing import Any
 from empax.core.files import read_jsonl
 from empax.core.types import MECHANISMS, Dialogue, Utterance
 from empax.data.epitome import EpitomePair
+from empax.data.knowledge import Fact, facts_from
 
 PATH = Path(__file__).with_name("sample.jsonl")
+FACTS = Path(__file__).with_name("sample_facts.jsonl")
 
 SPLITS = {"train": range(1, 9), "validation": range(9, 10), "test": range(10, 11)}
 """Which of each emotion's ten dialogues, by the number at the end of its id."""
@@ -32,6 +34,11 @@ def load_dialogues() -> dict[str, list[Dialogue]]:
         dialogue = Dialogue(row["id"], row["emotion"], row["situation"], turns)
         next(dialogues for name, dialogues in splits.items() if number in SPLITS[name]).append(dialogue)
     return splits
+
+
+def load_facts() -> dict[str, list[Fact]]:
+    """Facts by instance id, written by hand for 40 instances, some in each split; the others have none."""
+    return {row["id"]: facts_from(row["facts"], f"{FACTS}, {row['id']}") for row in read_jsonl(FACTS)}
 
 
 def load_intents() -> dict[str, str]:

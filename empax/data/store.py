@@ -56,7 +56,7 @@ def load_instances(run: RunContext, split: str) -> list[Instance]:
     instances = [instance_from_row(row) for row in read_jsonl(path)]
     owners: dict[str, str] = {}
     for stage in run.before():
-        if run.plan.stages[stage].kind == "annotate":
+        if run.plan.stages[stage].kind in ("annotate", "knowledge"):
             instances = _with_notes(instances, run.files.notes(stage, split), owners)
     return instances
 

@@ -9,7 +9,7 @@ Source of the instructions: Python's pickletools.
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 
@@ -76,7 +76,10 @@ def read_state_dict(content: bytes, types: frozenset[str]) -> Any:
       BadPickleError: the pickle is broken.
       RefusedPickleError: it does anything that a state dict does not need.
     """
-    machine = _Machine(types)
+    return _read(content, _Machine(types))
+
+
+def _read(content: bytes, machine: _Machine) -> Any:
     try:
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name == "STOP":
@@ -90,11 +93,29 @@ def read_state_dict(content: bytes, types: frozenset[str]) -> Any:
     raise BadPickleError("it has no end")
 
 
+def read_plain(content: bytes, names: Collection[Token]) -> Any:
+    """What a pickle of plain data stands for: dicts, lists, tuples, numbers, texts.
+
+    Args:
+      content: the pickle.
+      names: functions and classes that it may name besides; what it wants made of them becomes a `Call`, whose state is
+        forgotten.
+
+    Raises:
+      BadPickleError: the pickle is broken.
+      RefusedPickleError: it names anything else.
+    """
+    return _read(content, _Machine(frozenset(), frozenset(names)))
+
+
 class _Machine:
     """The stack, the marks and the memo of one pickle."""
 
-    def __init__(self, types: frozenset[str]):
+    def __init__(self, types: frozenset[str], inert: frozenset[Token] | None = None):
         self._types = types
+        self._called = frozenset(_CALLED) if inert is None else inert
+        self._made = frozenset((_NAMESPACE,)) if inert is None else inert  # without arguments; may be given a state
+        self._known = self._called | self._made | (frozenset((UNTYPED_STORAGE,)) if inert is None else frozenset())
         self._stack: list[Any] = []
         self._marked: list[list[Any]] = []  # what lay on the stack at each mark
         self._memo: dict[int, Any] = {}
@@ -180,13 +201,13 @@ class _Machine:
 
     def _name(self, module: str, name: str) -> None:
         token = Token(module, name)
-        if not (token in (*_CALLED, _NAMESPACE, UNTYPED_STORAGE) or (module == "torch" and name in self._types)):
+        if not (token in self._known or (module == "torch" and name in self._types)):
             raise RefusedPickleError(f"asks for {module[:80]}.{name[:80]}")
         self._stack.append(token)
 
     def _reduce(self, _: Any) -> None:
         arguments, function = self._pop(), self._pop()
-        if type(function) is not Token or function not in _CALLED or type(arguments) is not tuple:
+        if type(function) is not Token or function not in self._called or type(arguments) is not tuple:
             _refuse("call", function)
         if function == _ORDERED:
             if arguments:
@@ -197,7 +218,7 @@ class _Machine:
 
     def _new(self, _: Any) -> None:
         arguments, kind = self._pop(), self._pop()
-        if type(kind) is not Token or kind != _NAMESPACE or arguments != ():
+        if type(kind) is not Token or kind not in self._made or arguments != ():
             _refuse("make", kind)
         self._stack.append(Call(kind, ()))
 
@@ -205,7 +226,7 @@ class _Machine:
         self._pop()
         target = self._stack[-1] if self._stack else None
         # Of dicts it is `_metadata`, of a command line its values: neither is needed.
-        if type(target) is not Ordered and not (type(target) is Call and target.function == _NAMESPACE):
+        if type(target) is not Ordered and not (type(target) is Call and target.function in self._made):
             _refuse("set the state of", target)
 
     def _persistent(self, _: Any) -> None:

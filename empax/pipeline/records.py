@@ -36,7 +36,7 @@ log = logging.getLogger("empax")
 PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
 """Settings that change no result, such as where things are: they may differ when a run goes on."""
 
-_WITHOUT_CHANCE = ("prepare", "annotate", "assess")
+_WITHOUT_CHANCE = ("prepare", "annotate", "knowledge", "assess")
 """Kinds of stage that draw nothing at random."""
 
 _BY_SYSTEM = ("train", "index", "evaluate")

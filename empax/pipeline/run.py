@@ -28,8 +28,9 @@ from empax.training.settings import check_batch_sizes
 
 log = logging.getLogger("empax")
 
+_HERE = ("prepare", "annotate", "knowledge", "train", "assess", "index", "evaluate")
 KINDS = {
-    **{kind: f"empax.pipeline.{kind}" for kind in ("prepare", "annotate", "train", "assess", "index", "evaluate")},
+    **{kind: f"empax.pipeline.{kind}" for kind in _HERE},
     "report": "empax.reporting.report",  # by name: reporting is built on this package
 }
 """What a section's `kind` may be → the module, with `Settings`, `check(settings, run)` and `run(settings, run)`."""

@@ -27,9 +27,11 @@ def find_replies(files: WorkDir) -> list[dict[str, Any]]:
 
 
 def count_instances(files: WorkDir) -> dict[str, Any]:
-    """What the stage `prepare` counted in every split, and the hash of what it read."""
+    """What the stage `prepare` counted in every split, the hash of what it read, and where facts come from."""
     path = files.stage("prepare") / "counts.json"
-    return read_json(path) if path.exists() else {}
+    counts = read_json(path) if path.exists() else {}
+    facts = {path.parent.name: read_json(path) for path in sorted(files.root.glob("*/knowledge.json"))}
+    return {**counts, **facts}
 
 
 def load_training(files: WorkDir) -> list[Instance]:

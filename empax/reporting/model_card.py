@@ -214,6 +214,9 @@ def _data(name: str, report: Mapping[str, Any] | None) -> str:
     lines = [f"`{name}`.", ""]
     found = {name: counts for name, counts in (report["data"] if report else {}).items() if isinstance(counts, Mapping)}
     for split, counts in found.items():
+        if "source" in counts:  # of a stage that found facts
+            lines.append(f"- {split}: facts from {counts['source']}")
+            continue
         numbers = ", ".join(f"{count:,} {unit}" for unit, count in counts.items() if isinstance(count, int))
         lines.append(f"- {split}: {numbers or counts}")
     return "\n".join(lines).rstrip() + "\n"

@@ -1,0 +1,143 @@
+"""ATOMIC (Sap et al. 2019): everyday events with what people feel, want and do because of them.
+
+The files are those of the authors, `v4_atomic_{trn,dev,tst}.csv` or gzipped; each row has an event, one column with a
+JSON list for each of nine relations, and more that is not read.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from empax.core.files import DataError, write_jsonl
+from empax.core.paths import expand
+from empax.core.text_files import check_length, parse_json, read_text
+from empax.data.knowledge import Fact, ranked
+
+RELATIONS: tuple[str, ...] = (
+    "oEffect", "oReact", "oWant", "xAttr", "xEffect", "xIntent", "xNeed", "xReact", "xWant",
+)  # fmt: skip
+
+FOLDER = "knowledge"
+"""Where the files lie inside a data folder."""
+
+Events = Mapping[str, Sequence[Fact]]
+"""Facts by event."""
+
+_PEOPLE = (
+    (re.compile(r"\bPersonX's\b"), "my"),
+    (re.compile(r"\bPersonX\b"), "I"),
+    (re.compile(r"\bPersonY\b"), "them"),
+)
+
+
+def find_files(folder: str | Path, splits: Sequence[str] = ("trn", "dev", "tst")) -> list[Path]:
+    """The files of those splits that there are, in `folder` or in `knowledge/` inside it.
+
+    Raises:
+      DataError: there is none.
+    """
+    root = expand(folder)
+    for place in (root, root / FOLDER):
+        names = [place / f"v4_atomic_{split}.csv{end}" for split in splits for end in ("", ".gz")]
+        if found := [path for path in names if path.is_file()]:
+            return found
+    wanted = " or ".join(f"v4_atomic_{split}.csv" for split in splits)
+    raise DataError(f"{root} holds no {wanted} (or with .gz); name the folder of ATOMIC's files.")
+
+
+def read_events(paths: Sequence[Path]) -> dict[str, list[Fact]]:
+    """The facts of each event, in the order of the files; events without any tail are left out.
+
+    Raises:
+      DataError: a file is not ATOMIC's; says which line.
+    """
+    found: dict[str, list[Fact]] = {}
+    for path in paths:
+        for event, facts in _rows(path):
+            found.setdefault(event, []).extend(facts)
+    kept = {event: ranked(facts) for event, facts in found.items()}
+    return {event: facts for event, facts in kept.items() if facts}
+
+
+def _rows(path: Path) -> Iterator[tuple[str, list[Fact]]]:
+    rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    try:
+        header = next(rows, [])
+        if missing := [name for name in ("event", *RELATIONS) if name not in header]:
+            raise DataError(f"{path}, line 1: the column {missing[0]!r} is missing; it is no file of ATOMIC.")
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if len(row) != len(header):
+                raise DataError(f"{where}: {len(row)} columns, must be {len(header)}.")
+            yield _event(dict(zip(header, row, strict=True)), where)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.line_num}: {error}.") from error
+
+
+def _event(row: Mapping[str, str], where: str) -> tuple[str, list[Fact]]:
+    event = row["event"].strip()
+    if not event:
+        raise DataError(f"{where}: the event is blank.")
+    facts = []
+    for relation in RELATIONS:
+        try:
+            tails = parse_json(row[relation])
+            if not isinstance(tails, list) or not all(isinstance(tail, str) for tail in tails):
+                raise DataError(f"{row[relation][:60]!r} must be a JSON list of texts")
+            for text in (event, *tails):
+                check_length(text)
+        except DataError as error:
+            raise DataError(f"{where}, column {relation}: {error}.") from error
+        facts += [Fact(event, relation, tail) for tail in tails]
+    return event, facts
+
+
+def spoken(event: str) -> str:
+    """An event as the one whom it happened to would tell it: "PersonX loses PersonX's dog" → "I loses my dog"."""
+    for pattern, word in _PEOPLE:
+        event = pattern.sub(word, event)
+    return event.replace("___", "something")
+
+
+def prompt(text: str, relation: str) -> str:
+    """What COMET is asked: the text, the relation, and a mark that an answer follows. Source: COMET-ATOMIC 2020."""
+    return f"{text} {relation} [GEN]"
+
+
+def pairs(events: Events, *, first: bool = False) -> list[dict[str, str]]:
+    """Prompts with their tails: what a COMET learns from; of each prompt all tails, or the `first`."""
+    return [
+        {"source": prompt(fact.head, fact.relation), "target": fact.tail}
+        for facts in events.values()
+        for fact in facts
+        if not (first and fact.rank)
+    ]
+
+
+def write_pairs(folder: str | Path, output: str | Path, *, validation_share: float = 0.05) -> dict[str, int]:
+    """Writes `train.jsonl`, `validation.jsonl` and `test.jsonl` for a COMET; no event is in two of them.
+
+    Args:
+      folder: of ATOMIC. Its training and dev events are for training, its test events for the test.
+      output: a folder.
+      validation_share: of the events for training, in (0, 1): every so many-th is for validation.
+
+    Returns:
+      How many pairs each file has.
+    """
+    known, held_out = (read_events(find_files(folder, splits)) for splits in (("trn", "dev"), ("tst",)))
+    every = round(1 / validation_share)
+    splits: dict[str, dict[str, list[Fact]]] = {"train": {}, "validation": {}, "test": {}}
+    for number, (event, facts) in enumerate(known.items()):
+        splits["validation" if number % every == 0 else "train"][event] = facts
+    splits["test"] = {event: facts for event, facts in held_out.items() if event not in known}
+    counts = {}
+    for split, events in splits.items():
+        rows = pairs(events, first=split == "test")  # each prompt is answered once
+        write_jsonl(expand(output) / f"{split}.jsonl", rows)
+        counts[split] = len(rows)
+    return counts

@@ -1,0 +1,209 @@
+"""Facts about what is said: what follows from a turn (social) and what is true of a thing in it (entities).
+
+A file of facts has one instance a line:
+`{"id": ..., "facts": [{"head": ..., "relation": ..., "tail": ..., "rank": 0, "score": 0.0}], "source": ...}`.
+`source` says who made the facts, and reaches every report. `rank` counts the facts of one head and relation from the
+best, `score` is whatever the source gives (higher is better); both may be left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from empax.core.files import DataError, read_jsonl
+from empax.core.types import Instance
+
+SOCIAL_RELATIONS: tuple[str, ...] = ("xReact", "xNeed", "xIntent", "xEffect", "xWant")
+"""The relations that NEC and CEM ask of an event, under ATOMIC's names."""
+
+ENTITY_RELATIONS: tuple[str, ...] = ("ObjectUse", "AtLocation", "MadeUpOf", "HasProperty")
+"""The relations that NEC asks of an entity, under the names of ATOMIC 2020."""
+
+_SENTENCES: Mapping[str, str] = {
+    "xReact": "As a result, I feel {tail}.",
+    "xNeed": "Before that, I needed {tail}.",
+    "xIntent": "I did it because I wanted {tail}.",
+    "xEffect": "As a result, I {tail}.",
+    "xWant": "As a result, I want {tail}.",
+    "xAttr": "I am {tail}.",
+    "oReact": "As a result, others feel {tail}.",
+    "oWant": "As a result, others want {tail}.",
+    "oEffect": "As a result, others {tail}.",
+    "ObjectUse": "{head} is used for {tail}",
+    "AtLocation": "{head} is located or found at {tail}",
+    "MadeUpOf": "{head} is made up of {tail}",
+    "HasProperty": "{head} can be characterized by being {tail}",
+    "IsA": "{head} is a kind of {tail}",
+    "RelatedTo": "{head} has to do with {tail}",
+}
+"""How each relation is put into words. Source: NEC's code, in English that is right."""
+
+_NOTHING = ("", "none", "n/a", "nothing", "-")
+_RELATION = re.compile(r"[A-Za-z]+")
+_FIELDS = ("head", "relation", "tail", "rank", "score")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """One fact; see the module."""
+
+    head: str
+    relation: str
+    tail: str
+    rank: int = 0
+    score: float = 0.0
+
+    @property
+    def social(self) -> bool:
+        """Whether it is about people and what happens to them."""
+        return self.relation[:1] in ("x", "o")
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing: no tail, "none", or the head again. Source: NEC's code."""
+        tail = self.tail.strip().lower()
+        return tail in _NOTHING or tail == self.head.strip().lower()
+
+    def words(self) -> str:
+        """The fact as a sentence."""
+        pattern = _SENTENCES.get(self.relation, "{head} {relation} {tail}")
+        return pattern.format(head=self.head, relation=self.relation, tail=self.tail.strip().rstrip("."))
+
+    def triple(self) -> str:
+        """The fact as NEC's Sec. 3.2 prints it, "head, relation, tail"."""
+        return f"{self.head}, {self.relation}, {self.tail}"
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in a file."""
+        return {**dataclasses.asdict(self), "score": round(self.score, 6)}
+
+
+def ranked(facts: Iterable[Fact], *, most: int = 0) -> list[Fact]:
+    """Facts that say something, each once, with their ranks; at most `most` of a head and relation (0 = all)."""
+    seen: set[tuple[str, str, str]] = set()
+    places: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for fact in facts:
+        key = (fact.head.lower(), fact.relation, fact.tail.strip().lower())
+        if fact.empty or key in seen:
+            continue
+        seen.add(key)
+        rank = places[key[:2]]
+        if most and rank >= most:
+            continue
+        places[key[:2]] += 1
+        kept.append(dataclasses.replace(fact, tail=fact.tail.strip(), rank=rank))
+    return kept
+
+
+def facts_of(instance: Instance) -> list[Fact]:
+    """The facts among an instance's notes; none where no stage has added any.
+
+    Raises:
+      DataError: the notes are not what a stage of kind "knowledge" writes.
+    """
+    return facts_from(instance.notes["facts"], f"instance {instance.id!r}") if "facts" in instance.notes else []
+
+
+def facts_from(value: Any, where: str) -> list[Fact]:
+    """The list `facts` of a line as Facts.
+
+    Raises:
+      DataError: it is no such list; says where, what was found and what it must be.
+    """
+    if not isinstance(value, list):
+        raise DataError(f"{where}: facts = {_shown(value)} must be a list.")
+    return [_fact(one, f"{where}, fact {number}") for number, one in enumerate(value, start=1)]
+
+
+def _fact(value: Any, where: str) -> Fact:
+    if not isinstance(value, Mapping):
+        raise DataError(f"{where}: {_shown(value)} must be an object with head, relation and tail.")
+    if unknown := sorted(set(value) - set(_FIELDS)):
+        raise DataError(f"{where}: unknown field {unknown[0]!r}; a fact has {', '.join(_FIELDS)}.")
+    for name in ("head", "relation", "tail"):
+        if not isinstance(value.get(name), str) or not value[name].strip():
+            raise DataError(f"{where}: {name} = {_shown(value.get(name))} must be a text that is not blank.")
+    if not _RELATION.fullmatch(value["relation"]):
+        raise DataError(f"{where}: relation = {_shown(value['relation'])} must be a name of letters, such as xReact.")
+    rank, score = value.get("rank", 0), value.get("score", 0.0)
+    if type(rank) is not int or rank < 0:
+        raise DataError(f"{where}: rank = {_shown(rank)} must be a whole number of at least 0.")
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise DataError(f"{where}: score = {_shown(score)} must be a number.")
+    return Fact(value["head"], value["relation"], value["tail"], rank, float(score))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclasses.dataclass(frozen=True)
+class Knowledge:
+    """The facts of some instances by id, and who made them."""
+
+    facts: Mapping[str, Sequence[Fact]]
+    source: str
+
+
+def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
+    """A file of facts about all of `instances`; lines about others are passed over.
+
+    Raises:
+      DataError: the file is broken, a line has no source or another than the first, an id comes twice, or an instance
+        is missing.
+    """
+    found: dict[str, list[Fact]] = {}
+    source = ""
+    for number, row in enumerate(read_jsonl(path), start=1):
+        where = f"{path}, line {number}"
+        if unknown := sorted(set(row) - {"id", "facts", "source"}):
+            raise DataError(f"{where}: unknown field {unknown[0]!r}; a line has id, facts and source.")
+        if not isinstance(row.get("id"), str) or row["id"] in found:
+            raise DataError(f"{where}: id = {_shown(row.get('id'))} must be a text that no other line has.")
+        if not isinstance(row.get("source"), str) or not row["source"].strip():
+            raise DataError(f"{where}: source = {_shown(row.get('source'))} must say who made the facts.")
+        source = source or row["source"]
+        if row["source"] != source:
+            raise DataError(f"{where}: source = {row['source']!r}, but the first line has {source!r}; a file has one.")
+        if "facts" not in row:
+            raise DataError(f"{where}: facts are missing; an instance without any has an empty list.")
+        found[row["id"]] = facts_from(row["facts"], where)
+    if missing := [i.id for i in instances if i.id not in found]:
+        raise DataError(
+            f"{path} lacks {len(missing)} of {len(instances)} instances, the first is {missing[0]}; give each a line, "
+            "with an empty list where nothing is known."
+        )
+    return Knowledge(found, source)
+
+
+def exchanged(rows: Sequence[list[Fact]]) -> list[list[Fact]]:
+    """The facts of each instance given to another one: a control that keeps everything but the relevance.
+
+    Only instances that have facts exchange them, so that as many have some as before. A single one keeps its own.
+    """
+    order = np.random.default_rng(0).permutation([i for i, facts in enumerate(rows) if facts])
+    changed = list(rows)
+    for giver, taker in zip(order, np.roll(order, 1), strict=True):
+        changed[taker] = rows[giver]
+    return changed
+
+
+def describe(rows: Sequence[Sequence[Fact]]) -> dict[str, Any]:
+    """Counts of a split for reports; `with_facts` is the share of instances, in [0, 1]."""
+    relations = Counter(fact.relation for facts in rows for fact in facts)
+    return {
+        "instances": len(rows),
+        "facts": relations.total(),
+        "with_facts": round(sum(map(bool, rows)) / max(len(rows), 1), 4),
+        "relations": dict(sorted(relations.items())),
+    }

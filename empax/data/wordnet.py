@@ -1,0 +1,185 @@
+"""WordNet (Fellbaum 1998) from its own files: which words of a text are things, and what is true of these.
+
+The folder holds the database files of WordNet 3.0 or later (`index.noun`, `data.noun`, `index.sense`, ...; Debian's
+package wordnet-base puts them into /usr/share/wordnet). Formats: wndb(5WN), senseidx(5WN), morphy(7WN).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from empax.core.files import DataError, hash_file, hash_json
+from empax.core.paths import expand
+from empax.core.text_files import read_lines
+from empax.data.knowledge import Fact, ranked
+
+_POINTERS: Mapping[str, tuple[str, ...]] = {
+    "IsA": ("@",),
+    "MadeUpOf": ("%p", "%s", "%m"),
+    "AtLocation": ("#p", "#s", "#m"),
+    "HasProperty": ("=",),
+}
+"""Relations and the pointers that say them: hypernyms, meronyms, holonyms, attributes."""
+
+RELATIONS: tuple[str, ...] = (*_POINTERS, "ObjectUse")
+
+_USE = re.compile(r"\bused (?:to|for|as) ([^;,()]+)")
+_PARTS = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
+"""Parts of speech by the digit in a sense key; 5 is a satellite adjective."""
+_FILES = {"n": "noun", "v": "verb", "a": "adj", "s": "adj", "r": "adv"}
+_ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "noun": (("s", ""), ("ses", "s"), ("ves", "f"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh"),
+             ("men", "man"), ("ies", "y")),
+    "verb": (("s", ""), ("ies", "y"), ("es", "e"), ("es", ""), ("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", "")),
+    "adj": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
+    "adv": (),
+}  # fmt: skip
+"""Endings that an inflected form may have, with what stands in the base form. Source: morphy(7WN)."""
+
+_WORD = re.compile(r"[A-Za-z]{3,}")
+_FUNCTION_WORDS = """
+    about above after again against all and any are because been before being below between both but can cannot could
+    did does doing down during each few for from further had has have having her here hers herself him himself his how into
+    its itself just let might more most must myself nor not now off once one only other our ours ourselves out over own
+    same shall she should some such than that the their theirs them themselves then there these they this those through
+    too under until upon very was were what when where which while who whom why will with would yes you your yours
+    yourself
+"""
+_STOPWORDS = frozenset(_FUNCTION_WORDS.split())
+
+
+@dataclasses.dataclass(frozen=True)
+class WordNet:
+    """The database in a folder.
+
+    Raises:
+      DataError: a file is missing or is none of WordNet's.
+    """
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", expand(self.folder))
+        needed = ("index.sense", "index.noun", "data.noun", "data.adj")
+        if missing := [name for name in needed if not (self.folder / name).is_file()]:
+            raise DataError(
+                f"{self.folder} has no {missing[0]}; name the folder of WordNet's database files (with Debian, of the "
+                "package wordnet-base: /usr/share/wordnet)."
+            )
+
+    @property
+    def hash(self) -> str:
+        """Of the files that facts are made of."""
+        return hash_json([hash_file(self.folder / name) for name in ("index.noun", "data.noun", "index.sense")])
+
+    def entities(self, text: str) -> list[str]:
+        """The things in a text, in its order, each once: words whose commonest part of speech is a noun.
+
+        A word has at least 3 letters and is no function word. Plurals count as their singular.
+        """
+        found = (self._entity(word.lower()) for word in _WORD.findall(text))
+        return list(dict.fromkeys(lemma for lemma in found if lemma))
+
+    def _entity(self, word: str) -> str:
+        if word in _STOPWORDS:
+            return ""
+        counts = {part: max((self._counts[lemma, part] for lemma in self.lemmas(word, part)), default=-1)
+                  for part in _ENDINGS}  # fmt: skip
+        best = max(counts, key=lambda part: counts[part])  # of equal ones the noun
+        return next(iter(self.lemmas(word, "noun"))) if best == "noun" and counts["noun"] >= 0 else ""
+
+    def lemmas(self, word: str, part: str) -> list[str]:
+        """The base forms of a word that the database has for a part of speech; the word itself first."""
+        forms = [word, *self._exceptions(part).get(word, ())]
+        forms += [word.removesuffix(end) + base for end, base in _ENDINGS[part] if word.endswith(end)]
+        return list(dict.fromkeys(form for form in forms if (form, part) in self._counts))
+
+    def facts(self, lemma: str) -> list[Fact]:
+        """What is true of a thing in its first sense; none if the database has no such noun."""
+        offset = self._first_senses.get(lemma)
+        if offset is None:
+            return []
+        synset = self._synset("noun", offset)
+        found = []
+        for relation, symbols in _POINTERS.items():
+            targets = [target for symbol, target in synset.pointers if symbol in symbols]
+            found += [Fact(lemma, relation, self._synset(*target).word) for target in targets]
+        found += [Fact(lemma, "ObjectUse", use.strip()) for use in _USE.findall(synset.gloss)]
+        return ranked(found)
+
+    @functools.cached_property
+    def _counts(self) -> Counter[tuple[str, str]]:
+        """How often each lemma was found as each part of speech in the texts that WordNet's authors tagged."""
+        path = self.folder / "index.sense"
+        counts: Counter[tuple[str, str]] = Counter()
+        for number, line in read_lines(path):
+            key, *rest = line.split()
+            lemma, _, sense = key.rpartition("%")
+            if len(rest) != 3 or sense[:1] not in _PARTS or not rest[2].isdecimal():
+                raise DataError(f"{path}, line {number}: {line[:60]!r} is no line of a sense index.")
+            counts[lemma, _PARTS[sense[0]]] += int(rest[2])
+        return counts
+
+    @functools.cached_property
+    def _first_senses(self) -> dict[str, int]:
+        """Where the first sense of each noun lies in data.noun."""
+        path = self.folder / "index.noun"
+        found = {}
+        for number, line in read_lines(path):
+            if line.startswith("  "):  # the licence
+                continue
+            fields = line.split()
+            # lemma, "n", senses, p, p pointers, senses, tagged senses, offsets
+            try:
+                place = 6 + int(fields[3])
+                found[fields[0]] = int(fields[place])
+            except (IndexError, ValueError) as error:
+                raise DataError(f"{path}, line {number}: {line[:60]!r} is no line of an index of nouns.") from error
+        return found
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - a handful of words for each database
+    def _exceptions(self, part: str) -> Mapping[str, tuple[str, ...]]:
+        path = self.folder / f"{part}.exc"
+        if not path.is_file():
+            return {}
+        rows = (line.split() for _, line in read_lines(path))
+        return {row[0]: tuple(row[1:]) for row in rows if len(row) > 1}
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - likewise, of files
+    def _data(self, part: str) -> bytes:
+        return (self.folder / f"data.{part}").read_bytes()
+
+    def _synset(self, part: str, offset: int) -> _Synset:
+        data = self._data(part)
+        line = data[offset : data.find(b"\n", offset) if data.find(b"\n", offset) >= 0 else None]
+        where = f"{self.folder / f'data.{part}'}, byte {offset}"
+        try:
+            text = line.decode("ascii")
+            fields, _, gloss = text.partition("|")
+            return _parsed(iter(fields.split()), gloss.strip(), offset)
+        except (UnicodeDecodeError, ValueError, KeyError, StopIteration) as error:
+            raise DataError(f"{where}: no synset begins there; the files do not belong together.") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Synset:
+    word: str  # the first one
+    pointers: tuple[tuple[str, tuple[str, int]], ...]  # symbol, (part of speech, offset)
+    gloss: str
+
+
+def _parsed(fields: Iterator[str], gloss: str, offset: int) -> _Synset:
+    if int(next(fields)) != offset:
+        raise ValueError("another offset")
+    _, _, num_words = next(fields), next(fields), int(next(fields), 16)
+    words = [(next(fields), next(fields))[0] for _ in range(num_words)]
+    pointers = []
+    for _ in range(int(next(fields))):
+        symbol, target, part, _ = next(fields), int(next(fields)), next(fields), next(fields)
+        pointers.append((symbol, (_FILES[part], target)))
+    return _Synset(words[0].partition("(")[0].replace("_", " "), tuple(pointers), gloss)

@@ -1,0 +1,135 @@
+"""Facts that other systems' authors have stored as pickles, read without Python's unpickler.
+
+Two layouts: of NEC and DCKS, relation → number of the row, as text → tails; and of CEM and CASE (`dataset_preproc.p`),
+the training, validation and test split as dicts of columns, of which `utt_cs` has five lists of tails for each context.
+Rows are in the order of the split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from empax.core.files import DataError
+from empax.core.text_files import check_length
+from empax.core.types import Instance
+from empax.data.knowledge import Fact, ranked
+from empax.data.model_files import check_whole
+from empax.interop.state_dicts import BadPickleError, RefusedPickleError, Token, read_plain
+
+_NAMES = tuple(
+    Token(module, name)
+    for module, name in (
+        ("collections", "OrderedDict"),
+        ("_codecs", "encode"),  # bytes in old pickles
+        ("numpy", "dtype"),
+        ("numpy.core.multiarray", "scalar"),
+        ("numpy._core.multiarray", "scalar"),
+        ("src.utils.data.loader", "Lang"),  # CEM's and CASE's vocabulary, which nothing reads
+        ("utils.data.loader", "Lang"),
+    )
+)
+_CEM_RELATIONS = ("xIntent", "xNeed", "xWant", "xEffect", "xReact")
+"""In the order of `utt_cs`. Source: CEM's code."""
+_SPLITS = ("train", "validation", "test")
+_MOST_TAILS = 1000  # of a row and relation
+
+
+def read_nec(path: Path, instances: Sequence[Instance]) -> list[list[Fact]]:
+    """Facts of each instance from a pickle of NEC's or DCKS's layout.
+
+    Raises:
+      DataError: the file is broken, names a function or class that data do not need, or has other rows.
+    """
+    root = _read(path)
+    if not isinstance(root, dict) or not root:
+        raise DataError(f"{path} must hold a dict of relations, but is {_kind(root)}.")
+    columns: dict[str, Mapping[Any, Any]] = {}
+    for relation, rows in root.items():
+        if not isinstance(relation, str) or not relation.isalpha() or not isinstance(rows, dict):
+            raise DataError(f"{path}: {relation!r} must be a relation with a dict of rows.")
+        _check_rows(path, len(rows), instances)
+        if missing := [row for row in range(len(instances)) if str(row) not in rows]:
+            raise DataError(f"{path}: the relation {relation} has no row {str(missing[0])!r}.")
+        columns[relation] = rows
+    found = []
+    for row, instance in enumerate(instances):
+        where = f"{path}, row {row}"
+        found.append(_ranked(instance, [(name, _tails(rows[str(row)], where)) for name, rows in columns.items()]))
+    return found
+
+
+def read_cem(path: Path, split: str, instances: Sequence[Instance]) -> list[list[Fact]]:
+    """Facts of each instance of a split from CEM's or CASE's `dataset_preproc.p`.
+
+    Raises:
+      DataError: as of `read_nec`.
+    """
+    root = _read(path)
+    number = _SPLITS.index(split)
+    if not isinstance(root, (list, tuple)) or len(root) <= number or not isinstance(root[number], dict):
+        raise DataError(f"{path} must hold a list with a dict for each of {', '.join(_SPLITS)}, but is {_kind(root)}.")
+    column = root[number].get("utt_cs")
+    if not isinstance(column, list):
+        raise DataError(f"{path}: the split {split!r} has no column utt_cs; it was made without commonsense.")
+    _check_rows(path, len(column), instances)
+    found = []
+    for row, (instance, lists) in enumerate(zip(instances, column, strict=True)):
+        where = f"{path}, {split}, row {row}"
+        if not isinstance(lists, list) or len(lists) != len(_CEM_RELATIONS):
+            raise DataError(f"{where}: utt_cs must be {len(_CEM_RELATIONS)} lists, but is {_kind(lists)}.")
+        columns = [(relation, _tails(tails, where)) for relation, tails in zip(_CEM_RELATIONS, lists, strict=True)]
+        found.append(_ranked(instance, columns))
+    return found
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError(f"there is no file {path}.")
+    check_whole(path)
+    try:
+        return read_plain(path.read_bytes(), _NAMES)
+    except RefusedPickleError as error:
+        raise DataError(
+            f"{path} {error}, which no file of facts needs and which could be an attack: refused. If you trust the "
+            'file, write it as JSON lines and take source = "file".'
+        ) from error
+    except BadPickleError as error:
+        raise DataError(f"{path} holds a broken pickle ({error}); fetch it again.") from error
+
+
+def _ranked(instance: Instance, columns: Sequence[tuple[str, list[str]]]) -> list[Fact]:
+    return ranked(Fact(instance.context[-1], relation, tail) for relation, tails in columns for tail in tails)
+
+
+def _tails(value: Any, where: str) -> list[str]:
+    """Tails as texts; a list of words is one tail of them."""
+    if type(value) not in (list, tuple) or len(value) > _MOST_TAILS:
+        raise DataError(f"{where}: the tails must be a list of at most {_MOST_TAILS}, but are {_kind(value)}.")
+    tails = []
+    for one in value:
+        words = type(one) in (list, tuple) and len(one) <= _MOST_TAILS and all(isinstance(w, str) for w in one)
+        if not isinstance(one, str) and not words:
+            raise DataError(f"{where}: a tail must be a text or a list of words, but is {_kind(one)}.")
+        text = one if isinstance(one, str) else " ".join(one)
+        try:
+            check_length(text)
+        except DataError as error:
+            raise DataError(f"{where}: {error}.") from error
+        tails.append(text)
+    return tails
+
+
+def _check_rows(path: Path, rows: int, instances: Sequence[Instance]) -> None:
+    if rows != len(instances):
+        raise DataError(
+            f"{path} has {rows} rows, but the split has {len(instances)} instances; rows are matched by their order. "
+            "Files of the MoEL lineage are of the whole corpus (config.data.limit = 0), cut as with "
+            "config.data.moel_compat = True."
+        )
+
+
+def _kind(value: Any) -> str:
+    # By its type alone: what lies within could be large.
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else "")

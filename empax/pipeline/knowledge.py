@@ -1,0 +1,49 @@
+"""Stage "knowledge": facts about every instance, from one source about people and one about things.
+
+Each instance gets the notes `facts` and `source`, in STAGE/SPLIT.jsonl in the format of `data.knowledge`. Sources read
+contexts alone: no gold response reaches a fact. With `shuffled` every instance gets the facts of another one, the
+control that tells what knowledge is worth.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from empax.core.files import read_jsonl, write_json, write_jsonl
+from empax.core.manifest import verify
+from empax.core.run import RunContext
+from empax.data import own
+from empax.data.dialogues import instance_from_row
+from empax.data.knowledge import describe
+from empax.data.store import check_prepared
+from empax.systems.knowledge.finder import Finder, check_finder
+from empax.systems.knowledge.settings import KnowledgeSettings
+
+log = logging.getLogger("empax")
+
+Settings = KnowledgeSettings
+
+
+def check(settings: Settings, run: RunContext) -> None:
+    """Whether the sources are there; see `systems.knowledge.sources.check_source`."""
+    check_prepared(run)
+    check_finder(settings, run)
+
+
+def run(settings: Settings, run: RunContext) -> None:
+    finder = Finder.of(settings, run)
+    about: dict[str, Any] = {"source": finder.name}
+    for split in own.SPLITS:
+        verify(run.files.instances(split))
+        instances = [instance_from_row(row) for row in read_jsonl(run.files.instances(split))]
+        rows, dropped = finder(instances, split)
+        lines = (
+            {"id": instance.id, "facts": [fact.row() for fact in facts], "source": finder.name}
+            for instance, facts in zip(instances, rows, strict=True)
+        )
+        write_jsonl(run.files.notes(run.stage, split), lines)
+        counts = {**describe(rows), "dropped": dropped}
+        log.info("%s: %d facts; %.1f%% of instances have some", split, counts["facts"], 100 * counts["with_facts"])
+        about[split] = counts
+    write_json(run.directory / "knowledge.json", about)

@@ -1,0 +1,1 @@
+"""Commonsense facts beside a context: where they come from (`sources`), and what models write (`generated`)."""

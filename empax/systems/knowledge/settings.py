@@ -1,0 +1,73 @@
+"""Where facts come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from empax.core.config import ConfigError, check_numbers
+from empax.interop.pretrained import EncoderSettings
+
+Maker = Literal["file", "nec", "cem", "sample", "atomic", "wordnet", "comet", "llm"]
+
+MINILM = EncoderSettings(pretrained="minilm")
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceSettings:
+    """One source of facts.
+
+    Attributes:
+      source: "file" (JSON lines as of `data.knowledge`), "nec" or "cem" (their authors' pickles), "sample" (those of
+        the built-in corpus), "atomic" (what people said of the event of ATOMIC that is nearest to the last turn),
+        "wordnet" (of the things in a context), "comet" (a model that was trained on ATOMIC) or "llm" (a prompted
+        language model).
+      path: of "file" and "nec" a file, with "{split}" where there is one for each split; of "cem" dataset_preproc.p; of
+        "atomic" the folder of its files (empty = `config.data.dir`); of "wordnet" the folder of its database; of
+        "comet" and "llm" the folder or the name of a model.
+      tails: the most tails of a relation that are kept; of "comet" also its beams.
+      entities: of "comet", asked of entities: the folder of WordNet, which says what the entities of a context are.
+      encoder: of "atomic": what compares turns and events.
+      batch_size: of "comet" and "llm".
+    """
+
+    source: Maker = "atomic"
+    path: str = ""
+    tails: int = 5
+    entities: str = ""
+    encoder: EncoderSettings = MINILM
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "tails", "batch_size", least=1)
+        if self.source not in ("sample", "atomic") and not self.path:
+            raise ConfigError(f"source = {self.source!r} needs path: {_PATHS[self.source]}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class KnowledgeSettings:
+    """Settings of stages of kind "knowledge".
+
+    Attributes:
+      social: where facts about people come from; None = there are none.
+      entity: where facts about things come from; None = there are none.
+      shuffled: whether instances exchange their facts: a control, named in reports.
+    """
+
+    social: SourceSettings | None = None
+    entity: SourceSettings | None = None
+    shuffled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.social is None and self.entity is None:
+            raise ConfigError("social = entity = None leaves nothing to find; set one of them, or leave the stage out.")
+
+
+_PATHS = {
+    "file": "a file of facts, or one for each split, as in 'facts/{split}.jsonl'",
+    "nec": "the pickle of relations, or one for each split, as in 'facts/{split}.pkl'",
+    "cem": "the file dataset_preproc.p",
+    "wordnet": "the folder of WordNet's database files, such as /usr/share/wordnet",
+    "comet": "the folder of a COMET, such as one that configs/comet_t5.py has trained",
+    "llm": "a language model's folder, or 'smollm2'",
+}

@@ -1,0 +1,67 @@
+"""Texts to unit vectors, kept across runs: what compares turns with events and facts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from empax.core.cache import kept_array
+from empax.core.files import hash_json
+from empax.core.protocols import Tokenizer
+from empax.core.run import cache_dir
+from empax.core.sharding import local_mesh
+from empax.core.tree import hash_tree
+from empax.core.types import Params
+from empax.data import features
+from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.models.dual_encoder import DualEncoder
+from empax.retrieval.corpus import KEPT_FROM, Tower, embedders
+from empax.retrieval.encode import BUCKETS, embed
+
+_MAX_TOKENS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class TextEncoder:
+    """An encoder of short texts; the end of a longer one counts."""
+
+    model: DualEncoder
+    params: Params
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, settings: EncoderSettings, tokenizer: Tokenizer | None, seed: int) -> TextEncoder:
+        """The encoder of `settings`; a random one reads with `tokenizer`, and is drawn with `seed`."""
+        loaded = load_encoder(settings, tokenizer)
+        params = loaded.params
+        if params is None:
+            ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
+            params = jax.jit(loaded.model.init)(jax.random.key(seed), ids, mask)["params"]
+        return cls(loaded.model, params, loaded.tokenizer)
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Of everything that changes a vector."""
+        return hash_json([hash_tree(self.params), self.model.pooling, _MAX_TOKENS])
+
+    def __call__(self, texts: Sequence[str], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
+        """A unit vector for each text; equal ones are read once."""
+        unique = list(dict.fromkeys(texts))
+        ids = features.encode_for_bert(self.tokenizer, unique, _MAX_TOKENS)
+
+        def make() -> Float[np.ndarray, "N D"]:
+            apply = embedders(Tower(self.model))[0]
+            options = {"pad_id": self.tokenizer.pad_id, "buckets": BUCKETS, "mesh": local_mesh(), "progress": progress}
+            found = embed(apply, {"encoder": self.params}, ids, **options)
+            return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)
+
+        path = cache_dir() / "embeddings" / f"{hash_json([self.hash, 'unit', ids])}.npy"
+        vectors = make() if len(unique) < KEPT_FROM else kept_array(path, make)
+        places = {text: place for place, text in enumerate(unique)}
+        return vectors[[places[text] for text in texts]]

@@ -1,0 +1,76 @@
+"""Entities and what is true of them, on a WordNet of twelve synsets; the real one where it is installed."""
+
+from pathlib import Path
+
+import pytest
+
+from empax.core.files import DataError
+from empax.data.wordnet import WordNet
+from tests.data import small_wordnet
+
+REAL = Path("/usr/share/wordnet")
+
+
+@pytest.fixture
+def wordnet(tmp_path):
+    return WordNet(small_wordnet.write(tmp_path / "wordnet"))
+
+
+def told(wordnet, lemma):
+    return [(fact.relation, fact.tail) for fact in wordnet.facts(lemma)]
+
+
+def test_entities_are_the_words_that_are_nouns_most_often_in_their_order_and_once(wordnet):
+    text = "The dogs ran, I lost my KNIFE and the children found a knife. A dog!"
+    assert wordnet.entities(text) == ["dog", "knife", "child"]
+    assert wordnet.entities("I run, it is alive and will run") == []  # "run" is a verb far more often
+    assert wordnet.entities("") == []
+
+
+def test_inflected_forms_are_found_by_rules_and_by_lists_of_exceptions(wordnet):
+    assert wordnet.lemmas("dogs", "noun") == ["dog"]
+    assert wordnet.lemmas("children", "noun") == ["child"]
+    assert wordnet.lemmas("running", "verb") == []  # "runn" is no word: the rules double no letter
+    assert wordnet.lemmas("ran", "verb") == ["run"]
+
+
+def test_each_relation_is_read_from_its_pointers_and_from_the_gloss(wordnet):
+    assert told(wordnet, "dog") == [("IsA", "animal"), ("MadeUpOf", "tail"), ("AtLocation", "pack")]
+    assert told(wordnet, "knife") == [
+        ("IsA", "hand tool"), ("MadeUpOf", "steel"), ("ObjectUse", "cutting"), ("ObjectUse", "spread butter"),
+    ]  # fmt: skip
+    assert told(wordnet, "animal") == [("HasProperty", "alive")]
+    assert told(wordnet, "tool") == [("ObjectUse", "a help")]
+    assert told(wordnet, "unicorn") == []
+    assert [fact.rank for fact in wordnet.facts("knife")] == [0, 0, 0, 1]
+
+
+def test_folders_that_hold_no_wordnet_are_refused(wordnet, tmp_path):
+    with pytest.raises(DataError, match=r"has no index\.sense; name the folder"):
+        WordNet(tmp_path)
+    index = wordnet.folder / "index.noun"
+    index.write_text(index.read_text().replace("dog n 1 3", "dog n 1 x"))
+    with pytest.raises(DataError, match=r"index\.noun, line \d+: 'dog n 1 x"):
+        WordNet(wordnet.folder).facts("dog")
+
+
+def test_an_index_of_another_version_is_refused(wordnet):
+    data = wordnet.folder / "data.noun"
+    data.write_text("x" + data.read_text())
+    with pytest.raises(DataError, match=r"data\.noun, byte \d+: no synset begins there"):
+        WordNet(wordnet.folder).facts("dog")
+
+
+def test_another_database_has_another_hash(wordnet):
+    before = wordnet.hash
+    data = wordnet.folder / "data.noun"
+    data.write_text(data.read_text().replace("a pet", "a bet"))
+    assert WordNet(wordnet.folder).hash != before
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(not (REAL / "index.sense").is_file(), reason="wordnet-base is not installed")
+def test_the_real_one_knows_dogs():
+    found = WordNet(REAL)
+    assert found.entities("I lost my dogs in the park yesterday.")[:2] == ["dog", "park"]
+    assert ("IsA", "canine") in told(found, "dog")
