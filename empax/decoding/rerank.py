@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Generated
-from empax.decoding.settings import DecodeSettings
+from empax.decoding.settings import DecodeSettings, SimilarityLikelihood
 
 Utility: TypeAlias = Callable[..., Float[Array, " N"]]
 """`(candidates[N,T], candidate_mask, references[N,T], reference_mask)`: how good each candidate is as an answer where
@@ -104,23 +104,35 @@ class Likelihood:
 
 @dataclasses.dataclass(frozen=True)
 class Similarity:
-    r"""Hypotheses are worth their log-probability and how near their encoding is to that of the context.
+    r"""Hypotheses are worth their likelihood and how near their encoding is to that of the context.
 
-    .. math:: u_k = \log p(y_k) + \alpha \cos(h_{context}, h_k)
+    .. math:: u_k = (1 - \alpha) \frac{s_k}{\sum_j |s_j|} + \alpha \cos(z_{context}, z_k), \quad
+              s_k = \frac{\log p(y_k)}{|y_k|}
 
-    Source: NEC, its re-ranking of beams.
+    with the end token counted in the length. Source: NEC, Eq. 13 to 15, in the form of its code (CoNT's). To the letter
+    Eq. 14 and 15 take the probability in place of the fraction, beside which the cosine decides alone.
 
     Attributes:
-      weight: alpha.
+      weight: alpha, in [0, 1].
+      likelihood: "normalised", or "probability", as the equations have it.
     """
 
-    weight: float = 1.0
+    weight: float = 0.7
+    likelihood: SimilarityLikelihood = "normalised"
 
     def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
         batch, num, length = hypotheses.tokens.shape
         flat = hypotheses.tokens.reshape(-1, length), hypotheses.mask.reshape(-1, length)
         said = _unit(hypotheses.encode(*flat)).reshape(batch, num, -1)
-        return hypotheses.log_probs + self.weight * jnp.einsum("BD,BKD->BK", _unit(hypotheses.encoding()), said)
+        similar = jnp.einsum("BD,BKD->BK", _unit(hypotheses.encoding()), said)
+        return (1.0 - self.weight) * self._likely(hypotheses) + self.weight * similar
+
+    def _likely(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
+        if self.likelihood == "probability":
+            return jnp.exp(hypotheses.log_probs)
+        length = jnp.minimum(hypotheses.mask.sum(axis=2) + 1, hypotheses.tokens.shape[2])  # one cut short has no end
+        scores = hypotheses.log_probs / length
+        return scores / jnp.maximum(jnp.abs(scores).sum(axis=1, keepdims=True), 1e-9)
 
 
 def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None:
@@ -129,7 +141,7 @@ def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None
         "": None,
         "consensus": Consensus(utility, settings.rerank_length, settings.rerank_exemplars),
         "likelihood": Likelihood(settings.rerank_length),
-        "similarity": Similarity(settings.rerank_similarity),
+        "similarity": Similarity(settings.rerank_similarity, settings.rerank_likelihood),
     }
     return made[settings.rerank]
 

@@ -9,6 +9,9 @@ from empax.core.config import ConfigError, check_numbers
 
 Method = Literal["greedy", "beam", "sample"]
 
+SimilarityLikelihood = Literal["normalised", "probability"]
+"""How re-ranking by similarity counts the likelihood."""
+
 LEAST_TEMPERATURE = 1e-4
 """Lower ones divide logits beyond float32; "greedy" is their limit."""
 
@@ -60,7 +63,9 @@ class DecodeSettings:
         encoding is near that of the context; "" leaves the order of the search.
       rerank_length: "consensus" ranks by agreement * length ** rerank_length (ours, because agreement alone prefers
         short replies), "likelihood" by log-probability / length ** rerank_length.
-      rerank_similarity: of "similarity": how much the cosine counts beside the log-probability.
+      rerank_similarity: of "similarity": the share of the cosine, in [0, 1]; the likelihood has the rest.
+      rerank_likelihood: of "similarity": "normalised" takes the mean log-probability of a token over the sum of all
+        hypotheses', "probability" the probability of the whole.
       rerank_exemplars: how much agreement with the responses of the retrieved exemplars, on average, counts beside
         that with the other hypotheses; 0 = nothing. Ours.
     """
@@ -93,7 +98,8 @@ class DecodeSettings:
     rerank: Literal["", "consensus", "likelihood", "similarity"] = ""
     rerank_length: float = 0.0
     rerank_exemplars: float = 0.0
-    rerank_similarity: float = 1.0
+    rerank_similarity: float = 0.7
+    rerank_likelihood: SimilarityLikelihood = "normalised"
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -103,7 +109,8 @@ class DecodeSettings:
         check_numbers(self, "min_tokens", least=0, most=self.max_tokens)
         check_numbers(self, "num_beams", "num_samples", least=1, most=_MOST_HYPOTHESES)
         check_numbers(self, "top_k", "no_repeat_ngram", "encoder_no_repeat_ngram", "first_token", least=0)
-        check_numbers(self, "rerank_exemplars", "rerank_similarity", least=0)
+        check_numbers(self, "rerank_exemplars", least=0)
+        check_numbers(self, "rerank_similarity", least=0, most=1)
         check_numbers(self, "length_penalty", "rerank_length", least=-10, most=10)
         check_numbers(self, "temperature", least=LEAST_TEMPERATURE, hint="'greedy' takes the likeliest token")
         check_numbers(self, "top_p", "typical_p", above=0, most=1)

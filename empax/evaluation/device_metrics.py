@@ -142,6 +142,37 @@ def rouge_l(
     return _f_measure(common, _length(candidate_mask), _length(reference_mask))
 
 
+def ngram_precision(
+    candidates: Int[Array, "N T"],
+    candidate_mask: Bool[Array, "N T"],
+    references: Int[Array, "N R"],
+    reference_mask: Bool[Array, "N R"],
+    *,
+    order: int = 2,
+) -> Float[Array, " N"]:
+    """The share of a candidate's n-grams that the reference has, times BLEU's brevity penalty, in [0, 1].
+
+    Unlike in BLEU, an n-gram counts as often as the candidate has it. Source: the code of CoNT (An et al. 2022) and NEC.
+
+    Args:
+      candidates: token ids, the start and the end among them where these shall count.
+      candidate_mask: True at real tokens.
+      references: token ids, as many rows.
+      reference_mask: True at real tokens.
+      order: n, at least 1.
+
+    Raises:
+      ValueError: order below 1.
+    """
+    if order < 1:
+        raise ValueError(f"order = {order} is not allowed; it must be at least 1.")
+    *_, ngrams = _equal_ngrams(_equal(candidates, candidate_mask, references, reference_mask), order)
+    found = jnp.sum(jnp.any(ngrams, axis=2), axis=1, dtype=jnp.int32)
+    lengths = _length(candidate_mask), _length(reference_mask)
+    total = jnp.maximum(lengths[0] - order + 1, 1)
+    return found.astype(jnp.float32) / total.astype(jnp.float32) * jnp.exp(_log_brevity(*lengths))
+
+
 def _length(mask: Bool[Array, "N T"]) -> Int[Array, " N"]:
     return jnp.sum(mask, axis=1, dtype=jnp.int32)
 

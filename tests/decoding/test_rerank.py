@@ -81,27 +81,59 @@ def test_likelihood_counts_whole_or_by_the_token(power, order):
     np.testing.assert_array_equal(found.log_probs[0], np.asarray(given.log_probs[0])[order])
 
 
-@pytest.mark.parametrize(("weight", "first"), [(0.0, 2), (1.0, 2), (5.0, 3)])
-def test_similarity_weighs_how_near_a_hypothesis_is_to_its_context(weight, first):
-    given = Generated(jnp.asarray([[[2, EOS], [3, EOS]]], jnp.int32), jnp.asarray([[-1.0, -3.0]]))
-    vectors = {2: [0.0, 2.0], 3: [3.0, 4.0]}  # cosines with the context: 0 and 0.6
+def said_by_first_token(vectors):
+    """An encoder that looks at the first token of each text alone."""
 
     def encode(ids, mask):
-        np.testing.assert_array_equal(mask, [[True, False]] * 2)
+        assert mask[:, 0].all()
         return jnp.asarray([vectors[int(row[0])] for row in ids])
 
-    found = ranked(given, Similarity(weight), encode=encode, contexts=jnp.asarray([[7.0, 0.0]]))
+    return encode
+
+
+COSINES = {2: [0.2, 0.96**0.5], 3: [1.2, 1.6], 4: [0.1, 0.99**0.5]}  # .2, .6 and .1 with the first axis
+THREE = jnp.asarray([[[2, EOS, PAD, PAD], [3, 3, EOS, PAD], [4, 4, 4, 4]]], jnp.int32)  # of 2, 3 and 4 tokens
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "weight", "expected"),
+    [
+        ("normalised", 0.7, (0.08, 0.33, -0.08)),
+        ("normalised", 0.0, (-0.2, -0.3, -0.5)),
+        ("normalised", 1.0, (0.2, 0.6, 0.1)),
+        ("probability", 0.7, tuple(0.3 * np.exp([-2.0, -4.5, -10.0]) + 0.7 * np.array([0.2, 0.6, 0.1]))),
+    ],
+)
+def test_similarity_of_worked_numbers(likelihood, weight, expected):
+    """Mean log-probabilities of -1, -1.5 and -2.5."""
+    log_probs, mask = jnp.asarray([[-2.0, -4.5, -10.0]]), (THREE != EOS) & (THREE != PAD)
+    given = Hypotheses(THREE, mask, log_probs, lambda: jnp.asarray([[7.0, 0.0]]), said_by_first_token(COSINES))
+    np.testing.assert_allclose(Similarity(weight, likelihood)(given)[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("weight", "first"), [(0.0, 2), (0.7, 3), (1.0, 3)])
+def test_similarity_without_weight_leaves_the_order_of_the_search(weight, first):
+    given = Generated(THREE, jnp.asarray([[-2.0, -4.5, -10.0]]))
+    reranker = Similarity(weight)
+    found = ranked(given, reranker, encode=said_by_first_token(COSINES), contexts=jnp.asarray([[7.0, 0.0]]))
     assert found.tokens[0, 0, 0] == first
 
 
 def test_a_config_names_the_reranker():
-    settings = DecodeSettings(method="sample", num_samples=3, rerank_length=0.5, rerank_similarity=2.0)
+    settings = DecodeSettings(method="sample", num_samples=3, rerank_length=0.5, rerank_similarity=0.2)
     named = {name: make_reranker(dataclasses.replace(settings, rerank=name), utility)
              for name in ("", "consensus", "likelihood", "similarity")}  # fmt: skip
     assert named == {
         "": None, "consensus": Consensus(utility, 0.5, 0.0), "likelihood": Likelihood(0.5),
-        "similarity": Similarity(2.0),
+        "similarity": Similarity(0.2, "normalised"),
     }  # fmt: skip
+
+
+def test_the_share_of_the_cosine_lies_between_nothing_and_all():
+    with pytest.raises(ValueError, match=r"rerank_similarity = 1\.5"):
+        DecodeSettings(method="beam", rerank="similarity", rerank_similarity=1.5)
+    settings = DecodeSettings(method="beam", rerank="similarity", rerank_likelihood="probability")
+    assert make_reranker(settings, utility) == Similarity(0.7, "probability")
 
 
 def test_one_hypothesis_agrees_with_nobody():

@@ -14,6 +14,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from empax.evaluation.device_metrics import (
     UtilityWeights,
+    ngram_precision,
     rouge_l,
     sentence_bleu,
     token_f1,
@@ -208,3 +209,43 @@ def test_weights_say_what_is_allowed():
         UtilityWeights(0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="max_order = 0"):
         sentence_bleu(*arrays(PAIRS[:1]), max_order=0)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        ([9, 1, 2, 3, 4], 1.0),
+        ([9, 1, 2, 7, 7], 0.5),
+        ([9, 1, 2, 1, 2, 1, 2], 2 / 3),  # not clipped: BLEU would count two of them once
+        ([9, 5, 6], 0.0),
+        ([9, 1], 0.223130),
+        ([9], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_bigram_precision_of_worked_numbers(candidate, expected):
+    rows = [jnp.asarray([ids + [0] * (8 - len(ids))]) for ids in (candidate, [9, 1, 2, 3, 4])]
+    masks = [jnp.arange(8)[None] < len(ids) for ids in (candidate, [9, 1, 2, 3, 4])]
+    found = ngram_precision(rows[0], masks[0], rows[1], masks[1])
+    assert float(found[0]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_ngram_precision_is_that_of_a_loop_and_padding_counts_nothing(order):
+    pairs = make_pairs(3)
+    rows = [jnp.asarray([ids + [7] * (15 - len(ids)) for ids in side]) for side in zip(*pairs, strict=True)]
+    masks = [jnp.asarray([[t < len(ids) for t in range(15)] for ids in side]) for side in zip(*pairs, strict=True)]
+    found = jax.jit(functools.partial(ngram_precision, order=order))(rows[0], masks[0], rows[1], masks[1])
+    for (candidate, reference), value in zip(pairs, found, strict=True):
+        grams, known = (
+            [tuple(ids[i : i + order]) for i in range(len(ids) - order + 1)] for ids in (candidate, reference)
+        )
+        share = np.mean([gram in known for gram in grams]) if grams else 0.0
+        brevity = np.exp(min(0.0, 1.0 - len(reference) / max(len(candidate), 1)))
+        assert float(value) == pytest.approx(share * brevity, abs=1e-6)
+
+
+def test_ngrams_have_a_token_at_least():
+    one, mask = jnp.ones((1, 2), jnp.int32), jnp.ones((1, 2), bool)
+    with pytest.raises(ValueError, match="order = 0 is not allowed"):
+        ngram_precision(one, mask, one, mask, order=0)
