@@ -6,8 +6,10 @@ JSON list for each of nine relations, and more that is not read.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -141,3 +143,15 @@ def write_pairs(folder: str | Path, output: str | Path, *, validation_share: flo
         write_jsonl(expand(output) / f"{split}.jsonl", rows)
         counts[split] = len(rows)
     return counts
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="ATOMIC's events as pairs for configs/comet_t5.py.")
+    parser.add_argument("data", help="the folder of ATOMIC's files, or the one that holds knowledge/")
+    parser.add_argument("output", help="a folder for train.jsonl, validation.jsonl and test.jsonl")
+    options = parser.parse_args(arguments)
+    print(json.dumps(write_pairs(options.data, options.output)))
+
+
+if __name__ == "__main__":
+    main()

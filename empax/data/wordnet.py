@@ -43,12 +43,12 @@ _ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _FUNCTION_WORDS = """
-    about above after again against all and any are because been before being below between both but can cannot could
-    did does doing down during each few for from further had has have having her here hers herself him himself his how
-    into its itself just let might more most must myself nor not now off once one only other our ours ourselves out over own
-    same shall she should some such than that the their theirs them themselves then there these they this those through
-    too under until upon very was were what when where which while who whom why will with would yes you your yours
-    yourself
+    about above after again against all and any are because been before being below between both but can cannot
+    could did does doing down during each few for from further had has have having her here hers herself him himself
+    his how into its itself just let might more most must myself nor not now off once one only other our ours
+    ourselves out over own same shall she should some such than that the their theirs them themselves then there
+    these they this those through too under until upon very was were what when where which while who whom why will
+    with would yes you your yours yourself
 """
 _STOPWORDS = frozenset(_FUNCTION_WORDS.split())
 

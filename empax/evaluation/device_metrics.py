@@ -152,7 +152,7 @@ def ngram_precision(
 ) -> Float[Array, " N"]:
     """The share of a candidate's n-grams that the reference has, times BLEU's brevity penalty, in [0, 1].
 
-    Unlike in BLEU, an n-gram counts as often as the candidate has it. Source: the code of CoNT (An et al. 2022) and NEC.
+    Unlike in BLEU, an n-gram counts as often as the candidate has it. Source: the code of CoNT (An et al. 2022), NEC's.
 
     Args:
       candidates: token ids, the start and the end among them where these shall count.

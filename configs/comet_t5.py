@@ -1,0 +1,96 @@
+r"""A COMET of our own: a T5 that completes everyday events of ATOMIC (Hwang et al. 2021, with a smaller model).
+
+  python -m empax.data.atomic DATA PAIRS                                            # events to pairs, once
+  python -m empax.main --config=configs/comet_t5.py --config.data.dir=PAIRS --workdir=runs/comet
+  python -m empax.main --config=configs/comet_t5.py:FOLDER --config.data.dir=PAIRS      # any T5 or BART in a folder
+  python -m empax.main --config=configs/comet_t5.py:tiny --config.data.dir=PAIRS        # a trial: four steps
+  python -m empax.export --workdir=runs/comet --output=COMET
+  python -m empax.systems.knowledge.quality --data=DATA --model=COMET                   # beside the nearest event
+
+DATA holds ATOMIC's files, in `knowledge/` or as they are. The dev events (and the training events, where they are
+there) are learnt from; the test events are held out. COMET is then a source of stages of kind "knowledge":
+`{"source": "comet", "path": "COMET"}`. The budget of a GPU has never been run.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from . import common
+
+WHEEL = "flan-t5-small-titles"
+MACHINES = ("cpu", "gpu")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    chosen = common.arguments(arg, "comet_t5.py", models=(WHEEL,), folders=True, machines=MACHINES)
+    config = recipe(chosen.model or WHEEL)
+    budget(config, chosen.machine or "cpu")
+    return shrink(config) if chosen.tiny else config
+
+
+def recipe(model: str) -> ConfigDict:
+    """Fine-tuning on prompts and tails."""
+    config = common.base(system="seq2seq", data="jsonl")
+    config.run = ("prepare", "generator", "evaluate", "report")
+    config.seq2seq = ConfigDict(
+        {
+            "generator": {"architecture": "pretrained", "pretrained": model, "dropout": 0.1},
+            "form": "plain",
+            "layout": {  # 99.9% of prompts and tails are not cut
+                "max_context_tokens": 48,
+                "max_target_tokens": 24,
+            },
+            "decoding": {  # COMET-ATOMIC 2020's code: 5 beams
+                "method": "beam",
+                "num_beams": 5,
+                "max_tokens": 24,
+            },
+        }
+    )
+    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})
+    config.generator = common.train(
+        task="generator",
+        learning_rate=3e-4,  # ours; COMET-ATOMIC 2020 takes 1e-5 for a BART of 406 million parameters
+        buckets=(16, 32, 48),
+        emotion_weight=0.0,  # events have no emotion
+        best_metric="nll",
+        optimizer={
+            "warmup_steps": 100,
+            "schedule": "linear",
+        },
+    )
+    config.evaluate = ConfigDict(
+        {
+            "kind": "evaluate",
+            "stage": "generator",
+            "buckets": (16, 32, 48),
+            "judge": "",
+        }
+    )
+    config.report = ConfigDict({"kind": "report"})
+    return config
+
+
+def budget(config: ConfigDict, machine: str) -> None:
+    """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
+    config.seq2seq.generator.dtype = "bfloat16"
+    if machine == "cpu":
+        config.generator.update(common.sizes(steps=3800, batch_size=32, evaluations=5))  # two epochs of dev
+        config.evaluate.update({"batch_size": 32, "limit": 2000})
+    else:
+        config.generator.update(common.sizes(steps=6000, batch_size=128, evaluations=6))
+        config.evaluate.batch_size = 128
+
+
+def shrink(config: ConfigDict) -> ConfigDict:
+    """The same in seconds, with a random small T5."""
+    config.seq2seq.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
+    config.seq2seq.form = "dialogue"  # "plain" is a pretrained model's
+    config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
+    config.seq2seq.decoding.num_beams = 2
+    few = {"steps": 4, "batch_size": 8, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2}
+    config.generator.update(few)
+    config.generator.optimizer.warmup_steps = 1
+    config.evaluate.limit = 16
+    return config
