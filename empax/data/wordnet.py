@@ -42,7 +42,7 @@ _ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
 """Endings that an inflected form may have, with what stands in the base form. Source: morphy(7WN)."""
 
 _WORD = re.compile(r"[A-Za-z]{3,}")
-_FUNCTION_WORDS = """
+_FUNCTION_WORD_LIST = """
     about above after again against all and any are because been before being below between both but can cannot
     could did does doing down during each few for from further had has have having her here hers herself him himself
     his how into its itself just let might more most must myself nor not now off once one only other our ours
@@ -50,7 +50,8 @@ _FUNCTION_WORDS = """
     these they this those through too under until upon very was were what when where which while who whom why will
     with would yes you your yours yourself
 """
-_STOPWORDS = frozenset(_FUNCTION_WORDS.split())
+FUNCTION_WORDS = frozenset(_FUNCTION_WORD_LIST.split())
+"""Words that name nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ class WordNet:
         return list(dict.fromkeys(lemma for lemma in found if lemma))
 
     def _entity(self, word: str) -> str:
-        if word in _STOPWORDS:
+        if word in FUNCTION_WORDS:
             return ""
         counts = {part: max((self._counts[lemma, part] for lemma in self.lemmas(word, part)), default=-1)
                   for part in _ENDINGS}  # fmt: skip

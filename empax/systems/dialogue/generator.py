@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import flax.linen as nn
@@ -110,10 +110,12 @@ class Decoder:
         source: Tokens | None = None,
         prompt: Tokens | None = None,
         beside: Mapping[str, Any] | None = None,
+        compared: tuple[Callable[[], Any], Callable[[Any, Any], Any]] | None = None,
     ) -> Generated:
         """The same, of what `model` has made of its sources; options that look at texts get `source` and `prompt`.
 
-        `beside` is what else `start_cache` of the model takes: `memories`, `start`.
+        `beside` is what else `start_cache` of the model takes: `memories`, `start`. `compared` is what re-ranking by
+        similarity compares, `encoding` and `encode` of `Hypotheses`; None = means of encoder states.
         """
         variables = {"params": params}
         cache = model.apply(
@@ -150,9 +152,8 @@ class Decoder:
             return masked_mean(pooled_states(states), model.states_mask(mask))
 
         made = (found.tokens != self.eos_id) & (found.tokens != self.pad_id)
-        hypotheses = Hypotheses(
-            found.tokens, made, found.log_probs, lambda: pool(states, mask), encode, exemplars=exemplars
-        )
+        compared = compared or ((lambda: pool(states, mask)), encode)
+        hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, exemplars=exemplars)
         return rerank(found, reranker(hypotheses))
 
 

@@ -41,7 +41,9 @@ class Finder:
         """The facts of each instance, and how many could not be read; `split` is empty outside of the corpus."""
         columns, dropped = [], 0
         for social, source in self.sources:
-            rows, lost = kept_facts(source, instances, split)
+            # What somebody says in a chat is kept nowhere.
+            found = kept_facts(source, instances, split) if split else source.find(instances, split)
+            rows, lost = [facts for facts, _ in found], sum(more for _, more in found)
             columns.append([[fact for fact in facts if fact.social == social] for facts in rows])
             dropped += lost
         rows = [list(itertools.chain(*facts)) for facts in zip(*columns, strict=True)]

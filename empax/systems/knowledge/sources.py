@@ -209,8 +209,8 @@ def _atomic_folder(settings: SourceSettings, run: RunContext) -> str:
     return folder
 
 
-def kept_facts(source: FactSource, instances: Sequence[Instance], split: str) -> tuple[list[list[Fact]], int]:
-    """Facts of each instance and how many could not be read; kept across runs under a hash of texts and maker."""
+def kept_facts(source: FactSource, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
+    """What `source.find` gives; kept across runs under a hash of texts and maker."""
 
     def make() -> list[dict[str, object]]:
         found = source.find(instances, split)
@@ -219,4 +219,4 @@ def kept_facts(source: FactSource, instances: Sequence[Instance], split: str) ->
     texts = [(i.id, i.context) for i in instances]
     path = cache_dir() / "knowledge" / f"{hash_json([source.hash, split, texts])}.jsonl"
     rows = kept_rows(path, make)
-    return [facts_from(row["facts"], str(path)) for row in rows], sum(int(row["dropped"]) for row in rows)
+    return [(facts_from(row["facts"], str(path)), int(row["dropped"])) for row in rows]

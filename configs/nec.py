@@ -1,0 +1,253 @@
+r"""NEC on EmpatheticDialogues (Huangfu et al. 2024): commonsense, and contrast with candidates of four kinds.
+
+  python -m empax.main --config=configs/nec.py --config.data.dir=DATA              # FLAN-T5-small, two CPU cores
+  python -m empax.main --config=configs/nec.py:scratch --config.data.dir=DATA      # a Transformer from scratch
+  python -m empax.main --config=configs/nec.py:bart --config.data.dir=DATA         # the paper's, sized for a GPU
+  python -m empax.main --config=configs/nec.py:no_contrast --config.data.dir=DATA  # likelihood alone: DCKS' shape
+  python -m empax.main --config=configs/nec.py:no_entity --config.data.dir=DATA    # Table 4: w/o Entity
+  python -m empax.main --config=configs/nec.py:no_social --config.data.dir=DATA    # w/o Social
+  python -m empax.main --config=configs/nec.py:no_self --config.data.dir=DATA      # w/o SelfGen
+  python -m empax.main --config=configs/nec.py:no_frequent --config.data.dir=DATA  # w/o HighFreq
+  python -m empax.main --config=configs/nec.py:no_emotion --config.data.dir=DATA   # w/o DiffEmo
+  python -m empax.main --config=configs/nec.py:shuffled --config.data.dir=DATA     # control: facts of others
+  python -m empax.main --config=configs/nec.py:ranker --config.data.dir=DATA       # with the ranker of Sec. 3.2
+  python -m empax.main --config=configs/nec.py:tiny                                # a trial, as ":no_social,tiny" is
+
+Forms that train alike begin alike: give each `--reuse=WORKDIR` of the first. Facts about people are those of the
+nearest event of ATOMIC (DATA/knowledge), facts about things WordNet's (Debian's package wordnet-base; another folder is
+`--config.knowledge.entity.path`). With a COMET (configs/comet_t5.py): `--config.knowledge.social.source=comet
+--config.knowledge.social.path=COMET`. Without re-ranking: `--config.nec.decoding.rerank_similarity=0`. None of these
+budgets has been run to the end.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from . import common
+
+WHEEL = "flan-t5-small-titles"
+MODELS = ("t5", "scratch", "bart")
+FORMS = ("no_entity", "no_social", "no_self", "no_frequent", "no_emotion", "no_contrast")
+MACHINES = ("cpu", "gpu")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    flags = ("shuffled", "ranker", "tiny")
+    chosen = common.arguments(arg, "nec.py", models=MODELS, forms=FORMS, machines=MACHINES, flags=flags)
+    model = chosen.model or "t5"
+    config = recipe(model)
+    config.knowledge.shuffled = "shuffled" in chosen.flags
+    budget(config, chosen.machine or ("gpu" if model == "bart" else "cpu"))
+    ablate(config, chosen.form)
+    if "ranker" in chosen.flags:
+        add_ranker(config)
+    return shrink(config) if chosen.tiny else config
+
+
+def recipe(model: str) -> ConfigDict:
+    """The whole system on one of MODELS."""
+    config = common.base(system="nec", data="empathetic_dialogues")
+    config.run = ("prepare", "knowledge", "generator", "contrastive", "evaluate", "report")
+    config.nec = models(model)
+    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"vocab_size": 10_000, "lowercase": True}})
+    if model != "scratch":
+        config.prepare.tokenizer = ConfigDict({"pretrained": config.nec.generator.pretrained})
+    config.knowledge = ConfigDict(
+        {
+            "kind": "knowledge",
+            "social": {  # the paper: COMET
+                "source": "atomic",
+                "path": "",
+            },
+            "entity": {
+                "source": "wordnet",
+                "path": "/usr/share/wordnet",
+            },
+        }
+    )
+    config.generator = generator(model)
+    config.contrastive = contrastive(model)
+    config.evaluate = ConfigDict(
+        {
+            "kind": "evaluate",
+            "stage": "contrastive",
+            "index": "",
+            "buckets": (64, 96, 144),
+            "judge": "",
+        }
+    )
+    config.report = ConfigDict({"kind": "report", "paper_row": "NEC", "peers": ""})
+    return config
+
+
+def models(model: str) -> ConfigDict:
+    """What all stages share."""
+    generators = {
+        "t5": {"architecture": "t5", "pretrained": WHEEL, "dropout": 0.1},
+        "bart": {"architecture": "bart", "pretrained": "facebook/bart-base", "preset": "bart-base", "dropout": 0.1},
+        "scratch": {
+            "d_model": 256,
+            "num_heads": 4,
+            "head_dim": 64,
+            "d_ff": 1024,
+            "num_encoder_layers": 3,
+            "num_decoder_layers": 4,
+            "dropout": 0.1,
+            "embeddings": "minilm",
+        },
+    }
+    return ConfigDict(
+        {
+            "generator": generators[model],
+            "layout": {
+                "max_context_tokens": 72,  # ours: the newest turns; NEC takes the last 10
+                "max_passage_tokens": 64,  # of facts about things, their prompt included
+                "max_target_tokens": 40,
+            },
+            "decoding": {
+                "method": "beam",
+                "num_beams": 5,  # the code's
+                "max_tokens": 30,  # Sec. 4.2
+                "rerank": "similarity",
+                "rerank_similarity": 0.7,  # alpha, Sec. 4.2
+                "rerank_likelihood": "normalised",  # the code's; Eq. 14 is "probability"
+            },
+            "entity": True,
+            "social": True,
+            "entity_facts": 3,  # Sec. 3.2
+            "facts_as": "sentences",  # the code's; Eq. 3 is "triples"
+            "social_tokens": 24,
+            "ranker": "",  # the argument "ranker" trains one; ours without it: the selector ranks all facts
+            "selector": {  # the paper: MPNet, not tuned to compare sentences
+                "pretrained": "minilm",
+                "dropout": 0.0,
+            },
+        }
+    )
+
+
+def generator(model: str) -> ConfigDict:
+    """The warm-up: likelihood alone, until it no longer falls (Sec. 4.2)."""
+    return common.train(
+        task="generator",
+        buckets=(64, 96, 144),
+        learning_rate=1e-3 if model == "scratch" else 3e-4,  # the paper: 1e-5 for BART-base
+        best_metric="nll",
+        patience=2,
+        optimizer={
+            "warmup_steps": 100,
+            "schedule": "linear",
+            "weight_decay": 0.01,
+        },
+    )
+
+
+def contrastive(model: str) -> ConfigDict:
+    """Likelihood and contrast (Eq. 9)."""
+    return common.train(
+        task="contrastive",
+        start_from="generator",
+        contrast={
+            "weight": 1.0,  # Eq. 9
+            "margin": 0.01,  # gamma, Sec. 3.4
+            "in_batch": True,
+            "different": 3,  # the code's, as the next two
+            "frequent": 3,
+            "own": 5,
+            "own_tokens": 20,  # ours
+            "max_candidates": 16,  # CoNT's; NEC keeps up to 64
+        },
+        buckets=(64, 96, 144),
+        learning_rate=2e-4 if model == "scratch" else 5e-5,
+        best_metric="loss",
+        optimizer={
+            "warmup_steps": 30,
+            "schedule": "linear",
+            "weight_decay": 0.01,
+        },
+    )
+
+
+def add_ranker(config: ConfigDict) -> None:
+    """What ranks facts about things by whether responses take them up (Sec. 3.2)."""
+    config.nec.ranker = "ranker"
+    config.ranker = common.train(
+        task="ranker",
+        encoder={"pretrained": "minilm", "num_layers": 3},  # the paper: BERT-base
+        margin=0.3,  # the code's
+        max_tokens=96,
+        buckets=(48, 96),
+        learning_rate=5e-5,  # the code's
+        best_metric="pair_accuracy",
+        best_mode="max",
+        **common.sizes(steps=300, batch_size=32, evaluations=3),
+        optimizer={
+            "warmup_steps": 30,
+            "schedule": "linear",
+        },
+    )
+    order = list(config.run)
+    order.insert(order.index("knowledge") + 1, "ranker")
+    config.run = tuple(order)
+
+
+def budget(config: ConfigDict, machine: str) -> None:
+    """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
+    if machine == "cpu":
+        config.nec.generator.update({"dtype": "bfloat16", "unroll": 6})
+        config.generator.update(common.sizes(steps=2400, batch_size=32, evaluations=6))
+        config.contrastive.update(common.sizes(steps=500, batch_size=16, evaluations=4))
+        config.evaluate.batch_size = 32
+    else:
+        config.nec.generator.update({"dtype": "bfloat16", "remat": "full"})
+        config.generator.update(common.sizes(steps=12_000, batch_size=32, evaluations=12))
+        config.contrastive.update(common.sizes(steps=5000, batch_size=16, evaluations=10))
+        config.evaluate.batch_size = 64
+
+
+def ablate(config: ConfigDict, form: str) -> None:
+    """Turns the whole system into one of FORMS."""
+    contrast = config.contrastive.contrast
+    if form == "no_entity":
+        config.nec.entity = False
+    if form == "no_social":
+        config.nec.social = False
+    if form == "no_self":
+        contrast.own = 0
+    if form == "no_frequent":
+        contrast.frequent = 0
+    if form == "no_emotion":
+        contrast.different = 0
+    if form == "no_contrast":
+        # As many examples as both stages learn from.
+        both = config.contrastive
+        config.generator.steps += both.steps * both.batch_size // config.generator.batch_size
+        config.run = tuple(name for name in config.run if name != "contrastive")
+        config.evaluate.stage = "generator"
+        config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 5, "max_tokens": 30})
+        del config.contrastive
+
+
+def shrink(config: ConfigDict) -> ConfigDict:
+    """The same recipe in seconds: random models, facts that were written by hand."""
+    reranks = config.nec.decoding.get("rerank", "")
+    scratch = models("scratch").generator
+    config.nec.generator = scratch
+    config = common.shrink(config)
+    del config.nec.retriever  # NEC has none
+    config.nec.selector = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2, "dropout": 0.0})
+    config.nec.layout = ConfigDict({"max_context_tokens": 24, "max_passage_tokens": 48, "max_target_tokens": 16})
+    config.nec.social_tokens = 12
+    config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 3, "max_tokens": 12, "rerank": reranks})
+    sample = {"source": "sample"}
+    config.knowledge.update({"social": sample, "entity": sample})
+    if "ranker" in config:
+        config.ranker.encoder = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2})
+        config.ranker.max_tokens = 48
+    if "contrastive" in config:
+        contrast = config.contrastive.contrast
+        contrast.own_tokens = 8
+        contrast.own = min(contrast.own, 2)
+    config.report.paper_row = ""
+    return config

@@ -1,0 +1,232 @@
+"""What NEC reads: the context with facts about things behind it, facts about people beside it, and candidates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import flax.struct
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
+from empax.core.types import EMOTIONS, Instance
+from empax.data import features
+from empax.data.exemplars import ContextExamples, LabelledBatch, emotion_ids
+from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_of
+from empax.data.sources import LayoutSettings, TaggedForm, Text
+from empax.data.tokenizers import SEPARATOR
+from empax.evaluation.text import clauses
+
+QUERY = "query:"
+"""In front of every context. Source: NEC's code."""
+FACTS = "The following knowledge facts are highly relevant to the left query:"
+"""In front of the facts. Source: NEC, P_r of Eq. 3."""
+
+
+@flax.struct.dataclass
+class NecBatch(LabelledBatch):
+    """A batch with M facts about people for each row, and with candidate responses.
+
+    `different` are responses to dialogues of other emotions, `frequent` frequent clauses, `own` what the current model
+    says: None where there are none. All candidates end with the end-of-sequence id and have no start id, as targets do.
+    """
+
+    facts: Int[Array, "B M F"] | None = None
+    facts_mask: Bool[Array, "B M F"] | None = None
+    different: Int[Array, "B N T"] | None = None
+    different_mask: Bool[Array, "B N T"] | None = None
+    frequent: Int[Array, "B J T"] | None = None
+    frequent_mask: Bool[Array, "B J T"] | None = None
+    own: Int[Array, "B K U"] | None = None
+    own_mask: Bool[Array, "B K U"] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FactForm:
+    """`query: context <sep> prompt facts`, the facts among an instance's notes one behind the other (Eq. 3).
+
+    The context loses its oldest ids where a row is too long; facts are read whole or not at all, the best first, in
+    `max_passage_tokens`. An instance without facts about things has the query alone.
+    """
+
+    tagged: TaggedForm
+    facts_as: Literal["sentences", "triples"]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.tagged.tokenizer
+
+    @property
+    def layout(self) -> LayoutSettings:
+        return self.tagged.layout
+
+    @property
+    def query(self) -> list[int]:
+        return self.tokenizer.encode(QUERY)
+
+    def contexts(self, instances: Sequence[Instance]) -> list[Text]:
+        """Each context with what stands behind it in the place of attributes."""
+        rows = self.tagged.contexts(instances)
+        prompt, separator = self.tokenizer.encode(FACTS), self.tokenizer.token_id(SEPARATOR)
+        made = []
+        for instance, row in zip(instances, rows, strict=True):
+            behind = [separator, *prompt]
+            room, bare = self.layout.max_passage_tokens, len(behind)
+            for fact in facts_of(instance):
+                if fact.social:
+                    continue
+                words = fact.triple() if self.facts_as == "triples" else fact.words()
+                ids = self.tokenizer.encode(words)
+                between = [separator] if len(behind) > bare else []
+                if len(behind) + len(between) + len(ids) <= room:
+                    behind += [*between, *ids]
+            made.append(Text(behind if len(behind) > bare else [], row.ids))
+        return made
+
+    def passages(self, instances: Sequence[Instance]) -> list[Text]:
+        return self.tagged.passages(instances)
+
+    def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
+        del passages  # none is read
+        return np.array([text.size for text in contexts]) + len(self.query)
+
+    def arrays(
+        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
+    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        return features.pad([self._row(row[0], length) if row else [] for row in rows], length, self.tokenizer.pad_id)
+
+    def _row(self, text: Text, length: int) -> list[int]:
+        query = self.query
+        room = length - len(query) - len(text.attributes)
+        if room < 2:
+            raise ConfigError(
+                f"a bucket of {length} leaves {room} tokens for a context beside {len(text.attributes)} of facts; make "
+                "the last of buckets longer, or max_passage_tokens less."
+            )
+        return [*query, *features.keep_newest(text.ids, room, self.tagged.turns), *text.attributes]
+
+
+def social_facts(instance: Instance) -> list[Fact | None]:
+    """The best fact about people of each relation in SOCIAL_RELATIONS; None where there is none."""
+    found: dict[str, Fact] = {}
+    for fact in facts_of(instance):
+        found.setdefault(fact.relation, fact)
+    return [found.get(name) for name in SOCIAL_RELATIONS]
+
+
+def frequent_clauses(responses: Sequence[str], count: int) -> list[str]:
+    """The most frequent clauses of two words or more; of equally frequent ones, those that come first.
+
+    A clause is what stands between commas, full stops, question and exclamation marks. Source: NEC's code.
+    """
+    counted = Counter(clause for response in responses for clause in clauses(response) if len(clause.split()) > 1)
+    return [clause for clause, _ in counted.most_common(count)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Negatives:
+    """Responses of the training split to draw candidates from.
+
+    Attributes:
+      targets: all responses, as targets.
+      by_emotion: rows of `targets` for each emotion, by its place in EMOTIONS.
+      frequent: the most frequent clauses, as targets: the same for every example.
+      different: how many responses of other emotions each example gets.
+    """
+
+    targets: Sequence[list[int]]
+    by_emotion: Sequence[np.ndarray]
+    frequent: Sequence[list[int]]
+    different: int
+
+    @classmethod
+    def of(
+        cls, instances: Sequence[Instance], tokenizer: Tokenizer, max_tokens: int, *, different: int, frequent: int
+    ) -> Negatives:
+        """Of the training split `instances`.
+
+        Raises:
+          ConfigError: fewer than two emotions are known, where responses of others are wanted.
+        """
+
+        def targets(texts: Sequence[str]) -> list[list[int]]:
+            rows = tokenizer.encode_batch(list(texts))
+            return [features.render_target(ids, eos_id=tokenizer.eos_id, max_tokens=max_tokens) for ids in rows]
+
+        emotions = emotion_ids(instances)
+        by_emotion = [np.flatnonzero(emotions == e) for e in range(len(EMOTIONS))]
+        if different and sum(map(bool, map(len, by_emotion))) < 2:
+            raise ConfigError(
+                "the training split has dialogues of fewer than two emotions, so no response has another one; set "
+                "contrast.different = 0."
+            )
+        responses = [i.response for i in instances]
+        return cls(targets(responses), by_emotion, targets(frequent_clauses(responses, frequent)), different)
+
+    def draw(self, emotion: int, rng: np.random.Generator) -> list[list[int]]:
+        """Responses to dialogues of other emotions: the emotion is drawn first, then the response (NEC's code).
+
+        None where the example's own emotion is not known (-1): any could be of it.
+        """
+        if emotion < 0:
+            return [[]] * self.different
+        others = [e for e, rows in enumerate(self.by_emotion) if len(rows) and e != emotion]
+        drawn = rng.choice(others, size=self.different)
+        return [self.targets[int(rng.choice(self.by_emotion[e]))] for e in drawn]
+
+
+class NecExamples(ContextExamples):
+    """Instances whose notes have the chosen facts; with `negatives`, beside candidate responses.
+
+    Args:
+      instances: see `data.exemplars.ContextExamples`.
+      form: likewise.
+      social_tokens: the most tokens of a fact about people; 0 = these are not read.
+      negatives: what to draw candidates from; None = there are none.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        form: FactForm | TaggedForm,
+        *,
+        social_tokens: int = 0,
+        negatives: Negatives | None = None,
+    ):
+        super().__init__(instances, form)
+        self.social_tokens, self.negatives = social_tokens, negatives
+        self.social: list[list[int]] = []
+        if social_tokens:
+            words = [fact.words() if fact else "" for i in instances for fact in social_facts(i)]
+            self.social = [ids[:social_tokens] for ids in form.tokenizer.encode_batch(words)]
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> NecBatch:
+        plain = super().collate(indices, length, rng)
+        rows = [int(i) for i in indices]
+        arrays: dict[str, Any] = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+        if self.social_tokens:
+            each = len(SOCIAL_RELATIONS)
+            texts = [self.social[i * each + m] if i >= 0 else [] for i in rows for m in range(each)]
+            arrays |= self._columns("facts", texts, len(rows), self.social_tokens)
+        if self.negatives is not None:
+            arrays |= self._candidates(rows, self.negatives, rng)
+        return NecBatch(**arrays)
+
+    def _candidates(self, rows: Sequence[int], negatives: Negatives, rng: np.random.Generator) -> dict[str, Any]:
+        width, found = self.form.layout.max_target_tokens, {}
+        if negatives.different:
+            emotions = [int(self.emotions[i]) if i >= 0 else -1 for i in rows]
+            texts = [ids for emotion in emotions for ids in negatives.draw(emotion, rng)]
+            found |= self._columns("different", texts, len(rows), width)
+        if negatives.frequent:
+            texts = [ids for _ in rows for ids in negatives.frequent]
+            found |= self._columns("frequent", texts, len(rows), width)
+        return found
+
+    def _columns(self, name: str, texts: Sequence[list[int]], rows: int, width: int) -> dict[str, Any]:
+        ids, mask = features.pad(texts, width, self.pad_id)
+        return {name: ids.reshape(rows, -1, width), f"{name}_mask": mask.reshape(rows, -1, width)}

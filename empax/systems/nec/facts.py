@@ -1,0 +1,112 @@
+"""Which of the facts about a context the models read: one about people for each relation, a few about things."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from empax.core.run import RunContext
+from empax.core.types import Instance
+from empax.data.features import plain_context
+from empax.data.knowledge import Fact, facts_of
+from empax.data.store import run_tokenizer
+from empax.systems.knowledge.finder import Finder
+from empax.systems.knowledge.settings import KnowledgeSettings
+from empax.systems.knowledge.vectors import TextEncoder
+from empax.systems.nec.ranker import TrainedRanker, load_ranker
+from empax.systems.nec.settings import NecSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Chooser:
+    """Instances with all their facts to instances with those that are read; scores say how they were chosen.
+
+    Attributes:
+      selector: compares facts, in words, with the context (Eq. 6 and 7).
+      ranker: of facts about things; None = the selector.
+    """
+
+    settings: NecSettings
+    selector: TextEncoder
+    ranker: TrainedRanker | None
+
+    @classmethod
+    def of(cls, run: RunContext) -> Chooser:
+        """The chooser of a run at a stage that reads facts."""
+        settings = run.shared_settings(NecSettings)
+        tokenizer = None if settings.selector.pretrained else run_tokenizer(run)
+        ranker = load_ranker(run, settings.ranker) if settings.ranker and settings.entity else None
+        return cls(settings, TextEncoder.of(settings.selector, tokenizer, run.seed), ranker)
+
+    def __call__(self, instances: Sequence[Instance]) -> list[Instance]:
+        """Each instance with its chosen facts, the best first, in place of all."""
+        settings = self.settings
+        facts = [[f for f in facts_of(i) if (settings.social if f.social else settings.entity)] for i in instances]
+        scores = self._cosines(instances, facts)
+        if self.ranker is not None:
+            scores = self._ranked(instances, facts, scores, self.ranker)
+        chosen = [self._chosen(*both) for both in zip(facts, scores, strict=True)]
+        return [
+            dataclasses.replace(i, notes={**i.notes, "facts": [fact.row() for fact in kept]})
+            for i, kept in zip(instances, chosen, strict=True)
+        ]
+
+    def _cosines(self, instances: Sequence[Instance], facts: Sequence[Sequence[Fact]]) -> list[list[float]]:
+        """Of each fact with its context."""
+        rows = np.repeat(np.arange(len(instances)), [len(found) for found in facts])
+        if not len(rows):
+            return [[] for _ in instances]
+        contexts = self.selector([plain_context(i.context) for i in instances], progress="contexts")
+        said = self.selector([fact.words() for found in facts for fact in found], progress="facts")
+        return _split(np.einsum("nd,nd->n", contexts[rows], said), facts)
+
+    def _ranked(
+        self,
+        instances: Sequence[Instance],
+        facts: Sequence[Sequence[Fact]],
+        scores: Sequence[Sequence[float]],
+        ranker: TrainedRanker,
+    ) -> list[list[float]]:
+        """`scores` with those of the ranker for facts about things."""
+        things = [(i, n) for i, found in enumerate(facts) for n, fact in enumerate(found) if not fact.social]
+        if not things:
+            return [list(row) for row in scores]
+        found = ranker([instances[i].context for i, _ in things], [facts[i][n] for i, n in things])
+        changed = [list(row) for row in scores]
+        for (i, n), score in zip(things, found, strict=True):
+            changed[i][n] = float(score)
+        return changed
+
+    def _chosen(self, facts: Sequence[Fact], scores: Sequence[float]) -> list[Fact]:
+        order = sorted(range(len(facts)), key=lambda n: -scores[n])
+        scored = [dataclasses.replace(facts[n], score=scores[n]) for n in order]
+        people = {fact.relation: fact for fact in reversed(scored) if fact.social}
+        things = [fact for fact in scored if not fact.social][: self.settings.entity_facts]
+        return [*people.values(), *things]
+
+
+def _split(values: np.ndarray, facts: Sequence[Sequence[Fact]]) -> list[list[float]]:
+    ends = np.cumsum([len(found) for found in facts])[:-1]
+    return [part.tolist() for part in np.split(values, ends)]
+
+
+def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Instance]:
+    """The instances, those that no stage has seen (in chat) with facts that are found now."""
+    new = [i for i in instances if "facts" not in i.notes]
+    if not new or finder is None:
+        return list(instances)
+    found = {i.id: facts for i, facts in zip(new, finder(new, "")[0], strict=True)}
+    rows = {name: [fact.row() for fact in facts] for name, facts in found.items()}
+    return [dataclasses.replace(i, notes={**i.notes, "facts": rows[i.id]}) if i.id in rows else i for i in instances]
+
+
+def find_finder(run: RunContext) -> Finder | None:
+    """What finds facts about new contexts as the run's stages of kind "knowledge" did; None where there is none."""
+    stages = [run.plan.stages[name] for name in run.before() if run.plan.stages[name].kind == "knowledge"]
+    if not stages:
+        return None
+    settings = run.settings(stages[0].name, KnowledgeSettings)
+    # A single context has nobody to exchange facts with.
+    return Finder.of(dataclasses.replace(settings, shuffled=False), run.at(stages[0].name))

@@ -1,0 +1,220 @@
+"""From settings and files to NEC's tasks, and to what answers once they are trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from empax.core.config import ConfigError
+from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.shapes import shapes_of
+from empax.core.system import AnswerOptions
+from empax.core.types import Instance, Params
+from empax.data.knowledge import SOCIAL_RELATIONS, facts_of
+from empax.data.sources import TaggedForm
+from empax.data.store import check_prepared, load_instances
+from empax.decoding.settings import DecodeSettings
+from empax.models.transformer import EncoderDecoder
+from empax.systems.dialogue.answerer import Answerer, AnswerExamples
+from empax.systems.dialogue.parts import GeneratorParts
+from empax.systems.dialogue.stages import answerer_of, pretrained
+from empax.systems.nec.examples import FactForm, NecBatch, NecExamples, Negatives
+from empax.systems.nec.facts import Chooser, find_finder, with_facts
+from empax.systems.nec.ranker import check_knowledge
+from empax.systems.nec.settings import SOCIAL, ContrastiveStage, ContrastSettings, NecSettings, NecStage
+from empax.systems.nec.tasks import Contrastive, Nec
+from empax.training.checkpoint import load_params
+
+TRAINED = ("generator", "contrastive")
+
+
+@dataclasses.dataclass(frozen=True)
+class NecParts:
+    """What NEC's stages are put together from."""
+
+    settings: NecSettings
+    dialogue: GeneratorParts
+
+    @classmethod
+    def of(cls, run: RunContext, *, planned: bool = False) -> NecParts:
+        """The parts of `run`, without weights."""
+        parts = GeneratorParts.of(run, with_params=False, planned=planned)
+        settings, model = run.shared_settings(NecSettings), parts.generator.model
+        assert isinstance(model, EncoderDecoder)
+        if settings.social:
+            model = EncoderDecoder(dataclasses.replace(model.config, memories=(SOCIAL,)))
+        return cls(settings, dataclasses.replace(parts, generator=dataclasses.replace(parts.generator, model=model)))
+
+    @property
+    def model(self) -> EncoderDecoder:
+        model = self.dialogue.generator.model
+        assert isinstance(model, EncoderDecoder)
+        return model
+
+    def form(self, parts: GeneratorParts) -> FactForm | TaggedForm:
+        """How sources are shown; without facts about things, as every system's."""
+        form = parts.form()
+        assert isinstance(form, TaggedForm)
+        return FactForm(form, self.settings.facts_as) if self.settings.entity else form
+
+    def examples(
+        self, instances: Sequence[Instance], form: FactForm | TaggedForm, negatives: Negatives | None = None
+    ) -> NecExamples:
+        """Of instances with their chosen facts."""
+        tokens = self.settings.social_tokens if self.settings.social else 0
+        return NecExamples(instances, form, social_tokens=tokens, negatives=negatives)
+
+    def task(self, stage: NecStage) -> Nec:
+        """By likelihood, or with contrast where the stage says so."""
+        decoding = self.dialogue.settings.decoding
+        if not isinstance(stage, ContrastiveStage):
+            # Nothing has learnt what is near to a context: beams stay in the order of the search.
+            plain = dataclasses.replace(decoding, rerank="") if decoding.rerank == "similarity" else decoding
+            return Nec(self.model, self.dialogue.decoder(plain), self.settings.social, stage.label_smoothing)
+        contrast = stage.contrast
+        explorer = self.dialogue.decoder(exploring(contrast, decoding)) if contrast.own else None
+        decoder = self.dialogue.decoder(decoding)
+        return Contrastive(
+            self.model, decoder, self.settings.social, stage.label_smoothing, settings=contrast, explorer=explorer
+        )
+
+
+def exploring(contrast: ContrastSettings, decoding: DecodeSettings) -> DecodeSettings:
+    """How the model's own candidates are found: as many beams, begun as answers are."""
+    groups = contrast.own if contrast.diversity_penalty else 1
+    return DecodeSettings(
+        "beam",
+        contrast.own_tokens,
+        num_beams=contrast.own,
+        num_beam_groups=groups,
+        diversity_penalty=contrast.diversity_penalty,
+        first_token=decoding.first_token,
+    )
+
+
+def check_nec(stage: NecStage, run: RunContext) -> None:
+    """Whether there are facts, a ranker and the stage to go on from, and the generator is of a kind that NEC extends.
+
+    Raises:
+      ConfigError: one of them is missing or does not fit.
+    """
+    check_prepared(run)
+    settings = run.shared_settings(NecSettings)
+    decoder_only = settings.generator.architecture in ("llama", "gpt2")
+    if settings.lora is not None or settings.form != "dialogue" or decoder_only:
+        raise ConfigError(
+            "NEC adds layers to a decoder and facts to a source, which adapters, form = 'plain' and decoder-only "
+            f"do not have; set {run.shared}.lora = None, form = 'dialogue' and an encoder-decoder."
+        )
+    if settings.logits_at_once:
+        raise ConfigError(f"{run.shared}.logits_at_once = {settings.logits_at_once} is not for NEC; set it to 0.")
+    if settings.reads_facts:
+        check_knowledge(run)
+    if settings.ranker and settings.entity:
+        run.earlier("ranker", settings.ranker, tasks=("ranker",))
+    if stage.start_from:
+        run.earlier("start_from", stage.start_from, tasks=TRAINED)
+
+
+def check_contrastive(stage: ContrastiveStage, run: RunContext) -> None:
+    """As `check_nec`; there must also be candidates.
+
+    Raises:
+      ConfigError: likewise.
+    """
+    check_nec(stage, run)
+    contrast = stage.contrast
+    if not (contrast.in_batch or contrast.different or contrast.frequent or contrast.own):
+        raise ConfigError(
+            f"config.{run.stage}.contrast has no kind of candidate; set in_batch to True, or different, frequent or "
+            "own above 0."
+        )
+
+
+def build_nec(stage: NecStage, run: RunContext) -> Assembly:
+    parts, form = _with_form(run)
+    splits = {split: load_instances(run, split) for split in ("train", "validation")}
+    splits["validation"] = splits["validation"][: stage.max_validation_examples or None]
+    negatives = _negatives(parts, stage, splits["train"])
+    if parts.settings.reads_facts:
+        choose = Chooser.of(run)
+        splits = {split: choose(instances) for split, instances in splits.items()}
+    train, validation = (parts.examples(splits[split], form, negatives) for split in ("train", "validation"))
+    return Assembly(parts.task(stage), train, validation, initial=_initial(stage, run))
+
+
+def _with_form(run: RunContext) -> tuple[NecParts, FactForm | TaggedForm]:
+    parts = NecParts.of(run)
+    return parts, parts.form(parts.dialogue)
+
+
+def _negatives(parts: NecParts, stage: NecStage, train: Sequence[Instance]) -> Negatives | None:
+    if not isinstance(stage, ContrastiveStage):
+        return None
+    counts = {"different": stage.contrast.different, "frequent": stage.contrast.frequent}
+    return Negatives.of(train, parts.dialogue.tokenizer, parts.settings.layout.max_target_tokens, **counts)
+
+
+def _initial(stage: NecStage, run: RunContext) -> Callable[[Params], Params] | None:
+    settings = run.shared_settings(NecSettings)
+    if stage.start_from:
+        return lambda params: overlaid(params, load_params(run.files.stage(stage.start_from)))
+    if not (settings.generator.pretrained or settings.generator.embeddings):
+        return None
+
+    def initial(params: Params) -> Params:
+        known = pretrained(run)
+        # Departure: the code means to begin the second encoder with the first one's weights, and never does.
+        social = {"social": {"encoder": known["encoder"]}} if "social" in params and "encoder" in known else {}
+        return overlaid(params, {"model": known, **social})
+
+    return initial
+
+
+def overlaid(params: Params, known: Params) -> Params:
+    """`params` with the leaves that `known` has too; what is new stays as it was drawn."""
+    if not isinstance(params, Mapping):
+        return known
+    return {name: overlaid(leaf, known[name]) if name in known else leaf for name, leaf in params.items()}
+
+
+def answer_nec(stage: NecStage, run: RunContext, options: AnswerOptions) -> Answerer:
+    """The model of a finished stage; facts about contexts that no stage has seen are found when they are answered."""
+    parts = NecParts.of(run)
+    params = load_params(run.files.stage(options.stage))
+    form = parts.form(parts.dialogue.for_answers())
+    reads = parts.settings.reads_facts
+    chooser = functools.cache(lambda: Chooser.of(run))
+    finder = functools.cache(lambda: find_finder(run))
+
+    def make_examples(instances: Sequence[Instance]) -> AnswerExamples:
+        if not reads:
+            return AnswerExamples(parts.examples(instances, form), [{} for _ in instances])
+        lacking = any("facts" not in i.notes for i in instances)
+        known = with_facts(finder(), instances) if lacking else instances
+        chosen = chooser()(known)
+        return AnswerExamples(parts.examples(chosen, form), [{"facts": _told(i)} for i in chosen])
+
+    return answerer_of(parts.dialogue, parts.task(stage), params, make_examples, options)
+
+
+def _told(instance: Instance) -> list[dict[str, Any]]:
+    """What a prediction says of the facts behind it."""
+    return [{**fact.row(), "words": fact.words(), "score": round(fact.score, 4)} for fact in facts_of(instance)]
+
+
+def sketch_nec(stage: NecStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = NecParts.of(run, planned=True)
+    settings, sizes = parts.settings, {"B": batch_size, "S": length, "T": parts.settings.layout.max_target_tokens}
+    if settings.social:
+        sizes |= {"M": len(SOCIAL_RELATIONS), "F": settings.social_tokens}
+    if not isinstance(stage, ContrastiveStage):
+        return Sketch(parts.task(stage), shapes_of(NecBatch, **sizes))
+    contrast = stage.contrast
+    sizes |= {letter: n for letter, n in (("N", contrast.different), ("J", contrast.frequent)) if n}
+    given = shapes_of(NecBatch, **sizes)
+    own = {"K": contrast.own, "U": contrast.own_tokens} if contrast.own else {}
+    batch = shapes_of(NecBatch, **sizes, **own)
+    return Sketch(parts.task(stage), batch, given=given, answer_tokens=contrast.own_tokens)

@@ -1,0 +1,202 @@
+"""NEC's stages: which facts are read, what is wrong before any work, and a whole run in small."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs import nec
+from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.run import RunContext
+from empax.core.tree import named_leaves
+from empax.core.types import Instance
+from empax.data.knowledge import Fact, facts_of
+from empax.pipeline import run
+from empax.serving.session import Session
+from empax.systems.nec.facts import Chooser, with_facts
+from empax.systems.nec.settings import ContrastiveStage, ContrastSettings, NecSettings
+from empax.systems.nec.stages import overlaid
+from empax.training import loop
+from empax.training.checkpoint import load_params
+
+FACTS = [Fact("it", "xReact", "sad"), Fact("it", "xReact", "glad"), Fact("it", "xWant", "home"),
+         Fact("dog", "IsA", "pet"), Fact("dog", "AtLocation", "house"), Fact("cat", "IsA", "pet animal")]  # fmt: skip
+
+
+def by_length(texts, *, progress=None):
+    """Unit vectors whose cosine with a context of one word is less the longer a text is."""
+    angles = np.array([0.0 if text == "context" else len(text) / 100 for text in texts])
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def chosen(facts=FACTS, ranker=None, **changes):
+    settings = NecSettings(**changes)
+    given = Instance("a#2", ("context",), "gold", "sad", {"facts": [f.row() for f in facts], "source": "us"})
+    (found,) = Chooser(settings, by_length, ranker)([given])
+    assert found.notes["source"] == "us"
+    return [(f.relation, f.tail) for f in facts_of(found)]
+
+
+def test_the_best_fact_of_a_relation_and_the_best_about_things_are_read():
+    found = chosen(entity_facts=2)
+    assert found[:2] == [("xReact", "sad"), ("xWant", "home")] or found[:2] == [("xWant", "home"), ("xReact", "sad")]
+    assert found[2:] == [("IsA", "pet"), ("IsA", "pet animal")]
+    assert chosen([]) == []
+    assert [r for r, _ in chosen(entity=False)] == [r for r, _ in found[:2]]
+    assert chosen(social=False, entity_facts=1) == [("IsA", "pet")]
+
+
+def test_a_ranker_orders_facts_about_things_alone():
+    seen = []
+
+    def ranker(contexts, facts):
+        seen.extend(zip(contexts, facts, strict=True))
+        return np.array([fact.head == "cat" for fact in facts], float)
+
+    found = chosen(ranker=ranker, entity_facts=1)
+    assert found[-1] == ("IsA", "pet animal")
+    assert found[:-1] == chosen(entity=False)
+    assert {context for context, _ in seen} == {("context",)}
+    assert all(not fact.social for _, fact in seen)
+
+
+def test_facts_about_new_contexts_are_found_and_others_kept():
+    known = Instance("a#2", ("x",), "", "", {"facts": [FACTS[0].row()]})
+    new = Instance("chat#1", ("y",), "", "")
+    asked = []
+
+    def finder(instances, split):
+        asked.append((list(instances), split))
+        return [[FACTS[2]] for _ in instances], 0
+
+    found = with_facts(finder, [known, new])
+    assert [facts_of(i) for i in found] == [[FACTS[0]], [FACTS[2]]]
+    assert asked == [([new], "")]
+    assert with_facts(None, [new]) == [new]
+
+
+def test_known_parameters_take_the_place_of_drawn_ones_and_new_ones_stay():
+    drawn = {"a": {"x": 1, "y": 2}, "b": 3}
+    assert overlaid(drawn, {"a": {"x": 10}}) == {"a": {"x": 10, "y": 2}, "b": 3}
+    assert overlaid(drawn, {"a": {"x": 10}, "c": 5}) == {"a": {"x": 10, "y": 2}, "b": 3}
+
+
+def config(arg="tiny", **changes):
+    made = run.plain(nec.get_config(arg))
+    made["data"]["limit"] = 40
+    for path, value in changes.items():
+        section, _, name = path.partition("__")
+        made[section] = {**made[section], name: value}
+    return made
+
+
+def problems(made, tmp_path):
+    return [str(p) for p in run.find_problems(run.make_plan(made), WorkDir(tmp_path))]
+
+
+def test_what_is_wrong_is_said_before_any_work(tmp_path):
+    assert problems(config(), tmp_path) == []
+    without = config()
+    without["run"] = [name for name in without["run"] if name != "knowledge"]
+    (first, *_) = problems(without, tmp_path)
+    assert "config.generator reads facts, but no stage of kind 'knowledge' comes before it" in first
+    assert "config.nec.entity and .social to False" in first
+    without["nec"] |= {"entity": False, "social": False}
+    assert problems(without, tmp_path) == []
+    assert "is not for NEC; set it to 0" in problems(config(nec__logits_at_once=8), tmp_path)[0]
+    assert "config.generator.ranker = 'other'" in problems(config(nec__ranker="other"), tmp_path)[0]
+    nothing = {"in_batch": False, "different": 0, "frequent": 0, "own": 0}
+    assert "has no kind of candidate" in problems(config(contrastive__contrast=nothing), tmp_path)[0]
+    assert "start_from = 'evaluate'" in problems(config(contrastive__start_from="evaluate"), tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    ("arg", "changed"),
+    [
+        ("no_entity", ("nec", "entity", False)),
+        ("no_social", ("nec", "social", False)),
+        ("no_self", ("contrast", "own", 0)),
+        ("no_frequent", ("contrast", "frequent", 0)),
+        ("no_emotion", ("contrast", "different", 0)),
+        ("shuffled", ("knowledge", "shuffled", True)),
+    ],
+)
+def test_every_form_turns_one_thing_off(arg, changed):
+    whole, form = nec.get_config("scratch"), nec.get_config(f"scratch,{arg}")
+    section, name, value = changed
+    part = form.contrastive.contrast if section == "contrast" else form[section]
+    assert part[name] == value
+    part[name] = (whole.contrastive.contrast if section == "contrast" else whole[section])[name]
+    assert form == whole
+
+
+def test_without_contrast_as_many_examples_are_read_and_nothing_is_reranked():
+    whole, form = nec.get_config("scratch"), nec.get_config("scratch,no_contrast")
+    seen = whole.generator.steps * whole.generator.batch_size + whole.contrastive.steps * whole.contrastive.batch_size
+    assert form.generator.steps * form.generator.batch_size == pytest.approx(seen, rel=0.01)
+    assert form.evaluate.stage == "generator"
+    assert "contrastive" not in form.run
+    assert "rerank" not in form.nec.decoding
+    assert ContrastiveStage(contrast=ContrastSettings()).start_from == "generator"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    files = WorkDir(tmp_path_factory.mktemp("nec") / "run")
+    run.run(config("ranker,tiny", data__limit=0), files.root)
+    return files
+
+
+@pytest.mark.slow
+def test_a_whole_run_trains_answers_and_shows_its_facts(finished):
+    rows = list(read_jsonl(finished.predictions))
+    assert len(rows) == 62
+    shown = [row for row in rows if row["notes"]["facts"]]
+    assert len(shown) == 4
+    assert all({"head", "relation", "tail", "words", "score"} <= set(fact) for fact in shown[0]["notes"]["facts"])
+    report = read_json(finished.root / "report.json")
+    assert report["data"]["knowledge"]["source"] == "the built-in sample, written by hand"
+    assert 0 < report["data"]["knowledge"]["test"]["with_facts"] < 0.1
+    reply = Session.load(finished.root).reply(["I lost my dog."])
+    assert reply.notes["facts"] == []
+    before, after = (load_params(finished.stage(name)) for name in ("generator", "contrastive"))
+    assert set(before) == {"model", "social"}
+    assert set(after) == {"model", "social", "projection"}
+    moved = named_leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, {k: after[k] for k in before}))
+    assert all(change > 0 for name, change in moved.items() if "bias" not in name)
+
+
+@pytest.mark.slow
+def test_other_gold_responses_and_emotions_of_the_test_change_no_answer(finished):
+    context = RunContext(finished, run.make_plan(read_json(finished.config)), "evaluate")
+    stage = context.named("contrastive")
+    from empax.core.system import AnswerOptions
+    from empax.data.store import load_instances
+
+    answerer = stage.spec.answer(stage.settings, context, AnswerOptions("contrastive", "", (80,)))
+    given = load_instances(context, "test")[:8]
+    other = [dataclasses.replace(i, response="Purple elephants.", emotion="proud") for i in given]
+    said = [[row.response for row in answerer.respond(rows, batch_size=8, seed=0)] for rows in (given, other)]
+    assert said[0] == said[1]
+
+
+@pytest.mark.slow
+def test_contrastive_training_resumes_to_the_same_bits(finished, tmp_path, monkeypatch):
+    broken = WorkDir(tmp_path / "broken")
+
+    class Stops(loop.ProgressBar):
+        def advance(self):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        after = iter([None] * 11)  # four updates of the ranker, four of the generator, three of the contrast
+        patched.setattr(loop.ProgressBar, "advance", lambda self: next(after, 1) and Stops.advance(self))
+        with pytest.raises(KeyboardInterrupt):
+            run.run(config("ranker,tiny", data__limit=0), broken.root)
+    assert broken.done("generator").exists()
+    assert not broken.done("contrastive").exists()
+    run.run(config("ranker,tiny", data__limit=0), broken.root)
+    expected, found = (named_leaves(load_params(files.stage("contrastive"))) for files in (finished, broken))
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(found[name], leaf, err_msg=name)

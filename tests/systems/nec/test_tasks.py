@@ -1,0 +1,289 @@
+"""NEC's tasks: every part changes something where it is on, and nothing where it is off."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from empax.core.tree import named_leaves
+from empax.losses.contrastive import rank_margin
+from tests.systems.nec.small import (
+    BEAM,
+    EOS,
+    PAD,
+    START,
+    batch,
+    contrastive,
+    decoder,
+    initial,
+    model,
+    plain,
+    rows,
+)  # fmt: skip
+
+TARGETS = [[5, 6, 7, EOS], [8, 9, EOS], [10, 11, 12, 13, EOS], [5, 6, 9, EOS]]
+NO_FACTS = [[[]] * 5] * len(TARGETS)
+
+
+@pytest.fixture(scope="module")
+def made():
+    task, given = contrastive(), batch(TARGETS)
+    return task, given, initial(task, given)
+
+
+def nll(task, params, given):
+    return float(
+        jax.jit(lambda p, b: task.loss(p, {}, b, jax.random.key(0), train=False)[1]["nll"].value())(params, given)
+    )
+
+
+def test_facts_about_people_change_the_likelihood_and_those_that_are_not_there_do_not(made):
+    task, given, params = made
+    other = batch(TARGETS, facts=[[[3, 4]] * 5] * len(TARGETS))
+    assert nll(task, params, given) != pytest.approx(nll(task, params, other), abs=1e-5)
+    # Without any fact the model is the one that never had a memory, to the bit.
+    without = plain(social=False)
+    read = jax.jit(lambda p, b: task.read(p, b)["nll"])(params, batch(TARGETS, facts=NO_FACTS))
+    bare = {name: leaf for name, leaf in named_leaves(params["model"]).items() if "/social/" not in name}
+    kept = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf, without.init(jax.random.key(0), batch(TARGETS)))
+    filled = {"model": _filled(kept["model"], bare)}
+    expected = jax.jit(lambda p, b: without.read(p, b)["nll"])(filled, batch(TARGETS, social=False))
+    np.testing.assert_array_equal(read, expected)
+
+
+def _filled(tree, leaves, prefix=""):
+    if not isinstance(tree, dict):
+        return leaves[prefix]
+    return {name: _filled(leaf, leaves, f"{prefix}/{name}" if prefix else name) for name, leaf in tree.items()}
+
+
+def test_the_order_of_facts_and_their_padding_change_nothing(made):
+    task, given, params = made
+    order = jnp.asarray([3, 0, 4, 1, 2])
+    turned = given.replace(facts=given.facts[:, order], facts_mask=given.facts_mask[:, order])
+    wide = [(0, 0), (0, 0), (0, 3)]
+    padded = given.replace(facts=jnp.pad(given.facts, wide), facts_mask=jnp.pad(given.facts_mask, wide))
+    for other in (turned, padded):
+        assert nll(task, params, other) == pytest.approx(nll(task, params, given), rel=1e-5)
+
+
+def test_the_encoders_share_the_embeddings_and_not_the_layers(made):
+    task, given, params = made
+    assert set(params["social"]) == {"encoder"}
+    assert set(params) == {"model", "social", "projection"}
+    gradient = jax.grad(lambda p: task.loss(p, {}, given, jax.random.key(0), train=False)[0].value())(params)
+    changed = [name for name, leaf in named_leaves(gradient["social"]).items() if np.abs(leaf).max() > 0]
+    assert any("attention" in name for name in changed)
+
+
+def test_a_decoded_token_is_what_teacher_forcing_says(made):
+    """The keys of facts are in the cache once, whatever beams are reordered."""
+    task, given, params = made
+    greedy = dataclasses.replace(task, decoder=decoder(dataclasses.replace(BEAM, rerank="", num_beams=1)))
+    found = jax.jit(lambda p, b: greedy.generate(p, {}, b, jax.random.key(0)))(params, given).tokens[:, 0]
+    logits = jax.jit(lambda p, b, t: task._logits(p, b.replace(target=t), task.encode(p, b, None), None))(
+        params, given, found
+    )
+    ended = jnp.cumsum(found == EOS, axis=1) - (found == EOS) > 0
+    np.testing.assert_array_equal(jnp.where(ended, PAD, logits.argmax(axis=-1)), found)
+
+
+def test_the_first_candidate_is_the_rows_own_target_in_any_batch(made):
+    """NEC's code looks for it at a place where another sample stands."""
+    task, _, _ = made
+    order = [2, 0, 3, 1]
+    for targets in (TARGETS, [TARGETS[i] for i in order]):
+        found = task.candidates(batch(targets))
+        for row, target in enumerate(targets):
+            assert found.ids[row, 0, : len(target)].tolist() == target
+            best = np.where(found.present[row], found.scores[row], -1.0)
+            assert best.argmax() == 0
+            assert best[0] == 1.0
+            assert (best[1:] < 0.99).all()
+
+
+def test_candidates_are_scored_by_bigrams_with_one_framing_and_equal_texts_are_none(made):
+    task, _, _ = made
+    frequent = [[[5, 6, 7, EOS], [5, 6, EOS]]] * 2
+    found = task.candidates(batch([[5, 6, 7, EOS], [5, 6, 7, EOS]], frequent=frequent))
+    said = {tuple(int(t) for t, m in zip(ids, mask, strict=True) if m): float(score)
+            for ids, mask, score, here in zip(found.ids[0], found.mask[0], found.scores[0], found.present[0], strict=True)
+            if here}  # fmt: skip
+    # start 5, 5 6 and 6 end: two of three, and one token less than the target: exp(1 - 5 / 4).
+    assert said == {(5, 6, 7, EOS): 1.0, (5, 6, EOS): pytest.approx(2 / 3 * np.exp(1 - 5 / 4), rel=1e-5)}
+
+
+def test_no_more_candidates_than_the_cap_and_the_best_are_kept(made):
+    task, _, _ = made
+    capped = dataclasses.replace(task, settings=dataclasses.replace(task.settings, max_candidates=2))
+    given = batch(TARGETS, frequent=[[[5, 6, EOS], [20, EOS]]] * 4)
+    found, everything = capped.candidates(given), task.candidates(given)
+    assert found.ids.shape[1] == 3
+    best = -np.sort(-np.where(everything.present, everything.scores, -1.0), axis=1)
+    np.testing.assert_allclose(np.where(found.present, found.scores, -1.0), best[:, :3])
+
+
+@pytest.mark.parametrize("kind", ["own", "frequent", "different", "in_batch"])
+def test_every_kind_of_candidate_changes_the_contrast(made, kind):
+    task, _, params = made
+    texts = {"own": [[[5, 9, EOS]]] * 4, "frequent": [[[8, 9, 7, EOS]]] * 4, "different": [[[10, 6, 12, EOS]]] * 4}
+    given = batch(TARGETS, **texts)
+    less = task
+    if kind == "in_batch":
+        less = dataclasses.replace(task, settings=dataclasses.replace(task.settings, in_batch=False))
+        without = given
+    else:
+        without = given.replace(**{kind: None, f"{kind}_mask": None})
+    counts = [int(one.candidates(b).present.sum()) for one, b in ((task, given), (less, without))]
+    assert counts[1] < counts[0]
+    found = [float(one.contrast(params, b, one.encode(params, b, None), None).value())
+             for one, b in ((task, given), (less, without))]  # fmt: skip
+    assert found[0] != found[1]
+
+
+def test_padded_candidates_and_filler_rows_change_nothing(made):
+    task, given, params = made
+    given = batch(TARGETS, frequent=[[[8, 9, EOS], [5, EOS]]] * 4)
+    contrast = jax.jit(lambda p, b: task.contrast(p, b, task.encode(p, b, None), None).value())
+    expected = contrast(params, given)
+    more = {name: jnp.pad(getattr(given, name), [(0, 0), (0, 2), (0, 3)]) for name in ("frequent", "frequent_mask")}
+    np.testing.assert_allclose(contrast(params, given.replace(**more)), expected, rtol=1e-5)
+    filler = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:1]]), given)
+    filler = filler.replace(valid=jnp.asarray([True] * 4 + [False]))
+    np.testing.assert_allclose(contrast(params, filler), expected, rtol=1e-5)
+
+
+def test_contrast_alone_gives_the_output_projection_no_gradient():
+    task = contrastive()
+    task = dataclasses.replace(task, model=model(tie_embeddings=False))
+    given = batch(TARGETS)
+    params = initial(task, given)
+    gradient = jax.jit(jax.grad(lambda p: task.contrast(p, given, task.encode(p, given, None), None).value()))(params)
+    assert float(jnp.abs(gradient["model"]["output_embedding"]).max()) == 0.0
+    assert float(jnp.abs(gradient["projection"]["kernel"]).max()) > 0.0
+    assert float(jnp.abs(gradient["model"]["token_embedding"]).max()) > 0.0
+
+
+def test_the_loss_is_the_sum_of_likelihood_and_contrast(made):
+    task, given, params = made
+    for weight in (0.5, 2.0):
+        heavy = dataclasses.replace(task, settings=dataclasses.replace(task.settings, weight=weight))
+        loss, metrics = heavy.loss(params, {}, given, jax.random.key(0), train=False)
+        expected = metrics["nll"].value() + weight * metrics["contrast"].value()
+        np.testing.assert_allclose(loss.value(), expected, rtol=1e-6)
+
+
+def test_the_models_own_candidates_are_its_beams_with_their_end(made):
+    task, given, params = made
+    found = jax.jit(lambda p, b: task.explore(p, {}, b, jax.random.key(0)))(params, given)
+    beams = task.search(task.explorer, params, given, task.encode(params, given, None), jax.random.key(0))
+    np.testing.assert_array_equal(found.own, beams.tokens)
+    for row in range(4):
+        for beam in range(2):
+            ids, mask = np.asarray(found.own[row, beam]), np.asarray(found.own_mask[row, beam])
+            ended = np.flatnonzero(ids == EOS)
+            assert mask.sum() == (ended[0] + 1 if len(ended) else len(ids))
+    assert contrastive(own=False).explore(params, {}, given, jax.random.key(0)) is given
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_answers_are_the_beams_by_likelihood_or_by_cosine(made, weight):
+    task, given, params = made
+    decoding = dataclasses.replace(BEAM, rerank_similarity=weight)
+    ranking = dataclasses.replace(task, decoder=decoder(decoding))
+    found = ranking.generate(params, {}, given, jax.random.key(0))
+    read = task.encode(params, given, None)
+    beams = task.search(decoder(dataclasses.replace(BEAM, rerank="")), params, given, read, jax.random.key(0)).tokens
+    if not weight:
+        np.testing.assert_array_equal(found.tokens, beams)
+        return
+    made_up = (beams != EOS) & (beams != PAD)
+    whole = jnp.arange(beams.shape[2]) <= made_up.sum(axis=2, keepdims=True)
+    cosines = task.similarities(params, read, beams, whole, None)
+    best = jnp.take_along_axis(beams, cosines.argmax(axis=1)[:, None, None], axis=1)[:, 0]
+    np.testing.assert_array_equal(found.tokens[:, 0], best)
+
+
+def test_the_encoding_of_a_context_leaves_its_last_state_out(made):
+    task, given, params = made
+    read = task.encode(params, given, None)
+    expected = []
+    for row in range(4):
+        count = int(given.source_mask[row].sum()) - 1
+        kernel, bias = params["projection"]["kernel"], params["projection"]["bias"]
+        expected.append(np.maximum(np.asarray(read.states[row, :count] @ kernel + bias), 0.0).mean(axis=0))
+    np.testing.assert_allclose(task.encoding(params, read), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_of_a_batch_is_that_of_its_rows_by_tokens():
+    """No padding counts: NEC's released perplexity shrinks with it."""
+    task = plain()
+    given = batch(TARGETS)
+    params = initial(task, given)
+    whole = task.loss(params, {}, given, jax.random.key(0), train=False)[0]
+    parts = [task.loss(params, {}, jax.tree.map(lambda leaf, r=r: leaf[r : r + 1], given), jax.random.key(0), train=False)[0]
+             for r in range(4)]  # fmt: skip
+    np.testing.assert_allclose(sum(p.total for p in parts), whole.total, rtol=1e-5)
+    assert float(whole.weight) == sum(map(len, TARGETS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_contrast_teaches_the_order_of_candidates(shuffled):
+    """Six kinds of contexts with a reply each; on others of the kind cosines follow the bigrams, unless these lie."""
+    import optax
+
+    rng = np.random.default_rng(0)
+    replies = [[3 + 3 * k, 4 + 3 * k, 5 + 3 * k, 3 + 3 * k, EOS] for k in range(6)]
+    task = contrastive(own=False, margin=0.05)
+
+    def example(rng):
+        kinds = rng.permutation(6)
+        worse = [[[*replies[k][:3], EOS], [*replies[k][:2], EOS], [replies[k][0], EOS]] for k in kinds]
+        given = batch([replies[k] for k in kinds], frequent=worse, social=True)
+        source = np.stack([rng.permutation(np.repeat(3 + 3 * k + np.arange(3), [3, 2, 2])) for k in kinds])
+        mask = jnp.ones(source.shape, bool)
+        return given.replace(source=jnp.asarray(source, jnp.int32), source_mask=mask)
+
+    def scored(given, key):
+        found = task.candidates(given)
+        scores = found.scores
+        if shuffled:
+            scores = jax.random.permutation(key, scores, axis=1, independent=True)
+        return found, scores
+
+    def objective(params, given, key):
+        read = task.encode(params, given, None)
+        found, scores = scored(given, key)
+        cosines = task.similarities(params, read, found.ids, found.mask, None)
+        return rank_margin(cosines, scores, found.present, margin=0.05).value()
+
+    given = example(rng)
+    params, optimizer = initial(task, given), optax.adam(3e-3)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, given, key):
+        gradient = jax.grad(objective)(params, given, key)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, updates), state
+
+    for number in range(400):
+        params, state = step(params, state, example(rng), jax.random.key(number))
+    held_out = example(np.random.default_rng(99))
+    found = task.candidates(held_out)
+    cosines = task.similarities(params, task.encode(params, held_out, None), found.ids, found.mask, None)
+    taus = [kendalltau(np.asarray(cosines[r])[np.asarray(found.present[r])],
+                       np.asarray(found.scores[r])[np.asarray(found.present[r])]).statistic for r in range(6)]  # fmt: skip
+    if shuffled:
+        assert abs(np.mean(taus)) < 0.5
+    else:
+        assert np.mean(taus) > 0.9
+
+
+def test_the_start_token_is_what_the_model_starts_from():
+    assert model().config.start_id == START
+    assert rows([[1, 2]], 3)[1].tolist() == [[True, True, False]]
