@@ -25,7 +25,7 @@ _SAFETY = flags.DEFINE_boolean(
 
 
 def describe(prediction: Any, seconds: float, exemplars: int) -> str:
-    """A reply with the attributes and exemplars behind it."""
+    """A reply with the attributes, exemplars and facts behind it."""
     if "answered_by" in prediction.notes:
         return f"empax> {prediction.response}\n       [a fixed answer, not the model's]"
     attributes = ", ".join(f"{name} {level}" for name, level in prediction.attributes.items())
@@ -33,6 +33,7 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
     lines = [f"empax> {prediction.response}", f"       [{mood}{attributes or '-'}]"]
     for exemplar in prediction.exemplars[:exemplars]:
         lines.append(f"       ({exemplar['emotion']}) {exemplar['context'][-1]!r} -> {exemplar['response']!r}")
+    lines += [f"       knows: {fact['words']} ({fact['relation']})" for fact in prediction.notes.get("facts", ())]
     return "\n".join([*lines, f"       {seconds:.2f} s"])
 
 

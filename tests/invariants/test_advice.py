@@ -31,7 +31,7 @@ import tokenizers as rust
 from flax import serialization
 from jax.sharding import AbstractMesh
 
-from configs import emprl_transformer, reg_transformer
+from configs import emprl_transformer, nec, reg_transformer
 from empax.core import distributed, lock, paths, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
@@ -41,6 +41,7 @@ from empax.core.sharding import AXES, MeshSettings, _by_names, make_mesh
 from empax.core.system import TaskSpec, load_encoder_of
 from empax.core.types import MECHANISMS, Dialogue, Instance, Utterance
 from empax.data import (
+    atomic,
     bpe,
     chat,
     dailydialog,
@@ -49,6 +50,7 @@ from empax.data import (
     features,
     gguf,
     joined_wheels,
+    knowledge,
     model_files,
     own,
     sources,
@@ -58,6 +60,7 @@ from empax.data import (
 )
 from empax.data.chat import PLAIN
 from empax.data.dialogues import to_instances
+from empax.data.wordnet import WordNet
 from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation import human_ratings, pairing, rows
@@ -89,8 +92,10 @@ from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 from empax.systems.emprl import functions
 from empax.systems.emprl.rewards import check_contexts, make_reward
 from empax.systems.emprl.settings import GrpoStage, RewardSettings
+from empax.systems.knowledge.settings import KnowledgeSettings
 from empax.training import settings as loop
 from empax.training.optimizer import OptimizerSettings, make_optimizer
+from tests.data import small_wordnet
 from tests.plans import plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,7 +158,8 @@ def section(cls, needed, file, said, wrong, advised):
 
 @functools.cache
 def _tiny(name):
-    config = run.plain({"reg": reg_transformer, "emprl": emprl_transformer}[name].get_config("tiny"))
+    made = {"reg": reg_transformer, "emprl": emprl_transformer, "nec": nec}[name]
+    config = run.plain(made.get_config("ranker,tiny" if name == "nec" else "tiny"))
     config["mesh"]["data"] = 1
     return config
 
@@ -1245,7 +1251,68 @@ ADAPTERS = [
     ),
 ]  # fmt: skip
 
-CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS]
+
+def atomic_file(tools):
+    """A folder with ATOMIC's one event."""
+    header = ",".join(["event", *atomic.RELATIONS])
+    row = ",".join(["PersonX wins", *(['"[""glad""]"'] * len(atomic.RELATIONS))])
+    return tools.write("atomic/v4_atomic_dev.csv", f"{header}\n{row}\n").parent
+
+
+def facts_file(ids):
+    """Reads facts about the lines of a file, as if there were an instance "a#2" and one "b#2"."""
+
+    def read(tools):
+        rows = [{"id": name, "facts": [], "source": "us"} for name in ids]
+        path = tools.write("facts.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        return knowledge.read_knowledge(path, [Instance(name, ("x",), "y", "") for name in ("a#2", "b#2")])
+
+    return read
+
+
+def with_source(slot, make):
+    """Checks NEC's tiny recipe with another source, which `make(tools)` gives."""
+    return lambda tools: checked({f"knowledge.{slot}": make(tools)}, "nec")(tools)
+
+
+def wordnet_source(tools):
+    return {"source": "wordnet", "path": str(small_wordnet.write(tools.tmp / "wordnet"))}
+
+
+def atomic_source(tools):
+    return {"source": "atomic", "path": str(atomic_file(tools))}
+
+
+WITHOUT_FACTS = {"run": ["prepare", "generator", "contrastive", "evaluate", "report"], "nec.ranker": ""}
+KNOWLEDGE = (
+    Case("data/atomic.py", "name the folder of ATOMIC's files",
+         lambda tools: atomic.find_files(tools.tmp), lambda tools: atomic.find_files(atomic_file(tools))),
+    Case("data/knowledge.py", "give each a line", facts_file(["a#2"]), facts_file(["a#2", "b#2"])),
+    Case("data/wordnet.py", "name the folder of WordNet's database files",
+         lambda tools: WordNet(tools.tmp), lambda tools: WordNet(small_wordnet.write(tools.tmp / "wordnet"))),
+    section(KnowledgeSettings, {}, "systems/knowledge/settings.py", "set one of them, or leave the stage out",
+            {}, {"social": {"source": "sample"}}),
+    Case("systems/knowledge/sources.py", "knows of {}, not of {}; set it under",
+         with_source("social", wordnet_source), with_source("entity", wordnet_source)),
+    Case("systems/knowledge/sources.py", "set path to their folder, or config.data.dir",
+         with_source("social", lambda _: {"source": "atomic"}), with_source("social", atomic_source)),
+    Case("systems/knowledge/sources.py", "set encoder.pretrained, 'minilm'",
+         with_source("social", lambda tools: {**atomic_source(tools), "encoder": {"d_model": 8}}),
+         with_source("social", lambda tools: {**atomic_source(tools), "encoder": {"pretrained": "minilm"}})),
+    recipe_case("systems/nec/ranker.py", "is more than the longest of buckets; set it to at most",
+                {"ranker.max_tokens": 81}, {"ranker.max_tokens": 80}, "nec"),
+    recipe_case("systems/nec/ranker.py", "add one to config.run, or set {}.entity and .social to False",
+                WITHOUT_FACTS, {**WITHOUT_FACTS, "nec.entity": False, "nec.social": False}, "nec"),
+    recipe_case("systems/nec/stages.py", "form = 'dialogue' and an encoder-decoder",
+                {"nec.generator": {"architecture": "llama", "preset": "llama-3.1-8b"}}, {}, "nec"),
+    recipe_case("systems/nec/stages.py", "is not for NEC; set it to 0",
+                {"nec.logits_at_once": 8}, {"nec.logits_at_once": 0}, "nec"),
+    recipe_case("systems/nec/stages.py", "set in_batch to True, or different, frequent or own above 0",
+                {"contrastive.contrast": {"in_batch": False, "different": 0, "frequent": 0, "own": 0}},
+                {"contrastive.contrast": {"in_batch": True, "different": 0, "frequent": 0, "own": 0}}, "nec"),
+)  # fmt: skip
+
+CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *KNOWLEDGE]
 
 _FETCH = "a file is fetched from the network; in its place, tests read a whole one"
 _RUN = "a stage is run again, which takes a trained run: too long for this table"
@@ -1257,6 +1324,15 @@ _EARLIER = "a recipe that would lead here is refused before any work, by a messa
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
 
 WITHOUT_A_CASE = {
+    ("interop/knowledge_pickles.py", "fetch it again"): _FETCH,
+    (
+        "interop/knowledge_pickles.py",
+        "write it as JSON lines and take source",
+    ): "data/test_knowledge.py reads such lines",
+    ("systems/knowledge/generated.py", "set entities to the folder"): "systems/knowledge/test_sources.py, with a model",
+    ("systems/nec/examples.py", "make the last of buckets longer"): "systems/nec/test_examples.py, on rows",
+    ("systems/nec/examples.py", "set contrast.different = 0"): "systems/nec/test_examples.py, on instances",
+    ("systems/nec/ranker.py", "leave it out, with {}.ranker"): _RUN,
     ("api.py", "give at least two to compare"): _FRONT_DOOR,
     ("serving/text_model.py", "give a list of texts"): _FRONT_DOOR,
     ("serving/text_model.py", "give at least one (source, target)"): _FRONT_DOOR,

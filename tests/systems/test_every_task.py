@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import emprl_transformer, reg_transformer
+from configs import emprl_transformer, nec, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, write_json
 from empax.core.run import RunContext
 from empax.core.system import load_system
 from empax.core.types import Instance
-from empax.pipeline import evaluate, index, prepare, run
+from empax.pipeline import evaluate, index, knowledge, prepare, run
 from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer
 
-SYSTEMS = ("reg", "emprl", "attributes")
+SYSTEMS = ("reg", "emprl", "nec", "attributes")
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
 
@@ -46,7 +46,12 @@ def attributes():
     return {**parts, "system": "attributes", "attributes": {}, "run": ["prepare", *judges], **judges}
 
 
-CONFIGS = {"reg": reg, "emprl": emprl, "attributes": attributes}
+def with_ranker():
+    """NEC with all its tasks."""
+    return run.plain(nec.get_config("ranker,tiny"))
+
+
+CONFIGS = {"reg": reg, "emprl": emprl, "nec": with_ranker, "attributes": attributes}
 
 
 def trained(system):
@@ -81,6 +86,8 @@ def workdirs(tmp_path_factory):
                 prepare.run(stage.settings, context)
             elif stage.kind == "index":
                 index.run(stage.settings, context)
+            elif stage.kind == "knowledge":
+                knowledge.run(stage.settings, context)
             elif stage.kind == "train":
                 assembly = stage.spec.build(stage.settings, context)
                 rows = assembly.train.collate(np.arange(4), stage.loop.buckets[-1], np.random.default_rng(0))
@@ -113,7 +120,8 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     files, plan = workdirs[system]
     context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage)
     task = plan.stages[stage].task
-    if task not in ("reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo"):
+    answering = ("reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo")
+    if task not in (*answering, "nec.generator", "nec.contrastive"):
         with pytest.raises(
             ConfigError, match=rf"config\.evaluate\.stage = '{stage}' trains '{task}', which answers noth"
         ):

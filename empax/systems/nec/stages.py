@@ -106,7 +106,7 @@ def check_nec(stage: NecStage, run: RunContext) -> None:
     if settings.lora is not None or settings.form != "dialogue" or decoder_only:
         raise ConfigError(
             "NEC adds layers to a decoder and facts to a source, which adapters, form = 'plain' and decoder-only "
-            f"do not have; set {run.shared}.lora = None, form = 'dialogue' and an encoder-decoder."
+            f"models do not have; set {run.shared}.lora = None, form = 'dialogue' and an encoder-decoder."
         )
     if settings.logits_at_once:
         raise ConfigError(f"{run.shared}.logits_at_once = {settings.logits_at_once} is not for NEC; set it to 0.")

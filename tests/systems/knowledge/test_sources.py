@@ -126,8 +126,9 @@ def test_quality_scores_the_first_answer_against_all_that_people_said():
     long = [quality.Question("e", "xWant", ("to go home now", "to sleep"))]
     assert quality.scores(long, ["to go home now"])["bleu_2"] == pytest.approx(100.0)
     assert 0.0 < quality.scores(long, ["to go there now"])["bleu_2"] < 100.0
-    assert quality.ask_nearest(EVENTS, Letters(), [quality.Question("PersonX loses a game of dog", "xReact", ("x",)),
-                                                   quality.Question("PersonX wins", "xWant", ("x",))]) == ["sad", ""]  # fmt: skip
+    others = [("PersonX loses the dog", "xReact"), ("PersonX wins", "xWant")]
+    nearest = [quality.Question(*other, ("x",)) for other in others]
+    assert quality.ask_nearest(EVENTS, Letters(), nearest) == ["sad", ""]
 
 
 def test_comet_needs_to_know_what_a_thing_is():

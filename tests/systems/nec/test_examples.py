@@ -18,7 +18,7 @@ from empax.data.tokenizers import SEPARATOR
 from empax.evaluation.text import clauses
 from empax.systems.nec.examples import FACTS, QUERY, FactForm, NecExamples, Negatives, frequent_clauses, social_facts
 
-LAYOUT = LayoutSettings(max_context_tokens=24, max_passage_tokens=60, max_target_tokens=16)
+LAYOUT = LayoutSettings(max_context_tokens=24, max_passage_tokens=120, max_target_tokens=16)
 KNIFE = Fact("knife", "ObjectUse", "cutting bread")
 DOG = Fact("dog", "HasProperty", "loyal")
 SAD, HOME = Fact("I lost my dog.", "xReact", "sad"), Fact("I lost my dog.", "xWant", "to go home")
@@ -44,7 +44,7 @@ def instance(*facts, context=("I lost my dog.",)):
     return Instance("a#2", context, "Oh no, I am sorry.", "sad", {"facts": [fact.row() for fact in facts]})
 
 
-def read(form, *given, length=90):
+def read(form, *given, length=160):
     ids, mask = form.arrays([(text, None) for text in form.contexts(given)], length)
     return [row[m].tolist() for row, m in zip(ids, mask, strict=True)]
 
@@ -75,9 +75,10 @@ def test_a_long_context_loses_its_oldest_tokens_and_a_fact_is_whole_or_absent(fo
     assert cut[-len(fact) :] == fact
     assert len(cut) == len(full) - 5
     assert cut[: len(tokenizer.encode(QUERY))] == tokenizer.encode(QUERY)
-    short = FactForm(TaggedForm(tokenizer, dataclasses.replace(LAYOUT, max_passage_tokens=len(tokenizer.encode(FACTS)) + 1 + len(fact)), False), "sentences")  # fmt: skip
+    one = dataclasses.replace(LAYOUT, max_passage_tokens=len(tokenizer.encode(FACTS)) + 1 + len(fact))
+    short = FactForm(TaggedForm(tokenizer, one, attributes=False), "sentences")
     assert read(short, instance(KNIFE, DOG)) == read(form, instance(KNIFE))
-    with pytest.raises(ConfigError, match="a bucket of 12 leaves -?[0-9]+ tokens for a context"):
+    with pytest.raises(ConfigError, match=r"a bucket of 12 leaves -?[0-9]+ tokens for a context"):
         read(form, instance(KNIFE), length=12)
 
 
@@ -91,7 +92,7 @@ def test_the_best_fact_of_each_relation_is_read_in_one_order_and_absent_ones_are
     given = instance(HOME, SAD, Fact("I lost my dog.", "xReact", "hurt"), KNIFE)
     assert social_facts(given) == [SAD, None, None, None, HOME]
     examples = NecExamples([given], form, social_tokens=6)
-    found = examples.collate(np.array([0, -1]), 90, np.random.default_rng(0))
+    found = examples.collate(np.array([0, -1]), 160, np.random.default_rng(0))
     assert found.facts.shape == (2, 5, 6)
     assert found.facts_mask.any(axis=2).tolist() == [[True, False, False, False, True], [False] * 5]
     words = tokenizer.encode(SAD.words())[:6]
@@ -130,12 +131,12 @@ def test_candidates_of_other_emotions_never_have_the_rows_own(instances, tokeniz
     assert len(drawn) > 20  # all emotions have their turn
     assert negatives.draw(-1, rng) == [[]] * 3
     examples = NecExamples(instances[:8], form, negatives=negatives)
-    one, same, other = (examples.collate(np.arange(4), 90, np.random.default_rng(s)) for s in (0, 0, 1))
+    one, same, other = (examples.collate(np.arange(4), 160, np.random.default_rng(s)) for s in (0, 0, 1))
     np.testing.assert_array_equal(one.different, same.different)
     assert (one.different != other.different).any()
     np.testing.assert_array_equal(one.frequent, np.broadcast_to(one.frequent[:1], one.frequent.shape))
     np.testing.assert_array_equal(one.frequent, other.frequent)
-    assert examples.collate(np.array([-1]), 90, np.random.default_rng(0)).different_mask.sum() == 0
+    assert examples.collate(np.array([-1]), 160, np.random.default_rng(0)).different_mask.sum() == 0
     with pytest.raises(ConfigError, match=r"fewer than two emotions.*set contrast\.different = 0"):
         Negatives.of([instance()], tokenizer, 16, different=1, frequent=0)
 
@@ -144,6 +145,6 @@ def test_candidates_of_other_emotions_never_have_the_rows_own(instances, tokeniz
 def test_a_kind_that_is_off_is_not_there(kind, instances, tokenizer, form):
     counts = {"different": 2, "frequent": 2, kind: 0}
     examples = NecExamples(instances[:4], form, negatives=Negatives.of(instances, tokenizer, 16, **counts))
-    found = examples.collate(np.arange(2), 90, np.random.default_rng(0))
+    found = examples.collate(np.arange(2), 160, np.random.default_rng(0))
     assert (found.different is None) == (kind == "different")
     assert (found.frequent is None) == (kind == "frequent")

@@ -78,13 +78,15 @@ def test_the_mark_is_one_token_behind_the_context_and_the_context_gives_way(toke
 
 @pytest.mark.oracle
 def test_the_loss_is_torchs_margin_ranking_and_cross_entropy(ranker, tokenizer):
-    pairs = make_pairs([Instance("a#2", ("My knife is gone.",), "Was it steel?", "", {"facts": [
-        KNIFE.row(), Fact("knife", "MadeUpOf", "steel").row(), Fact("knife", "AtLocation", "home").row()]})])  # fmt: skip
+    facts = [KNIFE, Fact("knife", "MadeUpOf", "steel"), Fact("knife", "AtLocation", "home")]
+    notes = {"facts": [fact.row() for fact in facts]}
+    pairs = make_pairs([Instance("a#2", ("My knife is gone.",), "Was it steel?", "", notes)])
     given = PairExamples(pairs, tokenizer, 48).collate(np.array([0, 1, -1]), 48, np.random.default_rng(0))
     params = ranker.init(jax.random.key(0), jax.tree.map(jnp.asarray, given))
     good, good_logits = (np.array(x[:2]) for x in ranker.read(params, given.source, given.source_mask, None))
     rest, rest_logits = (np.array(x[:2]) for x in ranker.read(params, given.target, given.target_mask, None))
-    margin = torch.nn.functional.margin_ranking_loss(torch.tensor(good), torch.tensor(rest), torch.ones(2), margin=0.3)
+    both = torch.tensor(good), torch.tensor(rest)
+    margin = torch.nn.functional.margin_ranking_loss(*both, torch.ones(2), margin=0.3)
     entropy = torch.nn.functional.cross_entropy(
         torch.tensor(np.concatenate([good_logits, rest_logits])), torch.tensor([1, 1, 0, 0])
     )

@@ -109,9 +109,9 @@ def test_candidates_are_scored_by_bigrams_with_one_framing_and_equal_texts_are_n
     task, _, _ = made
     frequent = [[[5, 6, 7, EOS], [5, 6, EOS]]] * 2
     found = task.candidates(batch([[5, 6, 7, EOS], [5, 6, 7, EOS]], frequent=frequent))
-    said = {tuple(int(t) for t, m in zip(ids, mask, strict=True) if m): float(score)
-            for ids, mask, score, here in zip(found.ids[0], found.mask[0], found.scores[0], found.present[0], strict=True)
-            if here}  # fmt: skip
+    columns = (x[0] for x in (found.ids, found.mask, found.scores, found.present))
+    said = {tuple(np.asarray(ids)[np.asarray(mask)].tolist()): float(score)
+            for ids, mask, score, here in zip(*columns, strict=True) if here}  # fmt: skip
     # start 5, 5 6 and 6 end: two of three, and one token less than the target: exp(1 - 5 / 4).
     assert said == {(5, 6, 7, EOS): 1.0, (5, 6, EOS): pytest.approx(2 / 3 * np.exp(1 - 5 / 4), rel=1e-5)}
 
@@ -224,8 +224,8 @@ def test_the_loss_of_a_batch_is_that_of_its_rows_by_tokens():
     given = batch(TARGETS)
     params = initial(task, given)
     whole = task.loss(params, {}, given, jax.random.key(0), train=False)[0]
-    parts = [task.loss(params, {}, jax.tree.map(lambda leaf, r=r: leaf[r : r + 1], given), jax.random.key(0), train=False)[0]
-             for r in range(4)]  # fmt: skip
+    alone = [jax.tree.map(lambda leaf, r=r: leaf[r : r + 1], given) for r in range(4)]
+    parts = [task.loss(params, {}, one, jax.random.key(0), train=False)[0] for one in alone]
     np.testing.assert_allclose(sum(p.total for p in parts), whole.total, rtol=1e-5)
     assert float(whole.weight) == sum(map(len, TARGETS))
 
@@ -276,8 +276,9 @@ def test_contrast_teaches_the_order_of_candidates(shuffled):
     held_out = example(np.random.default_rng(99))
     found = task.candidates(held_out)
     cosines = task.similarities(params, task.encode(params, held_out, None), found.ids, found.mask, None)
-    taus = [kendalltau(np.asarray(cosines[r])[np.asarray(found.present[r])],
-                       np.asarray(found.scores[r])[np.asarray(found.present[r])]).statistic for r in range(6)]  # fmt: skip
+    here = np.asarray(found.present)
+    both = np.asarray(cosines), np.asarray(found.scores)
+    taus = [kendalltau(*(values[r][here[r]] for values in both)).statistic for r in range(6)]
     if shuffled:
         assert abs(np.mean(taus)) < 0.5
     else:
