@@ -237,7 +237,10 @@ def shrink(config: ConfigDict) -> ConfigDict:
     config = common.shrink(config)
     del config.nec.retriever  # NEC has none
     config.nec.selector = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2, "dropout": 0.0})
-    config.nec.layout = ConfigDict({"max_context_tokens": 24, "max_passage_tokens": 48, "max_target_tokens": 16})
+    config.nec.layout = ConfigDict({"max_context_tokens": 24, "max_passage_tokens": 64, "max_target_tokens": 16})
+    for name in ("generator", "contrastive", "evaluate"):
+        if name in config:
+            config[name].buckets = (96,)
     config.nec.social_tokens = 12
     config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 3, "max_tokens": 12, "rerank": reranks})
     sample = {"source": "sample"}

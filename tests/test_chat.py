@@ -105,3 +105,10 @@ def test_a_run_without_its_checkpoint_is_refused(command, finished, tmp_path):
     (error,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
     assert f"{tmp_path / 'joint'}/best/4" in error
     assert "--redo=joint" in error
+
+
+def test_chat_shows_the_facts_behind_a_reply():
+    fact = {"head": "I won", "relation": "xReact", "tail": "happy", "words": "As a result, I feel happy."}
+    knowing = Prediction(("I won!",), "Great!", "", notes={"facts": [fact]})
+    assert "       knows: As a result, I feel happy. (xReact)\n" in chat.describe(knowing, 0.1, 3)
+    assert "knows" not in chat.describe(Prediction(("I won!",), "Great!", "", notes={"facts": []}), 0.1, 3)

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,6 @@ from empax.data.atomic import RELATIONS, find_files, pairs, prompt, read_events,
 from empax.data.knowledge import Fact
 
 HEADER = ",".join(["event", *RELATIONS, "prefix", "split"])
-DATA = Path(os.environ.get("EMPAX_DATA_DIR", Path(__file__).resolve().parents[3] / "shared/data"))
 
 
 def line(event, **tails):
@@ -95,8 +92,7 @@ def test_no_event_is_in_two_splits(tmp_path):
 
 
 @pytest.mark.real_data
-@pytest.mark.skipif(not (DATA / "knowledge").is_dir(), reason="needs ATOMIC in EMPAX_DATA_DIR or ../shared/data")
-def test_the_real_files_have_the_published_counts():
-    events = read_events(find_files(DATA, ("dev", "tst")))
+def test_the_real_files_have_the_published_counts(real_data):
+    events = read_events(find_files(real_data, ("dev", "tst")))
     assert len(events) == 4617
     assert sum(map(len, events.values())) > 120_000  # distinct tails that say something

@@ -1,5 +1,7 @@
 """The ranker of facts about things: which pairs it learns from, where it looks, its loss, and what it learns."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,6 +95,8 @@ def test_the_loss_is_torchs_margin_ranking_and_cross_entropy(ranker, tokenizer):
     loss, metrics = ranker.loss(params, {}, jax.tree.map(jnp.asarray, given), jax.random.key(0), train=False)
     np.testing.assert_allclose(loss.value(), float(margin + entropy), rtol=1e-5)
     assert float(metrics["pair_accuracy"].weight) == 2.0
+    wide = dataclasses.replace(ranker, margin=0.9).loss(params, {}, given, jax.random.key(0), train=False)[0]
+    assert float(wide.value()) == pytest.approx(float(loss.value()) + 0.6, rel=1e-5)
 
 
 def test_it_learns_which_fact_a_response_takes_up(ranker, tokenizer):

@@ -12,11 +12,12 @@ from empax.core.run import RunContext
 from empax.core.tree import named_leaves
 from empax.core.types import Instance
 from empax.data.knowledge import Fact, facts_of
+from empax.decoding.settings import DecodeSettings
 from empax.pipeline import run
 from empax.serving.session import Session
 from empax.systems.nec.facts import Chooser, with_facts
 from empax.systems.nec.settings import ContrastiveStage, ContrastSettings, NecSettings
-from empax.systems.nec.stages import overlaid
+from empax.systems.nec.stages import exploring, overlaid
 from empax.training import loop
 from empax.training.checkpoint import load_params
 
@@ -141,6 +142,14 @@ def test_without_contrast_as_many_examples_are_read_and_nothing_is_reranked():
     assert ContrastiveStage(contrast=ContrastSettings()).start_from == "generator"
 
 
+def test_own_candidates_are_as_many_beams_begun_as_answers_are():
+    answers = DecodeSettings("beam", 30, num_beams=4, first_token=7, rerank="similarity")
+    plain = exploring(ContrastSettings(own=3, own_tokens=9), answers)
+    assert plain == DecodeSettings("beam", 9, num_beams=3, first_token=7)
+    diverse = exploring(ContrastSettings(own=3, own_tokens=9, diversity_penalty=1.5), answers)
+    assert diverse == dataclasses.replace(plain, num_beam_groups=3, diversity_penalty=1.5)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     files = WorkDir(tmp_path_factory.mktemp("nec") / "run")
@@ -174,7 +183,7 @@ def test_other_gold_responses_and_emotions_of_the_test_change_no_answer(finished
     from empax.core.system import AnswerOptions
     from empax.data.store import load_instances
 
-    answerer = stage.spec.answer(stage.settings, context, AnswerOptions("contrastive", "", (80,)))
+    answerer = stage.spec.answer(stage.settings, context, AnswerOptions("contrastive", "", (96,)))
     given = load_instances(context, "test")[:8]
     other = [dataclasses.replace(i, response="Purple elephants.", emotion="proud") for i in given]
     said = [[row.response for row in answerer.respond(rows, batch_size=8, seed=0)] for rows in (given, other)]

@@ -189,6 +189,14 @@ def test_the_models_own_candidates_are_its_beams_with_their_end(made):
     assert contrastive(own=False).explore(params, {}, given, jax.random.key(0)) is given
 
 
+def test_a_larger_margin_asks_for_more(made):
+    task, given, params = made
+    found = [float(dataclasses.replace(task, settings=dataclasses.replace(task.settings, margin=margin))
+                   .contrast(params, given, task.encode(params, given, None), None).value())
+             for margin in (0.01, 0.2)]  # fmt: skip
+    assert found[1] > found[0] + 0.1
+
+
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_answers_are_the_beams_by_likelihood_or_by_cosine(made, weight):
     task, given, params = made
