@@ -20,7 +20,7 @@ OWN = DecodeSettings("beam", 5, num_beams=2)
 
 def model(*, social=True, **changes):
     config = TransformerConfig(
-        vocab_size=VOCAB, d_model=WIDTH, num_heads=2, head_dim=8, d_ff=32, num_encoder_layers=2, num_decoder_layers=2,
+        vocab_size=VOCAB, d_model=WIDTH, num_heads=2, head_dim=8, d_ff=32, num_encoder_layers=1, num_decoder_layers=1,
         dropout=0.0, start_id=START, memories=(SOCIAL,) if social else (), **changes,
     )  # fmt: skip
     return EncoderDecoder(config)
@@ -66,5 +66,8 @@ def batch(targets, *, seed=0, width=8, social=True, facts=None, **candidates):
 
 
 def initial(task, given, seed=0):
-    params = task.init(jax.random.key(seed), given)
-    return jax.tree.map(lambda leaf: leaf + 0.02 * jax.random.normal(jax.random.key(9), leaf.shape), params)
+    def drawn(given):
+        params = task.init(jax.random.key(seed), given)
+        return jax.tree.map(lambda leaf: leaf + 0.02 * jax.random.normal(jax.random.key(9), leaf.shape), params)
+
+    return jax.jit(drawn)(given)
