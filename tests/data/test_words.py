@@ -11,6 +11,7 @@ from empax.core.config import ConfigError, to_settings
 from empax.data.store import TokenizerSettings
 from empax.data.tokenizers import load_tokenizer
 from empax.data.words import BASE_TOKENS, train_words
+from empax.decoding.settings import DecodeSettings, without_unknown
 from empax.evaluation.words import moel_tokens, tokenize
 
 CONTRACTIONS = (
@@ -96,6 +97,15 @@ def test_a_text_holds_no_control_token():
     assert not {made.start_id, made.eos_id, made.cls_id, made.pad_id} & set(ids)
     assert words_of(made, "<unk>") == ["<", "unk", ">"]
     assert made.encode(made.mark("[CLS]") + "s")[0] == made.cls_id
+
+
+def test_unknown_words_are_written_only_where_they_are_allowed():
+    made = train_words(["a"], min_count=1)
+    settings = DecodeSettings(suppress_tokens=(9,))
+    assert without_unknown(settings, made.unk_id).suppress_tokens == (9, made.unk_id)
+    allowed = DecodeSettings(allow_unknown=True)
+    assert without_unknown(allowed, made.unk_id) == allowed
+    assert without_unknown(settings, None) == settings
 
 
 def test_lempexs_words():
