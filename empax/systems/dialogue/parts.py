@@ -20,7 +20,7 @@ from empax.data.sources import ChatForm, PlainForm, SourceForm, TaggedForm
 from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import read_generation_config
-from empax.decoding.settings import DecodeSettings
+from empax.decoding.settings import DecodeSettings, without_unknown
 from empax.interop.huggingface import resolve
 from empax.interop.pretrained import LoadedGenerator, load_generator
 from empax.models.decoder_only import DecoderOnly
@@ -79,7 +79,8 @@ class GeneratorParts:
         t, reader = self.tokenizer, self.reader
         # Not the tokenizer's: BART's decoder starts with the token that ends a text.
         start_id = reader.start_id if isinstance(reader, PromptedDecoder) else reader.config.start_id
-        return Decoder(settings, start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
+        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
+        return Decoder(without_unknown(settings, unknown), start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
 
     def generator_task(self, stage: GeneratorStage) -> Generator:
         return Generator(

@@ -1,0 +1,84 @@
+"""The task of all systems of MoEL's lineage: likelihood of the response, and the losses of the readers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from empax.core.types import Generated, Mean, Metrics, Params
+from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.systems.classic.model import Classic
+from empax.systems.classic.readers import ClassicBatch, Read
+from empax.systems.dialogue.generator import Decoder, combine, target_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassicTask:
+    """Context in, response out.
+
+    Attributes:
+      weights: see `ClassicStage`.
+      heads: ("emotion",) where the model learns the emotion.
+    """
+
+    model: Classic
+    decoder: Decoder
+    weights: Mapping[str, float]
+    label_smoothing: float = 0.0
+    heads: tuple[str, ...] = ()
+
+    @property
+    def nll_weight(self) -> float:
+        return dict(self.weights).get("nll", 1.0)
+
+    def init(self, rng: jax.Array, batch: ClassicBatch) -> Params:
+        return self.model.init(rng, batch)["params"]
+
+    def loss(self, params: Params, frozen: Params, batch: ClassicBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
+        """Without `rng`: no dropout, latents at their means, no gold emotions."""
+        keys = (None, None) if rng is None else jax.random.split(rng)
+        read: Read = self._apply(params, batch, method="read", rng=keys[0])
+        parts, metrics = self._reader_losses(batch, read)
+        if self.nll_weight:
+            mask = batch.target_mask & batch.valid[:, None]
+            logits = self._apply(params, batch.target, read, method="decode", rng=keys[1])
+            smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=self.label_smoothing)
+            metrics["nll"] = cross_entropy(logits, batch.target, mask) if self.label_smoothing else smoothed
+            parts.append((self.nll_weight, smoothed))
+        return combine(parts, target_weights(batch), batch.valid), metrics
+
+    def _reader_losses(self, batch: ClassicBatch, read: Read) -> tuple[list[tuple[float, Mean]], Metrics]:
+        parts, metrics = [], {}
+        for name, (values, known) in read.losses.items():
+            known = known & batch.valid
+            metrics[f"{name}_loss"] = Mean.of(values, known)
+            parts.append((self.weights[name], Mean.of(values, known, target_weights(batch))))
+        if read.emotion is not None:
+            hit = (read.emotion.argmax(axis=-1) == batch.emotion).astype(jnp.float32)
+            metrics["emotion_accuracy"] = Mean.of(hit, batch.valid & (batch.emotion >= 0))
+        return parts, metrics
+
+    def generate(self, params: Params, frozen: Params, batch: ClassicBatch, rng: jax.Array) -> Generated:
+        read = self._apply(params, batch, method="read", rng=None)
+        return self.decoder.from_states(
+            self.model, params, read, read.mask, rng, source=(batch.source, batch.source_mask)
+        )
+
+    def read(self, params: Params, batch: ClassicBatch) -> dict[str, Float[Array, " B"]]:
+        """For each row: `nll`, `num_tokens`, and the likeliest emotion (index into EMOTIONS)."""
+        read = self._apply(params, batch, method="read", rng=None)
+        logits = self._apply(params, batch.target, read, method="decode", rng=None)
+        log_probs = jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)
+        found = {"nll": -log_probs.sum(axis=1), "num_tokens": batch.target_mask.sum(axis=1).astype(jnp.float32)}
+        return found if read.emotion is None else {**found, "emotion": read.emotion.argmax(axis=-1)}
+
+    def _apply(self, params: Params, *args: Any, method: str, rng: jax.Array | None) -> Any:
+        rngs = {}
+        if rng is not None:
+            rngs = dict(zip(("dropout", "draws"), jax.random.split(rng), strict=True))
+        return self.model.apply({"params": params}, *args, train=rng is not None, method=method, rngs=rngs)
