@@ -186,10 +186,10 @@ def shrink(config: ConfigDict) -> ConfigDict:
     config = common.shrink(config)
     if architecture == "t5":
         config.lempex.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
-    small = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2})
     for name in ("judges", "second_seed", "sentiment"):
         if name in config:
-            config[name].update({"encoder": small, "max_tokens": 64})
+            config[name].encoder = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2})
+            config[name].max_tokens = 64
     for name in ("judges", "second_seed"):
         config[name].data = "sample"
     config.evaluate.linear_judge = False

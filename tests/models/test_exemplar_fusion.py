@@ -41,14 +41,15 @@ def test_each_state_is_joined_to_the_mean_of_means(params):
     value, (grads, state_grads) = jax.value_and_grad(loss, argnums=(0, 1))(params, STATES, weights)
     # The exemplars' states are ours; what becomes of them is torch's.
     encoded = encoder.apply({"params": params["encoder"]}, EXEMPLARS.reshape(-1, P), MASK.reshape(-1, P))
-    encoded = torch.tensor(np.asarray(encoded).reshape(2, K, P, D))
-    kernel = torch.tensor(np.asarray(params["kernel"]), requires_grad=True)
-    bias = torch.tensor(np.asarray(params["bias"]), requires_grad=True)
-    states = torch.tensor(np.asarray(STATES), requires_grad=True)
-    means = [[encoded[b, k, np.asarray(MASK)[b, k]].mean(0) for k in range(3 if b == 0 else 1)] for b in range(2)]
+    encoded = torch.tensor(np.array(encoded).reshape(2, K, P, D))
+    kernel, bias, states = (
+        torch.tensor(np.array(x), requires_grad=True) for x in (params["kernel"], params["bias"], STATES)
+    )
+    lengths = [[5, 2, 1], [3]]
+    means = [[encoded[b, k, :n].mean(0) for k, n in enumerate(row)] for b, row in enumerate(lengths)]
     chi = torch.stack([torch.stack(row).mean(0) for row in means])
     joined = torch.cat([states, chi[:, None].expand(-1, 4, -1)], dim=-1)
-    expected = ((joined @ kernel + bias) * torch.tensor(np.asarray(weights))).sum()
+    expected = ((joined @ kernel + bias) * torch.tensor(np.array(weights))).sum()
     expected.backward()
     np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
     np.testing.assert_allclose(grads["kernel"], kernel.grad, rtol=1e-4, atol=1e-5)
@@ -56,7 +57,8 @@ def test_each_state_is_joined_to_the_mean_of_means(params):
     np.testing.assert_allclose(state_grads, states.grad, rtol=1e-4, atol=1e-5)
     # ... and that mean is not the one over all tokens at once.
     together = MODEL.apply({"params": params}, EXEMPLARS, MASK, method="represent")[0]
-    assert not np.allclose(together, encoded[0][np.asarray(MASK)[0]].mean(0), atol=1e-2)
+    tokens = torch.cat([encoded[0, k, :n] for k, n in enumerate(lengths[0])])
+    assert not np.allclose(together, tokens.mean(0), atol=1e-2)
     np.testing.assert_allclose(together, chi[0], rtol=1e-4, atol=1e-5)
 
 
