@@ -4,6 +4,7 @@ r"""LEMPEx on EmpatheticDialogues (Majumder et al.): exemplars and four empathet
   python -m empax.main --config=configs/lempex.py:no_losses       # "w/o Emp. Losses"
   python -m empax.main --config=configs/lempex.py:no_exemplars
   python -m empax.main --config=configs/lempex.py:t5_glove        # T5-GloVe: without both
+  python -m empax.main --config=configs/lempex.py:no_judges       # no losses, no judges: without EPITOME
   python -m empax.main --config=configs/lempex.py:t5              # on pretrained weights; its T5-PT: t5+t5_glove
   python -m empax.main --config=configs/lempex.py:eq10            # the losses as Eq. 10 has them
   python -m empax.main --config=configs/lempex.py:unfrozen        # judges that learn along, as in the released code
@@ -28,8 +29,8 @@ from ml_collections import ConfigDict
 
 from . import common
 
-FORMS = ("no_losses", "no_exemplars", "t5_glove", "t5", "eq10", "unfrozen", "time_axis", "gumbel", "binary",
-         "weights_1", "full_size", "tiny")  # fmt: skip
+FORMS = ("no_losses", "no_exemplars", "t5_glove", "no_judges", "t5", "eq10", "unfrozen", "time_axis", "gumbel",
+         "binary", "weights_1", "full_size", "tiny")  # fmt: skip
 WHEEL = "flan-t5-small-titles"
 CPU = {"dtype": "bfloat16", "unroll": 6}  # a quarter to a half of the time of float32 in a plain scan
 RHYTHM = {"log_every_steps": 50, "checkpoint_every_steps": 200}
@@ -132,21 +133,25 @@ def judges(**more: Any) -> ConfigDict:
     )  # fmt: skip
 
 
+def drop(config: ConfigDict, *stages: str) -> None:
+    for name in stages:
+        if name in config:
+            del config[name]
+
+
 def change(config: ConfigDict, form: str) -> None:
     """Makes `config` one of FORMS, but for tiny."""
     generator = config.generator
-    if form in ("no_losses", "t5_glove"):
-        generator.update({"losses": "none", "judges": (), "sentiment": ""})
-        if "sentiment" in config:
-            del config.sentiment
+    if form in ("no_losses", "t5_glove", "no_judges", "eq10"):
+        losses = "first_state" if form == "eq10" else "none"
+        generator.update({"losses": losses, "judges": (), "sentiment": ""})
+        drop(config, "sentiment")
     if form in ("no_exemplars", "t5_glove"):
         generator.index = config.evaluate.index = ""
-        if "index" in config:
-            del config.index
-    if form == "eq10":
-        generator.update({"losses": "first_state", "judges": (), "sentiment": ""})
-        if "sentiment" in config:
-            del config.sentiment
+        drop(config, "index")
+    if form == "no_judges":
+        drop(config, "judges", "second_seed", "assess", "annotate")
+        config.evaluate.update({"judge": "", "second_judge": "", "linear_judge": False})
     if form == "t5":
         t5 = {"pretrained": WHEEL, "dropout": 0.1, "dtype": "bfloat16"}
         config.lempex.generator = ConfigDict({"architecture": "t5", **t5})
@@ -191,6 +196,7 @@ def shrink(config: ConfigDict) -> ConfigDict:
             config[name].encoder = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2})
             config[name].max_tokens = 64
     for name in ("judges", "second_seed"):
-        config[name].data = "sample"
+        if name in config:
+            config[name].data = "sample"
     config.evaluate.linear_judge = False
     return config

@@ -181,7 +181,6 @@ def planned_regressor(stage: SentimentStage, run: RunContext) -> SentimentRegres
     return SentimentRegressor(load_stage_encoder(stage.encoder, run, with_params=False, planned=True).model)
 
 
-def load_regressor(stage: SentimentStage, run: RunContext) -> tuple[SentimentRegressor, Tokenizer]:
-    """The task of a finished stage, without its parameters, and what it reads with."""
-    encoder = load_stage_encoder(stage.encoder, run, with_params=False)
-    return SentimentRegressor(encoder.model), encoder.tokenizer
+def load_regressor(stage: SentimentStage, run: RunContext) -> SentimentRegressor:
+    """The task of a finished stage, without its parameters."""
+    return SentimentRegressor(load_stage_encoder(stage.encoder, run, with_params=False).model)

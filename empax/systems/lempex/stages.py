@@ -17,13 +17,23 @@ from empax.core.sharding import local_mesh
 from empax.core.system import AnswerOptions, TaskSpec, load_encoder_of
 from empax.core.types import Instance, Params
 from empax.data.exemplars import Corpus
-from empax.data.store import check_candidates, check_prepared, load_candidates, load_instances
+from empax.data.store import (
+    PrepareSettings,
+    check_candidates,
+    check_prepared,
+    load_candidates,
+    load_instances,
+    may_load,
+    run_tokenizer,
+)
 from empax.data.tokenizers import SubwordTokenizer
+from empax.interop.pretrained import load_generator
 from empax.models.exemplar_fusion import ExemplarFusion
 from empax.models.transformer import EncoderDecoder
 from empax.retrieval.index import load_index
 from empax.systems.attributes import ClassifierJudge, ClassifierStage, load_judge
 from empax.systems.attributes.classifier import planned_classifier
+from empax.systems.attributes.pairs import load_stage_encoder
 from empax.systems.attributes.sentiment import SentimentStage, load_regressor, planned_regressor
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples
 from empax.systems.dialogue.parts import GeneratorParts
@@ -55,7 +65,8 @@ def check_generator(stage: LempexStage, run: RunContext) -> None:
     """Whether exemplars, judges and labels come before.
 
     Raises:
-      ConfigError: they do not, or the judges leave out a mechanism that has a weight.
+      ConfigError: they do not, or the judges leave out a mechanism that has a weight, or read another vocabulary than
+        the generator's.
     """
     check_prepared(run)
     if stage.index:
@@ -81,6 +92,44 @@ def check_generator(stage: LempexStage, run: RunContext) -> None:
         )
     if stage.sentiment:
         run.earlier("sentiment", stage.sentiment, tasks=("attributes.sentiment",))
+    _check_vocabularies(stage, run)
+
+
+def _check_vocabularies(stage: LempexStage, run: RunContext) -> None:
+    """Raises ConfigError unless the judges read with the vocabulary that the generator writes."""
+    generator = run.shared_settings(LempexSettings).generator
+    encoders = {name: run.named(name).settings.encoder for name in (*stage.judges, stage.sentiment) if name}
+    prepared = run.settings("prepare", PrepareSettings).tokenizer
+    models = (generator.pretrained, prepared.pretrained, *(encoder.pretrained for encoder in encoders.values()))
+    if not all(may_load(run, name) for name in models if name):
+        return
+    tokenizer = run_tokenizer(run, planned=True)
+    rows = load_generator(generator, tokenizer, with_params=False).model.config.vocab_size
+    for name, encoder in encoders.items():
+        loaded = load_stage_encoder(encoder, run, with_params=False, planned=True)
+        own: Any = loaded.model.encoder
+        check_vocabulary(name, loaded.tokenizer, own.config.vocab_size, tokenizer, rows)
+
+
+def check_vocabulary(judge: str, own: Tokenizer, own_rows: int, tokenizer: Tokenizer, rows: int) -> None:
+    """Raises ConfigError unless two tokenizers and the embeddings of their models have the same ids.
+
+    Args:
+      judge: name of its stage.
+      own: what it reads with.
+      own_rows: of its embedding.
+      tokenizer: of the generator.
+      rows: likewise.
+    """
+    same = own_rows == rows and own.vocab_size == tokenizer.vocab_size
+    if same and isinstance(own, SubwordTokenizer) and isinstance(tokenizer, SubwordTokenizer):
+        same = own.extends(tokenizer)
+    if not same:
+        raise ConfigError(
+            f"config.{judge} reads {own.vocab_size} tokens with {own_rows} embeddings, but the generator writes "
+            f"{tokenizer.vocab_size} with {rows}, and their losses need one vocabulary. Take the tokenizer of the "
+            "judge's encoder (config.prepare.tokenizer, tags = False), or an encoder from scratch."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,41 +148,21 @@ class Judges:
 
 
 def load_judges(stage: LempexStage, run: RunContext, parts: GeneratorParts) -> Judges:
-    """The judges that `stage` names.
-
-    Raises:
-      ConfigError: they read with another vocabulary than the generator writes.
-    """
+    """The judges that `stage` names."""
     found: dict[str, ClassifierJudge] = {}
     for name in stage.judges:
         judge = load_judge(run, name)
         assert isinstance(judge, ClassifierJudge)  # see check_generator
-        _check_vocabulary(run, parts, name, judge.params, judge.tokenizer)
         found[name] = judge
     params: dict[str, Any] = {"classifiers": {name: judge.params for name, judge in found.items()}}
     regressor = None
     if stage.sentiment:
-        regressor, own = load_regressor(run.settings(stage.sentiment, SentimentStage), run)
+        regressor = load_regressor(run.settings(stage.sentiment, SentimentStage), run)
         params["sentiment"] = load_params(run.files.stage(stage.sentiment))
-        _check_vocabulary(run, parts, stage.sentiment, params["sentiment"], own)
     classifiers = tuple((name, judge.task) for name, judge in found.items())
     layout = parts.settings.layout
     most = min([judge.max_tokens for judge in found.values()] or [layout.max_context_tokens + layout.max_target_tokens])
     return Judges(EmpathyLosses(stage, classifiers, regressor), params, most)
-
-
-def _check_vocabulary(run: RunContext, parts: GeneratorParts, judge: str, params: Params, own: Tokenizer) -> None:
-    rows, written = len(params["encoder"]["encoder"]["token_embedding"]), parts.generator.model.config.vocab_size
-    tokenizer = parts.tokenizer
-    same = rows == written and own.vocab_size == tokenizer.vocab_size
-    if same and isinstance(own, SubwordTokenizer) and isinstance(tokenizer, SubwordTokenizer):
-        same = own.extends(tokenizer)
-    if not same:
-        raise ConfigError(
-            f"config.{judge} reads {own.vocab_size} tokens with {rows} embeddings, but the generator writes "
-            f"{tokenizer.vocab_size} with {written}: the losses of config.{run.stage} need one vocabulary. Take the "
-            "tokenizer of the judge's encoder (config.prepare.tokenizer, tags = False), or an encoder from scratch."
-        )
 
 
 def build_generator(stage: LempexStage, run: RunContext) -> Assembly:

@@ -1,5 +1,4 @@
-"""LEMPEx: exemplary empathy (Majumder et al., "Exemplars-guided Empathetic Response Generation Controlled by the
-Elements of Human Communication").
+"""LEMPEx: empathetic generation guided by exemplars and by judges of empathy (Majumder et al.).
 
 A T5 reads the context with its speakers; one vector of retrieved responses stands beside every state (Eq. 4 to 6); four
 losses ask what judges would say of the response (Alg. 4). PAPERS.md lists every equation and every departure.

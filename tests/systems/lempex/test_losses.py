@@ -1,5 +1,8 @@
 """The empathetic losses: what judges read, what flows back, and what each wiring can and cannot see."""
 
+import types
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,11 +34,16 @@ def test_one_hot_tokens_are_judged_as_ids_are(batch):
     losses = toy.make_losses()
     judges = toy.random_judges(losses, batch)
     logits = 200.0 * jax.nn.one_hot(batch.target, toy.V)
-    levels, sentiment = jax.jit(losses._ask_judges, static_argnums=3)(judges, batch, logits, None)
-    hard = toy.CLASSIFIER.logits(judges["classifiers"]["judges"], batch.judged, batch.judged_mask, None)
+
+    @jax.jit
+    def judged(judges):
+        soft = losses._ask_judges(judges, batch, logits, None)
+        levels = toy.CLASSIFIER.logits(judges["classifiers"]["judges"], batch.judged, batch.judged_mask, None)
+        return soft, (levels, toy.REGRESSOR.predict(judges["sentiment"], batch.reply, batch.reply_mask, None))
+
+    (levels, sentiment), (hard, expected) = judged(judges)
     for c, name in enumerate(MECHANISMS):
         np.testing.assert_allclose(levels[name], hard[:, c], atol=1e-5)
-    expected = toy.REGRESSOR.predict(judges["sentiment"], batch.reply, batch.reply_mask, None)
     np.testing.assert_allclose(sentiment, expected, atol=1e-5)
     assert np.abs(np.asarray(sentiment) - np.asarray(expected)[::-1]).max() > 1e-3
 
@@ -162,20 +170,18 @@ def test_the_slip_over_time_lets_a_judge_see_what_comes_later(batch):
 
 
 def test_unknown_levels_and_weights_of_zero_count_nothing(batch):
-    losses = toy.make_losses()
+    losses, some = toy.make_losses(), toy.make_losses(weights=toy.LossWeights(interpretation=0.0))
     judges = toy.random_judges(losses, batch)
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(*batch.target.shape, toy.V)), jnp.float32)
-    parts, metrics = losses(judges, {}, batch, None, logits, None)
-    assert [weight for weight, _ in parts] == [0.1] * 4
-    tokens = [3.0, 4.0]
-    assert [float(part.weight) for _, part in parts] == [7.0, 3.0, 7.0, 7.0]
+    asked = jax.jit(lambda batch: losses(judges, {}, batch, None, logits, None))
+    parts, metrics = asked(batch)
+    np.testing.assert_allclose([weight for weight, _ in parts], 0.1)
+    assert [float(part.weight) for _, part in parts] == [7.0, 3.0, 7.0, 7.0]  # tokens with the end, of known levels
     assert float(metrics["interpretation_loss"].weight) == 1.0
-    first = losses(judges, {}, batch.replace(valid=jnp.array([True, False])), None, logits, None)[0]
-    assert [float(part.weight) for _, part in first] == [tokens[0]] * 4
-    some = toy.make_losses(weights=toy.LossWeights(interpretation=0.0))
-    assert set(some(judges, {}, batch, None, logits, None)[1]) == {
-        name for name in metrics if not name.startswith("interpretation")
-    }
+    first, _ = asked(batch.replace(valid=jnp.array([True, False])))
+    assert [float(part.weight) for _, part in first] == [3.0] * 4
+    left = jax.eval_shape(lambda: some(judges, {}, batch, None, logits, None))[1]
+    assert set(left) == {name for name in metrics if not name.startswith("interpretation")}
 
 
 # --------------------------------------------------------------------------------------------------- steering, in a toy
@@ -191,44 +197,53 @@ def even():
     return toy.make_batch([[5]] * 8, REPLIES, levels=levels, compounds=compounds)
 
 
+class Bag(nn.Module):
+    """The embeddings of words as they are: a judge of their mean, which says of a mixture what lies between."""
+
+    config: types.SimpleNamespace
+
+    @nn.compact
+    def __call__(self, ids, mask, *, embedded=None, deterministic=True):
+        table = self.param("token_embedding", nn.initializers.zeros, (toy.V, 2))
+        return table[ids] if embedded is None else embedded
+
+
+BAG = Classifier(DualEncoder(Bag(types.SimpleNamespace(d_model=2, dtype="float32"))), MECHANISMS, ((1.0,) * 3,) * 3)
+
+
 @pytest.fixture(scope="module")
-def biased(even):
-    """A judge that finds the first reply high and the second low."""
-    losses = toy.make_losses(sentiment="")
-    texts = even.replace(source=even.judged, source_mask=even.judged_mask)
-
-    class Told:
-        def loss(self, params, frozen, batch, rng):
-            logits = toy.CLASSIFIER.logits(params, batch.source, batch.source_mask, None)
-            labels = jnp.where(batch.target[:, :1] == 10, HIGH, LOW)
-            nll = sum(level_loss(logits[:, c], labels[:, 0], binary=False)[0] for c in range(3))
-            return toy.Mean.of(nll, batch.valid), {}
-
-    params = toy.random_like(jax.eval_shape(toy.CLASSIFIER.init, jax.random.key(0), texts))
-    params, _ = toy.train(Told(), params, {}, texts, 120, rate=0.02)
-    logits = toy.CLASSIFIER.logits(params, texts.source, texts.source_mask, None)
-    assert np.asarray(logits.argmax(-1)).tolist() == [[HIGH] * 3, [LOW] * 3] * 4
-    del losses
+def biased():
+    """A judge that finds the first reply high, the second low, and any other word neither."""
+    table = jnp.zeros((toy.V, 2)).at[10, 0].set(1.0).at[11, 0].set(-1.0)
+    out = jnp.zeros((2, 3, 3)).at[0, :, HIGH].set(12.0).at[0, :, LOW].set(-12.0)
+    head = {"out": out.reshape(2, 9), "out_bias": jnp.zeros(9)}
+    params = {"encoder": {"encoder": {"token_embedding": table}}, "head": head}
+    judged = BAG.logits(params, jnp.array([[10], [11]]), jnp.ones((2, 1), bool), None).argmax(-1)
+    assert judged.tolist() == [[HIGH] * 3, [LOW] * 3]
     return {"classifiers": {"judges": params}}
 
 
 def share_of_the_first(task, params, batch):
     """Of both replies, the probability of the first."""
-    states = task.states(params, batch, None, None, None)
-    logits = toy.MODEL.apply({"params": params["model"]}, batch.target, states, batch.source_mask, method="decode")
-    return float(jax.nn.softmax(logits[0, 0, jnp.array([10, 11])])[0])
+
+    @jax.jit
+    def logits(params):
+        states = task.states(params, batch, None, None, None)
+        return toy.MODEL.apply({"params": params["model"]}, batch.target, states, batch.source_mask, method="decode")
+
+    return float(jax.nn.softmax(logits(params)[0, 0, jnp.array([10, 11])])[0])
 
 
 def steered(even, biased, weight, *, frozen_judges=True):
     weights = toy.LossWeights(exploration=weight, emotional_reaction=0.0, interpretation=0.0, sentiment=0.0)
     empathy = EmpathyLosses(
-        toy.make_stage(weights=weights, sentiment="", frozen_judges=frozen_judges), (("judges", toy.CLASSIFIER),)
+        toy.make_stage(weights=weights, sentiment="", frozen_judges=frozen_judges), (("judges", BAG),)
     )
     task = toy.make_task(empathy)
     params = toy.random_like(jax.eval_shape(task.init, jax.random.key(0), even), scale=0.1)
     if not frozen_judges:
         params["judges"] = biased
-    params, metrics = toy.train(task, params, {"judges": biased} if frozen_judges else {}, even, 150)
+    params, metrics = toy.train(task, params, {"judges": biased} if frozen_judges else {}, even, 200)
     return share_of_the_first(task, params, even), float(metrics["exploration_loss"].value() if weight else 0.0)
 
 
