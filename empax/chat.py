@@ -25,10 +25,11 @@ _SAFETY = flags.DEFINE_boolean(
 
 
 def describe(prediction: Any, seconds: float, exemplars: int) -> str:
-    """A reply with the attributes and exemplars behind it."""
+    """A reply with the attributes and exemplars behind it, or with those of the reply where nothing else is known."""
     if "answered_by" in prediction.notes:
         return f"empax> {prediction.response}\n       [a fixed answer, not the model's]"
-    attributes = ", ".join(f"{name} {level}" for name, level in prediction.attributes.items())
+    levels = prediction.attributes or prediction.notes.get("response_attributes", {})
+    attributes = ", ".join(f"{name} {level}" for name, level in levels.items())
     mood = f"you seem {prediction.emotion_prediction}; " if prediction.emotion_prediction else ""
     lines = [f"empax> {prediction.response}", f"       [{mood}{attributes or '-'}]"]
     for exemplar in prediction.exemplars[:exemplars]:

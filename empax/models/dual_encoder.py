@@ -77,7 +77,7 @@ class DualEncoder(nn.Module):
     Parameters are the encoder's, under "encoder", and those of the projections, under "dense_0" and so on.
 
     Attributes:
-      encoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]`, a BertEncoder.
+      encoder: `(ids[B,S], mask[B,S], embedded=, deterministic=) -> states[B,S,D]`, a BertEncoder or a T5Encoder.
       pooling: see `pooled`.
       normalize: to unit length.
       projections: layers between pooling and normalisation.
@@ -103,10 +103,16 @@ class DualEncoder(nn.Module):
         return self.embed(ids, mask, deterministic=deterministic)
 
     def embed(
-        self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
+        self,
+        ids: Int[Array, "B S"] | None,
+        mask: Bool[Array, "B S"],
+        *,
+        embedded: Float[Array, "B S _"] | None = None,
+        deterministic: bool = True,
     ) -> Float[Array, "B D"]:
-        """One float32 vector per text."""
-        vectors = pooled(self.encoder(ids, mask, deterministic=deterministic), mask, self.pooling)
+        """One float32 vector per text; `embedded` stands for the embeddings of `ids`, which are then None."""
+        options = {} if embedded is None else {"embedded": embedded}
+        vectors = pooled(self.encoder(ids, mask, deterministic=deterministic, **options), mask, self.pooling)
         for layer, projection in zip(self.dense, self.projections, strict=True):
             vectors = _ACTIVATIONS[projection.activation](layer(vectors))
         if not self.normalize:

@@ -31,7 +31,7 @@ import tokenizers as rust
 from flax import serialization
 from jax.sharding import AbstractMesh
 
-from configs import emprl_transformer, reg_transformer
+from configs import emprl_transformer, lempex, reg_transformer
 from empax.core import distributed, lock, paths, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
@@ -89,6 +89,8 @@ from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 from empax.systems.emprl import functions
 from empax.systems.emprl.rewards import check_contexts, make_reward
 from empax.systems.emprl.settings import GrpoStage, RewardSettings
+from empax.systems.lempex.settings import LempexSettings, LempexStage
+from empax.systems.lempex.stages import check_vocabulary
 from empax.training import settings as loop
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from tests.plans import plan_of
@@ -153,7 +155,8 @@ def section(cls, needed, file, said, wrong, advised):
 
 @functools.cache
 def _tiny(name):
-    config = run.plain({"reg": reg_transformer, "emprl": emprl_transformer}[name].get_config("tiny"))
+    recipes = {"reg": reg_transformer, "emprl": emprl_transformer, "lempex": lempex}
+    config = run.plain(recipes[name].get_config("tiny"))
     config["mesh"]["data"] = 1
     return config
 
@@ -381,6 +384,44 @@ RECIPES = [
     recipe_case(
         "systems/attributes/classifier.py", "is more than the longest of buckets; set it to at most",
         {"attributes.max_tokens": 17}, {"attributes.max_tokens": 16},
+    ),
+    recipe_case(
+        "systems/attributes/sentiment.py", "is more than the longest of buckets; set it to at most",
+        {"sentiment.max_tokens": 81}, {"sentiment.max_tokens": 80}, of="lempex",
+    ),
+    section(
+        LempexSettings, {}, "systems/lempex/settings.py", "is nothing that LEMPEx has; leave it out",
+        {"attributes": True}, {},
+    ),
+    section(
+        LempexSettings, {"generator": {"architecture": "t5", "pretrained": "folder"}}, "systems/lempex/settings.py",
+        "is not how LEMPEx reads; leave it out", {"form": "plain"}, {},
+    ),
+    section(
+        LempexStage, {}, "systems/lempex/settings.py", "name stages there where losses is", {"losses": "judges"},
+        {"losses": "judges", "judges": ("judges",)},
+    ),
+    recipe_case(
+        "systems/lempex/stages.py", "has no stage of kind 'annotate' before",
+        {"run": [name for name in _tiny("lempex")["run"] if name != "annotate"], "evaluate.judge": ""},
+        {
+            "run": [name for name in _tiny("lempex")["run"] if name != "annotate"], "evaluate.judge": "",
+            "generator.losses": "none", "generator.judges": (), "generator.sentiment": "",
+        },
+        of="lempex",
+    ),
+    recipe_case(
+        "systems/lempex/stages.py", "must judge {} once; name one stage for it, or set its weight to 0",
+        {"generator.judges": ("judges", "second_seed")}, {"generator.judges": ("judges",)}, of="lempex",
+    ),
+    recipe_case(
+        "systems/lempex/__init__.py", "LEMPEx reads encoder states; name a T5",
+        {"lempex.generator": {"architecture": "llama", "preset": "tiny"}},
+        {"lempex.generator": {"architecture": "t5", "preset": "t5-tiny"}}, of="lempex",
+    ),
+    pair(
+        "systems/lempex/stages.py", "Take the tokenizer of the judge's encoder",
+        lambda rows: check_vocabulary("judges", tokenizer(), rows, tokenizer(), 300), {"rows": 299}, {"rows": 300},
     ),
     recipe_case(
         "systems/attributes/identifier.py", "is more than the longest of buckets; set it to at most",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import emprl_transformer, reg_transformer
+from configs import emprl_transformer, lempex, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, write_json
 from empax.core.run import RunContext
@@ -16,7 +16,7 @@ from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer
 
-SYSTEMS = ("reg", "emprl", "attributes")
+SYSTEMS = ("reg", "emprl", "lempex", "attributes")
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
 
@@ -38,15 +38,25 @@ def emprl():
     return config | {"grpo": grpo, "run": order}
 
 
+def lempex_config():
+    config = run.plain(lempex.get_config("tiny"))
+    config["lempex"]["retriever"] = SMALL
+    # No label is written here, and none is needed.
+    config["run"] = ["prepare", "judges", "sentiment", "annotate", "index", "generator", "evaluate", "report"]
+    config["evaluate"]["second_judge"] = ""
+    return config
+
+
 def attributes():
     """Judges alone, as a system of their own."""
     own, other = emprl(), reg()
     judges = {"classifier": other["attributes"], "identifiers": own["identifiers"]}
+    judges["sentiment"] = lempex_config()["sentiment"]
     parts = {name: own[name] for name in ("seed", "data", "mesh", "prepare") if name in own}
     return {**parts, "system": "attributes", "attributes": {}, "run": ["prepare", *judges], **judges}
 
 
-CONFIGS = {"reg": reg, "emprl": emprl, "attributes": attributes}
+CONFIGS = {"reg": reg, "emprl": emprl, "lempex": lempex_config, "attributes": attributes}
 
 
 def trained(system):
@@ -113,7 +123,7 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     files, plan = workdirs[system]
     context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage)
     task = plan.stages[stage].task
-    if task not in ("reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo"):
+    if task not in ("reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo", "lempex.generator"):
         with pytest.raises(
             ConfigError, match=rf"config\.evaluate\.stage = '{stage}' trains '{task}', which answers noth"
         ):
@@ -122,7 +132,8 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     found = evaluate.load_answerer(settings, context, ()).respond(ASKED, batch_size=2, seed=0)
     assert [row.id for row in found] == ["a#2", "b#2"]
     assert all(row.notes["num_tokens"] > 0 for row in found)
-    assert all(len(row.exemplars) == (2 if task == "reg.joint" else 0) for row in found)
+    shown = 2 if task in ("reg.joint", "lempex.generator") else 0
+    assert all(len(row.exemplars) == shown for row in found)
 
 
 @pytest.mark.parametrize(("system", "stage"), STAGES)

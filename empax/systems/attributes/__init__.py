@@ -1,7 +1,7 @@
 """Judges that several systems share: of emotional reaction, interpretation and exploration, trained on EPITOME.
 
-`classifier` reads one text (REG), `identifier` a response in its context (EmpRL); `pairs` is what both learn from,
-`judges` what comes out.
+`classifier` reads one text (REG, LEMPEx), `identifier` a response in its context (EmpRL); `pairs` is what both learn
+from, `judges` what comes out. `sentiment` learns VADER's scores of responses (LEMPEx).
 """
 
 from empax.systems.attributes.classifier import ClassifierJudge, ClassifierStage

@@ -197,7 +197,7 @@ def check_identifier(stage: IdentifierStage, run: RunContext) -> None:
 
 
 def build_identifier(stage: IdentifierStage, run: RunContext) -> Assembly:
-    loaded = load_stage_encoder(stage, run)
+    loaded = load_stage_encoder(stage.encoder, run)
     train, holdout = load_pairs(stage, run)
 
     def initial(params: Params) -> Params:
@@ -216,7 +216,7 @@ def build_identifier(stage: IdentifierStage, run: RunContext) -> Assembly:
 
 
 def sketch_identifier(stage: IdentifierStage, run: RunContext, batch_size: int, length: int) -> Sketch:
-    loaded = load_stage_encoder(stage, run, with_params=False, planned=True)
+    loaded = load_stage_encoder(stage.encoder, run, with_params=False, planned=True)
     batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=stage.response_buckets[-1], C=len(stage.mechanisms))
     return Sketch(_task(stage, loaded, unweighted(stage)), batch)
 
@@ -266,7 +266,7 @@ class IdentifierJudge:
 
 def load_identifier(stage: IdentifierStage, run: RunContext, params: Params, made_by: str) -> IdentifierJudge:
     """The judge that trained parameters make; `made_by` is its hash."""
-    loaded = load_stage_encoder(stage, run, with_params=False)
+    loaded = load_stage_encoder(stage.encoder, run, with_params=False)
     return IdentifierJudge(_task(stage, loaded, unweighted(stage)), params, loaded.tokenizer, stage, made_by)
 
 

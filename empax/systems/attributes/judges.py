@@ -27,6 +27,7 @@ from empax.systems.attributes.identifier import (
     sketch_identifier,
 )
 from empax.systems.attributes.pairs import JudgeStage, Pair, load_pairs
+from empax.systems.attributes.sentiment import SentimentStage, build_sentiment, check_sentiment, sketch_sentiment
 from empax.training.checkpoint import load_params
 
 Judge: TypeAlias = ClassifierJudge | IdentifierJudge
@@ -35,12 +36,13 @@ Judge: TypeAlias = ClassifierJudge | IdentifierJudge
 TASKS = {
     "classifier": TaskSpec(ClassifierStage, check_classifier, build_classifier, sketch_classifier),
     "identifier": TaskSpec(IdentifierStage, check_identifier, build_identifier, sketch_identifier),
+    "sentiment": TaskSpec(SentimentStage, check_sentiment, build_sentiment, sketch_sentiment),
 }
 
-JUDGE_TASKS = tuple(f"attributes.{name}" for name in TASKS)
-"""As RunContext.task names them."""
-
 _LOADERS = {"classifier": load_classifier, "identifier": load_identifier}
+
+JUDGE_TASKS = tuple(f"attributes.{name}" for name in _LOADERS)
+"""As RunContext.task names those that judge mechanisms."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,7 @@ SYSTEM = System("attributes", AttributeSettings, TASKS)
 def judge_kind(run: RunContext, stage_name: str) -> str:
     """What the stage trains, "classifier" or "identifier"; empty if neither."""
     owner, _, task = run.named(stage_name).task.rpartition(".")
-    return task if owner == SYSTEM.name else ""
+    return task if owner == SYSTEM.name and task in _LOADERS else ""
 
 
 def judge_stage(run: RunContext, stage_name: str) -> JudgeStage:

@@ -94,12 +94,12 @@ def unweighted(stage: JudgeStage) -> ClassWeights:
 
 
 def load_stage_encoder(
-    stage: JudgeStage, run: RunContext, *, with_params: bool = True, planned: bool = False
+    settings: EncoderSettings, run: RunContext, *, with_params: bool = True, planned: bool = False
 ) -> LoadedEncoder:
-    """The encoder that `stage` describes; a pretrained one needs nothing of the run."""
-    tokenizer = None if stage.encoder.pretrained else run_tokenizer(run, planned=planned)
+    """The encoder of a judge; a pretrained one needs nothing of the run."""
+    tokenizer = None if settings.pretrained else run_tokenizer(run, planned=planned)
     # Its states are read, not the vectors that it was trained to compare.
-    return load_encoder(stage.encoder, tokenizer, with_params=with_params, planned=planned, sentences=False)
+    return load_encoder(settings, tokenizer, with_params=with_params, planned=planned, sentences=False)
 
 
 def check_judge(stage: JudgeStage, run: RunContext, **texts: int) -> None:
@@ -116,12 +116,17 @@ def check_judge(stage: JudgeStage, run: RunContext, **texts: int) -> None:
     """
     if stage.data == "epitome":
         load_epitome(find_epitome(run.plan.data.dir))
-    if not stage.encoder.pretrained:
+    check_encoder(stage.encoder, run, **texts)
+
+
+def check_encoder(settings: EncoderSettings, run: RunContext, **texts: int) -> None:
+    """The part of `check_judge` that looks at the encoder."""
+    if not settings.pretrained:
         check_prepared(run)
-    elif not may_load(run, stage.encoder.pretrained):
+    elif not may_load(run, settings.pretrained):
         return
-    encoder = load_stage_encoder(stage, run, with_params=False, planned=not stage.encoder.pretrained)
-    check_weights(stage.encoder.pretrained)
+    encoder = load_stage_encoder(settings, run, with_params=False, planned=not settings.pretrained)
+    check_weights(settings.pretrained)
     check_fits(encoder.model, **texts)
 
 

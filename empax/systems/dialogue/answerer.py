@@ -49,7 +49,8 @@ class Answerer:
     of the notes counts such words. Source: Ueberla 1994 (adjusted perplexity), there with the test's unknown words.
 
     Args:
-      task: has `generate`, `read` and `heads` (see `Generator`). One that has `read_before` too has its passages read
+      task: has `generate`, `read` and `heads` (see `Generator`); likelihoods that `read` gives under a name "nll_..."
+        become notes too. One that has `read_before` too has its passages read
         without padding, on a single device, unless `single`.
       params: of the task.
       make_examples: instances as the task reads them.
@@ -168,6 +169,7 @@ class Answerer:
                 "nll": round(nll, 5),
                 "num_tokens": int(read["num_tokens"]),
                 "emotion_by_head": emotions,
+                **{name: round(float(value), 5) for name, value in read.items() if name.startswith("nll_")},
                 **labelled,
                 **{name: note for name, note in notes.items() if name != "exemplars"},
             },
