@@ -34,7 +34,7 @@ class ExportSettings:
     """
 
     stage: str = ""
-    what: Literal["", "generator", "retriever"] = ""
+    what: Literal["", "generator", "retriever", "key_retriever"] = ""
     format: Format = "transformers"
     max_shard_bytes: int = SHARD_BYTES
     lora: Literal["merged", "adapters"] = "merged"
@@ -110,7 +110,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     else:
         export_generator(output, found.model, found.params, t, generation, **options)
     unfinished = "" if files.done(found.stage).exists() else f"; {found.stage} has not finished, these are its best yet"
-    what = f"{found.what}'s adapters" if adapters else found.what
+    what = f"{what}'s adapters" if adapters else what
     return f"wrote the {what} of stage {found.stage}, {about.size:,} parameters, to {output}{unfinished}"
 
 

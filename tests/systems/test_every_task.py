@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import emprl_transformer, reg_transformer
+from configs import emprl_transformer, lempex_retriever, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, write_json
 from empax.core.run import RunContext
@@ -16,7 +16,7 @@ from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer
 
-SYSTEMS = ("reg", "emprl", "attributes")
+SYSTEMS = ("reg", "emprl", "lempex", "attributes")
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
 
@@ -38,6 +38,11 @@ def emprl():
     return config | {"grpo": grpo, "run": order}
 
 
+def lempex():
+    """Its retriever, before and after training."""
+    return run.plain(lempex_retriever.get_config("tiny"))
+
+
 def attributes():
     """Judges alone, as a system of their own."""
     own, other = emprl(), reg()
@@ -46,7 +51,7 @@ def attributes():
     return {**parts, "system": "attributes", "attributes": {}, "run": ["prepare", *judges], **judges}
 
 
-CONFIGS = {"reg": reg, "emprl": emprl, "attributes": attributes}
+CONFIGS = {"reg": reg, "emprl": emprl, "lempex": lempex, "attributes": attributes}
 
 
 def trained(system):
