@@ -39,8 +39,12 @@ def emprl():
 
 
 def lempex():
-    """Its retriever, before and after training."""
-    return run.plain(lempex_retriever.get_config("tiny"))
+    """Its retriever."""
+    config = run.plain(lempex_retriever.get_config("tiny"))
+    config["index"]["quality"] = {}
+    config["run"] = ["prepare", "retriever", "index"]
+    del config["zero_shot"]
+    return config
 
 
 def attributes():
