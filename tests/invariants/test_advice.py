@@ -44,6 +44,7 @@ from empax.data import (
     bpe,
     chat,
     dailydialog,
+    dense_retrieval,
     empathetic_dialogues,
     epitome,
     features,
@@ -89,6 +90,7 @@ from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
 from empax.systems.emprl import functions
 from empax.systems.emprl.rewards import check_contexts, make_reward
 from empax.systems.emprl.settings import GrpoStage, RewardSettings
+from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexStage
 from empax.systems.lempex.stages import check_vocabulary
 from empax.training import settings as loop
@@ -342,6 +344,25 @@ SETTINGS = [
         {"judges": ()}, {"judges": ("identifiers",)},
     ),
     section(
+        index_stage.Settings, {"filter": "gold_emotion", "searched": 5}, "pipeline/index.py",
+        "wanted; set it to at least as many", {"candidates": 6}, {"candidates": 5},
+    ),
+    section(
+        retriever.TowerSettings, {}, "systems/lempex/retriever.py", "this retriever has none, set it to 0",
+        {"emotion_share": 0.5}, {"emotion_share": 0.0},
+    ),
+    section(
+        retriever.TowerSettings, {}, "systems/lempex/retriever.py",
+        "set towers = 'separate' and retriever.pretrained, or leave it empty",
+        {"key_pretrained": "b", "towers": "shared", "retriever": {"pretrained": "a"}},
+        {"key_pretrained": "b", "towers": "separate", "retriever": {"pretrained": "a"}},
+    ),
+    section(
+        retriever.TowerSettings, {}, "systems/lempex/retriever.py",
+        "set towers = 'separate' and retriever.pretrained, or leave it empty",
+        {"key_pretrained": "b"}, {"key_pretrained": ""},
+    ),
+    section(
         DataSettings, {}, "core/run.py", 'data.beam is for data.name = "jsonl"',
         {"beam": ("--a",)}, {"beam": ("--a",), "name": "jsonl"},
     ),
@@ -479,6 +500,38 @@ RECIPES = [
         lambda t: own.find_files(""),
         lambda t: [t.write(f"own/{split}.jsonl", "{}") for split in own.SPLITS] and own.find_files(t.tmp / "own"),
     ),
+    recipe_case(
+        "systems/lempex/retriever.py", "is more than the longest of {}.buckets; set it to at most",
+        {"lempex.layout.max_query_tokens": 17}, {"lempex.layout.max_query_tokens": 16}, of="lempex",
+    ),
+    recipe_case(
+        "systems/lempex/retriever.py", "is more than the longest of {}.buckets; set it to at most",
+        {"lempex.layout.max_query_tokens": 17},
+        {"lempex.layout.max_query_tokens": 17, "retriever.buckets": (16, 17)}, of="lempex",
+    ),
+    *(
+        recipe_case(
+            "training/settings.py", "and each would have fewer of them; set {} = 1",
+            {f"retriever.{name}": 2}, {f"retriever.{name}": 1, "retriever.batch_size": 4}, of="lempex",
+        )
+        for name in ("accumulate", "minibatches")
+    ),
+    *(
+        Case(
+            "systems/lempex/retriever.py", "give them emotions, or set negatives = ()",
+            lambda t: without_emotions(t, ""), advised,
+        )
+        for advised in (lambda t: without_emotions(t, "proud"),
+                        lambda t: without_emotions(t, "", {"retriever.negatives": ()}))
+    ),
+    *(
+        Case(
+            "pipeline/index.py", "give them emotions, or set filter",
+            lambda t: without_emotions(t, "", FILTERED), advised,
+        )
+        for advised in (lambda t: without_emotions(t, "proud", FILTERED),
+                        lambda t: without_emotions(t, "", {**FILTERED, "index.filter": "none"}))
+    ),
     Case(
         "systems/reg/stages.py", "give them emotions, or take a recipe that learns none",
         lambda t: checked({"data.name": "jsonl", "data.dir": str(own_corpus(t, ""))})(t),
@@ -495,6 +548,21 @@ RECIPES = [
                    loop.check_batch_sizes(loop.LoopSettings(1, 6, (8,)), 2, where="config.x")),
     ),
 ]  # fmt: skip
+
+
+FILTERED = {"retriever.negatives": (), "index.filter": "gold_emotion"}
+
+
+def without_emotions(tools, emotion, changes=None):
+    """Checks the retriever of LEMPEx on a corpus that may name no emotion."""
+    where = {"data.name": "jsonl", "data.dir": str(own_corpus(tools, emotion))}
+    return checked({**where, **(changes or {})}, of="lempex")(tools)
+
+
+def given_pairs(tools):
+    for name in dense_retrieval.FILES.values():
+        corpus(tools.tmp / "data", f"{dense_retrieval.FOLDER}/{name}")
+    return str(tools.tmp / "data")
 
 
 def own_corpus(tools, emotion):
@@ -640,6 +708,16 @@ FILES = [
     Case(
         "data/epitome.py", "set --config.data.dir or EMPAX_DATA_DIR", lambda t: epitome.find_epitome(""),
         lambda t: (t.patch.setenv("EMPAX_DATA_DIR", epitome_folder(t)), epitome.find_epitome("")),
+    ),
+    Case(
+        "data/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
+        lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
+        lambda t: checked({"data.dir": given_pairs(t), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
+    ),
+    Case(
+        "data/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
+        lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
+        lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed"}, of="lempex")(t),
     ),
     pair(
         "data/features.py", "leaves {} tokens beside {} attribute tokens and separators; set it higher",
@@ -1293,6 +1371,7 @@ _RUN = "a stage is run again, which takes a trained run: too long for this table
 _BEAM = "Apache Beam is an extra; tests/retrieval/test_beam.py follows it"
 _KEPT = "tests/interop/test_adapter_files.py follows it, with the oracle for adapters"
 _GGUF = "tests/interop/test_gguf.py reads such a file with the package"
+_TOWERS = "tests/systems/lempex/test_retriever.py follows it, on folders of two DPR encoders"
 _EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
 
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
@@ -1357,6 +1436,8 @@ WITHOUT_A_CASE = {
     ("systems/emprl/tasks.py", "or raise guard_tolerance if that is all"): _RUN,
     ("systems/dialogue/trained.py", "export it with --lora=merged"): _RUN,
     ("systems/emprl/stages.py", "export it with --lora=merged"): _RUN,
+    ("systems/lempex/retriever.py", "name two encoders of one size"): _TOWERS,
+    ("systems/lempex/retriever.py", "name two encoders of one vocabulary"): _TOWERS,
     ("systems/reg/stages.py", "since emotion_share = {}; name an index of a trained retriever"): _EARLIER,
     ("training/checkpoint.py", "Restore the settings, or use another workdir"): _RUN,
     ("training/checkpoint.py", "holds no complete checkpoint; run the stage {} first"): _RUN,

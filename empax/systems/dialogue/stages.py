@@ -139,6 +139,6 @@ GENERATOR = TaskSpec(
     sketch_generator,
     answer=answer_generator,
     models={"generator": trained_generator},
-    unread=("decoding", "retriever", "emotion_share"),
+    unread=("decoding", "retriever", "key", "emotion_share"),
 )
 """Exemplars come from a stage before it, which is another one where the retriever is."""

@@ -5,17 +5,16 @@ from empax.core.run import RunContext
 from empax.core.system import System
 from empax.models.decoder_only import DecoderOnly
 from empax.systems.dialogue.checks import check_models
+from empax.systems.lempex.retriever import RETRIEVER, check_towers, pretrained_towers
 from empax.systems.lempex.settings import LempexSettings
 from empax.systems.lempex.stages import GENERATOR
-from empax.systems.retrieval.checks import check_retriever
-from empax.systems.retrieval.parts import pretrained_encoder
 
 
 def check(run: RunContext) -> None:
     """Looks at the generator, and at the retriever where there is an index.
 
     Raises:
-      ConfigError: what `check_models` and `check_retriever` find, or a generator without an encoder.
+      ConfigError: what `check_models` and `check_towers` find, or a generator without an encoder.
     """
     parts = check_models(run)
     if parts is not None and isinstance(parts.generator.model, DecoderOnly):
@@ -23,9 +22,9 @@ def check(run: RunContext) -> None:
             f"{run.shared}.generator is a decoder without an encoder, and LEMPEx reads encoder states; name a T5."
         )
     if any(stage.kind == "index" for stage in run.plan.stages.values()):
-        check_retriever(run)
+        check_towers(run)
 
 
-TASKS = {"generator": GENERATOR}
+TASKS = {"retriever": RETRIEVER, "generator": GENERATOR}
 
-SYSTEM = System("lempex", LempexSettings, TASKS, encoder=pretrained_encoder, check=check)
+SYSTEM = System("lempex", LempexSettings, TASKS, encoder=pretrained_towers, check=check)

@@ -8,11 +8,11 @@ from typing import Literal
 from empax.core.config import ConfigError, check_numbers
 from empax.core.types import MECHANISMS
 from empax.models.soft_tokens import SoftAxis, SoftForm
-from empax.systems.retrieval.settings import RetrievalSettings
+from empax.systems.lempex.retriever import TowerSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class LempexSettings(RetrievalSettings):
+class LempexSettings(TowerSettings):
     """The section `config.lempex`.
 
     Attributes:
@@ -30,7 +30,6 @@ class LempexSettings(RetrievalSettings):
             "lora": self.lora,
             "own_decoding": self.own_decoding,
             "logits_at_once": self.logits_at_once,
-            "emotion_share": self.emotion_share,
             "decoding.rerank_exemplars": self.decoding.rerank_exemplars,
         }
         for name, value in wrong.items():

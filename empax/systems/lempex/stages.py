@@ -30,6 +30,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import load_generator
 from empax.models.exemplar_fusion import ExemplarFusion
 from empax.models.transformer import EncoderDecoder
+from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
 from empax.systems.attributes import ClassifierJudge, ClassifierStage, load_judge
 from empax.systems.attributes.classifier import planned_classifier
@@ -298,7 +299,8 @@ def _search(
     index = load_index(run.files.index(stage.index), encoder_hash=encoder.hash, mesh=local_mesh())
     encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=not options.buckets))
     form = TurnForm(parts.tokenizer, parts.settings.layout)
-    return ExemplarSearch(parts, retrieval, encoder, index, Corpus.of(load_instances(run, "train"), form))
+    corpus = Corpus.of(load_instances(run, "train"), form)
+    return ExemplarSearch(parts, retrieval, encoder, index, corpus, load_filter(run.files.stage(stage.index)))
 
 
 GENERATOR = TaskSpec(
@@ -307,5 +309,5 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
-    unread=("decoding", "retriever"),
+    unread=("decoding", "retriever", "key", "towers", "key_pretrained"),
 )

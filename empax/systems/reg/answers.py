@@ -11,6 +11,7 @@ from empax.core.system import AnswerOptions, load_encoder_of
 from empax.core.types import Params
 from empax.data.store import load_instances
 from empax.data.tokenizers import SubwordTokenizer
+from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
 from empax.systems.dialogue.answerer import Answerer
 from empax.systems.dialogue.parts import GeneratorParts
@@ -44,6 +45,7 @@ def answer_joint(stage: JointStage, run: RunContext, options: AnswerOptions) -> 
             run.files.index(options.index), encoder_hash=_maker_of_index(run, parts, stage, params), mesh=local_mesh()
         ),
         parts.retrieval.corpus(load_instances(run, "train"), made.form()),
+        load_filter(run.files.stage(options.index)),
     )
     params = {**params, "generator": made.lowered(params["generator"])}
     return answerer_of(made, joint_task(parts, stage), params, search, options)

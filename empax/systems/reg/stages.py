@@ -23,6 +23,7 @@ from empax.data.exemplars import ExemplarBatch, ExemplarExamples, emotion_ids, e
 from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
+from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
 from empax.systems.dialogue.checks import GENERATOR_TASKS
 from empax.systems.dialogue.stages import sketch_frozen_generator, sketched
@@ -243,8 +244,15 @@ class Refresh:
             keys = encoder.embed_keys(corpus.instances, progress="refresh", mesh=mesh)
             index = build_index(keys, index.settings, groups=corpus.groups, encoder_hash=encoder.hash, mesh=mesh)
         queries = encoder.embed_queries(self.train.instances, progress="refresh", mesh=mesh)
-        width = self.train.candidates.shape[1]
-        return np.asarray(index.search(queries, width, query_groups=self.train.groups).ids)
+        found = find_exemplars(
+            index,
+            queries,
+            self.train.candidates.shape[1],
+            groups=self.train.groups,
+            emotions=self.train.emotions,
+            filter=load_filter(self.run.files.stage(self.stage.index)),
+        )
+        return np.asarray(found.ids)
 
 
 def _sketch_given(
