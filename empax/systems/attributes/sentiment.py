@@ -124,8 +124,8 @@ class SentimentRegressor:
         score: Any = self.head.apply({"params": params["head"]}, encoding, **options)
         return jnp.tanh(score[:, 0])
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        found = self.predict(params, batch.source, batch.source_mask, rng)
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
+        found = self.predict(params, batch.source, batch.source_mask, rng if train else None)
         wrong = found - batch.compound
         return Mean.of(wrong**2, batch.valid), {"mae": Mean.of(jnp.abs(wrong), batch.valid)}
 

@@ -39,9 +39,11 @@ class ClassicTask:
     def init(self, rng: jax.Array, batch: ClassicBatch) -> Params:
         return self.model.init(rng, batch)["params"]
 
-    def loss(self, params: Params, frozen: Params, batch: ClassicBatch, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        """Without `rng`: no dropout, latents at their means, no gold emotions."""
-        keys = (None, None) if rng is None else jax.random.split(rng)
+    def loss(
+        self, params: Params, frozen: Params, batch: ClassicBatch, rng: jax.Array, *, train: bool
+    ) -> tuple[Mean, Metrics]:
+        """An evaluation has no dropout, latents at their means and no gold emotions."""
+        keys = jax.random.split(rng) if train else (None, None)
         read: Read = self._apply(params, batch, method="read", rng=keys[0])
         parts, metrics = self._reader_losses(batch, read)
         if self.nll_weight:

@@ -108,9 +108,9 @@ class DenseRetriever:
         return self.towers.init(rng, batch.source, batch.source_mask)
 
     def loss(
-        self, params: Params, frozen: Params, batch: RetrievalBatch, rng: jax.Array | None
+        self, params: Params, frozen: Params, batch: RetrievalBatch, rng: jax.Array, *, train: bool
     ) -> tuple[Mean, Metrics]:
-        first, second = (None, None) if rng is None else jax.random.split(rng)
+        first, second = jax.random.split(rng) if train else (None, None)
         queries = self.towers.embed_queries(params, batch.source, batch.source_mask, rng=first)
         rows, per_row, width = batch.key.shape
         ids, mask = batch.key.reshape(-1, width), batch.key_mask.reshape(-1, width)

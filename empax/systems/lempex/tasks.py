@@ -60,8 +60,8 @@ class LempexGenerator:
             params["judges"] = self.empathy.init_judges(jax.random.fold_in(second, 2), batch)
         return params
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array | None) -> tuple[Mean, Metrics]:
-        first, second, third = (None,) * 3 if rng is None else jax.random.split(rng, 3)
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
+        first, second, third = jax.random.split(rng, 3) if train else (None,) * 3
         model, mask = params["model"], batch.target_mask & batch.valid[:, None]
         states = self.states(params, batch, batch.exemplar, batch.exemplar_mask, first)
         read = batch.target, states, batch.source_mask

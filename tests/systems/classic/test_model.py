@@ -63,7 +63,7 @@ def test_gold_emotions_reach_no_answer(made, form):
     one, batch = made[form], made[form].batch
     other = dataclasses.replace(batch, emotion=jnp.asarray([-1, 3, 16], jnp.int32))
     np.testing.assert_array_equal(one.logits(other), one.logits())
-    first, second = (one.task.loss(one.params, {}, b, None)[1] for b in (batch, other))
+    first, second = (one.task.loss(one.params, {}, b, jax.random.key(0), train=False)[1] for b in (batch, other))
     assert first["nll"].value() == second["nll"].value()
     assert first["emotion_loss"].value() != second["emotion_loss"].value()
 
@@ -84,7 +84,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts(made, form):
 
     def loss(**weights):
         task = dataclasses.replace(one.task, weights={**dict.fromkeys(names, 0.0), **weights})
-        return float(task.loss(one.params, {}, one.batch, None)[0].value())
+        return float(task.loss(one.params, {}, one.batch, jax.random.key(0), train=False)[0].value())
 
     rows = np.asarray(one.batch.target_mask.sum(axis=1), np.float64)
     read = one.apply(one.batch, train=False, method="read")
@@ -93,7 +93,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts(made, form):
         values = np.asarray(read.losses[name][0])
         assert loss(**{name: 0.25}) - plain == pytest.approx(0.25 * (values * rows).sum() / rows.sum(), abs=1e-4)
     assert loss(nll=2.0) == pytest.approx(2 * plain, rel=1e-5)
-    metrics = one.task.loss(one.params, {}, one.batch, None)[1]
+    metrics = one.task.loss(one.params, {}, one.batch, jax.random.key(0), train=False)[1]
     assert metrics["nll"].value() < plain  # which is smoothed, of a random model
 
 
@@ -101,17 +101,19 @@ def test_a_classifier_alone_reads_no_response(made):
     one = made["multi_trs"]
     task = dataclasses.replace(one.task, weights={"nll": 0.0, "emotion": 1.0})
     other = dataclasses.replace(one.batch, target=one.batch.target[::-1])
-    first, metrics = task.loss(one.params, {}, one.batch, None)
-    assert first.total == task.loss(one.params, {}, other, None)[0].total
+    first, metrics = task.loss(one.params, {}, one.batch, jax.random.key(0), train=False)
+    assert first.total == task.loss(one.params, {}, other, jax.random.key(0), train=False)[0].total
     assert set(metrics) == {"emotion_loss", "emotion_accuracy"}
 
 
 @pytest.mark.parametrize("form", ["moel", "mime"])
 def test_losses_of_parts_of_a_batch_add_up(made, form):
     one = made[form]
-    whole = one.task.loss(one.params, {}, one.batch, None)[0]
+    whole = one.task.loss(one.params, {}, one.batch, jax.random.key(0), train=False)[0]
     parts = [
-        one.task.loss(one.params, {}, jax.tree.map(lambda leaf, r=rows: leaf[r], one.batch), None)[0]
+        one.task.loss(
+            one.params, {}, jax.tree.map(lambda leaf, r=rows: leaf[r], one.batch), jax.random.key(0), train=False
+        )[0]
         for rows in (np.array([0]), np.array([1, 2]))
     ]
     np.testing.assert_allclose(parts[0].total + parts[1].total, whole.total, rtol=1e-5)
@@ -122,7 +124,7 @@ def test_losses_of_parts_of_a_batch_add_up(made, form):
 def test_every_parameter_learns(made, form):
     one = made[form]
     batch = dataclasses.replace(one.batch, step=jnp.asarray(10_000_000))  # no teacher: the gate learns
-    grads = jax.grad(lambda p: one.task.loss(p, {}, batch, jax.random.key(0))[0].total)(one.params)
+    grads = jax.grad(lambda p: one.task.loss(p, {}, batch, jax.random.key(0), train=True)[0].total)(one.params)
     still = [name for name, grad in named_leaves(grads).items() if not np.abs(grad).max() > 0]
     assert not still
 
@@ -131,7 +133,7 @@ def test_filler_rows_count_nothing(made):
     one = made["mime"]
     more = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:1]]), one.batch)
     more = dataclasses.replace(more, valid=jnp.arange(4) < 3)
-    first, second = (one.task.loss(one.params, {}, b, None)[0] for b in (one.batch, more))
+    first, second = (one.task.loss(one.params, {}, b, jax.random.key(0), train=False)[0] for b in (one.batch, more))
     np.testing.assert_allclose(second.total, first.total, rtol=1e-5)
     assert second.weight == first.weight
 

@@ -294,7 +294,9 @@ def test_another_polarity_swaps_what_is_mimicked(made):
 def test_answers_draw_nothing_and_training_does(made):
     one = made["mime"]
     np.testing.assert_array_equal(one.logits(), one.logits())
-    losses = [float(one.task.loss(one.params, {}, one.batch, jax.random.key(i))[0].total) for i in (0, 0, 1)]
+    losses = [
+        float(one.task.loss(one.params, {}, one.batch, jax.random.key(i), train=True)[0].total) for i in (0, 0, 1)
+    ]
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -304,7 +306,9 @@ def test_the_published_slips_of_mime():
         one = make("mime", mimicry=MimicrySettings(latent=8, published=published))
         assert ("log_variance_neg" in one.params["mimicry"]["prior"]) != published
         task = dataclasses.replace(one.task, weights={"emotion": 0.0, "kl": 0.0})
-        grads = jax.grad(lambda p, t=task, b=one.batch: t.loss(p, {}, b, jax.random.key(0))[0].total)(one.params)
+        grads = jax.grad(lambda p, t=task, b=one.batch: t.loss(p, {}, b, jax.random.key(0), train=True)[0].total)(
+            one.params
+        )
         posterior = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads["mimicry"]["posterior"]))
         assert (posterior == 0.0) == published
 

@@ -139,7 +139,7 @@ def test_only_judges_see_the_response(batch, losses):
     frozen = {"judges": toy.random_judges(empathy, batch)} if losses == "judges" else {}
 
     def value(params, batch):
-        return task.loss(params, frozen, batch, None)[0].value()
+        return task.loss(params, frozen, batch, jax.random.key(0), train=False)[0].value()
 
     both = jax.jit(jax.value_and_grad(value))
     before, grads = both(params, batch)

@@ -98,7 +98,7 @@ def test_the_loss_is_the_cross_entropy_over_all_keys_of_the_batch():
     expected.backward()
 
     task, batch = DenseRetriever(Tables(), 0.5), batch_of(TEXTS, GROUPS)
-    loss = lambda params: task.loss(params, {}, batch, None)[0].value()  # noqa: E731
+    loss = lambda params: task.loss(params, {}, batch, jax.random.key(0), train=False)[0].value()  # noqa: E731
     value, gradients = jax.value_and_grad(loss)(jax.tree.map(jnp.asarray, tables))
     np.testing.assert_allclose(value, expected.item(), rtol=1e-6)
     for name, table in given.items():
@@ -149,7 +149,9 @@ def trained_toy(negatives, tower, steps=200):
         return jax.tree.map(lambda *leaves: np.stack(leaves), *made)
 
     def loss(params, made):
-        return jax.vmap(lambda batch: task.loss(params, {}, batch, None)[0].value())(made).mean()
+        return jax.vmap(lambda batch: task.loss(params, {}, batch, jax.random.key(0), train=False)[0].value())(
+            made
+        ).mean()
 
     def update(state, made):
         params, moments = state
@@ -183,7 +185,10 @@ def test_one_tower_has_the_gradient_of_both():
     both = task.init(jax.random.key(0), batch)
     one = alone.init(jax.random.key(0), batch)
     jax.tree.map(np.testing.assert_array_equal, both["query_encoder"], one["encoder"])
-    gradient = lambda task, params: jax.jit(jax.grad(lambda p: task.loss(p, {}, batch, None)[0].value()))(params)  # noqa: E731
+
+    def gradient(task, params):
+        return jax.jit(jax.grad(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=False)[0].value()))(params)
+
     apart, shared = gradient(task, both), gradient(alone, one)
     summed = jax.tree.map(jnp.add, apart["query_encoder"], apart["key_encoder"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), summed, shared["encoder"])

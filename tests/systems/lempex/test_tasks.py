@@ -26,7 +26,7 @@ def test_with_every_flag_off_it_is_the_plain_generator():
     def learnt(task, rng):
         """Fresh parameters, with the loss and its gradient at them."""
         params = task.init(jax.random.key(3), batch)
-        value, grads = jax.value_and_grad(lambda p: task.loss(p, {}, batch, rng)[0].value())(params)
+        value, grads = jax.value_and_grad(lambda p: task.loss(p, {}, batch, rng, train=True)[0].value())(params)
         return {"params": params["model"], "loss": value, "read": task.read(params, batch)["nll"]}, grads["model"]
 
     learn = jax.jit(learnt, static_argnums=0)
@@ -85,8 +85,12 @@ def test_judges_are_trained_where_they_are_not_frozen():
     assert set(shapes) == {"model", "judges"}
     assert set(jax.eval_shape(fixed.init, jax.random.key(0), batch)) == {"model"}
     params = toy.random_like(shapes)
-    asked = jax.jit(lambda p: fixed.loss({"model": p["model"]}, {"judges": p["judges"]}, batch, None)[0].value())
-    both = jax.jit(jax.value_and_grad(lambda p: learning.loss(p, {}, batch, None)[0].value()))
+    asked = jax.jit(
+        lambda p: fixed.loss({"model": p["model"]}, {"judges": p["judges"]}, batch, jax.random.key(0), train=False)[
+            0
+        ].value()
+    )
+    both = jax.jit(jax.value_and_grad(lambda p: learning.loss(p, {}, batch, jax.random.key(0), train=False)[0].value()))
     value, grads = both(params)
     np.testing.assert_allclose(value, asked(params), rtol=1e-6)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads["judges"]["sentiment"]["head"]))

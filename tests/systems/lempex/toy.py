@@ -107,7 +107,7 @@ def train(task, params, frozen, batch, steps, rate=0.01):
     @jax.jit
     def update(params, state, rng):
         def loss(params):
-            found, metrics = task.loss(params, frozen, batch, rng)
+            found, metrics = task.loss(params, frozen, batch, rng, train=True)
             return found.value(), metrics
 
         (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
