@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import classic as classic_recipe
 from configs import emprl_transformer, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, write_json
@@ -16,7 +17,7 @@ from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer
 
-SYSTEMS = ("reg", "emprl", "attributes")
+SYSTEMS = ("reg", "emprl", "attributes", "classic")
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
 
@@ -46,7 +47,12 @@ def attributes():
     return {**parts, "system": "attributes", "attributes": {}, "run": ["prepare", *judges], **judges}
 
 
-CONFIGS = {"reg": reg, "emprl": emprl, "attributes": attributes}
+def classic():
+    """A classifier, and a generator that reads its emotions."""
+    return run.plain(classic_recipe.get_config("emo_prepend,tiny"))
+
+
+CONFIGS = {"reg": reg, "emprl": emprl, "attributes": attributes, "classic": classic}
 
 
 def trained(system):
@@ -56,7 +62,7 @@ def trained(system):
 
 
 STAGES = [(system, stage) for system in SYSTEMS for stage in trained(system)]
-COMPILED_ALIKE = (("reg", "generator"), ("emprl", "generator"), ("emprl", "grpo"))
+COMPILED_ALIKE = (("reg", "generator"), ("emprl", "generator"), ("emprl", "grpo"), ("classic", "emotions"))
 
 
 def made_up(task, batch):
@@ -113,7 +119,8 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     files, plan = workdirs[system]
     context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage)
     task = plan.stages[stage].task
-    if task not in ("reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo"):
+    answering = ("reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo", "classic.generator")
+    if task not in answering:
         with pytest.raises(
             ConfigError, match=rf"config\.evaluate\.stage = '{stage}' trains '{task}', which answers noth"
         ):
