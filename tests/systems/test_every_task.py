@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import classic as classic_recipe
 from configs import emprl_transformer, lempex, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, write_json
@@ -16,7 +17,7 @@ from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer
 
-SYSTEMS = ("reg", "emprl", "lempex", "attributes")
+SYSTEMS = ("reg", "emprl", "lempex", "classic", "attributes")
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
 
@@ -56,7 +57,12 @@ def attributes():
     return {**parts, "system": "attributes", "attributes": {}, "run": ["prepare", *judges], **judges}
 
 
-CONFIGS = {"reg": reg, "emprl": emprl, "lempex": lempex_config, "attributes": attributes}
+def classic():
+    """A classifier, and a generator that reads its emotions."""
+    return run.plain(classic_recipe.get_config("emo_prepend,tiny"))
+
+
+CONFIGS = {"reg": reg, "emprl": emprl, "lempex": lempex_config, "classic": classic, "attributes": attributes}
 
 
 def trained(system):
@@ -66,7 +72,7 @@ def trained(system):
 
 
 STAGES = [(system, stage) for system in SYSTEMS for stage in trained(system)]
-COMPILED_ALIKE = (("reg", "generator"), ("emprl", "generator"), ("emprl", "grpo"))
+COMPILED_ALIKE = (("reg", "generator"), ("emprl", "generator"), ("emprl", "grpo"), ("classic", "emotions"))
 
 
 def made_up(task, batch):
@@ -123,7 +129,11 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     files, plan = workdirs[system]
     context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage)
     task = plan.stages[stage].task
-    if task not in ("reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo", "lempex.generator"):
+    answering = (
+        "reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo", "lempex.generator",
+        "classic.generator",
+    )  # fmt: skip
+    if task not in answering:
         with pytest.raises(
             ConfigError, match=rf"config\.evaluate\.stage = '{stage}' trains '{task}', which answers noth"
         ):

@@ -75,7 +75,7 @@ class TwoGaussians(nn.Module):
 
 
 class RefinedContext(nn.Module):
-    """The context read again, with an emotion beside each of its words. Source: MIME, Sec. 3.3."""
+    """The context read again, with an emotion beside each of its words. Source: MIME's released code."""
 
     config: TransformerConfig
 
@@ -98,7 +98,7 @@ class GatedPair(nn.Module):
 
     .. math:: W_2 (\sigma(W_1 [m; n]) \odot [m; n])
 
-    Source: MIME, Eq. 10 to 12.
+    Source: Majumder et al. 2020 (MIME), released code ("gate").
     """
 
     @nn.compact
@@ -114,7 +114,7 @@ class Mimicry(nn.Module):
     The polarity is that of the gold emotion in training, and of the likeliest one else. Answers take the prior's mean.
 
     Departure: training draws from the posterior, which the released code uses for the KL alone; answers do not draw.
-    Source: MIME, Sec. 3.2 and 3.3.
+    Source: Majumder et al. 2020 (MIME).
     """
 
     config: TransformerConfig

@@ -17,25 +17,16 @@ from empax.models.scanned import DecodeCache, cache_dtype
 from empax.models.stack import Layer
 from empax.models.transformer import EncoderDecoder, causal
 from empax.models.transformer_config import TransformerConfig
-from empax.systems.classic.mimicry import Mimicry, MimicrySettings
-from empax.systems.classic.readers import (
-    ClassicBatch,
-    EmotionHead,
-    EmotionSettings,
-    EmotionWords,
-    EmotionWordsSettings,
-    ListenerGate,
-    ListenersSettings,
-    Read,
-)
+from empax.systems.classic.mimicry import Mimicry
+from empax.systems.classic.readers import ClassicBatch, EmotionHead, EmotionWords, ListenerGate, Read
 
-READERS: dict[str, tuple[Any, type]] = {
-    "emotion": (EmotionHead, EmotionSettings),
-    "emotion_words": (EmotionWords, EmotionWordsSettings),
-    "listeners": (ListenerGate, ListenersSettings),
-    "mimicry": (Mimicry, MimicrySettings),
+READERS: dict[str, Any] = {
+    "emotion": EmotionHead,
+    "emotion_words": EmotionWords,
+    "listeners": ListenerGate,
+    "mimicry": Mimicry,
 }
-"""By name, with their settings."""
+"""By name: modules made of the model's config and of settings of their own."""
 
 
 class Listeners(nn.Module):
@@ -44,7 +35,7 @@ class Listeners(nn.Module):
     .. math:: y = y_0 + \sum_e g_e y_e
 
     All of them are one layer whose parameters and caches have an axis of experts in front; the shared one is the last.
-    Source: MoEL, Eq. 6 and 7.
+    Source: Lin et al. 2019 (MoEL), emotion-aware listeners. The decoder's own layers are its meta listener.
     """
 
     config: TransformerConfig
@@ -125,7 +116,7 @@ class Classic(nn.Module):
     """Encoder, readers in their order, decoder behind listeners if a reader gates them, an output layer of its own.
 
     Attributes:
-      readers: names of READERS with their settings.
+      readers: names of READERS with their settings (None = it has none).
     """
 
     config: TransformerConfig
@@ -135,7 +126,7 @@ class Classic(nn.Module):
         c = self.config
         self.core = EncoderDecoder(c)
         for name, settings in self.readers:
-            setattr(self, name, READERS[name][0](c, settings))
+            setattr(self, name, READERS[name](c, settings))
         if self.has_listeners:
             self.expert_layer = Listeners(c)
         self.output_embedding = self.param("output_embedding", normal(c.d_model**-0.5), (c.vocab_size, c.d_model))

@@ -90,14 +90,14 @@ class EmotionSettings:
     """Settings of the reader "emotion".
 
     Attributes:
-      start: whether the decoder starts from the projected logits. Source: EmpDG, Sec. 3.2 (KEMP too).
+      start: whether the decoder starts from the projected logits. Source: Li et al. 2020 (EmpDG); KEMP too.
     """
 
     start: bool = False
 
 
 class EmotionHead(nn.Module):
-    """A linear layer from the context's vector to the 32 emotions. Source: MoEL, Eq. 4 and 13."""
+    """A linear layer from the context's vector to the 32 emotions. Source: MoEL, emotion tracker."""
 
     config: TransformerConfig
     settings: EmotionSettings
@@ -115,16 +115,14 @@ class EmotionHead(nn.Module):
         return read.replace(emotion=logits, start=start, losses=losses)  # type: ignore[attr-defined]
 
 
-@dataclasses.dataclass(frozen=True)
-class EmotionWordsSettings:
-    """Settings of the reader "emotion_words": there are none."""
-
-
 class EmotionWords(nn.Module):
-    """A second encoder, of the context's words of emotion alone; the decoder reads both. Source: EmpDG, Sec. 3.2."""
+    """A second encoder, of the context's words of emotion alone; the decoder reads both.
+
+    Source: Li et al. 2020 (EmpDG), the generator.
+    """
 
     config: TransformerConfig
-    settings: EmotionWordsSettings
+    settings: None = None
     losses: ClassVar[tuple[str, ...]] = ()
 
     def setup(self) -> None:
@@ -165,13 +163,16 @@ class ListenersSettings:
 
 
 def teacher_probability(step: Int[Array, ""], settings: ListenersSettings) -> Float[Array, ""]:
-    r"""How often a batch of training is gated by its gold emotions: f + (1 - f) exp(-step / decay). Source: MoEL."""
+    r"""How often a batch of training is gated by its gold emotions: f + (1 - f) exp(-step / decay).
+
+    Source: Lin et al. 2019 (MoEL), released code.
+    """
     floor = settings.teacher_floor
     return floor + (1.0 - floor) * jnp.exp(-step.astype(jnp.float32) / settings.teacher_decay_steps)
 
 
 class ListenerGate(nn.Module):
-    """How much each of the 32 listeners counts: the softmax of the emotion's logits. Source: MoEL, Eq. 5.
+    """How much each of the 32 listeners counts: the softmax of the emotion's logits. Source: MoEL.
 
     In training a whole batch is gated by the gold emotions instead, less and less often. Rows whose emotion is unknown
     never are.

@@ -12,7 +12,7 @@ from empax.interop.pretrained import Dtype
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import READERS
-from empax.systems.classic.readers import EmotionSettings, EmotionWordsSettings, ListenersSettings
+from empax.systems.classic.readers import EmotionSettings, ListenersSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ClassicSettings:
     Attributes:
       readers: which parts read a context, in order: "emotion", "emotion_words", "listeners" (behind "emotion"),
         "mimicry".
-      emotion, emotion_words, listeners, mimicry: settings of these.
+      emotion, listeners, mimicry: settings of these.
       vectors: of words, to start from: see `data.word_vectors.load_vectors`; empty = random.
       lexicon: the words of emotion that "emotion_words" reads: "vader", or a file with one word on each line.
       kernel: positions that a convolution of the feed-forward reads.
@@ -32,7 +32,6 @@ class ClassicSettings:
 
     readers: tuple[str, ...] = ()
     emotion: EmotionSettings = dataclasses.field(default_factory=EmotionSettings)
-    emotion_words: EmotionWordsSettings = dataclasses.field(default_factory=EmotionWordsSettings)
     listeners: ListenersSettings = dataclasses.field(default_factory=ListenersSettings)
     mimicry: MimicrySettings = dataclasses.field(default_factory=MimicrySettings)
     vectors: str = ""
@@ -74,11 +73,11 @@ class ClassicSettings:
     @property
     def losses(self) -> tuple[str, ...]:
         """Names of the losses that the readers have."""
-        return tuple(loss for name in self.readers for loss in READERS[name][0].losses)
+        return tuple(loss for name in self.readers for loss in READERS[name].losses)
 
     def reader_settings(self) -> tuple[tuple[str, Any], ...]:
         """The readers' names with their settings."""
-        return tuple((name, getattr(self, name)) for name in self.readers)
+        return tuple((name, getattr(self, name, None)) for name in self.readers)
 
     def config(self, vocab_size: int, start_id: int) -> TransformerConfig:
         """Of the encoder and the decoder: pre-norm, convolutions, attention without biases, sinusoids."""
@@ -111,7 +110,7 @@ class ClassicStage:
         weights are others: `configs/classic.py` says which.
       label_smoothing: of "nll".
       prepend: an earlier stage whose likeliest emotion stands as a word before each context; empty = none. Source:
-        Rashkin et al. 2019, Sec. 4.2.
+        Rashkin et al. 2019 (prepending).
       max_validation_examples: 0 = all.
     """
 

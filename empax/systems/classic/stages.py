@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, TaskSpec
 from empax.core.types import Instance, Params
-from empax.data.store import check_prepared, load_instances, run_tokenizer
+from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.decoding.settings import without_unknown
@@ -31,13 +31,15 @@ _ANSWERS_AT_ONCE = 64
 
 
 def check_system(run: RunContext) -> None:
-    """Whether the word vectors and the lexicon are there.
+    """Whether the tokenizer is one of words, and the word vectors and the lexicon are there.
 
     Raises:
-      ConfigError: they are not.
+      ConfigError: it is not so.
     """
     check_prepared(run)
     settings = run.shared_settings(ClassicSettings)
+    if run.settings("prepare", PrepareSettings).tokenizer.kind != "words":
+        raise ConfigError('config.prepare.tokenizer.kind must be "words" for the models of config.classic; set it so.')
     check_vectors(settings.vectors)
     if "emotion_words" in settings.readers:
         check_lexicon(settings.lexicon)
@@ -124,8 +126,8 @@ def build_generator(stage: ClassicStage, run: RunContext) -> Assembly:
     return Assembly(parts.task(stage), train, validation, initial=initial)
 
 
-def _prepended(stage: ClassicStage, run: RunContext):
-    """What gives the emotions that stand before contexts; None where there are none."""
+def _prepended(stage: ClassicStage, run: RunContext) -> Callable[[Sequence[Instance]], list[str] | None]:
+    """What gives the emotions that stand before contexts: a list, or None where none do."""
     if not stage.prepend:
         return lambda instances: None
     other = run.settings(stage.prepend, ClassicStage)
@@ -162,7 +164,7 @@ def _make_examples(parts: ClassicParts, stage: ClassicStage, run: RunContext) ->
         emotions = emotions_of(instances)
         # No reference is cut: what is scored is the likelihood of all of its words.
         made = parts.examples(instances, emotions, max_target_tokens=MAX_REFERENCE_TOKENS)
-        return AnswerExamples(made, [{} if emotions is None else {"prepended": e} for e in emotions or instances])
+        return AnswerExamples(made, [{"prepended": e} for e in emotions] if emotions else [{} for _ in instances])
 
     return make
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,13 @@ def make_batch(rows: int = 3, source: int = 7, target: int = 5) -> ClassicBatch:
     )  # fmt: skip
 
 
+@functools.cache
+def program(model: Classic, method: str, options: tuple[tuple[str, Any], ...]):
+    """A method of a model, compiled once: (parameters, keys, arguments)."""
+    named = dict(options)
+    return jax.jit(lambda params, rngs, args: model.apply({"params": params}, *args, method=method, rngs=rngs, **named))
+
+
 @dataclasses.dataclass(frozen=True)
 class Made:
     """A task with random parameters, biases among them, and its batch."""
@@ -53,13 +62,21 @@ class Made:
     def model(self) -> Classic:
         return self.task.model
 
-    def apply(self, *args, params=None, method, **options):
-        return self.model.apply({"params": params or self.params}, *args, method=method, **options)
+    def apply(self, *args, params=None, method, rngs=None, **options):
+        return program(self.model, method, tuple(options.items()))(params or self.params, rngs or {}, args)
+
+    def read(self, batch=None, params=None):
+        """As answers have it."""
+        return self.apply(batch or self.batch, params=params, method="read", train=False)
 
     def logits(self, batch=None, params=None):
-        """Of the batch's targets, as in evaluation."""
-        batch = batch or self.batch
-        return self.apply(batch, params=params, method="__call__")
+        """Of the batch's targets, likewise."""
+        return self.apply(batch or self.batch, params=params, method="__call__")
+
+    @functools.cached_property
+    def loss(self):
+        """(parameters, batch, key or None) -> loss and metrics."""
+        return jax.jit(lambda params, batch, rng: self.task.loss(params, {}, batch, rng, train=True))
 
 
 def make(form: str, **changes) -> Made:
