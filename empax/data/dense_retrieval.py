@@ -126,7 +126,7 @@ class RetrievalExamples:
             for c, kind in enumerate(self.negatives):
                 rows[b, 1 + c] = self.given[i, c] if self.given[i, c] >= 0 else self.draw(i, kind, rng)
         source = features.pad([self.queries[i] if i >= 0 else [] for i in indices], length, self.pad_id)
-        texts = [self.keys.ids[row] if row >= 0 else [] for row in rows.ravel()]
+        texts = [self.keys.ids[row] if row >= 0 else [] for row in rows.ravel().tolist()]
         key, key_mask = features.pad(texts, self.max_key_tokens, self.pad_id)
         there, picked = rows >= 0, np.maximum(rows, 0)
         # Numpy arrays until they are put on devices; the annotations of a batch are those of the step.

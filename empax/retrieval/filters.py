@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -70,8 +70,9 @@ class EmotionFilter:
 
     def save(self, folder: Path) -> None:
         """Writes the filter into the folder of the index stage."""
-        weights = {} if self.weights is None else {"weights": self.weights}
-        about = {"kind": np.array(self.kind), "searched": np.array(self.searched), "emotions": self.emotions, **weights}
+        about: dict[str, Any] = {"kind": self.kind, "searched": self.searched, "emotions": self.emotions}
+        if self.weights is not None:
+            about["weights"] = self.weights
         write_atomically(folder / _FILE, lambda temporary: np.savez(temporary, **about))
 
 

@@ -31,7 +31,6 @@ def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path):
     assert not (broken / "retriever" / "DONE").exists()
     result = recipe(broken, config=CONFIG)
     assert result.returncode == 0, result.stderr
-    assert "parameters, from step 2." in result.stderr
     whole, again = (load_params(folder / "retriever", "last") for folder in (workdir, broken))
     jax.tree.map(np.testing.assert_array_equal, whole, again)
     for folder in (workdir, broken):
@@ -44,6 +43,7 @@ def test_both_towers_are_trained_apart(workdir):
     params = load_params(workdir / "retriever", "last")
     apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), params["query_encoder"], params["key_encoder"])
     assert max(jax.tree.leaves(apart)) > 1e-5
+    assert apart["encoder"]["token_embedding"] == 0.0  # the recipe leaves it as it was
 
 
 def test_candidates_are_responses_of_other_dialogues_of_the_training_split(workdir):

@@ -77,8 +77,9 @@ class RetrieverStage:
     """Training of the retriever (Alg. 2).
 
     Attributes:
-      negatives: beside the responses of the batch, one drawn for each context: a response of a dialogue of another
-        emotion, of another dialogue of the same emotion. Both is Alg. 2, ("other_emotion",) the text of Sec. 3.5.1.
+      negatives: what each context has beside the other responses of its batch: a response of a dialogue of another
+        emotion, one of another dialogue of the same emotion. Both are Alg. 2, ("other_emotion",) is the text of
+        Sec. 3.5.1, () leaves the batch alone.
       dpr_data: "ed" = the run's training split; "ed_reddit" adds the authors' pairs of Reddit, with their negatives.
       temperature: divides the scores; 1 is the paper's, for vectors that are not normalised.
     """
@@ -309,8 +310,8 @@ def trained_retriever(stage: RetrieverStage, run: RunContext, adapters: bool, *,
     del stage
     params = load_params(run.directory)
     check_adapters(adapters, run, "retriever")
-    parts = TowerParts.of(run, with_params=False)
-    settings, towers = parts.retrieval.settings, parts.towers
+    parts, settings = TowerParts.of(run, with_params=False), run.shared_settings(TowerSettings)
+    towers = parts.towers
     return Trained(
         run.stage,
         "retriever",
