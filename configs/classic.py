@@ -3,7 +3,7 @@ r"""The systems that everybody compares with: one word-level model, composed as 
   python -m empax.main --config=configs/classic.py:NAME --config.data.dir=DATA
   python -m empax.main --config=configs/classic.py:NAME,tiny      # a trial on the built-in sample
 
-NAME: transformer, multi_trs, emo_prepend, moel, mime, empdg. All train on the same words for as many updates.
+NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg. All train on the same words for as many updates.
 
 Weights of losses. Released code sums some losses over a batch where ours are means: `nll` over the tokens of responses,
 all others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over
@@ -43,11 +43,9 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def get_config(arg: str = "transformer") -> ConfigDict:
-    name, _, size = arg.partition(",")
-    if name not in FORMS or size not in ("", "tiny"):
-        names = ", ".join(FORMS)
-        raise ValueError(f"classic.py:{arg} is unknown; it takes one of {names}, and behind a comma tiny.")
+def get_config(arg: str = "") -> ConfigDict:
+    chosen = common.arguments(arg, "classic.py", forms=tuple(FORMS))
+    name = chosen.form or "transformer"
     form = dict(FORMS[name])
     config = common.base(system="classic", data="empathetic_dialogues")
     config.run = ("prepare", "generator", "evaluate", "report")
@@ -89,7 +87,7 @@ def get_config(arg: str = "transformer") -> ConfigDict:
     config.report = ConfigDict({"kind": "report", "paper_row": "", "peers": ""})
     if name == "emo_prepend":
         _classify_first(config)
-    return _shrunk(config) if size == "tiny" else config
+    return _shrunk(config) if chosen.tiny else config
 
 
 def _classify_first(config: ConfigDict) -> None:

@@ -1,112 +1,71 @@
 r"""LEMPEx on EmpatheticDialogues (Majumder et al.): exemplars and four empathetic losses, sized for two CPU cores.
 
   python -m empax.main --config=configs/lempex.py --config.data.dir=DATA
-  python -m empax.main --config=configs/lempex.py:no_losses       # "w/o Emp. Losses"
+  python -m empax.main --config=configs/lempex.py:no_losses             # "w/o Emp. Losses"
   python -m empax.main --config=configs/lempex.py:no_exemplars
-  python -m empax.main --config=configs/lempex.py:t5_glove        # T5-GloVe: without both
-  python -m empax.main --config=configs/lempex.py:no_judges       # no losses, no judges: without EPITOME
-  python -m empax.main --config=configs/lempex.py:t5              # on pretrained weights; its T5-PT: t5+t5_glove
-  python -m empax.main --config=configs/lempex.py:eq10            # the losses as Eq. 10 has them
-  python -m empax.main --config=configs/lempex.py:unfrozen        # judges that learn along, as in the released code
-  python -m empax.main --config=configs/lempex.py:time_axis       # the released code's softmax over time
-  python -m empax.main --config=configs/lempex.py:gumbel          # straight-through samples in place of expectations
-  python -m empax.main --config=configs/lempex.py:binary          # mid and high as one level, as in the released code
-  python -m empax.main --config=configs/lempex.py:weights_1       # empathetic losses that weigh 1: vapid, says Sec. 3.5
-  python -m empax.main --config=configs/lempex.py:q10             # ten exemplars; q1, q2, ... any number
-  python -m empax.main --config=configs/lempex.py:full_size       # the paper's 6 + 6 layers and its learning rate
-  python -m empax.main --config=configs/lempex.py:tiny            # a trial on the built-in sample
-  python -m empax.main --config=configs/lempex.py:no_losses+tiny  # forms go together
+  python -m empax.main --config=configs/lempex.py:t5_glove              # T5-GloVe: without both
+  python -m empax.main --config=configs/lempex.py:t5                    # pretrained weights; its T5-PT: t5,t5_glove
+  python -m empax.main --config=configs/lempex.py:pretrained_retriever  # the retriever as pretrained (Table 3)
+  python -m empax.main --config=configs/lempex.py:predicted_emotion     # exemplars of the emotion that a context tells
+  python -m empax.main --config=configs/lempex.py:gold_emotion          # of its gold emotion, as its code: a leak
+  python -m empax.main --config=configs/lempex.py:eq10                  # the losses as Eq. 10 has them
+  python -m empax.main --config=configs/lempex.py:unfrozen              # judges that learn along, as in its code
+  python -m empax.main --config=configs/lempex.py:time_axis             # its code's softmax over time
+  python -m empax.main --config=configs/lempex.py:gumbel                # straight-through samples, not expectations
+  python -m empax.main --config=configs/lempex.py:binary                # mid and high as one level, as in its code
+  python -m empax.main --config=configs/lempex.py:weights_1             # losses that weigh 1: vapid, says Sec. 3.5
+  python -m empax.main --config=configs/lempex.py:q=10                  # ten exemplars
+  python -m empax.main --config=configs/lempex.py:no_judges             # exemplars alone; EPITOME is not needed
+  python -m empax.main --config=configs/lempex.py:full_size             # the paper's layers and learning rate
+  python -m empax.main --config=configs/lempex.py:tiny                  # a trial on the built-in sample
 
-With --reuse=WORKDIR a form takes the stages that it shares with a finished run from there.
+Forms go together: ":no_losses,q=10,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from . import common
+from . import common, lempex_retriever
 
-FORMS = ("no_losses", "no_exemplars", "t5_glove", "no_judges", "t5", "eq10", "unfrozen", "time_axis", "gumbel",
-         "binary", "weights_1", "full_size", "tiny")  # fmt: skip
+FORMS = ("no_losses", "no_exemplars", "t5_glove", "no_judges", "t5", "pretrained_retriever", "predicted_emotion",
+         "gold_emotion", "eq10", "unfrozen", "time_axis", "gumbel", "binary", "weights_1", "full_size")  # fmt: skip
 WHEEL = "flan-t5-small-titles"
 CPU = {"dtype": "bfloat16", "unroll": 6}  # a quarter to a half of the time of float32 in a plain scan
 RHYTHM = {"log_every_steps": 50, "checkpoint_every_steps": 200}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    forms = arg.split("+") if arg else []
-    for form in forms:
-        if form not in FORMS and not re.fullmatch(r"q[1-9]\d*", form):
-            raise ValueError(
-                f"lempex.py:{form} is unknown; it takes {', '.join(FORMS)}, q5 (or any number), with + in between."
-            )
+    chosen = common.arguments(arg, "lempex.py", flags=(*FORMS, "tiny"), numbers=("q",))
     config = recipe()
-    for form in forms:
-        if form != "tiny":
+    for form in FORMS:
+        if form in chosen.flags:
             change(config, form)
+    if "q" in chosen.numbers:
+        config.lempex.passages = chosen.numbers["q"]
+        if "index" in config:
+            config.index.candidates = max(config.index.candidates, chosen.numbers["q"])
     config.run = tuple(name for name in config.run if name in config)
-    return shrink(config) if "tiny" in forms else config
+    return shrink(config) if chosen.tiny else config
 
 
 def recipe() -> ConfigDict:
     config = common.base(system="lempex", data="empathetic_dialogues")
-    config.run = ("prepare", "judges", "second_seed", "assess", "sentiment", "annotate", "index", "generator",
-                  "evaluate", "report")  # fmt: skip
-    config.lempex = ConfigDict(
-        {
-            # The paper's T5-GloVe has 6 + 6 layers (full_size); its word vectors are GloVe's, ours MiniLM's by
-            # principal components.
-            "generator": {
-                "architecture": "t5_from_scratch",
-                "d_model": 300,
-                "num_heads": 6,
-                "head_dim": 50,
-                "d_ff": 2048,
-                "num_encoder_layers": 3,
-                "num_decoder_layers": 4,
-                "dropout": 0.1,
-                "embeddings": "minilm",
-                **CPU,
-            },
-            "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.1, **CPU},
-            # ours: 99% of contexts fit (its code: 200 and 50, 10 exemplars of any length).
-            "layout": {
-                "max_context_tokens": 72,
-                "max_passage_tokens": 22,
-                "max_target_tokens": 40,
-                "max_query_tokens": 64,
-                "max_key_tokens": 64,
-            },
-            # Its code samples (k = 20, T = .9, 20 tokens); its Alg. 5 has beam search.
-            "decoding": {"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 20},
-            "passages": 5,  # q: Fig. 1 shows five; the number is stated nowhere
-        }
-    )
+    config.run = ("prepare", "judges", "second_seed", "assess", "sentiment", "annotate", "retriever", "index",
+                  "generator", "evaluate", "report")  # fmt: skip
+    config.lempex = models()
     # One vocabulary for generator and judges, so that a distribution over it can be read: MiniLM's.
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": "minilm", "tags": False}})
     config.judges = judges(seed=0)
     config.second_seed = judges(seed=1)  # of other posts; nothing is trained to please them
     config.assess = ConfigDict({"kind": "assess", "judges": ("judges", "second_seed")})
-    config.sentiment = common.train(
-        task="attributes.sentiment", steps=600, batch_size=32, learning_rate=2e-4, buckets=(24, 48), max_tokens=48,
-        encoder={"pretrained": "minilm", "num_layers": 3, **CPU}, eval_every_steps=200, best_metric="mae", seed=0,
-        max_examples=20_000,
-        optimizer={"warmup_steps": 60, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]}, **RHYTHM,
-    )  # fmt: skip
+    config.sentiment = sentiment()
     config.annotate = ConfigDict({"kind": "annotate", "classifiers": ("judges",), "contexts": False})
-    config.index = common.index(encoder="", candidates=5, queries={"train": 0, "validation": 1000})
-    config.generator = common.train(
-        task="generator", steps=2400, batch_size=32, learning_rate=1e-3, buckets=(32, 48, 72), index="index",
-        losses="judges", judges=("judges",), sentiment="sentiment",
-        weights={  # Sec. 3.5
-            "generation": 1.0, "emotional_reaction": 0.1, "interpretation": 0.1, "exploration": 0.1, "sentiment": 0.1,
-        },
-        eval_every_steps=600, max_validation_examples=1000, best_metric="nll",
-        optimizer={"warmup_steps": 300, "schedule": "linear", "weight_decay": 0.01}, **RHYTHM,
-    )  # fmt: skip
+    config.retriever = lempex_retriever.retriever()
+    config.index = lempex_retriever.index(encoder="retriever", queries={"train": 0, "validation": 1000})
+    config.generator = generator()
     config.evaluate = ConfigDict(
         {
             "kind": "evaluate",
@@ -123,14 +82,102 @@ def recipe() -> ConfigDict:
     return config
 
 
+def models() -> ConfigDict:
+    """What all stages share."""
+    return ConfigDict(
+        {
+            # The paper's T5-GloVe has 6 + 6 layers (full_size); its word vectors are GloVe's, ours MiniLM's by
+            # principal components.
+            "generator": {
+                "architecture": "t5_from_scratch",
+                "d_model": 300,  # Sec. 4.2, as are the next three
+                "num_heads": 6,
+                "head_dim": 50,
+                "d_ff": 2048,
+                "num_encoder_layers": 3,
+                "num_decoder_layers": 4,
+                "dropout": 0.1,
+                "embeddings": "minilm",
+                **CPU,
+            },
+            **lempex_retriever.towers(),
+            "layout": {  # ours: 99% of contexts fit (its code: 200 and 50, 10 exemplars of any length)
+                "max_context_tokens": 72,
+                "max_passage_tokens": 22,
+                "max_target_tokens": 40,
+                **lempex_retriever.LAYOUT,
+            },
+            # Its code samples (k = 20, T = .9, 20 tokens); its Alg. 5 has beam search.
+            "decoding": {"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 20},
+            "passages": 5,  # q: Fig. 1 shows five; the number is stated nowhere
+        }
+    )
+
+
 def judges(**more: Any) -> ConfigDict:
     """Classifiers of the three mechanisms over one encoder (the paper: three encoders, T5-base)."""
     return common.train(
-        task="attributes.classifier", steps=400, batch_size=32, learning_rate=2e-4, buckets=(48, 80, 128),
-        eval_every_steps=80, hide_response_probability=0.0, max_tokens=128,
-        encoder={"pretrained": "minilm", "num_layers": 3, **CPU}, best_metric="weighted_f1", best_mode="max",
-        optimizer={"warmup_steps": 40, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]}, **RHYTHM, **more,
-    )  # fmt: skip
+        task="attributes.classifier",
+        encoder={"pretrained": "minilm", "num_layers": 3, **CPU},
+        max_tokens=128,
+        buckets=(48, 80, 128),
+        hide_response_probability=0.0,
+        learning_rate=2e-4,
+        best_metric="weighted_f1",
+        best_mode="max",
+        optimizer={"warmup_steps": 40, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]},
+        steps=400,
+        batch_size=32,
+        eval_every_steps=80,
+        **RHYTHM,
+        **more,
+    )
+
+
+def sentiment() -> ConfigDict:
+    """The regressor of VADER's scores (Alg. 1)."""
+    return common.train(
+        task="attributes.sentiment",
+        encoder={"pretrained": "minilm", "num_layers": 3, **CPU},
+        max_tokens=48,
+        buckets=(24, 48),
+        max_examples=20_000,
+        learning_rate=2e-4,
+        best_metric="mae",
+        optimizer={"warmup_steps": 60, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]},
+        seed=0,
+        steps=600,
+        batch_size=32,
+        eval_every_steps=200,
+        **RHYTHM,
+    )
+
+
+def generator() -> ConfigDict:
+    """The generator with its five losses (Sec. 3.5, Alg. 4)."""
+    return common.train(
+        task="generator",
+        index="index",
+        losses="judges",
+        judges=("judges",),
+        sentiment="sentiment",
+        weights={  # Sec. 3.5
+            "generation": 1.0,
+            "emotional_reaction": 0.1,
+            "interpretation": 0.1,
+            "exploration": 0.1,
+            "sentiment": 0.1,
+        },
+        buckets=(32, 48, 72),
+        learning_rate=1e-3,  # ours; its code: 1e-4, for fifty epochs
+        best_metric="nll",
+        max_validation_examples=1000,
+        optimizer={"warmup_steps": 300, "schedule": "linear", "weight_decay": 0.01},
+        steps=2400,
+        batch_size=32,
+        eval_every_steps=600,
+        **RHYTHM,
+    )
 
 
 def drop(config: ConfigDict, *stages: str) -> None:
@@ -140,7 +187,7 @@ def drop(config: ConfigDict, *stages: str) -> None:
 
 
 def change(config: ConfigDict, form: str) -> None:
-    """Makes `config` one of FORMS, but for tiny."""
+    """Makes `config` one of FORMS."""
     generator = config.generator
     if form in ("no_losses", "t5_glove", "no_judges", "eq10"):
         losses = "first_state" if form == "eq10" else "none"
@@ -148,10 +195,15 @@ def change(config: ConfigDict, form: str) -> None:
         drop(config, "sentiment")
     if form in ("no_exemplars", "t5_glove"):
         generator.index = config.evaluate.index = ""
-        drop(config, "index")
+        drop(config, "retriever", "index")
     if form == "no_judges":
         drop(config, "judges", "second_seed", "assess", "annotate")
         config.evaluate.update({"judge": "", "second_judge": "", "linear_judge": False})
+    if form == "pretrained_retriever" and "index" in config:
+        drop(config, "retriever")
+        config.index.encoder = ""
+    if form in ("predicted_emotion", "gold_emotion") and "index" in config:
+        config.index.filter = form
     if form == "t5":
         t5 = {"pretrained": WHEEL, "dropout": 0.1, "dtype": "bfloat16"}
         config.lempex.generator = ConfigDict({"architecture": "t5", **t5})
@@ -171,10 +223,6 @@ def change(config: ConfigDict, form: str) -> None:
     if form == "weights_1":
         for name in ("emotional_reaction", "interpretation", "exploration", "sentiment"):
             generator.weights[name] = 1.0
-    if re.fullmatch(r"q\d+", form):
-        config.lempex.passages = int(form[1:])
-        if "index" in config:
-            config.index.candidates = int(form[1:])
     if form == "full_size":
         config.lempex.generator.update({"num_encoder_layers": 6, "num_decoder_layers": 6})
         config.lempex.layout.update({"max_context_tokens": 200, "max_passage_tokens": 50, "max_target_tokens": 50})

@@ -20,7 +20,24 @@ from ml_collections import ConfigDict
 
 from . import common
 
-VARIANTS = ("", "tiny")
+LAYOUT = {"max_query_tokens": 64, "max_key_tokens": 24}  # ours: the newest turns, most responses whole
+
+
+def towers() -> dict[str, Any]:
+    """The encoders, of the section that all stages share."""
+    return {
+        # A quarter to a half of the time of float32 in a plain scan.
+        "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.1, "dtype": "bfloat16", "unroll": 6},
+        "towers": "separate",
+        "key_pretrained": "",
+    }
+
+
+def index(*, encoder: str, queries: dict[str, int]) -> ConfigDict:
+    """An index of responses, measured on validation and test."""
+    made = common.index(encoder=encoder, candidates=10, queries=queries, method="exact")  # q of its code
+    made.update({"filter": "none", "searched": 2047, "quality": ConfigDict({"validation": 0, "test": 0})})
+    return made
 
 
 def retriever(**more: Any) -> ConfigDict:
@@ -45,35 +62,26 @@ def retriever(**more: Any) -> ConfigDict:
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    if arg not in VARIANTS:
-        raise ValueError(f"lempex_retriever.py:{arg} is unknown; it takes {', '.join(filter(None, VARIANTS))}.")
+    chosen = common.arguments(arg, "lempex_retriever.py")
     config = common.base(system="lempex", data="empathetic_dialogues")
     config.run = ("prepare", "zero_shot", "retriever", "index")
-    config.lempex = ConfigDict(
-        {
-            # A quarter to a half of the time of float32 in a plain scan.
-            "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.1, "dtype": "bfloat16", "unroll": 6},
-            "towers": "separate",
-            "key_pretrained": "",
-            "layout": {"max_query_tokens": 64, "max_key_tokens": 24},  # ours: the newest turns, most responses whole
-        }
-    )
+    config.lempex = ConfigDict({**towers(), "layout": LAYOUT}, convert_dict=True)
     config.prepare = ConfigDict({"kind": "prepare"})
-    quality = {"validation": 0, "test": 0}
-    config.zero_shot = common.index(encoder="", candidates=10, queries={}, method="exact")
-    config.zero_shot.quality = ConfigDict(quality)
+    config.zero_shot = index(encoder="", queries={})
     config.retriever = retriever()
-    queries = {"train": 0, "validation": 0, "test": 0}
-    config.index = common.index(encoder="retriever", candidates=10, queries=queries, method="exact")  # q of the code
-    config.index.update({"filter": "none", "searched": 2047, "quality": ConfigDict(quality)})
-    if arg == "tiny":
-        config.data.name = "sample"
-        config.lempex.retriever = ConfigDict(
-            {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2, "normalize": True, "dropout": 0.1}
-        )
-        config.lempex.layout.update({"max_query_tokens": 16, "max_key_tokens": 16})
-        config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
-        config.retriever.update({"steps": 4, "batch_size": 8, "buckets": (16,), "log_every_steps": 2,
-                                 "eval_every_steps": 2, "checkpoint_every_steps": 2})  # fmt: skip
-        config.retriever.optimizer.warmup_steps = 1
+    config.index = index(encoder="retriever", queries={"train": 0, "validation": 0, "test": 0})
+    return shrink(config) if chosen.tiny else config
+
+
+def shrink(config: ConfigDict) -> ConfigDict:
+    """The same recipe in seconds."""
+    config.data.name = "sample"
+    config.lempex.retriever = ConfigDict(
+        {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2, "normalize": True, "dropout": 0.1}
+    )
+    config.lempex.layout.update({"max_query_tokens": 16, "max_key_tokens": 16})
+    config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
+    few = {"steps": 4, "batch_size": 8, "buckets": (16,)}
+    config.retriever.update({**few, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2})
+    config.retriever.optimizer.warmup_steps = 1
     return config

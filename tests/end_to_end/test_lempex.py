@@ -68,13 +68,13 @@ def test_a_chat_shows_exemplars_and_the_levels_of_the_reply(workdir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "form", ["t5_glove", "eq10", "unfrozen+time_axis", "t5+gumbel", "no_exemplars+binary", "q3+weights_1"]
+    "form", ["t5_glove", "eq10", "unfrozen,time_axis", "t5,gumbel", "no_exemplars,binary", "q=3,weights_1"]
 )
 def test_the_other_forms(recipe, tmp_path, form):
-    result = recipe(tmp_path / "run", config=f"{RECIPE}:{form}+tiny")
+    result = recipe(tmp_path / "run", config=f"{RECIPE}:{form},tiny")
     assert result.returncode == 0, result.stderr
     params = load_params(tmp_path / "run" / "generator")
     expected = {"model", "speakers"}
-    expected |= {"fusion"} if form not in ("t5_glove", "no_exemplars+binary") else set()
-    expected |= {"eq10": {"heads"}, "unfrozen+time_axis": {"judges"}}.get(form, set())
+    expected |= {"fusion"} if form not in ("t5_glove", "no_exemplars,binary") else set()
+    expected |= {"eq10": {"heads"}, "unfrozen,time_axis": {"judges"}}.get(form, set())
     assert set(params) == expected

@@ -43,8 +43,19 @@ def lempex_config():
     config = run.plain(lempex.get_config("tiny"))
     config["lempex"]["retriever"] = SMALL
     # No label is written here, and none is needed.
-    config["run"] = ["prepare", "judges", "sentiment", "annotate", "index", "generator", "evaluate", "report"]
+    config["run"] = [
+        "prepare",
+        "judges",
+        "sentiment",
+        "annotate",
+        "retriever",
+        "index",
+        "generator",
+        "evaluate",
+        "report",
+    ]
     config["evaluate"]["second_judge"] = ""
+    config["index"]["quality"] = {}
     return config
 
 
