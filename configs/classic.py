@@ -3,7 +3,8 @@ r"""The systems that everybody compares with: one word-level model, composed as 
   python -m empax.main --config=configs/classic.py:NAME --config.data.dir=DATA
   python -m empax.main --config=configs/classic.py:NAME,tiny      # a trial on the built-in sample
 
-NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg. All train on the same words for as many updates.
+NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg. All train on the same words, for as many
+updates.
 
 Weights of losses. Released code sums some losses over a batch where ours are means: `nll` over the tokens of responses,
 all others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over

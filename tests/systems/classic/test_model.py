@@ -165,5 +165,5 @@ def test_recipes_name_their_forms():
     for name in classic.FORMS:
         assert classic.get_config(f"{name},tiny").data.name == "sample"
     for wrong in ("mole", "moel,small", "moel+tiny"):
-        with pytest.raises(ValueError, match="it takes one of transformer, multi_trs"):
+        with pytest.raises(ValueError, match="it takes transformer, multi_trs"):
             classic.get_config(wrong)
