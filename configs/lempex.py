@@ -99,7 +99,7 @@ def recipe() -> ConfigDict:
     config.annotate = ConfigDict({"kind": "annotate", "classifiers": ("judges",), "contexts": False})
     config.index = common.index(encoder="", candidates=5, queries={"train": 0, "validation": 1000})
     config.generator = common.train(
-        task="generator", steps=2400, batch_size=32, learning_rate=1e-3, buckets=(32, 48, 72), index="index",
+        task="generator", steps=2400, batch_size=32, learning_rate=1e-3, buckets=(40, 72), index="index",
         losses="judges", judges=("judges",), sentiment="sentiment",
         weights={  # Sec. 3.5
             "generation": 1.0, "emotional_reaction": 0.1, "interpretation": 0.1, "exploration": 0.1, "sentiment": 0.1,
@@ -112,7 +112,7 @@ def recipe() -> ConfigDict:
             "kind": "evaluate",
             "stage": "generator",
             "index": "index",
-            "buckets": (32, 48, 72),
+            "buckets": (40, 72),
             "batch_size": 32,
             "judge": "annotate",
             "second_judge": "second_seed",
