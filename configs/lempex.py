@@ -71,7 +71,7 @@ def recipe() -> ConfigDict:
             "kind": "evaluate",
             "stage": "generator",
             "index": "index",
-            "buckets": (32, 48, 72),
+            "buckets": (40, 72),
             "batch_size": 32,
             "judge": "annotate",
             "second_judge": "second_seed",
@@ -168,7 +168,7 @@ def generator() -> ConfigDict:
             "exploration": 0.1,
             "sentiment": 0.1,
         },
-        buckets=(32, 48, 72),
+        buckets=(40, 72),
         learning_rate=1e-3,  # ours; its code: 1e-4, for fifty epochs
         best_metric="nll",
         max_validation_examples=1000,

@@ -298,8 +298,8 @@ def _mechanism_f1(
         if not any(gold and guess for gold, guess in zip(golds, found, strict=True)):
             return None
     if average == "macro_binary":
-        merged = ([empathy.merge_levels(levels) for levels in side] for side in (labels, guesses))
-        return empathy.f1_statistic(*merged, empathy.MERGED_LEVELS, "macro")
+        labels, guesses = ([empathy.merge_levels(levels) for levels in side] for side in (labels, guesses))
+        return empathy.f1_statistic(labels, guesses, empathy.MERGED_LEVELS, "macro")
     return empathy.f1_statistic(labels, guesses, LEVELS, "macro" if average == "macro" else "weighted")
 
 

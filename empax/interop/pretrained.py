@@ -217,7 +217,7 @@ class GeneratorSettings:
     """
 
     architecture: Literal[
-        "transformer", "t5_from_scratch", "t5", "bart", "blenderbot", "llama", "gpt2", "pretrained"
+        "transformer", "t5", "t5_from_scratch", "bart", "blenderbot", "llama", "gpt2", "pretrained"
     ] = "transformer"
     pretrained: str = ""
     preset: str = ""
@@ -255,7 +255,7 @@ class GeneratorSettings:
                 f"architecture = {name!r} needs pretrained (a folder or a Hub name) or preset ('t5-small')."
             )
         if self.embeddings:
-            raise ConfigError(f"embeddings go with a generator from scratch; architecture = {name!r} brings its own.")
+            raise ConfigError(f"embeddings go with a generator from scratch; a {name!r} brings its own.")
 
     def preset_config(self, **changes: Any) -> TransformerConfig | DecoderOnlyConfig:
         """Settings of the model that `preset` names.

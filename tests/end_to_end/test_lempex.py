@@ -9,6 +9,7 @@ from empax.serving.session import Session
 from empax.training.checkpoint import load_params
 
 RECIPE = "configs/lempex.py"
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,6 @@ def test_a_chat_shows_exemplars_and_the_levels_of_the_reply(workdir):
     assert "nll_of_other_exemplars" not in said.notes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["t5_glove", "eq10", "unfrozen,time_axis", "t5,gumbel", "no_exemplars,binary", "q=3,weights_1"]
 )

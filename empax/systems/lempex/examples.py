@@ -99,7 +99,8 @@ class TurnForm:
     def arrays(
         self, rows: Sequence[tuple[Text, Text | None] | None], length: int
     ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
-        return features.pad([row[0].ids if row else [] for row in rows], length, self.tokenizer.pad_id)
+        # What is longer than its bucket keeps its newest tokens, here and in `LempexExamples`.
+        return features.pad([row[0].ids[-length:] if row else [] for row in rows], length, self.tokenizer.pad_id)
 
 
 class LempexExamples(ContextExamples):
@@ -140,7 +141,7 @@ class LempexExamples(ContextExamples):
         plain = super().collate(indices, length, rng)
         rows = [int(i) for i in indices]
         arrays: dict[str, Any] = {name: getattr(plain, name) for name in LabelledBatch.__dataclass_fields__}
-        speakers = [self.speakers[i] if i >= 0 else [] for i in rows]
+        speakers = [self.speakers[i][-length:] if i >= 0 else [] for i in rows]
         arrays["speaker"] = features.pad(speakers, length, NOBODY)[0]
         if self.corpus is not None:
             arrays["exemplar"], arrays["exemplar_mask"] = self._exemplars(rows)

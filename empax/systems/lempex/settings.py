@@ -73,7 +73,6 @@ class LempexStage:
         released code.
       frozen_judges: False trains the judges along with the generator, as the released code does.
       binary: whether the levels mid and high are one class, as in the released code.
-      max_examples: training instances at most; 0 = all.
       max_validation_examples: 0 = all.
     """
 
@@ -87,14 +86,11 @@ class LempexStage:
     temperature: float = 1.0
     frozen_judges: bool = True
     binary: bool = False
-    label_smoothing: float = 0.0
-    max_examples: int = 0
     max_validation_examples: int = 1000
 
     def __post_init__(self) -> None:
         check_numbers(self, "temperature", above=0)
-        check_numbers(self, "label_smoothing", least=0, below=1)
-        check_numbers(self, "max_examples", "max_validation_examples", least=0)
+        check_numbers(self, "max_validation_examples", least=0)
         named = bool(self.judges or self.sentiment)
         if named != (self.losses == "judges"):
             raise ConfigError(

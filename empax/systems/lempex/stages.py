@@ -58,7 +58,6 @@ def generator_task(
         ExemplarFusion(model.config) if stage.index else None,
         speakers=run.shared_settings(LempexSettings).speakers,
         empathy=empathy,
-        label_smoothing=stage.label_smoothing,
     )
 
 
@@ -174,11 +173,10 @@ def build_generator(stage: LempexStage, run: RunContext) -> Assembly:
         empathy = EmpathyLosses(stage)
     task = generator_task(parts, stage, run, empathy)
     form = TurnForm(parts.tokenizer, parts.settings.layout)
-    instances = load_instances(run, "train")
-    corpus = Corpus.of(instances, form) if stage.index else None
+    corpus = Corpus.of(load_instances(run, "train"), form) if stage.index else None
     most = judges.max_tokens if judges is not None else 2 * form.layout.max_target_tokens if empathy else 0
-    train = _examples(stage, run, "train", form, corpus, stage.max_examples, judged=most)
-    validation = _examples(stage, run, "validation", form, corpus, stage.max_validation_examples)
+    train = _examples(stage, run, "train", form, corpus, judged=most)
+    validation = _examples(stage, run, "validation", form, corpus, limit=stage.max_validation_examples)
 
     def initial(params: Params) -> Params:
         return {**params, **first_params(stage, run, params, judges)}
@@ -209,8 +207,8 @@ def _examples(
     split: str,
     form: TurnForm,
     corpus: Corpus | None,
-    limit: int,
     *,
+    limit: int = 0,
     judged: int = 0,
 ) -> LempexExamples:
     """Of those instances that were searched, where there are exemplars."""

@@ -40,7 +40,6 @@ class LempexGenerator:
     fusion: ExemplarFusion | None = None
     speakers: bool = True
     empathy: EmpathyLosses | None = None
-    label_smoothing: float = 0.0
     heads: ClassVar[tuple[str, ...]] = ()
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
@@ -67,12 +66,11 @@ class LempexGenerator:
         read = batch.target, states, batch.source_mask
         hidden = apply(self.model, model, *read, method="decode_hidden", rng=second)
         logits: Any = self.model.apply({"params": model}, hidden, method="logits_from")
-        smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=self.label_smoothing)
-        nll = cross_entropy(logits, batch.target, mask) if self.label_smoothing else smoothed
+        nll = cross_entropy(logits, batch.target, mask)
         metrics: Metrics = {"nll": nll}
         if self.empathy is None:
-            return combine([(1.0, smoothed)], target_weights(batch), batch.valid), metrics
-        parts = [(self.empathy.settings.weights.generation, smoothed)]
+            return combine([(1.0, nll)], target_weights(batch), batch.valid), metrics
+        parts = [(self.empathy.settings.weights.generation, nll)]
         if batch.levels is not None:
             judges = params.get("judges", frozen.get("judges", {}))
             more, told = self.empathy(judges, params.get("heads", {}), batch, hidden, logits, third)

@@ -76,8 +76,9 @@ def test_a_batch_shows_the_candidates_and_those_of_another_context(tokenizer):
     assert batch.speaker.shape == batch.source.shape
     np.testing.assert_array_equal(batch.speaker[2], NOBODY)
     assert batch.levels is None
-    alone = LempexExamples(INSTANCES, form(tokenizer)).collate(np.array([0]), 8, np.random.default_rng(0))
+    alone = LempexExamples(INSTANCES, form(tokenizer)).collate(np.array([1]), 3, np.random.default_rng(0))
     assert (alone.exemplar, alone.other) == (None, None)
+    assert (words(alone.source[0]), alone.speaker[0].tolist()) == ("f g [SEP]", [LISTENER, SPEAKER, NOBODY])
 
 
 def test_judges_read_what_source_and_target_hold(tokenizer):

@@ -180,6 +180,10 @@ def test_unknown_levels_and_weights_of_zero_count_nothing(batch):
     assert float(metrics["interpretation_loss"].weight) == 1.0
     first, _ = asked(batch.replace(valid=jnp.array([True, False])))
     assert [float(part.weight) for _, part in first] == [3.0] * 4
+    two, _ = jax.jit(lambda: toy.make_losses(binary=True)(judges, {}, batch, None, logits, None))()
+    gained = [float(three.total - merged.total) for (_, three), (_, merged) in zip(parts, two, strict=True)]
+    assert min(gained[:3]) >= 0.0 < max(gained[:3])  # levels that are merged share their probability
+    assert gained[3] == pytest.approx(0.0, abs=1e-5)
     left = jax.eval_shape(lambda: some(judges, {}, batch, None, logits, None))[1]
     assert set(left) == {name for name in metrics if not name.startswith("interpretation")}
 
