@@ -32,7 +32,7 @@ class TokenizerSettings:
       kind: of one that is made: "bpe", or "words", whose rare words are unknown (`data.words`).
       tags: whether a pretrained one gets tokens for turns, separator and attributes. False for decoder-only generators,
         which are prompted in words.
-      vocab_size: the most tokens, special ones included.
+      vocab_size: the most tokens, special ones included; a plan reckons with as many.
       lowercase: of "bpe"; "words" are always in lower case.
       min_count: of "words": how often a word comes at least in turns and situations.
       style: of "words": see `data.words.train_words`.

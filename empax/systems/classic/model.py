@@ -61,8 +61,8 @@ class Listeners(nn.Module):
 
     def __call__(self, states: Float[Array, "B T D"], read: Read, *, deterministic: bool) -> Float[Array, "B T D"]:
         def listen(layer: Layer, *args: Any) -> jax.Array:
-            states, mask, *rest = args
-            return layer(states, mask, None, *rest, {}, deterministic=deterministic)[0]
+            states, mask, source, source_mask = args
+            return layer(states, mask, None, source, source_mask, {}, deterministic=deterministic)[0]
 
         return self._sum(read.gate, self._each(listen, states, causal(states.shape[1]), read.states, read.mask))
 
@@ -83,9 +83,9 @@ class Listeners(nn.Module):
 
         def listen(layer: Layer, *args: Any) -> Any:
             states, own, cross, mask, position = args
-            own = jax.tree.map(lambda leaf: leaf[None], own)  # a cache of one layer
-            carry, _ = layer.step(states, *own, jnp.zeros((), jnp.int32), cross, {}, mask, None, position)
-            changed, *own = carry
+            key, value, windows = jax.tree.map(lambda leaf: leaf[None], own)  # a cache of one layer
+            first = jnp.zeros((), jnp.int32)
+            (changed, *own), _ = layer.step(states, key, value, windows, first, cross, {}, mask, None, position)
             return changed, jax.tree.map(lambda leaf: leaf[0], tuple(own))
 
         own, cross = (cache.self_key, cache.self_value, cache.windows), (cache.cross_key, cache.cross_value)
@@ -165,7 +165,7 @@ class Classic(nn.Module):
         self, read: Read, mask: Bool[Array, "B S"], *, num_hypotheses: int, max_length: int
     ) -> ClassicCache:
         """An empty cache for `num_hypotheses` answers of at most `max_length` tokens each."""
-        sizes = {"num_hypotheses": num_hypotheses, "max_length": max_length}
+        sizes: dict[str, Any] = {"num_hypotheses": num_hypotheses, "max_length": max_length}
         cache = self.core.start_cache(read.states, mask, start=read.start, **sizes)
         if not self.has_listeners:
             return ClassicCache(cache)

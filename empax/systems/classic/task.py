@@ -80,7 +80,7 @@ class ClassicTask:
         return found if read.emotion is None else {**found, "emotion": read.emotion.argmax(axis=-1)}
 
     def _apply(self, params: Params, *args: Any, method: str, rng: jax.Array | None) -> Any:
-        rngs = {}
+        rngs: dict[str, jax.Array] = {}
         if rng is not None:
-            rngs = dict(zip(("dropout", "draws"), jax.random.split(rng), strict=True))
+            rngs["dropout"], rngs["draws"] = jax.random.split(rng)
         return self.model.apply({"params": params}, *args, train=rng is not None, method=method, rngs=rngs)
