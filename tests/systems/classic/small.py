@@ -75,8 +75,11 @@ class Made:
 
     @functools.cached_property
     def loss(self):
-        """(parameters, batch, key or None) -> loss and metrics."""
-        return jax.jit(lambda params, batch, rng: self.task.loss(params, {}, batch, rng, train=True))
+        """(parameters, batch, key, train=) -> loss and metrics."""
+        return jax.jit(
+            lambda params, batch, rng, *, train: self.task.loss(params, {}, batch, rng, train=train),
+            static_argnames="train",
+        )
 
 
 def make(form: str, **changes) -> Made:
