@@ -104,6 +104,7 @@ def adversarial_losses(
     Returns:
       For each of LOSSES the value of each row, and which rows have a turn that follows.
     """
+    assert batch.feedback_mask is not None  # of training examples, where the settings have an adversary
     stop = jax.lax.stop_gradient
     table, probabilities = stop(params["core"]["token_embedding"]), jax.nn.softmax(logits)
     context, known = stop(read.context), batch.feedback_mask.any(axis=1)
