@@ -3,8 +3,8 @@ r"""The systems that everybody compares with: one word-level model, composed as 
   python -m empax.main --config=configs/classic.py:NAME --config.data.dir=DATA
   python -m empax.main --config=configs/classic.py:NAME,tiny      # a trial on the built-in sample
 
-NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg. All train on the same words, for as many
-updates.
+NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics. All train on the same words,
+for as many updates.
 
 Weights of losses. Released code sums some losses over a batch where ours are means: `nll` over the tokens of responses,
 all others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over
@@ -40,6 +40,14 @@ FORMS: dict[str, dict[str, Any]] = {
         "emotion": {"start": True},
         "dropout": 0.2,  # its code; the others' have none
         "weights": {"emotion": 1 / 15},
+    },
+    # With critics that do teach it, as a Wasserstein GAN: ours, since the released ones do not.
+    "empdg_critics": {
+        "readers": ("emotion_words", "emotion"),
+        "emotion": {"start": True},
+        "dropout": 0.2,
+        "adversary": {"penalty": 10.0},  # Gulrajani et al. 2017
+        "weights": {"emotion": 1 / 15, "adversary": 0.1, "critics": 1.0},
     },
 }
 
@@ -88,6 +96,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.report = ConfigDict({"kind": "report", "paper_row": "", "peers": ""})
     if name == "emo_prepend":
         _classify_first(config)
+    if "adversary" in form:
+        config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
     return _shrunk(config) if chosen.tiny else config
 
 

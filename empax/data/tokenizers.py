@@ -28,6 +28,7 @@ _ROLES = {
     "pad": ("<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
     "eos": ("</s>", "[SEP]", "<|endoftext|>", "<|end_of_text|>"),
 }
+_CONFIG, _RARE_WORDS = "tokenizer_config.json", "rare_words"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,7 @@ class SubwordTokenizer:
     def unk_id(self) -> int | None:
         """What stands for every word that a vocabulary of words lacks; None = any text can be written."""
         model = self.backend.model
-        return self.token_id(model.unk_token) if isinstance(model, rust.models.WordLevel) else None
+        return self.backend.token_to_id(model.unk_token) if isinstance(model, rust.models.WordLevel) else None
 
     @property
     def template_tokens(self) -> dict[str, str]:
@@ -226,9 +227,6 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
         rare = read_model_json(folder / _CONFIG).get(_RARE_WORDS, 0)
         tokenizer.rare_words = rare if isinstance(rare, int) else 0
     return tokenizer
-
-
-_CONFIG, _RARE_WORDS = "tokenizer_config.json", "rare_words"
 
 
 _DECLARED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "start_token")

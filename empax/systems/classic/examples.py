@@ -32,6 +32,7 @@ class ClassicExamples:
       max_context_tokens: of a source; the newest words stay.
       max_target_tokens: of a response, its end included.
       emotions: of each instance, the emotion to put before its context; None = none.
+      feedback_tokens: of the turn that follows each response, for critics; 0 = it is left out. Source: EmpDG.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ClassicExamples:
         max_context_tokens: int,
         max_target_tokens: int,
         emotions: Sequence[str] | None = None,
+        feedback_tokens: int = 0,
     ):
         self.pad_id, self.emotional, self.max_target_tokens = tokenizer.pad_id, emotional, max_target_tokens
         turns = list(dict.fromkeys(turn for i in instances for turn in i.context))
@@ -63,6 +65,9 @@ class ClassicExamples:
             features.render_target(row, eos_id=tokenizer.eos_id, max_tokens=max_target_tokens)
             for row in tokenizer.encode_batch([i.response for i in instances])
         ]
+        self.feedback_tokens = feedback_tokens
+        following = _following(instances) if feedback_tokens else []
+        self.feedback = [row[:feedback_tokens] for row in tokenizer.encode_batch(following)]
         self.emotions = emotion_ids(instances)
         self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
 
@@ -91,7 +96,17 @@ class ClassicExamples:
             "speaker": padded(self.speakers)[0],
             "emotional": self.emotional[source] & source_mask,
         }
+        if self.feedback_tokens:
+            feedback = [self.feedback[i] if i >= 0 else [] for i in rows]
+            arrays["feedback"], arrays["feedback_mask"] = features.pad(feedback, self.feedback_tokens, self.pad_id)
         return ClassicBatch(**arrays)
+
+
+def _following(instances: Sequence[Instance]) -> list[str]:
+    """The speaker's turn after each response, which the dialogue's next instance has; empty where there is none."""
+    turns = {i.id: i.context[-1] for i in instances}
+    places = (instance.id.rpartition("#") for instance in instances)
+    return [turns.get(f"{dialogue}#{int(number) + 2}", "") for dialogue, _, number in places]
 
 
 def _shortened(row: list[int], length: int) -> list[int]:

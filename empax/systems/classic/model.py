@@ -17,6 +17,7 @@ from empax.models.scanned import DecodeCache, cache_dtype
 from empax.models.stack import Layer
 from empax.models.transformer import EncoderDecoder, causal
 from empax.models.transformer_config import TransformerConfig
+from empax.systems.classic.adversary import AdversarySettings, Critic
 from empax.systems.classic.mimicry import Mimicry
 from empax.systems.classic.readers import ClassicBatch, EmotionHead, EmotionWords, ListenerGate, Read
 
@@ -117,10 +118,12 @@ class Classic(nn.Module):
 
     Attributes:
       readers: names of READERS with their settings (None = it has none).
+      adversary: settings of critics; None = there are none.
     """
 
     config: TransformerConfig
     readers: tuple[tuple[str, Any], ...] = ()
+    adversary: AdversarySettings | None = None
 
     def setup(self) -> None:
         c = self.config
@@ -129,6 +132,8 @@ class Classic(nn.Module):
             setattr(self, name, READERS[name](c, settings))
         if self.has_listeners:
             self.expert_layer = Listeners(c)
+        if self.adversary is not None:
+            self.critic, self.emotion_critic = (Critic(self.adversary.width) for _ in range(2))
         self.output_embedding = self.param("output_embedding", normal(c.d_model**-0.5), (c.vocab_size, c.d_model))
         self.output_bias = self.param("output_bias", nn.initializers.zeros, (c.vocab_size,))
 
@@ -159,7 +164,12 @@ class Classic(nn.Module):
 
     def __call__(self, batch: ClassicBatch) -> Float[Array, "B T V"]:
         """Logits of the batch's targets."""
-        return self.decode(batch.target, self.read(batch, train=False), train=False)
+        read = self.read(batch, train=False)
+        if self.adversary is not None and self.is_initializing():
+            words = self.core.embed(batch.target)
+            for critic in (self.critic, self.emotion_critic):
+                critic(words, batch.target_mask, read.context, words[:, 0])
+        return self.decode(batch.target, read, train=False)
 
     def start_cache(
         self, read: Read, mask: Bool[Array, "B S"], *, num_hypotheses: int, max_length: int

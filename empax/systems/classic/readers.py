@@ -28,6 +28,8 @@ class ClassicBatch(Batch):
     emotion: Int[Array, " B"]  # index into EMOTIONS, -1 = unknown
     speaker: Int[Array, "B S"]  # a word id: <speaker>, <listener>, or that of the first token
     emotional: Bool[Array, "B S"]  # words of the lexicon of emotions
+    feedback: Int[Array, "B F"] | None = None  # the turn that follows the response, where critics want it
+    feedback_mask: Bool[Array, "B F"] | None = None
     step: Int[Array, ""] | None = None
 
 

@@ -10,6 +10,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import Dtype
 from empax.models.transformer_config import TransformerConfig
+from empax.systems.classic.adversary import LOSSES, AdversarySettings
 from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import READERS
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings
@@ -23,8 +24,9 @@ class ClassicSettings:
       readers: which parts read a context, in order: "emotion", "emotion_words", "listeners" (behind "emotion"),
         "mimicry".
       emotion, listeners, mimicry: settings of these.
+      adversary: critics that see soft responses and the turn that follows (`systems.classic.adversary`); None = none.
       vectors: of words, to start from: see `data.word_vectors.load_vectors`; empty = random.
-      lexicon: the words of emotion that "emotion_words" reads: "vader", or a file with one word on each line.
+      lexicon: the words of emotion that "emotion_words" and critics read: "vader", or a file with a word on each line.
       kernel: positions that a convolution of the feed-forward reads.
       max_context_tokens: of a context, with what stands before it; the newest words stay.
       max_target_tokens: of a response in training, its end included.
@@ -34,6 +36,7 @@ class ClassicSettings:
     emotion: EmotionSettings = dataclasses.field(default_factory=EmotionSettings)
     listeners: ListenersSettings = dataclasses.field(default_factory=ListenersSettings)
     mimicry: MimicrySettings = dataclasses.field(default_factory=MimicrySettings)
+    adversary: AdversarySettings | None = None
     vectors: str = ""
     lexicon: str = "vader"
     d_model: int = 300
@@ -72,8 +75,13 @@ class ClassicSettings:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Names of the losses that the readers have."""
-        return tuple(loss for name in self.readers for loss in READERS[name].losses)
+        """Names of the losses that readers and critics have."""
+        critics = LOSSES if self.adversary is not None else ()
+        return (*(loss for name in self.readers for loss in READERS[name].losses), *critics)
+
+    @property
+    def reads_lexicon(self) -> bool:
+        return "emotion_words" in self.readers or self.adversary is not None
 
     def reader_settings(self) -> tuple[tuple[str, Any], ...]:
         """The readers' names with their settings."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
+from jaxtyping import Bool
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
@@ -41,7 +43,7 @@ def check_system(run: RunContext) -> None:
     if run.settings("prepare", PrepareSettings).tokenizer.kind != "words":
         raise ConfigError('config.prepare.tokenizer.kind must be "words" for the models of config.classic; set it so.')
     check_vectors(settings.vectors)
-    if "emotion_words" in settings.readers:
+    if settings.reads_lexicon:
         check_lexicon(settings.lexicon)
 
 
@@ -84,7 +86,11 @@ class ClassicParts:
         unknown = tokenizer.unk_id if isinstance(tokenizer, SubwordTokenizer) else None
         decoding = without_unknown(settings.decoding, unknown)
         return ClassicTask(
-            Classic(settings.config(tokenizer.vocab_size, tokenizer.start_id), settings.reader_settings()),
+            Classic(
+                settings.config(tokenizer.vocab_size, tokenizer.start_id),
+                settings.reader_settings(),
+                settings.adversary,
+            ),
             Decoder(decoding, tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id),
             stage.weights,
             stage.label_smoothing,
@@ -92,21 +98,31 @@ class ClassicParts:
         )
 
     def examples(
-        self, instances: Sequence[Instance], emotions: Sequence[str] | None, *, max_target_tokens: int = 0
+        self,
+        instances: Sequence[Instance],
+        emotions: Sequence[str] | None,
+        *,
+        max_target_tokens: int = 0,
+        train: bool = False,
     ) -> ClassicExamples:
         settings, tokenizer = self.settings, self.tokenizer
         assert isinstance(tokenizer, SubwordTokenizer)
-        emotional = np.zeros(tokenizer.vocab_size, bool)
-        if "emotion_words" in settings.readers:
-            emotional = emotional_words(settings.lexicon, tokenizer)
         return ClassicExamples(
             instances,
             tokenizer,
-            emotional,
+            self.lexicon(),
             max_context_tokens=settings.max_context_tokens,
             max_target_tokens=max_target_tokens or settings.max_target_tokens,
             emotions=emotions,
+            feedback_tokens=settings.max_target_tokens if train and settings.adversary is not None else 0,
         )
+
+    def lexicon(self) -> Bool[np.ndarray, " V"]:
+        """Which ids are words of emotion; none where nobody asks."""
+        assert isinstance(self.tokenizer, SubwordTokenizer)
+        if not self.settings.reads_lexicon:
+            return np.zeros(self.tokenizer.vocab_size, bool)
+        return emotional_words(self.settings.lexicon, self.tokenizer)
 
     def initial(self, params: Params) -> Params:
         """`params` with the word vectors in place of random ones."""
@@ -119,11 +135,14 @@ def build_generator(stage: ClassicStage, run: RunContext) -> Assembly:
     parts = ClassicParts.of(run)
     validation = load_instances(run, "validation")[: stage.max_validation_examples or None]
     emotions_of = _prepended(stage, run)
-    train, validation = (
-        parts.examples(instances, emotions_of(instances)) for instances in (load_instances(run, "train"), validation)
+    train = load_instances(run, "train")
+    examples = (
+        parts.examples(train, emotions_of(train), train=True),
+        parts.examples(validation, emotions_of(validation)),
     )
     initial = parts.initial if parts.settings.vectors else None
-    return Assembly(parts.task(stage), train, validation, initial=initial)
+    frozen = {"lexicon": parts.lexicon()} if parts.settings.adversary is not None else {}
+    return Assembly(parts.task(stage), *examples, frozen=frozen, initial=initial)
 
 
 def _prepended(stage: ClassicStage, run: RunContext) -> Callable[[Sequence[Instance]], list[str] | None]:
@@ -143,8 +162,11 @@ def _prepended(stage: ClassicStage, run: RunContext) -> Callable[[Sequence[Insta
 
 def sketch_generator(stage: ClassicStage, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = ClassicParts.of(run, planned=True)
-    batch = shapes_of(ClassicBatch, B=batch_size, S=length, T=parts.settings.max_target_tokens)
-    return Sketch(parts.task(stage), dataclasses.replace(batch, step=None))
+    sizes, frozen = {"B": batch_size, "S": length, "T": parts.settings.max_target_tokens}, {}
+    if parts.settings.adversary is not None:
+        sizes["F"] = parts.settings.max_target_tokens
+        frozen["lexicon"] = jax.ShapeDtypeStruct((parts.tokenizer.vocab_size,), np.bool_)
+    return Sketch(parts.task(stage), dataclasses.replace(shapes_of(ClassicBatch, **sizes), step=None), frozen)
 
 
 def answer_generator(stage: ClassicStage, run: RunContext, options: AnswerOptions) -> Answerer:

@@ -12,9 +12,12 @@ from jaxtyping import Array, Float
 
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch, Read
 from empax.systems.dialogue.generator import Decoder, combine, target_weights
+
+_CRITICS_STREAM = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,24 +48,31 @@ class ClassicTask:
         """An evaluation has no dropout, latents at their means and no gold emotions."""
         keys = jax.random.split(rng) if train else (None, None)
         read: Read = self._apply(params, batch, method="read", rng=keys[0])
-        parts, metrics = self._reader_losses(batch, read)
+        parts, metrics = self._row_losses(batch, read.losses)
+        if read.emotion is not None:
+            hit = (read.emotion.argmax(axis=-1) == batch.emotion).astype(jnp.float32)
+            metrics["emotion_accuracy"] = Mean.of(hit, batch.valid & (batch.emotion >= 0))
         if self.nll_weight:
             mask = batch.target_mask & batch.valid[:, None]
             logits = self._apply(params, batch.target, read, method="decode", rng=keys[1])
+            if rng is not None and self.model.adversary is not None:
+                drawn = jax.random.fold_in(rng, _CRITICS_STREAM)
+                found = adversarial_losses(self.model, params, frozen["lexicon"], batch, read, logits, drawn)
+                more, logged = self._row_losses(batch, found)
+                parts, metrics = [*parts, *more], {**metrics, **logged}
             smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=self.label_smoothing)
             metrics["nll"] = cross_entropy(logits, batch.target, mask) if self.label_smoothing else smoothed
             parts.append((self.nll_weight, smoothed))
         return combine(parts, target_weights(batch), batch.valid), metrics
 
-    def _reader_losses(self, batch: ClassicBatch, read: Read) -> tuple[list[tuple[float, Mean]], Metrics]:
+    def _row_losses(
+        self, batch: ClassicBatch, losses: Mapping[str, tuple[Any, Any]]
+    ) -> tuple[list[tuple[float, Mean]], Metrics]:
         parts, metrics = [], {}
-        for name, (values, known) in read.losses.items():
+        for name, (values, known) in losses.items():
             known = known & batch.valid
             metrics[f"{name}_loss"] = Mean.of(values, known)
             parts.append((self.weights[name], Mean.of(values, known, target_weights(batch))))
-        if read.emotion is not None:
-            hit = (read.emotion.argmax(axis=-1) == batch.emotion).astype(jnp.float32)
-            metrics["emotion_accuracy"] = Mean.of(hit, batch.valid & (batch.emotion >= 0))
         return parts, metrics
 
     def generate(self, params: Params, frozen: Params, batch: ClassicBatch, rng: jax.Array) -> Generated:

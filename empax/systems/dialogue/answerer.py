@@ -45,8 +45,9 @@ class Answerer:
     """Answers instances. Gold responses are scored where they are given, and reach no input.
 
     A word that a vocabulary of words lacks costs what the token for unknown words costs, and the choice among the rare
-    words that it stands for, each as likely as the others: so a smaller vocabulary lowers no perplexity. `num_unknown`
-    of the notes counts such words. Source: Ueberla 1994 (adjusted perplexity), there with the test's unknown words.
+    words that it stands for, each as likely as the others; else a smaller vocabulary would have the lower perplexity.
+    `num_unknown` of the notes counts such words. Source: Ueberla 1994 (adjusted perplexity), there with the test's
+    unknown words.
 
     Args:
       task: has `generate`, `read` and `heads` (see `Generator`); likelihoods that `read` gives under a name "nll_..."

@@ -51,7 +51,7 @@ def test_the_loss_is_the_squared_error_of_a_tanh(tokenizer):
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), shapes)
-    loss, metrics = jax.jit(task.loss)(params, {}, batch, None)
+    loss, metrics = jax.jit(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=False))(params)
     encoding = task.encoder.apply({"params": params["encoder"]}, batch.source, batch.source_mask, method="embed")
     expected = np.tanh(
         np.asarray(encoding) @ np.asarray(params["head"]["out"]) + np.asarray(params["head"]["out_bias"])

@@ -84,7 +84,7 @@ class Made:
 
 def make(form: str, **changes) -> Made:
     settings = ClassicSettings(**{**SMALL, **FORMS[form], **changes})
-    model = Classic(settings.config(VOCAB, START), settings.reader_settings())
+    model = Classic(settings.config(VOCAB, START), settings.reader_settings(), settings.adversary)
     decoder = Decoder(DecodeSettings(max_tokens=4), START, END, PAD)
     weights = dict.fromkeys(settings.losses, 0.5)
     task = ClassicTask(model, decoder, weights, label_smoothing=0.1, heads=("emotion",) if weights else ())

@@ -68,3 +68,12 @@ def test_words_of_emotion(tmp_path):
     (tmp_path / "broken.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="is not UTF-8"):
         emotional_words(str(tmp_path / "broken.txt"), WORDS)
+
+
+def test_the_turn_that_follows_a_response():
+    first = Instance("a#2", TOLD.context[:1], TOLD.context[1], "sad")
+    made = examples((ASKED, first, TOLD), feedback_tokens=3)
+    batch = made.collate(np.array([1, 0, -1, 2]), 16, RNG)
+    assert words(batch.feedback[0]) == ["i", "am", "so"]  # of "I am so sad."
+    assert batch.feedback_mask.tolist() == [[True] * 3, [False] * 3, [False] * 3, [False] * 3]
+    assert examples().collate(np.array([0]), 16, RNG).feedback is None

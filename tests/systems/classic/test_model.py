@@ -89,7 +89,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts(made):
     assert float(metrics["nll"].value()) == pytest.approx(-(picked * mask).sum() / mask.sum(), rel=1e-4)
     for weights in ({"emotion": 0.0, "kl": 3.0}, {"emotion": 2.0, "kl": 0.0}):
         task = dataclasses.replace(one.task, weights={"nll": 0.0, **weights})
-        parts, _ = task._reader_losses(one.batch, one.read())
+        parts, _ = task._row_losses(one.batch, one.read().losses)
         assert {weight: float(part.value()) for weight, part in parts} == {
             weights[name]: pytest.approx(means[name], rel=1e-5) for name in weights
         }

@@ -291,7 +291,9 @@ def test_temperature_and_negatives_reach_the_task(prepared):
     rng = np.random.default_rng(0)
     tables = {name: jnp.asarray(rng.normal(size=(n, D)), jnp.float32) for name, n in (("query", 4), ("key", 12))}
     losses = [
-        DenseRetriever(Tables(), temperature).loss(tables, {}, batch_of(TEXTS, GROUPS), None)[0].value()
+        DenseRetriever(Tables(), temperature)
+        .loss(tables, {}, batch_of(TEXTS, GROUPS), jax.random.key(0), train=False)[0]
+        .value()
         for temperature in (0.05, 1.0)
     ]
     assert abs(float(losses[0] - losses[1])) > 0.1

@@ -100,6 +100,7 @@ def test_judges_are_trained_where_they_are_not_frozen():
 def test_validation_has_the_likelihood_alone():
     batch = toy.make_batch(CONTEXTS, RESPONSES)
     task = toy.make_task(toy.make_losses())
-    loss, metrics = jax.eval_shape(task.loss, jax.eval_shape(task.init, jax.random.key(0), batch), {}, batch, None)
+    shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
+    loss, metrics = jax.eval_shape(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=False), shapes)
     assert set(metrics) == {"nll"}
     assert loss.total.shape == ()
