@@ -53,7 +53,8 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def recipe() -> ConfigDict:
     config = common.base(system="lempex", data="empathetic_dialogues")
-    config.run = ("prepare", "judges", "second_seed", "assess", "sentiment", "annotate", "index", "generator",
+    # In this order a form that leaves the regressor or the exemplars out shares all stages before them (--reuse).
+    config.run = ("prepare", "judges", "second_seed", "assess", "annotate", "index", "sentiment", "generator",
                   "evaluate", "report")  # fmt: skip
     config.lempex = ConfigDict(
         {
