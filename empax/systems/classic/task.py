@@ -55,7 +55,7 @@ class ClassicTask:
         if self.nll_weight:
             mask = batch.target_mask & batch.valid[:, None]
             logits = self._apply(params, batch.target, read, method="decode", rng=keys[1])
-            if rng is not None and self.model.adversary is not None:
+            if train and self.model.adversary is not None:
                 drawn = jax.random.fold_in(rng, _CRITICS_STREAM)
                 found = adversarial_losses(self.model, params, frozen["lexicon"], batch, read, logits, drawn)
                 more, logged = self._row_losses(batch, found)
