@@ -86,12 +86,12 @@ from empax.pipeline.judging import Jury
 from empax.reporting import document, peers, rescore, seeds
 from empax.retrieval import index, scann
 from empax.systems import attributes
-from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
+from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
 from empax.systems.emprl import functions
 from empax.systems.emprl.rewards import check_contexts, make_reward
-from empax.systems.emprl.settings import GrpoStage, RewardSettings
+from empax.systems.emprl.settings import GrpoTaskSettings, RewardSettings
 from empax.systems.lempex import retriever
-from empax.systems.lempex.settings import LempexSettings, LempexStage
+from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from empax.systems.lempex.stages import check_vocabulary
 from empax.training import settings as loop
 from empax.training.optimizer import OptimizerSettings, make_optimizer
@@ -419,7 +419,7 @@ RECIPES = [
         "is not how LEMPEx reads; leave it out", {"form": "plain"}, {},
     ),
     section(
-        LempexStage, {}, "systems/lempex/settings.py", "name stages there where losses is", {"losses": "judges"},
+        LempexTaskSettings, {}, "systems/lempex/settings.py", "name stages there where losses is", {"losses": "judges"},
         {"losses": "judges", "judges": ("judges",)},
     ),
     recipe_case(
@@ -488,8 +488,8 @@ RECIPES = [
     ),
     Case(
         "core/run.py", "name a stage that has {}",
-        lambda t: in_stage("joint").settings("index", GeneratorStage),
-        lambda t: in_stage("joint").settings("generator", GeneratorStage),
+        lambda t: in_stage("joint").settings("index", GeneratorTaskSettings),
+        lambda t: in_stage("joint").settings("generator", GeneratorTaskSettings),
     ),
     Case(
         "core/run.py", "take a task of that system", lambda t: judges_alone().shared_settings(DialogueSettings),
@@ -825,7 +825,7 @@ FILES = [
         {"form": "plain"}, {"form": "dialogue"},
     ),
     section(
-        GrpoStage, {"scale_rewards": "batch"}, "systems/emprl/settings.py", "RLOO does not scale; set either",
+        GrpoTaskSettings, {"scale_rewards": "batch"}, "systems/emprl/settings.py", "RLOO does not scale; set either",
         {"baseline": "leave_one_out"}, {},
     ),
     pair(

@@ -4,8 +4,8 @@
 from, `judges` what comes out. `sentiment` learns VADER's scores of responses (LEMPEx).
 """
 
-from empax.systems.attributes.classifier import ClassifierJudge, ClassifierStage
-from empax.systems.attributes.identifier import IdentifierJudge, IdentifierStage, make_probabilities
+from empax.systems.attributes.classifier import ClassifierJudge, ClassifierTaskSettings
+from empax.systems.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, make_probabilities
 from empax.systems.attributes.judges import (
     JUDGE_TASKS,
     SYSTEM,
@@ -24,9 +24,9 @@ __all__ = [
     "TASKS",
     "AttributeSettings",
     "ClassifierJudge",
-    "ClassifierStage",
+    "ClassifierTaskSettings",
     "IdentifierJudge",
-    "IdentifierStage",
+    "IdentifierTaskSettings",
     "Judge",
     "judge_kind",
     "judge_stage",

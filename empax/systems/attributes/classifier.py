@@ -30,7 +30,7 @@ from empax.retrieval.encode import BUCKETS, Encoder, embed
 from empax.systems.attributes.pairs import (
     AttributeBatch,
     ClassWeights,
-    JudgeStage,
+    JudgeTaskSettings,
     Pair,
     check_judge,
     class_weights,
@@ -44,7 +44,7 @@ from empax.systems.attributes.pairs import (
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassifierStage(JudgeStage):
+class ClassifierTaskSettings(JudgeTaskSettings):
     """Settings of a classifier stage: those of every judge, and its own.
 
     Attributes:
@@ -146,7 +146,7 @@ class Classifier:
         return summarize_levels(averages, self.mechanisms)
 
 
-def check_classifier(stage: ClassifierStage, run: RunContext) -> None:
+def check_classifier(stage: ClassifierTaskSettings, run: RunContext) -> None:
     """See `pairs.check_judge`; texts must also fit the buckets."""
     check_judge(stage, run, max_tokens=stage.max_tokens)
     most = min(BUCKETS[-1], run.named(run.stage).loop.buckets[-1])
@@ -157,7 +157,7 @@ def check_classifier(stage: ClassifierStage, run: RunContext) -> None:
         )
 
 
-def build_classifier(stage: ClassifierStage, run: RunContext) -> Assembly:
+def build_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Assembly:
     encoder = load_stage_encoder(stage.encoder, run)
     train, holdout = load_pairs(stage, run)
 
@@ -175,12 +175,12 @@ def build_classifier(stage: ClassifierStage, run: RunContext) -> Assembly:
     )
 
 
-def sketch_classifier(stage: ClassifierStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_classifier(stage: ClassifierTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=1, C=len(stage.mechanisms))
     return Sketch(planned_classifier(stage, run), batch)
 
 
-def planned_classifier(stage: ClassifierStage, run: RunContext) -> Classifier:
+def planned_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Classifier:
     """The task of `stage` from the config alone."""
     encoder = load_stage_encoder(stage.encoder, run, with_params=False, planned=True)
     return Classifier(encoder.model, stage.mechanisms, unweighted(stage))
@@ -217,7 +217,7 @@ class ClassifierJudge:
         return flat.reshape(len(rows), len(self.task.mechanisms), len(LEVELS))
 
 
-def load_classifier(stage: ClassifierStage, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:
+def load_classifier(stage: ClassifierTaskSettings, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:
     """The judge that trained parameters make; `made_by` is its hash."""
     encoder = load_stage_encoder(stage.encoder, run, with_params=False)
     task = Classifier(encoder.model, stage.mechanisms, unweighted(stage))

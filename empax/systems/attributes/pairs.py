@@ -33,7 +33,7 @@ class AttributeBatch(Batch):
 
 
 @dataclasses.dataclass(frozen=True)
-class JudgeStage:
+class JudgeTaskSettings:
     """Settings of every stage that trains a judge.
 
     Attributes:
@@ -66,7 +66,7 @@ class Pair:
     levels: tuple[int, ...]
 
 
-def load_pairs(stage: JudgeStage, run: RunContext) -> tuple[list[Pair], list[Pair]]:
+def load_pairs(stage: JudgeTaskSettings, run: RunContext) -> tuple[list[Pair], list[Pair]]:
     """Training and held-out pairs, split by seeker post, stratified; of another seed, other posts."""
     sample = stage.data == "sample"
     pairs = load_annotated_pairs() if sample else load_epitome(find_epitome(run.plan.data.dir))
@@ -79,7 +79,7 @@ def load_pairs(stage: JudgeStage, run: RunContext) -> tuple[list[Pair], list[Pai
     return train, holdout
 
 
-def class_weights(stage: JudgeStage, pairs: Sequence[Pair]) -> ClassWeights:
+def class_weights(stage: JudgeTaskSettings, pairs: Sequence[Pair]) -> ClassWeights:
     """Inverse shares of the levels among `pairs`, or ones if the stage does not ask for weights."""
     if not stage.class_weights:
         return unweighted(stage)
@@ -89,7 +89,7 @@ def class_weights(stage: JudgeStage, pairs: Sequence[Pair]) -> ClassWeights:
     return tuple(tuple(float(w) for w in row) for row in weights)
 
 
-def unweighted(stage: JudgeStage) -> ClassWeights:
+def unweighted(stage: JudgeTaskSettings) -> ClassWeights:
     return ((1.0,) * len(LEVELS),) * len(stage.mechanisms)
 
 
@@ -102,7 +102,7 @@ def load_stage_encoder(
     return load_encoder(settings, tokenizer, with_params=with_params, planned=planned, sentences=False)
 
 
-def check_judge(stage: JudgeStage, run: RunContext, **texts: int) -> None:
+def check_judge(stage: JudgeTaskSettings, run: RunContext, **texts: int) -> None:
     """Whether the annotated pairs are there, and texts fit the encoder.
 
     Args:

@@ -33,7 +33,7 @@ from empax.systems.attributes.pairs import check_encoder, load_stage_encoder
 
 
 @dataclasses.dataclass(frozen=True)
-class SentimentStage:
+class SentimentTaskSettings:
     """Settings of a sentiment stage.
 
     Attributes:
@@ -130,7 +130,7 @@ class SentimentRegressor:
         return Mean.of(wrong**2, batch.valid), {"mae": Mean.of(jnp.abs(wrong), batch.valid)}
 
 
-def check_sentiment(stage: SentimentStage, run: RunContext) -> None:
+def check_sentiment(stage: SentimentTaskSettings, run: RunContext) -> None:
     """Whether the texts are there, and fit the encoder and the buckets.
 
     Raises:
@@ -150,7 +150,7 @@ def check_sentiment(stage: SentimentStage, run: RunContext) -> None:
         )
 
 
-def build_sentiment(stage: SentimentStage, run: RunContext) -> Assembly:
+def build_sentiment(stage: SentimentTaskSettings, run: RunContext) -> Assembly:
     encoder = load_stage_encoder(stage.encoder, run)
     if stage.data == "epitome":
         sides = split_by_seeker(load_epitome(find_epitome(run.plan.data.dir)), holdout=stage.holdout, seed=run.seed)
@@ -172,15 +172,15 @@ def build_sentiment(stage: SentimentStage, run: RunContext) -> Assembly:
     )
 
 
-def sketch_sentiment(stage: SentimentStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_sentiment(stage: SentimentTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     return Sketch(planned_regressor(stage, run), shapes_of(SentimentBatch, B=batch_size, S=length, T=1))
 
 
-def planned_regressor(stage: SentimentStage, run: RunContext) -> SentimentRegressor:
+def planned_regressor(stage: SentimentTaskSettings, run: RunContext) -> SentimentRegressor:
     """The task of `stage` from the config alone."""
     return SentimentRegressor(load_stage_encoder(stage.encoder, run, with_params=False, planned=True).model)
 
 
-def load_regressor(stage: SentimentStage, run: RunContext) -> SentimentRegressor:
+def load_regressor(stage: SentimentTaskSettings, run: RunContext) -> SentimentRegressor:
     """The task of a finished stage, without its parameters."""
     return SentimentRegressor(load_stage_encoder(stage.encoder, run, with_params=False).model)

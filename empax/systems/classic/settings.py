@@ -109,7 +109,7 @@ class ClassicSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassicStage:
+class ClassicTaskSettings:
     """Training of one of the systems.
 
     Attributes:

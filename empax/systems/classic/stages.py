@@ -22,7 +22,7 @@ from empax.decoding.settings import without_unknown
 from empax.systems.classic.examples import ClassicExamples, check_lexicon, emotional_words
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch
-from empax.systems.classic.settings import ClassicSettings, ClassicStage
+from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
 from empax.systems.classic.task import ClassicTask
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples, MakeExamples
 from empax.systems.dialogue.generator import Decoder
@@ -47,7 +47,7 @@ def check_system(run: RunContext) -> None:
         check_lexicon(settings.lexicon)
 
 
-def check_generator(stage: ClassicStage, run: RunContext) -> None:
+def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
     """Whether each loss has a weight, and the stage whose emotions are prepended comes before.
 
     Raises:
@@ -81,7 +81,7 @@ class ClassicParts:
     def of(cls, run: RunContext, *, planned: bool = False) -> ClassicParts:
         return cls(run.shared_settings(ClassicSettings), run_tokenizer(run, planned=planned))
 
-    def task(self, stage: ClassicStage) -> ClassicTask:
+    def task(self, stage: ClassicTaskSettings) -> ClassicTask:
         settings, tokenizer = self.settings, self.tokenizer
         unknown = tokenizer.unk_id if isinstance(tokenizer, SubwordTokenizer) else None
         decoding = without_unknown(settings.decoding, unknown)
@@ -131,7 +131,7 @@ class ClassicParts:
         return {**params, "core": {**params["core"], "token_embedding": found.table}}
 
 
-def build_generator(stage: ClassicStage, run: RunContext) -> Assembly:
+def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:
     parts = ClassicParts.of(run)
     validation = load_instances(run, "validation")[: stage.max_validation_examples or None]
     emotions_of = _prepended(stage, run)
@@ -145,11 +145,11 @@ def build_generator(stage: ClassicStage, run: RunContext) -> Assembly:
     return Assembly(parts.task(stage), *examples, frozen=frozen, initial=initial)
 
 
-def _prepended(stage: ClassicStage, run: RunContext) -> Callable[[Sequence[Instance]], list[str] | None]:
+def _prepended(stage: ClassicTaskSettings, run: RunContext) -> Callable[[Sequence[Instance]], list[str] | None]:
     """What gives the emotions that stand before contexts: a list, or None where none do."""
     if not stage.prepend:
         return lambda instances: None
-    other = run.settings(stage.prepend, ClassicStage)
+    other = run.settings(stage.prepend, ClassicTaskSettings)
     buckets = run.named(stage.prepend).loop.buckets
     classifier = answer_generator(other, run, AnswerOptions(stage.prepend, "", buckets))
 
@@ -160,7 +160,7 @@ def _prepended(stage: ClassicStage, run: RunContext) -> Callable[[Sequence[Insta
     return emotions_of
 
 
-def sketch_generator(stage: ClassicStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_generator(stage: ClassicTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = ClassicParts.of(run, planned=True)
     sizes, frozen = {"B": batch_size, "S": length, "T": parts.settings.max_target_tokens}, {}
     if parts.settings.adversary is not None:
@@ -169,7 +169,7 @@ def sketch_generator(stage: ClassicStage, run: RunContext, batch_size: int, leng
     return Sketch(parts.task(stage), dataclasses.replace(shapes_of(ClassicBatch, **sizes), step=None), frozen)
 
 
-def answer_generator(stage: ClassicStage, run: RunContext, options: AnswerOptions) -> Answerer:
+def answer_generator(stage: ClassicTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The model of a finished stage."""
     parts = ClassicParts.of(run)
     params = load_params(run.files.stage(options.stage))
@@ -179,7 +179,7 @@ def answer_generator(stage: ClassicStage, run: RunContext, options: AnswerOption
     return Answerer(parts.task(stage), params, make, parts.tokenizer, buckets, mesh=mesh, single=single)
 
 
-def _make_examples(parts: ClassicParts, stage: ClassicStage, run: RunContext) -> MakeExamples:
+def _make_examples(parts: ClassicParts, stage: ClassicTaskSettings, run: RunContext) -> MakeExamples:
     emotions_of = _prepended(stage, run)
 
     def make(instances: Sequence[Instance]) -> AnswerExamples:
@@ -192,6 +192,11 @@ def _make_examples(parts: ClassicParts, stage: ClassicStage, run: RunContext) ->
 
 
 GENERATOR = TaskSpec(
-    ClassicStage, check_generator, build_generator, sketch_generator, answer=answer_generator, unread=("decoding",)
+    ClassicTaskSettings,
+    check_generator,
+    build_generator,
+    sketch_generator,
+    answer=answer_generator,
+    unread=("decoding",),
 )
 """Nothing of it is exported: no other library has these models."""

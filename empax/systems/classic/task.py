@@ -25,7 +25,7 @@ class ClassicTask:
     """Context in, response out.
 
     Attributes:
-      weights: see `ClassicStage`.
+      weights: see `ClassicTaskSettings`.
       heads: ("emotion",) where the model learns the emotion.
     """
 

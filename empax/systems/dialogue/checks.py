@@ -19,7 +19,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.systems.dialogue.parts import GeneratorParts, with_own_decoding
-from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
+from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
 
 GENERATOR_TASKS = ("generator",)
 
@@ -106,7 +106,7 @@ def _buckets(stage: Stage) -> tuple[int, ...]:
     return stage.settings.buckets if stage.loop is None else stage.loop.buckets
 
 
-def check_generator(stage: GeneratorStage, run: RunContext) -> None:
+def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     """Whether the stages that a generator begins with are there.
 
     Raises:

@@ -31,7 +31,7 @@ from empax.models.lora import lower
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.generator import Decoder, Fusion, Generator, Reader
-from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
+from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
 from empax.training.checkpoint import load_params
 from empax.training.lora import AdaptableTask, LoraTask, is_adapted, lora_task
 
@@ -82,7 +82,7 @@ class GeneratorParts:
         unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
         return Decoder(without_unknown(settings, unknown), start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
 
-    def generator_task(self, stage: GeneratorStage) -> Generator:
+    def generator_task(self, stage: GeneratorTaskSettings) -> Generator:
         return Generator(
             self.reader,
             EMOTION_HEAD,
@@ -128,7 +128,7 @@ class GeneratorParts:
         base: Params = {"model": model}
         if "generator" in params["adapters"]:
             base = {"generator": base}
-        return jax.tree.map(np.asarray, self.merged(self.generator_task(GeneratorStage()), params, base))
+        return jax.tree.map(np.asarray, self.merged(self.generator_task(GeneratorTaskSettings()), params, base))
 
     def form(self, *, exemplars: bool = True) -> SourceForm:
         """How the generator is shown its sources; without `exemplars`, rows have no room for one."""

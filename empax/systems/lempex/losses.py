@@ -17,7 +17,7 @@ from empax.models.soft_tokens import soft_tokens, splice
 from empax.systems.attributes.classifier import Classifier
 from empax.systems.attributes.sentiment import SentimentRegressor
 from empax.systems.dialogue.generator import apply, target_weights
-from empax.systems.lempex.settings import LempexStage
+from empax.systems.lempex.settings import LempexTaskSettings
 
 
 def level_loss(
@@ -50,7 +50,7 @@ class EmpathyLosses:
       regressor: None = no loss of sentiment by judges.
     """
 
-    settings: LempexStage
+    settings: LempexTaskSettings
     classifiers: tuple[tuple[str, Classifier], ...] = ()
     regressor: SentimentRegressor | None = None
 

@@ -73,7 +73,7 @@ class TowerSettings(RetrievalSettings):
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrieverStage:
+class RetrieverTaskSettings:
     """Training of the retriever (Alg. 2).
 
     Attributes:
@@ -214,7 +214,7 @@ def check_towers(run: RunContext) -> None:
     check_fits(second.model, max_key_tokens=settings.layout.max_key_tokens)
 
 
-def check_retriever(stage: RetrieverStage, run: RunContext) -> None:
+def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
     """Whether the stage has what it learns from, and batches that it can learn from.
 
     Raises:
@@ -241,11 +241,11 @@ def check_retriever(stage: RetrieverStage, run: RunContext) -> None:
         find_given_pairs(data.dir)
 
 
-def retriever_task(parts: TowerParts, stage: RetrieverStage) -> DenseRetriever:
+def retriever_task(parts: TowerParts, stage: RetrieverTaskSettings) -> DenseRetriever:
     return DenseRetriever(parts.towers, stage.temperature)
 
 
-def build_retriever(stage: RetrieverStage, run: RunContext) -> Assembly:
+def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
     # Without weights: what this holds stays in memory beside what training keeps.
     parts = TowerParts.of(run, with_params=False)
     settings = parts.retrieval.settings
@@ -258,7 +258,7 @@ def build_retriever(stage: RetrieverStage, run: RunContext) -> Assembly:
     )
 
 
-def _examples(parts: TowerParts, stage: RetrieverStage, run: RunContext, split: str) -> RetrievalExamples:
+def _examples(parts: TowerParts, stage: RetrieverTaskSettings, run: RunContext, split: str) -> RetrievalExamples:
     """Of a split: its contexts with negatives of the split, and the pairs of Reddit where they are wanted."""
     settings, tokenizer = parts.retrieval.settings, parts.retrieval.encoder.tokenizer
     layout = settings.layout
@@ -293,14 +293,14 @@ def _of_no_dialogue(as_keys: functools.partial[list[list[int]]], pairs: Sequence
     return Keys(ids, unknown, unknown)
 
 
-def sketch_retriever(stage: RetrieverStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_retriever(stage: RetrieverTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = TowerParts.of(run, planned=True)
     keys = parts.retrieval.settings.layout.max_key_tokens
     batch = shapes_of(RetrievalBatch, B=batch_size, S=length, K=1 + len(stage.negatives), P=keys)
     return Sketch(retriever_task(parts, stage), batch)
 
 
-def trained_retriever(stage: RetrieverStage, run: RunContext, adapters: bool, *, side: int) -> Trained:
+def trained_retriever(stage: RetrieverTaskSettings, run: RunContext, adapters: bool, *, side: int) -> Trained:
     """The reader of contexts (side 0) or of responses (side 1) of the stage that `run` is at.
 
     Raises:
@@ -325,7 +325,7 @@ def trained_retriever(stage: RetrieverStage, run: RunContext, adapters: bool, *,
 
 
 RETRIEVER = TaskSpec(
-    RetrieverStage,
+    RetrieverTaskSettings,
     check_retriever,
     build_retriever,
     sketch_retriever,

@@ -58,7 +58,7 @@ class LossWeights:
 
 
 @dataclasses.dataclass(frozen=True)
-class LempexStage:
+class LempexTaskSettings:
     """The generator.
 
     Attributes:

@@ -32,23 +32,23 @@ from empax.models.exemplar_fusion import ExemplarFusion
 from empax.models.transformer import EncoderDecoder
 from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
-from empax.systems.attributes import ClassifierJudge, ClassifierStage, load_judge
+from empax.systems.attributes import ClassifierJudge, ClassifierTaskSettings, load_judge
 from empax.systems.attributes.classifier import planned_classifier
 from empax.systems.attributes.pairs import load_stage_encoder
-from empax.systems.attributes.sentiment import SentimentStage, load_regressor, planned_regressor
+from empax.systems.attributes.sentiment import SentimentTaskSettings, load_regressor, planned_regressor
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples
 from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.dialogue.stages import answerer_of, pretrained
 from empax.systems.lempex.examples import LempexBatch, LempexExamples, TurnForm
 from empax.systems.lempex.losses import EmpathyLosses
-from empax.systems.lempex.settings import LempexSettings, LempexStage
+from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from empax.systems.lempex.tasks import LempexGenerator
 from empax.systems.retrieval.parts import ExemplarSearch, RetrievalParts
 from empax.training.checkpoint import load_params
 
 
 def generator_task(
-    parts: GeneratorParts, stage: LempexStage, run: RunContext, empathy: EmpathyLosses | None
+    parts: GeneratorParts, stage: LempexTaskSettings, run: RunContext, empathy: EmpathyLosses | None
 ) -> LempexGenerator:
     model = parts.generator.model
     assert isinstance(model, EncoderDecoder)  # see `check` of the system
@@ -61,7 +61,7 @@ def generator_task(
     )
 
 
-def check_generator(stage: LempexStage, run: RunContext) -> None:
+def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
     """Whether exemplars, judges and labels come before.
 
     Raises:
@@ -95,7 +95,7 @@ def check_generator(stage: LempexStage, run: RunContext) -> None:
     _check_vocabularies(stage, run)
 
 
-def _check_vocabularies(stage: LempexStage, run: RunContext) -> None:
+def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
     """Raises ConfigError unless the judges read with the vocabulary that the generator writes."""
     generator = run.shared_settings(LempexSettings).generator
     encoders = {name: run.named(name).settings.encoder for name in (*stage.judges, stage.sentiment) if name}
@@ -147,7 +147,7 @@ class Judges:
     max_tokens: int
 
 
-def load_judges(stage: LempexStage, run: RunContext, parts: GeneratorParts) -> Judges:
+def load_judges(stage: LempexTaskSettings, run: RunContext, parts: GeneratorParts) -> Judges:
     """The judges that `stage` names."""
     found: dict[str, ClassifierJudge] = {}
     for name in stage.judges:
@@ -157,7 +157,7 @@ def load_judges(stage: LempexStage, run: RunContext, parts: GeneratorParts) -> J
     params: dict[str, Any] = {"classifiers": {name: judge.params for name, judge in found.items()}}
     regressor = None
     if stage.sentiment:
-        regressor = load_regressor(run.settings(stage.sentiment, SentimentStage), run)
+        regressor = load_regressor(run.settings(stage.sentiment, SentimentTaskSettings), run)
         params["sentiment"] = load_params(run.files.stage(stage.sentiment))
     classifiers = tuple((name, judge.task) for name, judge in found.items())
     layout = parts.settings.layout
@@ -165,7 +165,7 @@ def load_judges(stage: LempexStage, run: RunContext, parts: GeneratorParts) -> J
     return Judges(EmpathyLosses(stage, classifiers, regressor), params, most)
 
 
-def build_generator(stage: LempexStage, run: RunContext) -> Assembly:
+def build_generator(stage: LempexTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
     judges = load_judges(stage, run, parts) if stage.losses == "judges" else None
     empathy = judges.losses if judges is not None else None
@@ -185,7 +185,7 @@ def build_generator(stage: LempexStage, run: RunContext) -> Assembly:
     return Assembly(task, train, validation, frozen=frozen, initial=initial)
 
 
-def first_params(stage: LempexStage, run: RunContext, params: Params, judges: Judges | None) -> Params:
+def first_params(stage: LempexTaskSettings, run: RunContext, params: Params, judges: Judges | None) -> Params:
     """What does not begin at random: pretrained weights or word vectors, also of the exemplars' encoder, and judges."""
     settings = run.shared_settings(LempexSettings).generator
     found: Params = {}
@@ -202,7 +202,7 @@ def first_params(stage: LempexStage, run: RunContext, params: Params, judges: Ju
 
 
 def _examples(
-    stage: LempexStage,
+    stage: LempexTaskSettings,
     run: RunContext,
     split: str,
     form: TurnForm,
@@ -222,12 +222,16 @@ def _examples(
     return LempexExamples(chosen, form, corpus=corpus, candidates=ids[:limit, :count], judged=judged)
 
 
-def sketch_generator(stage: LempexStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts, layout = GeneratorParts.of(run, planned=True), run.shared_settings(LempexSettings).layout
     empathy = None
     if stage.losses != "none":
-        classifiers = [(name, planned_classifier(run.settings(name, ClassifierStage), run)) for name in stage.judges]
-        regressor = planned_regressor(run.settings(stage.sentiment, SentimentStage), run) if stage.sentiment else None
+        classifiers = [
+            (name, planned_classifier(run.settings(name, ClassifierTaskSettings), run)) for name in stage.judges
+        ]
+        regressor = (
+            planned_regressor(run.settings(stage.sentiment, SentimentTaskSettings), run) if stage.sentiment else None
+        )
         empathy = EmpathyLosses(stage, tuple(classifiers), regressor)
     task = generator_task(parts, stage, run, empathy)
     sizes = {"B": batch_size, "S": length, "T": layout.max_target_tokens}
@@ -268,7 +272,7 @@ class LempexAnswers:
         return AnswerExamples(examples, told)
 
 
-def answer_generator(stage: LempexStage, run: RunContext, options: AnswerOptions) -> Answerer:
+def answer_generator(stage: LempexTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The generator of a finished stage, with the exemplars of the index that it was trained with.
 
     Raises:
@@ -288,7 +292,7 @@ def answer_generator(stage: LempexStage, run: RunContext, options: AnswerOptions
 
 
 def _search(
-    stage: LempexStage, run: RunContext, parts: GeneratorParts, options: AnswerOptions
+    stage: LempexTaskSettings, run: RunContext, parts: GeneratorParts, options: AnswerOptions
 ) -> ExemplarSearch | None:
     if not stage.index:
         return None
@@ -302,7 +306,7 @@ def _search(
 
 
 GENERATOR = TaskSpec(
-    LempexStage,
+    LempexTaskSettings,
     check_generator,
     build_generator,
     sketch_generator,

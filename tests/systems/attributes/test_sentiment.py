@@ -16,7 +16,7 @@ from empax.systems.attributes.judges import judge_kind, judge_stage
 from empax.systems.attributes.sentiment import (
     SentimentExamples,
     SentimentRegressor,
-    SentimentStage,
+    SentimentTaskSettings,
     build_sentiment,
     check_sentiment,
 )
@@ -66,7 +66,7 @@ def test_it_learns_from_the_runs_responses_and_judges_no_mechanism(finished):
     section = {"kind": "train", "task": "attributes.sentiment", "steps": 1, "batch_size": 4, "buckets": (64,)}
     plan = plan_of({**config, "run": [*config["run"], "sentiment"], "sentiment": section})
     run = RunContext(WorkDir(finished), plan, "sentiment")
-    stage = SentimentStage(max_examples=7, max_validation_examples=3)
+    stage = SentimentTaskSettings(max_examples=7, max_validation_examples=3)
     check_sentiment(stage, run)
     assembly = build_sentiment(stage, run)
     assert (len(assembly.train), len(assembly.validation)) == (7, 3)
@@ -74,4 +74,4 @@ def test_it_learns_from_the_runs_responses_and_judges_no_mechanism(finished):
     with pytest.raises(ConfigError, match=r"config\.sentiment trains no judge"):
         judge_stage(run, "sentiment")
     with pytest.raises(ConfigError, match="max_tokens = 80 is more than the longest of buckets; set it to at most 64"):
-        check_sentiment(SentimentStage(max_tokens=80), run)
+        check_sentiment(SentimentTaskSettings(max_tokens=80), run)

@@ -10,7 +10,7 @@ import pytest
 from configs import classic
 from empax.core.config import ConfigError, to_settings
 from empax.core.tree import count_params, named_leaves
-from empax.systems.classic.settings import ClassicSettings, ClassicStage
+from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
 from tests.systems.classic.small import FORMS, START, make
 
 WITH_EMOTION = [form for form in FORMS if form != "transformer"]
@@ -158,7 +158,7 @@ def test_bad_settings_are_named(values, message):
 
 def test_a_weight_is_no_negative_number():
     with pytest.raises(ConfigError, match=r"weights\.emotion = -1\.0 must lie in \[0, 1e6\]"):
-        to_settings(ClassicStage, {"weights": {"emotion": -1.0}}, where="config.generator")
+        to_settings(ClassicTaskSettings, {"weights": {"emotion": -1.0}}, where="config.generator")
 
 
 def test_recipes_name_their_forms():

@@ -26,7 +26,7 @@ from empax.pipeline import prepare, run
 from empax.retrieval.corpus import embedders
 from empax.systems.lempex.retriever import (
     DenseRetriever,
-    RetrieverStage,
+    RetrieverTaskSettings,
     TowerParts,
     TowerSettings,
     check_towers,
@@ -361,9 +361,9 @@ def test_two_towers_that_do_not_belong_together_are_refused(prepared, tmp_path, 
             {"key_pretrained": "x", "towers": "shared", "retriever": {"pretrained": "y"}},
             "set towers = 'separate' and retriever.pretrained, or leave it empty",
         ),
-        (RetrieverStage, {"negatives": ("same_emotion", "same_emotion")}, "must name each kind once"),
-        (RetrieverStage, {"negatives": ("same",)}, "takes one of 'other_emotion', 'same_emotion'"),
-        (RetrieverStage, {"temperature": 0.0}, "temperature = 0.0 must be at least"),
+        (RetrieverTaskSettings, {"negatives": ("same_emotion", "same_emotion")}, "must name each kind once"),
+        (RetrieverTaskSettings, {"negatives": ("same",)}, "takes one of 'other_emotion', 'same_emotion'"),
+        (RetrieverTaskSettings, {"temperature": 0.0}, "temperature = 0.0 must be at least"),
     ],
 )
 def test_wrong_settings_are_named(cls, values, said):

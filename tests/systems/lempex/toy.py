@@ -18,7 +18,7 @@ from empax.systems.attributes.sentiment import SentimentRegressor
 from empax.systems.dialogue.generator import Decoder
 from empax.systems.lempex.examples import LempexBatch
 from empax.systems.lempex.losses import EmpathyLosses
-from empax.systems.lempex.settings import LempexStage, LossWeights
+from empax.systems.lempex.settings import LempexTaskSettings, LossWeights
 from empax.systems.lempex.tasks import LempexGenerator
 
 V, PAD, EOS, CLS, SEP = 20, 0, 1, 2, 3
@@ -78,7 +78,7 @@ def make_batch(contexts, responses, *, levels=None, compounds=None, exemplars=No
 
 
 def make_stage(**changes):
-    return LempexStage(**{"losses": "judges", "judges": ("judges",), "sentiment": "sentiment"} | changes)
+    return LempexTaskSettings(**{"losses": "judges", "judges": ("judges",), "sentiment": "sentiment"} | changes)
 
 
 def make_losses(**changes):
