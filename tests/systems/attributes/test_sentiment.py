@@ -9,9 +9,11 @@ from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json
 from empax.core.run import RunContext
 from empax.data.bpe import train_bpe
+from empax.data.sample import load_annotated_pairs
 from empax.evaluation.empathy import sentiment
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
+from empax.systems.attributes import sentiment as module
 from empax.systems.attributes.judges import judge_kind, judge_stage
 from empax.systems.attributes.sentiment import (
     SentimentExamples,
@@ -61,7 +63,7 @@ def test_the_loss_is_the_squared_error_of_a_tanh(tokenizer):
     assert float(metrics["mae"].value()) == pytest.approx(np.mean(np.abs(wrong)), rel=1e-4)
 
 
-def test_it_learns_from_the_runs_responses_and_judges_no_mechanism(finished):
+def test_it_learns_from_the_runs_responses_or_posts_and_judges_no_mechanism(finished, monkeypatch):
     config = read_json(finished / "config.json")
     section = {"kind": "train", "task": "attributes.sentiment", "steps": 1, "batch_size": 4, "buckets": (64,)}
     plan = plan_of({**config, "run": [*config["run"], "sentiment"], "sentiment": section})
@@ -70,6 +72,11 @@ def test_it_learns_from_the_runs_responses_and_judges_no_mechanism(finished):
     check_sentiment(stage, run)
     assembly = build_sentiment(stage, run)
     assert (len(assembly.train), len(assembly.validation)) == (7, 3)
+    monkeypatch.setattr(module, "find_epitome", lambda folder: folder)
+    monkeypatch.setattr(module, "load_epitome", lambda folder: load_annotated_pairs())
+    posts = build_sentiment(SentimentTaskSettings(data="epitome"), run)
+    assert len(posts.train) + len(posts.validation) == 625
+    assert len(posts.validation) == pytest.approx(125, abs=2)
     assert judge_kind(run, "sentiment") == ""
     with pytest.raises(ConfigError, match=r"config\.sentiment trains no judge"):
         judge_stage(run, "sentiment")
