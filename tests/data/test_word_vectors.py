@@ -39,7 +39,7 @@ def test_rows_of_a_text_file(tmp_path, caplog, first):
 @pytest.mark.parametrize(
     ("lines", "size", "kind", "message"),
     [
-        (["sad 1 2 3"], 2, ConfigError, "have 3 dimensions, but d_model = 2; change it"),
+        (["sad 1 2 3"], 2, ConfigError, "have 3 dimensions, but d_model = 2; set it so"),
         (["dog 1 2", "sad 1 x"], 2, DataError, r"line 2: 'sad' is not followed by 2 numbers"),
         (["dog 1 2", "sad 1 nan"], 2, DataError, r"line 2: 'sad' is not followed by 2 numbers"),
         (["hund 1 2"], 2, ConfigError, "has a vector for none of the 4 words"),

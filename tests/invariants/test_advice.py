@@ -15,6 +15,7 @@ import json
 import re
 import shutil
 import struct
+import sys
 import types
 import warnings
 import zipfile
@@ -24,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 
 import jax
+import msgpack
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -31,7 +33,7 @@ import tokenizers as rust
 from flax import serialization
 from jax.sharding import AbstractMesh
 
-from configs import emprl_transformer, lempex, reg_transformer
+from configs import classic, emprl_transformer, lempex, reg_transformer
 from empax.core import distributed, lock, paths, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
@@ -56,9 +58,13 @@ from empax.data import (
     store,
     tokenizers,
     wheels,
+    word_vectors,
+    words,
 )
 from empax.data.chat import PLAIN
 from empax.data.dialogues import to_instances
+from empax.data.wheels import GLOVE_50, SPACY_MD
+from empax.data.word_vectors import check_vectors
 from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation import human_ratings, pairing, rows
@@ -86,6 +92,8 @@ from empax.pipeline.judging import Jury
 from empax.reporting import document, peers, rescore, seeds
 from empax.retrieval import index, scann
 from empax.systems import attributes
+from empax.systems.classic.examples import check_lexicon, emotional_words
+from empax.systems.classic.settings import ClassicSettings
 from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
 from empax.systems.emprl import functions
 from empax.systems.emprl.rewards import check_contexts, make_reward
@@ -157,8 +165,8 @@ def section(cls, needed, file, said, wrong, advised):
 
 @functools.cache
 def _tiny(name):
-    recipes = {"reg": reg_transformer, "emprl": emprl_transformer, "lempex": lempex}
-    config = run.plain(recipes[name].get_config("tiny"))
+    recipes = {"reg": reg_transformer, "emprl": emprl_transformer, "lempex": lempex, "classic": classic}
+    config = run.plain(recipes[name].get_config("emo_prepend,tiny" if name == "classic" else "tiny"))
     config["mesh"]["data"] = 1
     return config
 
@@ -502,12 +510,11 @@ RECIPES = [
     ),
     recipe_case(
         "systems/lempex/retriever.py", "is more than the longest of {}.buckets; set it to at most",
-        {"lempex.layout.max_query_tokens": 17}, {"lempex.layout.max_query_tokens": 16}, of="lempex",
+        {"retriever.buckets": (15,)}, {"retriever.buckets": (15,), "lempex.layout.max_query_tokens": 15}, of="lempex",
     ),
     recipe_case(
         "systems/lempex/retriever.py", "is more than the longest of {}.buckets; set it to at most",
-        {"lempex.layout.max_query_tokens": 17},
-        {"lempex.layout.max_query_tokens": 17, "retriever.buckets": (16, 17)}, of="lempex",
+        {"retriever.buckets": (15,)}, {"retriever.buckets": (15, 16)}, of="lempex",
     ),
     *(
         recipe_case(
@@ -1364,7 +1371,122 @@ ADAPTERS = [
     ),
 ]  # fmt: skip
 
-CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS]
+
+def vectors_of(tools, name, text="hello 1 2", *, size=2, encoding="utf-8"):
+    """The vectors of the word "hello" in a text file, or in a wheel of which nothing but this file is there."""
+    vocabulary = words.train_words(["hello"], min_count=1)
+    if name in (SPACY_MD, GLOVE_50):
+        tools.patch.setattr(word_vectors, f"{name.partition('-')[0]}_folder", lambda: tools.tmp)
+    else:
+        name = str(tools.tmp / name)
+        Path(name).write_bytes(text.encode(encoding))
+    return word_vectors.load_vectors(name, vocabulary, size)
+
+
+def spacy_wheel(tools):
+    """What the wheel of spaCy's vectors holds, for the word "hello"."""
+    np.save(tools.tmp / "vectors.npy", np.ones((1, 2), np.float32))
+    (tools.tmp / "vectors.npy").rename(tools.tmp / "vectors")
+    (tools.tmp / "key2row").write_bytes(msgpack.packb({word_vectors.spacy_key("hello"): 0}))
+    return vectors_of(tools, "spacy-md")
+
+
+def glove_wheel(tools):
+    """Likewise of the wheel of GloVe's."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    np.save(tools.tmp / "glove_6B_50d_emb.npy", np.ones((1, 2), np.float32))
+    parquet.write_table(sys.modules["pyarrow"].table({"index": ["hello"]}), tools.tmp / "glove_6B_index.parquet")
+    return vectors_of(tools, "glove-6b-50d")
+
+
+def without_pyarrow(tools):
+    with tools.patch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow", None)
+        patch.setitem(sys.modules, "pyarrow.parquet", None)
+        return vectors_of(tools, "glove-6b-50d")
+
+
+CLASSIC = [
+    section(
+        store.TokenizerSettings, {}, "data/store.py", "lacks 'train'; add it",
+        {"splits_in_vocabulary": ("test",)}, {"splits_in_vocabulary": ("test", "train")},
+    ),
+    section(
+        store.TokenizerSettings, {"kind": "words"}, "data/store.py", 'is made of the corpus; set pretrained = ""',
+        {"pretrained": "minilm"}, {"pretrained": ""},
+    ),
+    Case(
+        "data/word_vectors.py", "but d_model = {}; set it so", lambda t: vectors_of(t, "v.txt", size=3),
+        lambda t: vectors_of(t, "v.txt", size=2),
+    ),
+    Case(
+        "data/word_vectors.py", "is no file; give a text file of vectors", lambda t: check_vectors("nowhere.txt"),
+        lambda t: check_vectors(str(t.write("v.txt", "hello 1 2"))),
+    ),
+    Case(
+        "data/word_vectors.py", "is not UTF-8 ({}); unpack it",
+        lambda t: vectors_of(t, "v.txt", "é 1 2", encoding="latin-1"),
+        lambda t: vectors_of(t, "v.txt"),
+    ),
+    Case(
+        "data/word_vectors.py", "has no vectors that can be read ({}); install the wheel again",
+        lambda t: vectors_of(t, "spacy-md"), spacy_wheel,
+    ),
+    Case(
+        "data/word_vectors.py", "has no vectors that can be read ({}); install the wheel again",
+        lambda t: pytest.importorskip("pyarrow.parquet") and vectors_of(t, "glove-6b-50d"), glove_wheel,
+    ),
+    Case(
+        "data/word_vectors.py", "keeps its words in a Parquet file; run `pip install pyarrow`", without_pyarrow,
+        glove_wheel,
+    ),
+    pair(
+        "data/words.py", "special tokens; set it higher", words.train_words, {"texts": ["a"], "vocab_size": 2},
+        {"texts": ["a"], "vocab_size": 20},
+    ),
+    Case(
+        "systems/classic/examples.py", "has none of the {} words; give another",
+        lambda t: emotional_words(str(t.write("l.txt", "sad")), words.train_words(["hello"], min_count=1)),
+        lambda t: emotional_words(str(t.write("m.txt", "hello")), words.train_words(["hello"], min_count=1)),
+    ),
+    Case(
+        "systems/classic/examples.py", "is no file; give one with a word on each line",
+        lambda t: check_lexicon("nowhere.txt"), lambda t: check_lexicon(str(t.write("l.txt", "sad"))),
+    ),
+    section(
+        ClassicSettings, {}, "systems/classic/settings.py", 'reads the emotion itself; leave out "emotion"',
+        {"readers": ("mimicry", "emotion")}, {"readers": ("mimicry",)},
+    ),
+    section(
+        ClassicSettings, {}, "systems/classic/settings.py", 'by the logits of "emotion"; put that before them',
+        {"readers": ("listeners",)}, {"readers": ("emotion", "listeners")},
+    ),
+    section(
+        ClassicSettings, {}, "systems/classic/settings.py", '"emotion_words" adds; put it behind them',
+        {"readers": ("emotion", "emotion_words")}, {"readers": ("emotion_words", "emotion")},
+    ),
+    section(
+        ClassicSettings, {}, "systems/classic/settings.py", "which no part here learns; change it",
+        {"decoding": {"method": "beam", "num_beams": 2, "rerank": "similarity"}},
+        {"decoding": {"method": "beam", "num_beams": 2, "rerank": ""}},
+    ),
+    recipe_case(
+        "systems/classic/stages.py", "for the models of config.classic; set it so",
+        {"prepare.tokenizer": {"vocab_size": 400}},
+        {"prepare.tokenizer": {"kind": "words", "vocab_size": 400}}, of="classic",
+    ),
+    recipe_case(
+        "systems/classic/stages.py", "a loss of {}.readers; set it (0 = it teaches nothing)",
+        {"generator.weights": {}}, {"generator.weights": {"emotion": 0.0}}, of="classic",
+    ),
+    recipe_case(
+        "systems/classic/stages.py", "learns no emotions; set its weights.emotion above 0",
+        {"emotions.weights": {"nll": 1.0, "emotion": 0.0}}, {"emotions.weights": {"nll": 1.0, "emotion": 1.0}},
+        of="classic",
+    ),
+]  # fmt: skip
+
+CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *CLASSIC]
 
 _FETCH = "a file is fetched from the network; in its place, tests read a whole one"
 _RUN = "a stage is run again, which takes a trained run: too long for this table"

@@ -13,7 +13,7 @@ from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
 from empax.data.epitome import EpitomePair
 from empax.losses import ppo
 from empax.losses.kl import kl_penalty
-from empax.models.transformer import EncoderDecoder, TransformerConfig
+from empax.models.transformer import EncoderDecoder, scratch
 from empax.pipeline import annotate
 from empax.systems.attributes import pairs
 from empax.systems.attributes.identifier import Identifier, _probabilities
@@ -346,7 +346,7 @@ def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
 
 def test_references_are_cut_at_the_positions_of_a_decoder_that_learns_them_and_nowhere_else():
     def longest(**config):
-        generator = types.SimpleNamespace(model=EncoderDecoder(TransformerConfig(vocab_size=WORDS, **config)))
+        generator = types.SimpleNamespace(model=EncoderDecoder(scratch(WORDS, **config)))
         parts = GeneratorParts(DialogueSettings(), None, generator, None)
         return parts.for_answers().settings.layout.max_target_tokens
 
