@@ -118,7 +118,7 @@ def trained_model(workdir: Path) -> Trained:
     return _trained(workdir, ExportSettings())[-1]
 
 
-def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, dict[str, Any], RunPlan, str, Trained]:
+def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, dict[str, Any], RunPlan, str, Any]:
     files = WorkDir(workdir)
     if not files.config.exists():
         raise ConfigError(f"{workdir} holds no run; give the --workdir of one.")

@@ -32,7 +32,7 @@ def awkward():
     pieces = written.split()
     rng = random.Random(0)
     gaps = (" ", " ", " ", "  ", "\t", "\n")
-    return ["".join(rng.choice(pieces) + rng.choice(gaps) for _ in range(rng.randint(1, 6))) for _ in range(4_000)]
+    return ["".join(rng.choice(pieces) + rng.choice(gaps) for _ in range(rng.randint(1, 6))) for _ in range(1_000)]
 
 
 def test_words_are_those_of_nltk(awkward):

@@ -51,7 +51,7 @@ def in_one_go(model, variables, rows, target):
     return np.stack(made)
 
 
-@pytest.mark.parametrize("config", [CONFIG, GPT2_LIKE])
+@pytest.mark.parametrize("config", [CONFIG, pytest.param(GPT2_LIKE, marks=pytest.mark.slow)])
 def test_logits_are_those_of_the_whole_text(config):
     model, prompted, variables = parts(config)
     ids, mask, target = sources()
@@ -60,6 +60,7 @@ def test_logits_are_those_of_the_whole_text(config):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_prompt_and_remat_changes_nothing():
     ids, mask, target = sources()
 
