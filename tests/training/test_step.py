@@ -57,7 +57,7 @@ class Counting:
     def init(self, rng, batch):
         return {"weight": jnp.zeros(())}
 
-    def loss(self, params, frozen, batch, rng):
+    def loss(self, params, frozen, batch, rng, *, train):
         told = jnp.zeros(()) if batch.step is None else batch.step.astype(jnp.float32)
         return Mean.of(batch.values * params["weight"] + told, batch.valid), {}
 
