@@ -208,6 +208,7 @@ def test_a_reinforced_task_answers_and_learns_with_the_same_adapters(base, int8)
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.multidevice
 def test_a_step_on_a_mesh_is_the_step_on_one_device(base):
     settings = LoraSettings(pattern=r"attention/(query|out)$|feed_forward/", rank=2, int8=True)

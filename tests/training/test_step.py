@@ -71,7 +71,7 @@ def test_a_batch_that_asks_is_told_the_updates_made(accumulate):
         state, metrics = step(state, {}, batch)
         found.append(float(metrics["loss"].value()))
     assert found == [0.0, 1.0, 2.0]
-    assert make_eval_step(Counting())(state.params, {}, batch)["loss"].value() == 0.0
+    assert make_eval_step(Counting())(state.params, {}, batch, jax.random.key(0))["loss"].value() == 0.0
 
 
 def test_the_gradient_is_that_of_the_mean(tiny):

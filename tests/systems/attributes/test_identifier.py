@@ -101,6 +101,7 @@ def judge_of(tokenizer, mechanisms=MECHANISMS, seed=0):
     return IdentifierJudge(task, params, tokenizer, stage, "hash"), batch
 
 
+@pytest.mark.slow
 def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokenizer):
     judge, _ = judge_of(tokenizer)
     assert isinstance(judge.task, SummarizingTask)

@@ -62,6 +62,7 @@ def test_the_penalty_matches_torch():
         np.testing.assert_allclose(grad, theirs, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_generator_learns_from_the_critics_and_they_from_their_own_loss(critics):
     """In the released code of EmpDG the first gradient is 0: what the critics say enters its loss as a plain number."""
     one, lexicon = critics, jnp.arange(VOCAB) % 3 == 0

@@ -24,7 +24,7 @@ def test_the_lineages_sizes():
     assert count_params(rest) == 508_900  # encoder and decoder of one layer: MoEL's code
 
 
-@pytest.mark.parametrize("form", ["transformer", "moel", "empdg"])
+@pytest.mark.parametrize("form", [pytest.param("transformer", marks=pytest.mark.slow), "moel", "empdg"])
 def test_cached_decoding_is_teacher_forcing(made, form):
     one, batch = made[form], made[form].batch
     read = one.read(batch)
@@ -46,7 +46,7 @@ def test_cached_decoding_is_teacher_forcing(made, form):
             np.testing.assert_allclose(logits[:, 1], expected[:, t], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("form", ["transformer", "moel", "mime", "empdg"])
+@pytest.mark.parametrize("form", [pytest.param("transformer", marks=pytest.mark.slow), "moel", "mime", "empdg"])
 def test_padding_changes_nothing(made, form):
     one, batch = made[form], made[form].batch
 

@@ -79,6 +79,7 @@ def test_exemplars_that_tell_the_reply_are_used_and_others_cost_likelihood():
     np.testing.assert_array_equal(tokens, words)
 
 
+@pytest.mark.slow
 def test_judges_are_trained_where_they_are_not_frozen():
     batch = toy.make_batch(CONTEXTS, RESPONSES, levels=[[0, 1, 2]] * 2, compounds=[0.1, 0.2])
     fixed, learning = (toy.make_task(toy.make_losses(frozen_judges=frozen)) for frozen in (True, False))
