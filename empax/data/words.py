@@ -11,6 +11,7 @@ import tokenizers as rust
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from empax.core.config import ConfigError
+from empax.data.english import ABBREVIATIONS, MOEL_CONTRACTIONS
 from empax.data.tokenizers import (
     EOS_TOKEN,
     LISTENER_TOKEN,
@@ -33,21 +34,6 @@ BASE_TOKENS = (
 Style: TypeAlias = Literal["moel", "whitespace"]
 """How texts become words, see `train_words`."""
 
-_CONTRACTIONS = {
-    "it's": "it is", "don't": "do not", "doesn't": "does not", "didn't": "did not", "you'd": "you would",
-    "you're": "you are", "you'll": "you will", "i'm": "i am", "they're": "they are", "that's": "that is",
-    "what's": "what is", "couldn't": "could not", "i've": "i have", "we've": "we have", "can't": "cannot",
-    "i'd": "i would", "aren't": "are not", "isn't": "is not", "wasn't": "was not", "weren't": "were not",
-    "won't": "will not", "there's": "there is", "there're": "there are",
-}  # fmt: skip
-"""What MoEL's `clean` writes out, inside of longer words too."""
-
-_ABBREVIATIONS = (
-    "mr mrs ms dr prof st jr sr vs etc inc co ltd corp dept approx est gen sgt capt lt col rev hon mt ft "
-    + "a.m p.m u.s u.k e.g i.e ph.d b.a m.a d.c jan feb mar apr jun jul aug sep sept oct nov dec"
-).split(" ")
-"""Words whose full stop ends no sentence, as in `evaluation.words`."""
-
 _CLOSING = r"""[\])}>"'»”’]*"""
 
 
@@ -58,7 +44,7 @@ def _around(characters: str) -> str:
 
 def _full_stops() -> str:
     """The places around a full stop that ends a sentence: the last one, or one before white space by Punkt's rules."""
-    abbreviations = "|".join(rf"(?<![\w.]){word.replace('.', chr(92) + '.')}" for word in _ABBREVIATIONS)
+    abbreviations = "|".join(rf"(?<![\w.]){word.replace('.', chr(92) + '.')}" for word in ABBREVIATIONS)
     # A letter alone is an initial, and a number before a small letter may go on.
     word = rf"(?<!{abbreviations})(?<!(?<!\S)[^\W\d])(?<!\d)"
     ends = rf"\.{_CLOSING} *$|(?:{word}|(?<=\d)(?=\. [^a-z;:,.!?]))\.{_CLOSING} "
@@ -85,7 +71,7 @@ _SPLITS = (
 def _moel() -> normalizers.Normalizer:
     """MoEL's cleaning and NLTK's words, with a single space between two words."""
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()]
-    steps += [normalizers.Replace(short, whole) for short, whole in _CONTRACTIONS.items()]
+    steps += [normalizers.Replace(short, whole) for short, whole in MOEL_CONTRACTIONS.items()]
     steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     steps += [normalizers.Replace(Regex(r'(?:^|(?<=[ (\[{<]))(?:"|\'\')'), " `` "), normalizers.Replace('"', " '' ")]
     steps += [normalizers.Replace(Regex(place), " ") for place in _SPLITS]

@@ -15,6 +15,7 @@ from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
 from empax.systems.dialogue.answerer import Answerer
 from empax.systems.dialogue.parts import GeneratorParts
+from empax.systems.dialogue.settings import GeneratorTaskSettings
 from empax.systems.dialogue.stages import answerer_of
 from empax.systems.dialogue.trained import Trained, check_adapters, generator_to_export
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
@@ -48,7 +49,11 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
         load_filter(run.files.stage(options.index)),
     )
     params = {**params, "generator": made.lowered(params["generator"])}
-    return answerer_of(made, joint_task(parts, stage), params, search, options)
+    task = joint_task(parts, stage)
+    first = run.settings(stage.generator, GeneratorTaskSettings)
+    if not (stage.emotion_weight or stage.retriever_weight or stage.retriever or first.emotion_weight):
+        task = dataclasses.replace(task, heads=())  # nothing has learnt emotions
+    return answerer_of(made, task, params, search, options)
 
 
 def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointTaskSettings, params: Params) -> str:

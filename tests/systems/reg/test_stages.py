@@ -244,6 +244,14 @@ def test_a_generator_alone_answers_without_exemplars(finished):
     assert [p.notes["nll"] for p in again] == pytest.approx([p.notes["nll"] for p in found], rel=1e-3)
 
 
+def test_heads_of_a_joint_model_are_asked_where_any_stage_has_learnt_emotions(finished):
+    nothing = {"joint__emotion_weight": 0.0, "joint__retriever_weight": 0.0, "joint__retriever": ""}
+    assert (
+        answering(context(finished, "evaluate", **nothing, generator__emotion_weight=0.0), "joint", "index").heads == ()
+    )
+    assert len(answering(context(finished, "evaluate", **nothing), "joint", "index").heads) == 3
+
+
 def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
     run = context(finished, "evaluate", reg__attributes=False, reg__emotion_share=0.0, generator__emotion_weight=0.0)
     alone = answering(run, "generator")
