@@ -79,6 +79,7 @@ def test_a_fixed_answer_is_named_as_such_and_a_feeling_only_where_there_is_one()
     assert "[you seem sad; sentiment low]" in chat.describe(felt, 0.1, 3)
 
 
+@pytest.mark.slow
 def test_danger_gets_the_fixed_answer_and_the_conversation_goes_on(command, finished):
     said = "My dog died.\nI want to kill myself.\nHe was old.\n"
     result = command("-m", "empax.chat", f"--workdir={finished}", "--exemplars=0", input=said)

@@ -10,7 +10,7 @@ from typing import Any
 
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
-from empax.data import dailydialog, empathetic_dialogues, epitome, own
+from empax.data import dailydialog, dense_retrieval, empathetic_dialogues, epitome, own
 from empax.data.chat import chat_template
 from empax.data.dialogues import to_instances
 from empax.data.store import load_instances
@@ -77,6 +77,12 @@ def small_talk(raw: bytes) -> Any:
         return dailydialog.load_instances(path)
 
 
+def given_pairs(raw: bytes) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, dense_retrieval.FILES["train"]).write_bytes(raw)
+        return dense_retrieval.load_given_pairs(Path(folder), "train")
+
+
 def template(raw: bytes) -> Any:
     return chat_template(raw.decode("utf-8", "replace"), bos_token="<s>", eos_token="</s>")
 
@@ -103,6 +109,7 @@ READERS = {
     "archive": archive,
     "epitome": epitome_file,
     "dailydialog": small_talk,
+    "given_pairs": given_pairs,
     "template": template,
     "work_directory": work_directory,
 }

@@ -20,8 +20,8 @@ from empax.core.tree import hash_tree
 from empax.core.types import Params
 from empax.data import features
 from empax.interop.pretrained import EncoderSettings, load_encoder
-from empax.models.dual_encoder import DualEncoder
-from empax.retrieval.corpus import KEPT_FROM, Tower, embedders
+from empax.models.dual_encoder import DualEncoder, Towers
+from empax.retrieval.corpus import KEPT_FROM, embedders
 from empax.retrieval.encode import BUCKETS, embed
 
 _MAX_TOKENS = 128
@@ -56,7 +56,7 @@ class TextEncoder:
         ids = features.encode_for_bert(self.tokenizer, unique, _MAX_TOKENS)
 
         def make() -> Float[np.ndarray, "N D"]:
-            apply = embedders(Tower(self.model))[0]
+            apply = embedders(Towers(self.model))[0]
             options = {"pad_id": self.tokenizer.pad_id, "buckets": BUCKETS, "mesh": local_mesh(), "progress": progress}
             found = embed(apply, {"encoder": self.params}, ids, **options)
             return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)

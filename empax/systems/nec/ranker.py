@@ -32,7 +32,7 @@ from empax.interop.pretrained import LoadedEncoder, check_fits, check_weights, l
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
 from empax.retrieval.encode import BUCKETS, Encoder, embed
-from empax.systems.nec.settings import RankerStage
+from empax.systems.nec.settings import RankerTaskSettings
 from empax.training.checkpoint import load_params
 
 _MARKS = ("[unused0]", SEPARATOR)
@@ -209,18 +209,20 @@ class TrainedRanker:
 
 def load_ranker(run: RunContext, name: str) -> TrainedRanker:
     """The ranker of the finished stage `name`."""
-    stage = run.settings(name, RankerStage)
+    stage = run.settings(name, RankerTaskSettings)
     encoder = _encoder(stage, run, with_params=False)
     task = Ranker(encoder.model, mark_of(encoder.tokenizer), stage.margin)
     return TrainedRanker(task, load_params(run.files.stage(name)), encoder.tokenizer, stage.max_tokens)
 
 
-def _encoder(stage: RankerStage, run: RunContext, *, with_params: bool = True, planned: bool = False) -> LoadedEncoder:
+def _encoder(
+    stage: RankerTaskSettings, run: RunContext, *, with_params: bool = True, planned: bool = False
+) -> LoadedEncoder:
     tokenizer = None if stage.encoder.pretrained else run_tokenizer(run, planned=planned)
     return load_encoder(stage.encoder, tokenizer, with_params=with_params, planned=planned, sentences=False)
 
 
-def check_ranker(stage: RankerStage, run: RunContext) -> None:
+def check_ranker(stage: RankerTaskSettings, run: RunContext) -> None:
     """Whether there will be facts, and texts fit the encoder.
 
     Raises:
@@ -250,7 +252,7 @@ def check_knowledge(run: RunContext) -> None:
         )
 
 
-def build_ranker(stage: RankerStage, run: RunContext) -> Assembly:
+def build_ranker(stage: RankerTaskSettings, run: RunContext) -> Assembly:
     encoder = _encoder(stage, run)
     train, validation = (make_pairs(load_instances(run, split)) for split in ("train", "validation"))
     if not train:
@@ -268,6 +270,6 @@ def build_ranker(stage: RankerStage, run: RunContext) -> Assembly:
     return Assembly(task, *examples, initial=initial)
 
 
-def sketch_ranker(stage: RankerStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_ranker(stage: RankerTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     encoder = _encoder(stage, run, with_params=False, planned=True)
     return Sketch(Ranker(encoder.model, 0, stage.margin), shapes_of(Batch, B=batch_size, S=length, T=length))

@@ -48,7 +48,7 @@ class NecSettings(DialogueSettings):
 
 
 @dataclasses.dataclass(frozen=True)
-class NecStage:
+class NecTaskSettings:
     """Training by likelihood: the baseline without contrast, and what contrastive training begins with.
 
     Attributes:
@@ -99,7 +99,7 @@ class ContrastSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class ContrastiveStage(NecStage):
+class ContrastiveTaskSettings(NecTaskSettings):
     """Training by likelihood and contrast together.
 
     Attributes:
@@ -111,7 +111,7 @@ class ContrastiveStage(NecStage):
 
 
 @dataclasses.dataclass(frozen=True)
-class RankerStage:
+class RankerTaskSettings:
     """What ranks facts about things: an encoder that reads a context and a fact.
 
     Attributes:

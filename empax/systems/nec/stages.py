@@ -23,7 +23,7 @@ from empax.systems.dialogue.stages import answerer_of, pretrained
 from empax.systems.nec.examples import FactForm, NecBatch, NecExamples, Negatives
 from empax.systems.nec.facts import Chooser, find_finder, with_facts
 from empax.systems.nec.ranker import check_knowledge
-from empax.systems.nec.settings import SOCIAL, ContrastiveStage, ContrastSettings, NecSettings, NecStage
+from empax.systems.nec.settings import SOCIAL, ContrastiveTaskSettings, ContrastSettings, NecSettings, NecTaskSettings
 from empax.systems.nec.tasks import Contrastive, Nec
 from empax.training.checkpoint import load_params
 
@@ -66,10 +66,10 @@ class NecParts:
         tokens = self.settings.social_tokens if self.settings.social else 0
         return NecExamples(instances, form, social_tokens=tokens, negatives=negatives)
 
-    def task(self, stage: NecStage) -> Nec:
+    def task(self, stage: NecTaskSettings) -> Nec:
         """By likelihood, or with contrast where the stage says so."""
         decoding = self.dialogue.settings.decoding
-        if not isinstance(stage, ContrastiveStage):
+        if not isinstance(stage, ContrastiveTaskSettings):
             # Nothing has learnt what is near to a context: beams stay in the order of the search.
             plain = dataclasses.replace(decoding, rerank="") if decoding.rerank == "similarity" else decoding
             return Nec(self.model, self.dialogue.decoder(plain), self.settings.social, stage.label_smoothing)
@@ -94,7 +94,7 @@ def exploring(contrast: ContrastSettings, decoding: DecodeSettings) -> DecodeSet
     )
 
 
-def check_nec(stage: NecStage, run: RunContext) -> None:
+def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
     """Whether there are facts, a ranker and the stage to go on from, and the generator is of a kind that NEC extends.
 
     Raises:
@@ -118,7 +118,7 @@ def check_nec(stage: NecStage, run: RunContext) -> None:
         run.earlier("start_from", stage.start_from, tasks=TRAINED)
 
 
-def check_contrastive(stage: ContrastiveStage, run: RunContext) -> None:
+def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
     """As `check_nec`; there must also be candidates.
 
     Raises:
@@ -133,7 +133,7 @@ def check_contrastive(stage: ContrastiveStage, run: RunContext) -> None:
         )
 
 
-def build_nec(stage: NecStage, run: RunContext) -> Assembly:
+def build_nec(stage: NecTaskSettings, run: RunContext) -> Assembly:
     parts, form = _with_form(run)
     splits = {split: load_instances(run, split) for split in ("train", "validation")}
     splits["validation"] = splits["validation"][: stage.max_validation_examples or None]
@@ -150,14 +150,14 @@ def _with_form(run: RunContext) -> tuple[NecParts, FactForm | TaggedForm]:
     return parts, parts.form(parts.dialogue)
 
 
-def _negatives(parts: NecParts, stage: NecStage, train: Sequence[Instance]) -> Negatives | None:
-    if not isinstance(stage, ContrastiveStage):
+def _negatives(parts: NecParts, stage: NecTaskSettings, train: Sequence[Instance]) -> Negatives | None:
+    if not isinstance(stage, ContrastiveTaskSettings):
         return None
     counts = {"different": stage.contrast.different, "frequent": stage.contrast.frequent}
     return Negatives.of(train, parts.dialogue.tokenizer, parts.settings.layout.max_target_tokens, **counts)
 
 
-def _initial(stage: NecStage, run: RunContext) -> Callable[[Params], Params] | None:
+def _initial(stage: NecTaskSettings, run: RunContext) -> Callable[[Params], Params] | None:
     settings = run.shared_settings(NecSettings)
     if stage.start_from:
         return lambda params: overlaid(params, load_params(run.files.stage(stage.start_from)))
@@ -180,7 +180,7 @@ def overlaid(params: Params, known: Params) -> Params:
     return {name: overlaid(leaf, known[name]) if name in known else leaf for name, leaf in params.items()}
 
 
-def answer_nec(stage: NecStage, run: RunContext, options: AnswerOptions) -> Answerer:
+def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The model of a finished stage; facts about contexts that no stage has seen are found when they are answered."""
     parts = NecParts.of(run)
     params = load_params(run.files.stage(options.stage))
@@ -205,12 +205,12 @@ def _told(instance: Instance) -> list[dict[str, Any]]:
     return [{**fact.row(), "words": fact.words(), "score": round(fact.score, 4)} for fact in facts_of(instance)]
 
 
-def sketch_nec(stage: NecStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_nec(stage: NecTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = NecParts.of(run, planned=True)
     settings, sizes = parts.settings, {"B": batch_size, "S": length, "T": parts.settings.layout.max_target_tokens}
     if settings.social:
         sizes |= {"M": len(SOCIAL_RELATIONS), "F": settings.social_tokens}
-    if not isinstance(stage, ContrastiveStage):
+    if not isinstance(stage, ContrastiveTaskSettings):
         return Sketch(parts.task(stage), shapes_of(NecBatch, **sizes))
     contrast = stage.contrast
     sizes |= {letter: n for letter, n in (("N", contrast.different), ("J", contrast.frequent)) if n}

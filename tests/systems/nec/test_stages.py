@@ -16,7 +16,7 @@ from empax.decoding.settings import DecodeSettings
 from empax.pipeline import run
 from empax.serving.session import Session
 from empax.systems.nec.facts import Chooser, with_facts
-from empax.systems.nec.settings import ContrastiveStage, ContrastSettings, NecSettings
+from empax.systems.nec.settings import ContrastiveTaskSettings, ContrastSettings, NecSettings
 from empax.systems.nec.stages import exploring, overlaid
 from empax.training import loop
 from empax.training.checkpoint import load_params
@@ -140,7 +140,7 @@ def test_without_contrast_as_many_examples_are_read_and_nothing_is_reranked():
     assert form.evaluate.stage == "generator"
     assert "contrastive" not in form.run
     assert "rerank" not in form.nec.decoding
-    assert ContrastiveStage(contrast=ContrastSettings()).start_from == "generator"
+    assert ContrastiveTaskSettings(contrast=ContrastSettings()).start_from == "generator"
 
 
 def test_own_candidates_are_as_many_beams_begun_as_answers_are():
