@@ -1,7 +1,7 @@
 r"""NEC on EmpatheticDialogues (Huangfu et al. 2024): commonsense, and contrast with candidates of four kinds.
 
-  python -m empax.main --config=configs/nec.py --config.data.dir=DATA              # FLAN-T5-small, two CPU cores
   python -m empax.main --config=configs/nec.py:scratch --config.data.dir=DATA      # a Transformer from scratch
+  python -m empax.main --config=configs/nec.py --config.data.dir=DATA              # FLAN-T5-small
   python -m empax.main --config=configs/nec.py:bart --config.data.dir=DATA         # the paper's, sized for a GPU
   python -m empax.main --config=configs/nec.py:no_contrast --config.data.dir=DATA  # likelihood alone: DCKS' shape
   python -m empax.main --config=configs/nec.py:no_entity --config.data.dir=DATA    # Table 4: w/o Entity
@@ -9,15 +9,16 @@ r"""NEC on EmpatheticDialogues (Huangfu et al. 2024): commonsense, and contrast 
   python -m empax.main --config=configs/nec.py:no_self --config.data.dir=DATA      # w/o SelfGen
   python -m empax.main --config=configs/nec.py:no_frequent --config.data.dir=DATA  # w/o HighFreq
   python -m empax.main --config=configs/nec.py:no_emotion --config.data.dir=DATA   # w/o DiffEmo
+  python -m empax.main --config=configs/nec.py:no_rerank --config.data.dir=DATA    # alpha = 0: the order of the search
   python -m empax.main --config=configs/nec.py:shuffled --config.data.dir=DATA     # control: facts of others
   python -m empax.main --config=configs/nec.py:ranker --config.data.dir=DATA       # with the ranker of Sec. 3.2
-  python -m empax.main --config=configs/nec.py:tiny                                # a trial, as ":no_social,tiny" is
+  python -m empax.main --config=configs/nec.py:tiny                                # a trial on the built-in sample
 
-Forms that train alike begin alike: give each `--reuse=WORKDIR` of the first. Facts about people are those of the
-nearest event of ATOMIC (DATA/knowledge), facts about things WordNet's (Debian's package wordnet-base; another folder is
-`--config.knowledge.entity.path`). With a COMET (configs/comet_t5.py): `--config.knowledge.social.source=comet
---config.knowledge.social.path=COMET`. Without re-ranking: `--config.nec.decoding.rerank_similarity=0`. None of these
-budgets has been run to the end.
+Forms go together: ":scratch,no_social,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
+"machine=cpu" and "machine=gpu" size a run; FLAN-T5-small and the Transformer are sized for two CPU cores by default.
+Facts about people are those of the nearest event of ATOMIC (DATA/knowledge), facts about things WordNet's (Debian's
+package wordnet-base; another folder is `--config.knowledge.entity.path`). With a COMET (configs/comet_t5.py):
+`--config.knowledge.social.source=comet --config.knowledge.social.path=COMET`.
 """
 
 from __future__ import annotations
@@ -28,27 +29,28 @@ from . import common
 
 WHEEL = "flan-t5-small-titles"
 MODELS = ("t5", "scratch", "bart")
-FORMS = ("no_entity", "no_social", "no_self", "no_frequent", "no_emotion", "no_contrast")
+FORMS = ("no_contrast", "no_entity", "no_social", "no_self", "no_frequent", "no_emotion", "no_rerank", "shuffled",
+         "ranker")  # fmt: skip
 MACHINES = ("cpu", "gpu")
+BUCKETS = (64, 96, 144)
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    flags = ("shuffled", "ranker", "tiny")
-    chosen = common.arguments(arg, "nec.py", models=MODELS, forms=FORMS, machines=MACHINES, flags=flags)
+    chosen = common.arguments(arg, "nec.py", models=MODELS, flags=(*FORMS, "tiny"), machines=MACHINES)
     model = chosen.model or "t5"
     config = recipe(model)
-    config.knowledge.shuffled = "shuffled" in chosen.flags
     budget(config, chosen.machine or ("gpu" if model == "bart" else "cpu"))
-    ablate(config, chosen.form)
-    if "ranker" in chosen.flags:
-        add_ranker(config)
-    return shrink(config) if chosen.tiny else config
+    for form in FORMS:
+        if form in chosen.flags:
+            change(config, form)
+    config.run = tuple(name for name in config.run if name in config)
+    return shrink(config, model) if chosen.tiny else config
 
 
 def recipe(model: str) -> ConfigDict:
     """The whole system on one of MODELS."""
     config = common.base(system="nec", data="empathetic_dialogues")
-    config.run = ("prepare", "knowledge", "generator", "contrastive", "evaluate", "report")
+    config.run = ("prepare", "knowledge", "ranker", "generator", "contrastive", "evaluate", "report")
     config.nec = models(model)
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"vocab_size": 10_000, "lowercase": True}})
     if model != "scratch":
@@ -73,7 +75,7 @@ def recipe(model: str) -> ConfigDict:
             "kind": "evaluate",
             "stage": "contrastive",
             "index": "",
-            "buckets": (64, 96, 144),
+            "buckets": BUCKETS,
             "judge": "",
         }
     )
@@ -131,7 +133,7 @@ def generator(model: str) -> ConfigDict:
     """The warm-up: likelihood alone, until it no longer falls (Sec. 4.2)."""
     return common.train(
         task="generator",
-        buckets=(64, 96, 144),
+        buckets=BUCKETS,
         learning_rate=1e-3 if model == "scratch" else 3e-4,  # the paper: 1e-5 for BART-base
         best_metric="nll",
         patience=2,
@@ -158,7 +160,7 @@ def contrastive(model: str) -> ConfigDict:
             "own_tokens": 20,  # ours
             "max_candidates": 16,  # CoNT's; NEC keeps up to 64
         },
-        buckets=(64, 96, 144),
+        buckets=BUCKETS,
         learning_rate=2e-4 if model == "scratch" else 5e-5,
         best_metric="loss",
         optimizer={
@@ -187,9 +189,6 @@ def add_ranker(config: ConfigDict) -> None:
             "schedule": "linear",
         },
     )
-    order = list(config.run)
-    order.insert(order.index("knowledge") + 1, "ranker")
-    config.run = tuple(order)
 
 
 def budget(config: ConfigDict, machine: str) -> None:
@@ -206,9 +205,16 @@ def budget(config: ConfigDict, machine: str) -> None:
         config.evaluate.batch_size = 64
 
 
-def ablate(config: ConfigDict, form: str) -> None:
-    """Turns the whole system into one of FORMS."""
-    contrast = config.contrastive.contrast
+def change(config: ConfigDict, form: str) -> None:
+    """Makes `config` one of FORMS."""
+    contrast = config.contrastive.contrast if "contrastive" in config else ConfigDict()
+    if form == "no_contrast":
+        # As many examples as both stages learn from.
+        both = config.contrastive
+        config.generator.steps += both.steps * both.batch_size // config.generator.batch_size
+        config.evaluate.stage = "generator"
+        config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 5, "max_tokens": 30})
+        del config.contrastive
     if form == "no_entity":
         config.nec.entity = False
     if form == "no_social":
@@ -219,32 +225,33 @@ def ablate(config: ConfigDict, form: str) -> None:
         contrast.frequent = 0
     if form == "no_emotion":
         contrast.different = 0
-    if form == "no_contrast":
-        # As many examples as both stages learn from.
-        both = config.contrastive
-        config.generator.steps += both.steps * both.batch_size // config.generator.batch_size
-        config.run = tuple(name for name in config.run if name != "contrastive")
-        config.evaluate.stage = "generator"
-        config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 5, "max_tokens": 30})
-        del config.contrastive
+    if form == "no_rerank" and "rerank" in config.nec.decoding:
+        config.nec.decoding.rerank_similarity = 0.0
+    if form == "shuffled":
+        config.knowledge.shuffled = True
+    if form == "ranker":
+        add_ranker(config)
 
 
-def shrink(config: ConfigDict) -> ConfigDict:
+def shrink(config: ConfigDict, model: str) -> ConfigDict:
     """The same recipe in seconds: random models, facts that were written by hand."""
-    reranks = config.nec.decoding.get("rerank", "")
-    scratch = models("scratch").generator
-    config.nec.generator = scratch
+    reranks = {name: value for name, value in config.nec.decoding.items() if name.startswith("rerank")}
+    config.nec.generator = models("scratch").generator
     config = common.shrink(config)
+    if model == "t5":
+        config.nec.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
     del config.nec.retriever  # NEC has none
     config.nec.selector = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2, "dropout": 0.0})
     config.nec.layout = ConfigDict({"max_context_tokens": 24, "max_passage_tokens": 64, "max_target_tokens": 16})
+    config.nec.social_tokens = 12
+    config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 3, "max_tokens": 12, **reranks})
+    sample = {"source": "sample"}
+    config.knowledge.update({"social": sample, "entity": sample})
     for name in ("generator", "contrastive", "evaluate"):
         if name in config:
             config[name].buckets = (96,)
-    config.nec.social_tokens = 12
-    config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 3, "max_tokens": 12, "rerank": reranks})
-    sample = {"source": "sample"}
-    config.knowledge.update({"social": sample, "entity": sample})
+        if name in config and "optimizer" in config[name]:
+            config[name].optimizer.warmup_steps = 1
     if "ranker" in config:
         config.ranker.encoder = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2})
         config.ranker.max_tokens = 48

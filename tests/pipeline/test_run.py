@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from configs import (
+    comet_t5,
     empathy_identifiers,
     emprl_llm,
     emprl_t5,
     emprl_transformer,
     lempex,
+    nec,
     quickstart,
     reg_llm,
     reg_t5,
@@ -206,6 +208,30 @@ def test_an_unknown_form_of_lempex_is_named():
     for form in ("no_loss", "q=0", "q"):
         with pytest.raises(ValueError, match=rf"'{form}' is unknown; it takes no_losses, no_exemplars, .*; q=NUMBER"):
             lempex.get_config(f"tiny,{form}")
+
+
+@pytest.mark.parametrize("form", ["", *nec.FORMS, "scratch", "bart", "machine=gpu", "no_contrast,no_rerank,no_social"])
+def test_every_form_of_nec_is_another_one_is_sound_and_has_a_trial(form, tmp_path):
+    whole = run.plain(nec.get_config(form))
+    assert (whole == run.plain(nec.get_config())) == (not form)
+    small = run.plain(nec.get_config("tiny" if "machine" in form else f"{form},tiny"))
+    plan = run.make_plan(small)
+    assert list(plan.stages) == list(run.make_plan(whole).stages)
+    assert small["data"]["name"] == "sample"
+    assert not list(run.find_problems(plan, WorkDir(tmp_path)))
+
+
+def test_an_unknown_form_of_nec_is_named():
+    with pytest.raises(ValueError, match=r"'no_self_gen' is unknown; it takes t5, scratch, bart; no_contrast, .*"):
+        nec.get_config("tiny,no_self_gen")
+
+
+@pytest.mark.parametrize("folder", ["", "FOLDER"])
+def test_a_comet_is_trained_from_a_wheel_or_a_folder(folder, tmp_path):
+    name = str(tmp_path) if folder else ""
+    whole, small = (run.plain(comet_t5.get_config(arg)) for arg in (name, f"{name},tiny"))
+    assert list(run.make_plan(small).stages) == list(run.make_plan(whole).stages)
+    assert whole["seq2seq"]["generator"]["pretrained"] == (name or "flan-t5-small-titles")
 
 
 def test_quickstart_is_sound_and_needs_no_download():

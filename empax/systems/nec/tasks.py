@@ -144,6 +144,11 @@ class Contrastive(Nec):
     settings: ContrastSettings = dataclasses.field(default_factory=ContrastSettings)
     explorer: Decoder | None = None
 
+    @property
+    def splits_batches(self) -> bool:
+        """Not where the responses of a batch are each other's candidates."""
+        return not self.settings.in_batch
+
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second = jax.random.split(rng)
         width = self.model.config.d_model

@@ -83,8 +83,9 @@ def test_the_loss_is_torchs_margin_ranking_and_cross_entropy(ranker, tokenizer):
     facts = [KNIFE, Fact("knife", "MadeUpOf", "steel"), Fact("knife", "AtLocation", "home")]
     notes = {"facts": [fact.row() for fact in facts]}
     pairs = make_pairs([Instance("a#2", ("My knife is gone.",), "Was it steel?", "", notes)])
-    given = PairExamples(pairs, tokenizer, 48).collate(np.array([0, 1, -1]), 48, np.random.default_rng(0))
-    params = ranker.init(jax.random.key(0), jax.tree.map(jnp.asarray, given))
+    rows = PairExamples(pairs, tokenizer, 48).collate(np.array([0, 1, -1]), 48, np.random.default_rng(0))
+    given = jax.tree.map(jnp.asarray, rows)
+    params = ranker.init(jax.random.key(0), given)
     good, good_logits = (np.array(x[:2]) for x in ranker.read(params, given.source, given.source_mask, None))
     rest, rest_logits = (np.array(x[:2]) for x in ranker.read(params, given.target, given.target_mask, None))
     both = torch.tensor(good), torch.tensor(rest)
@@ -92,7 +93,7 @@ def test_the_loss_is_torchs_margin_ranking_and_cross_entropy(ranker, tokenizer):
     entropy = torch.nn.functional.cross_entropy(
         torch.tensor(np.concatenate([good_logits, rest_logits])), torch.tensor([1, 1, 0, 0])
     )
-    loss, metrics = ranker.loss(params, {}, jax.tree.map(jnp.asarray, given), jax.random.key(0), train=False)
+    loss, metrics = ranker.loss(params, {}, given, jax.random.key(0), train=False)
     np.testing.assert_allclose(loss.value(), float(margin + entropy), rtol=1e-5)
     assert float(metrics["pair_accuracy"].weight) == 2.0
     wide = dataclasses.replace(ranker, margin=0.9).loss(params, {}, given, jax.random.key(0), train=False)[0]
