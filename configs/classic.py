@@ -3,8 +3,9 @@ r"""The systems that everybody compares with: one word-level model, composed as 
   python -m empax.main --config=configs/classic.py:NAME --config.data.dir=DATA
   python -m empax.main --config=configs/classic.py:NAME,tiny      # a trial on the built-in sample
 
-NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics. All train on the same words,
-for as many updates.
+NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem. All train on the same
+words, for as many updates. CEM reads what follows from the last turn: tails of the nearest event of ATOMIC (in
+DATA/knowledge), or what a COMET says (configs/comet_t5.py).
 
 Weights of losses. Released code sums some losses over a batch where ours are means: `nll` over the tokens of responses,
 all others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over
@@ -48,6 +49,12 @@ FORMS: dict[str, dict[str, Any]] = {
         "dropout": 0.2,
         "adversary": {"penalty": 10.0},  # Gulrajani et al. 2017
         "weights": {"emotion": 1 / 15, "adversary": 0.1, "critics": 1.0},
+    },
+    # Its code has means of all losses, and no label smoothing.
+    "cem": {
+        "readers": ("refinement", "emotion"),
+        "facts_tokens": 24,  # ours: five tails of ATOMIC
+        "weights": {"emotion": 1.0, "frequency": 1.5},
     },
 }
 
@@ -96,6 +103,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.report = ConfigDict({"kind": "report", "paper_row": "", "peers": ""})
     if name == "emo_prepend":
         _classify_first(config)
+    if name == "cem":
+        config.run = ("prepare", "knowledge", "generator", "evaluate", "report")
+        config.knowledge = ConfigDict({"kind": "knowledge", "social": {"source": "atomic", "path": ""}})
+        config.generator.label_smoothing = 0.0
     if "adversary" in form:
         config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
     return _shrunk(config) if chosen.tiny else config
@@ -119,6 +130,8 @@ def _shrunk(config: ConfigDict) -> ConfigDict:
                            "max_target_tokens": 20})  # fmt: skip
     config.classic.decoding.max_tokens = 8
     config.prepare.tokenizer.min_count = 1
+    if "knowledge" in config:
+        config.knowledge.social.source = "sample"
     for name in ("emotions", "generator"):
         if name in config:
             config[name].update({"steps": 4, "batch_size": 8, "buckets": (48,), "log_every_steps": 2,

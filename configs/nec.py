@@ -58,6 +58,7 @@ def recipe(model: str) -> ConfigDict:
     config.knowledge = ConfigDict(
         {
             "kind": "knowledge",
+            "shuffled": False,
             "social": {  # the paper: COMET
                 "source": "atomic",
                 "path": "",

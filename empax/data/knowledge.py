@@ -147,6 +147,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def told(instance: Instance) -> list[dict[str, Any]]:
+    """What a prediction says of the facts behind it."""
+    return [{**fact.row(), "words": fact.words(), "score": round(fact.score, 4)} for fact in facts_of(instance)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Knowledge:
     """The facts of some instances by id, and who made them."""

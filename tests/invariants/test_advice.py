@@ -1427,7 +1427,7 @@ KNOWLEDGE = (
          with_source("social", lambda tools: {**atomic_source(tools), "encoder": {"pretrained": "minilm"}})),
     recipe_case("systems/nec/ranker.py", "is more than the longest of buckets; set it to at most",
                 {"ranker.max_tokens": 81}, {"ranker.max_tokens": 80}, "nec"),
-    recipe_case("systems/nec/ranker.py", "add one to config.run, or set {}.entity and .social to False",
+    recipe_case("systems/knowledge/finder.py", "add one to config.run, or set {}",
                 WITHOUT_FACTS, {**WITHOUT_FACTS, "nec.entity": False, "nec.social": False}, "nec"),
     recipe_case("systems/nec/stages.py", "form = 'dialogue' and an encoder-decoder",
                 {"nec.generator": {"architecture": "llama", "preset": "llama-3.1-8b"}}, {}, "nec"),
@@ -1531,6 +1531,10 @@ CLASSIC = [
     section(
         ClassicSettings, {}, "systems/classic/settings.py", '"emotion_words" adds; put it behind them',
         {"readers": ("emotion", "emotion_words")}, {"readers": ("emotion_words", "emotion")},
+    ),
+    section(
+        ClassicSettings, {}, "systems/classic/settings.py", '"refinement" makes of the context; put it behind',
+        {"readers": ("emotion", "refinement")}, {"readers": ("refinement", "emotion")},
     ),
     section(
         ClassicSettings, {}, "systems/classic/settings.py", "which no part here learns; change it",

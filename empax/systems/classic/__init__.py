@@ -1,4 +1,4 @@
-"""MoEL's lineage: Transformer, Multi-TRS, EmoPrepend, MoEL, MIME and EmpDG, as compositions of one word-level model."""
+"""MoEL's lineage, from the Transformer to EmpDG and CEM, as compositions of one word-level model."""
 
 from empax.core.system import System
 from empax.systems.classic.settings import ClassicSettings

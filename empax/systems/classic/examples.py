@@ -15,6 +15,7 @@ from empax.core.paths import expand
 from empax.core.types import Instance
 from empax.data import features
 from empax.data.exemplars import emotion_ids, pad_to_level
+from empax.data.knowledge import SOCIAL_RELATIONS, facts_of
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN, SubwordTokenizer
 from empax.systems.classic.readers import ClassicBatch
 
@@ -33,6 +34,7 @@ class ClassicExamples:
       max_target_tokens: of a response, its end included.
       emotions: of each instance, the emotion to put before its context; None = none.
       feedback_tokens: of the turn that follows each response, for critics; 0 = it is left out. Source: EmpDG.
+      facts_tokens: of the facts of a relation among an instance's notes; 0 = they are left out. Source: CEM.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ClassicExamples:
         max_target_tokens: int,
         emotions: Sequence[str] | None = None,
         feedback_tokens: int = 0,
+        facts_tokens: int = 0,
     ):
         self.pad_id, self.emotional, self.max_target_tokens = tokenizer.pad_id, emotional, max_target_tokens
         turns = list(dict.fromkeys(turn for i in instances for turn in i.context))
@@ -68,6 +71,8 @@ class ClassicExamples:
         self.feedback_tokens = feedback_tokens
         following = _following(instances) if feedback_tokens else []
         self.feedback = [row[:feedback_tokens] for row in tokenizer.encode_batch(following)]
+        self.facts_tokens = facts_tokens
+        self.facts = [_related(i, tokenizer, facts_tokens) for i in instances] if facts_tokens else []
         self.emotions = emotion_ids(instances)
         self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
 
@@ -99,7 +104,23 @@ class ClassicExamples:
         if self.feedback_tokens:
             feedback = [self.feedback[i] if i >= 0 else [] for i in rows]
             arrays["feedback"], arrays["feedback_mask"] = features.pad(feedback, self.feedback_tokens, self.pad_id)
+        if self.facts_tokens:
+            nothing: list[list[int]] = [[]] * len(SOCIAL_RELATIONS)
+            facts = [ids for i in rows for ids in (self.facts[i] if i >= 0 else nothing)]
+            shape = len(rows), len(SOCIAL_RELATIONS), self.facts_tokens
+            ids, mask = features.pad(facts, self.facts_tokens, self.pad_id)
+            arrays["facts"], arrays["facts_mask"] = ids.reshape(shape), mask.reshape(shape)
         return ClassicBatch(**arrays)
+
+
+def _related(instance: Instance, tokenizer: SubwordTokenizer, most: int) -> list[list[int]]:
+    """For each relation of SOCIAL_RELATIONS a first token and the words of all tails; empty where there is none."""
+    tails: dict[str, list[str]] = {name: [] for name in SOCIAL_RELATIONS}
+    for fact in facts_of(instance):
+        if fact.relation in tails:
+            tails[fact.relation].append(fact.tail)
+    words = [tokenizer.encode(" ".join(found)) for found in tails.values()]
+    return [[tokenizer.cls_id, *ids][:most] if ids else [] for ids in words]
 
 
 def _following(instances: Sequence[Instance]) -> list[str]:

@@ -20,12 +20,14 @@ from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import AdversarySettings, Critic
 from empax.systems.classic.mimicry import Mimicry
 from empax.systems.classic.readers import ClassicBatch, EmotionHead, EmotionWords, ListenerGate, Read
+from empax.systems.classic.refinement import Refinement
 
 READERS: dict[str, Any] = {
     "emotion": EmotionHead,
     "emotion_words": EmotionWords,
     "listeners": ListenerGate,
     "mimicry": Mimicry,
+    "refinement": Refinement,
 }
 """By name: modules made of the model's config and of settings of their own."""
 

@@ -30,6 +30,8 @@ class ClassicBatch(Batch):
     emotional: Bool[Array, "B S"]  # words of the lexicon of emotions
     feedback: Int[Array, "B F"] | None = None  # the turn that follows the response, where critics want it
     feedback_mask: Bool[Array, "B F"] | None = None
+    facts: Int[Array, "B M W"] | None = None  # a row for each of SOCIAL_RELATIONS, where a reader wants them
+    facts_mask: Bool[Array, "B M W"] | None = None
     step: Int[Array, ""] | None = None
 
 

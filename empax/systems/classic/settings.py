@@ -22,11 +22,12 @@ class ClassicSettings:
 
     Attributes:
       readers: which parts read a context, in order: "emotion", "emotion_words", "listeners" (behind "emotion"),
-        "mimicry".
+        "mimicry", "refinement".
       emotion, listeners, mimicry: settings of these.
       adversary: critics that see soft responses and the turn that follows (`systems.classic.adversary`); None = none.
       vectors: of words, to start from: see `data.word_vectors.load_vectors`; empty = random.
       lexicon: the words of emotion that "emotion_words" and critics read: "vader", or a file with a word on each line.
+      facts_tokens: of the facts of a relation that "refinement" reads.
       kernel: positions that a convolution of the feed-forward reads.
       max_context_tokens: of a context, with what stands before it; the newest words stay.
       max_target_tokens: of a response in training, its end included.
@@ -50,12 +51,13 @@ class ClassicSettings:
     dtype: Dtype = "float32"
     max_context_tokens: int = 128
     max_target_tokens: int = 50
+    facts_tokens: int = 24
     decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
 
     def __post_init__(self) -> None:
         sizes = ("d_model", "num_heads", "head_dim", "d_ff", "kernel", "num_encoder_layers", "num_decoder_layers")
         check_numbers(self, *sizes, least=1)
-        check_numbers(self, "max_context_tokens", "max_target_tokens", least=2)
+        check_numbers(self, "max_context_tokens", "max_target_tokens", "facts_tokens", least=2)
         check_numbers(self, "dropout", least=0, below=1)
         for name in self.readers:
             if name not in READERS:
@@ -68,6 +70,8 @@ class ClassicSettings:
             raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
         if "emotion_words" in self.readers and "emotion" in self.readers[: self.readers.index("emotion_words")]:
             raise ConfigError('readers: "emotion" reads what "emotion_words" adds; put it behind them.')
+        if "refinement" in self.readers and "emotion" in self.readers[: self.readers.index("refinement")]:
+            raise ConfigError('readers: "emotion" reads what "refinement" makes of the context; put it behind that.')
         if self.decoding.rerank == "similarity":
             raise ConfigError(
                 'decoding.rerank = "similarity" compares encodings, which no part here learns; change it.'
@@ -82,6 +86,10 @@ class ClassicSettings:
     @property
     def reads_lexicon(self) -> bool:
         return "emotion_words" in self.readers or self.adversary is not None
+
+    @property
+    def reads_facts(self) -> bool:
+        return "refinement" in self.readers
 
     def reader_settings(self) -> tuple[tuple[str, Any], ...]:
         """The readers' names with their settings."""
@@ -114,8 +122,9 @@ class ClassicTaskSettings:
 
     Attributes:
       weights: of each loss: "nll", 1 if it is left out, is the mean over the tokens of the responses (0: they are not
-        read); a reader's losses, each a mean over rows, must all be named. Released code sums where we average, so its
-        weights are others: `configs/classic.py` says which.
+        read); "frequency", 0 if it is left out, is the same with less weight on frequent words (CEM); a reader's
+        losses, each a mean over rows, must all be named. Released code sums where we average, so its weights are
+        others: `configs/classic.py` says which.
       label_smoothing: of "nll".
       prepend: an earlier stage whose likeliest emotion stands as a word before each context; empty = none. Source:
         Rashkin et al. 2019 (prepending).

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
@@ -15,10 +17,12 @@ from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, TaskSpec
 from empax.core.types import Instance, Params
+from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.decoding.settings import without_unknown
+from empax.losses.frequency import frequency_weights
 from empax.systems.classic.examples import ClassicExamples, check_lexicon, emotional_words
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch
@@ -27,9 +31,12 @@ from empax.systems.classic.task import ClassicTask
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples, MakeExamples
 from empax.systems.dialogue.generator import Decoder
 from empax.systems.dialogue.parts import MAX_REFERENCE_TOKENS
+from empax.systems.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.training.checkpoint import load_params
 
 _ANSWERS_AT_ONCE = 64
+TOKEN_LOSSES = ("nll", "frequency")
+"""Of every model."""
 
 
 def check_system(run: RunContext) -> None:
@@ -54,13 +61,16 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
       ConfigError: it is not so.
     """
     check_prepared(run)
-    losses, where = run.shared_settings(ClassicSettings).losses, f"config.{run.stage}.weights"
+    settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
+    losses = settings.losses
+    if settings.reads_facts:
+        check_knowledge(run, f"{run.shared}.readers without refinement")
     for name in losses:
         if name not in stage.weights:
             raise ConfigError(f"{where} lacks {name}, a loss of {run.shared}.readers; set it (0 = it teaches nothing).")
     for name in stage.weights:
-        if name not in ("nll", *losses):
-            raise ConfigError(f"{where}.{name} is no loss of this model; it has {', '.join(('nll', *losses))}.")
+        if name not in (*TOKEN_LOSSES, *losses):
+            raise ConfigError(f"{where}.{name} is no loss of this model; it has {', '.join((*TOKEN_LOSSES, *losses))}.")
     if stage.prepend:
         other = run.earlier("prepend", stage.prepend, tasks=("classic.generator",)).settings
         if not other.weights.get("emotion"):
@@ -115,7 +125,22 @@ class ClassicParts:
             max_target_tokens=max_target_tokens or settings.max_target_tokens,
             emotions=emotions,
             feedback_tokens=settings.max_target_tokens if train and settings.adversary is not None else 0,
+            facts_tokens=settings.facts_tokens if settings.reads_facts else 0,
         )
+
+    def word_weights(self, targets: Sequence[Sequence[int]]) -> Float[np.ndarray, " V"]:
+        """Of each word in the loss "frequency": 1 on average over the words of `targets`, whose ends have none.
+
+        Departure: CEM's code counts the words that the model writes, as training goes; these are those of responses.
+        It never counts the end, which then weighs most.
+        """
+        size, end = self.tokenizer.vocab_size, self.tokenizer.eos_id
+        counts = np.bincount(np.concatenate([np.asarray(row, int) for row in targets]), minlength=size)
+        counts[end] = 0
+        weights = frequency_weights(counts)
+        weights[end] = 0.0
+        mean = (weights * counts).sum() / max(counts.sum(), 1)
+        return weights / np.float32(mean or 1.0)
 
     def lexicon(self) -> Bool[np.ndarray, " V"]:
         """Which ids are words of emotion; none where nobody asks."""
@@ -141,7 +166,9 @@ def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:
         parts.examples(validation, emotions_of(validation)),
     )
     initial = parts.initial if parts.settings.vectors else None
-    frozen = {"lexicon": parts.lexicon()} if parts.settings.adversary is not None else {}
+    frozen: Params = {"lexicon": parts.lexicon()} if parts.settings.adversary is not None else {}
+    if stage.weights.get("frequency"):
+        frozen["frequency"] = parts.word_weights(examples[0].targets)
     return Assembly(parts.task(stage), *examples, frozen=frozen, initial=initial)
 
 
@@ -166,6 +193,10 @@ def sketch_generator(stage: ClassicTaskSettings, run: RunContext, batch_size: in
     if parts.settings.adversary is not None:
         sizes["F"] = parts.settings.max_target_tokens
         frozen["lexicon"] = jax.ShapeDtypeStruct((parts.tokenizer.vocab_size,), np.bool_)
+    if stage.weights.get("frequency"):
+        frozen["frequency"] = jax.ShapeDtypeStruct((parts.tokenizer.vocab_size,), np.float32)
+    if parts.settings.reads_facts:
+        sizes |= {"M": len(SOCIAL_RELATIONS), "W": parts.settings.facts_tokens}
     return Sketch(parts.task(stage), dataclasses.replace(shapes_of(ClassicBatch, **sizes), step=None), frozen)
 
 
@@ -180,13 +211,19 @@ def answer_generator(stage: ClassicTaskSettings, run: RunContext, options: Answe
 
 
 def _make_examples(parts: ClassicParts, stage: ClassicTaskSettings, run: RunContext) -> MakeExamples:
-    emotions_of = _prepended(stage, run)
+    emotions_of, reads = _prepended(stage, run), parts.settings.reads_facts
+    finder = functools.cache(lambda: find_finder(run))
 
     def make(instances: Sequence[Instance]) -> AnswerExamples:
         emotions = emotions_of(instances)
+        if reads and any("facts" not in i.notes for i in instances):
+            instances = with_facts(finder(), instances)
         # No reference is cut: what is scored is the likelihood of all of its words.
         made = parts.examples(instances, emotions, max_target_tokens=MAX_REFERENCE_TOKENS)
-        return AnswerExamples(made, [{"prepended": e} for e in emotions] if emotions else [{} for _ in instances])
+        notes: list[dict[str, Any]] = [{"prepended": e} for e in emotions] if emotions else [{} for _ in instances]
+        if reads:
+            notes = [{**note, "facts": told(i)} for note, i in zip(notes, instances, strict=True)]
+        return AnswerExamples(made, notes)
 
     return make
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.losses.frequency import weighted_cross_entropy
 from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch, Read
@@ -61,6 +62,9 @@ class ClassicTask:
                 more, logged = self._row_losses(batch, found)
                 parts, metrics = [*parts, *more], {**metrics, **logged}
             smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=self.label_smoothing)
+            if weight := self.weights.get("frequency", 0.0):
+                metrics["frequency_loss"] = weighted_cross_entropy(logits, batch.target, mask, frozen["frequency"])
+                parts.append((weight, metrics["frequency_loss"]))
             metrics["nll"] = cross_entropy(logits, batch.target, mask) if self.label_smoothing else smoothed
             parts.append((self.nll_weight, smoothed))
         return combine(parts, target_weights(batch), batch.valid), metrics

@@ -19,7 +19,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.systems.dialogue.parts import GeneratorParts, with_own_decoding
-from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
+from empax.systems.dialogue.settings import ContrastSettings, DialogueSettings, GeneratorTaskSettings
 
 GENERATOR_TASKS = ("generator",)
 
@@ -106,6 +106,16 @@ def _buckets(stage: Stage) -> tuple[int, ...]:
     return stage.settings.buckets if stage.loop is None else stage.loop.buckets
 
 
+def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
+    """Raises ConfigError if a generator cannot learn a contrast: it has adapters, or reads prompts."""
+    settings = run.shared_settings(DialogueSettings)
+    if contrast is not None and (settings.lora is not None or settings.generator.architecture in ("llama", "gpt2")):
+        raise ConfigError(
+            f"config.{run.stage}.contrast is learnt by a whole encoder-decoder; set it to None, or {run.shared}.lora "
+            "to None and an encoder-decoder as generator."
+        )
+
+
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     """Whether the stages that a generator begins with are there.
 
@@ -113,6 +123,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
       ConfigError: they are not, come later, or leave something else.
     """
     check_prepared(run)
+    check_contrast(stage.contrast, run)
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)
     if stage.index:

@@ -22,6 +22,8 @@ from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 from empax.models.transformer import EncoderDecoder
+from empax.systems.dialogue.contrast import Contrast, Read
+from empax.systems.dialogue.settings import ContrastSettings
 
 Reader: TypeAlias = EncoderDecoder | PromptedDecoder
 """What answers one source."""
@@ -166,6 +168,7 @@ class Generator:
 
     Attributes:
       heads: emotion heads worth asking; empty where the one that there is has never been trained.
+      contrast: of the loss that ranks responses, None = there is none; its parameters are under "contrast".
     """
 
     model: Reader | Fusion
@@ -175,13 +178,22 @@ class Generator:
     label_smoothing: float = 0.0
     logits_at_once: int = 0
     heads: tuple[str, ...] = ("generator",)
+    contrast: ContrastSettings | None = None
     whole: ClassVar[str] = "^emotion/"
+
+    @property
+    def splits_batches(self) -> bool:
+        """Not where the responses of a batch are each other's candidates."""
+        return self.contrast is None
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         first, second = jax.random.split(rng)
         model = self.model.init(first, batch.source, batch.source_mask, batch.target)["params"]
         encoding = jnp.zeros((1, self.model.config.d_model))
-        return {"model": model, "emotion": self.head.init(second, encoding)["params"]}
+        made = {"model": model, "emotion": self.head.init(second, encoding)["params"]}
+        if self.contrast is None:
+            return made
+        return {**made, "contrast": Contrast(self.contrast, self.model).init(jax.random.fold_in(rng, 2))}
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
         first, second, third = jax.random.split(rng, 3) if train else (None,) * 3
@@ -189,11 +201,23 @@ class Generator:
         mask = self.model.states_mask(batch.source_mask)
         parts, metrics = generation_losses(self, self.model, params, batch, states, mask, (second, third))
         if not self.heads:
-            metrics = {"nll": metrics["nll"]}
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("emotion")}
         return combine(parts, target_weights(batch), batch.valid), metrics
 
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
-        return self.decoder(self.model, params["model"], batch.source, batch.source_mask, rng)
+        if self.contrast is None:
+            return self.decoder(self.model, params["model"], batch.source, batch.source_mask, rng)
+        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
+        read = Read(states, self.model.states_mask(batch.source_mask))
+        return self.decoder.from_states(
+            self.model,
+            params["model"],
+            read.states,
+            read.mask,
+            rng,
+            source=(batch.source, batch.source_mask) if self.decoder.settings.reads_source else None,
+            compared=Contrast(self.contrast, self.model).compared(params["model"], params["contrast"], read),
+        )
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:
         """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
@@ -215,7 +239,7 @@ def generation_losses(
 ) -> tuple[list[tuple[float, Mean]], Metrics]:
     """Negative log-likelihood of the response (REG, Eq. 2 and 6, per token), and the emotion head over the encoding.
 
-    `task` gives `head`, `emotion_weight`, `label_smoothing` and `logits_at_once`.
+    `task` gives `head`, `emotion_weight`, `label_smoothing`, `logits_at_once` and `contrast`.
     """
     mask = batch.target_mask & batch.valid[:, None]
     if task.logits_at_once:
@@ -230,7 +254,14 @@ def generation_losses(
     pooled = masked_mean(pooled_states(states), states_mask)
     judged = apply(task.head, params["emotion"], pooled, rng=rngs[1])
     emotion, metrics = emotion_loss(judged, batch.emotion, target_weights(batch))
-    return [(1.0, smoothed), (task.emotion_weight, emotion)], {"nll": nll, **metrics}
+    parts, metrics = [(1.0, smoothed), (task.emotion_weight, emotion)], {"nll": nll, **metrics}
+    if task.contrast is not None:
+        contrast = Contrast(task.contrast, model)
+        # The decoder's dropout once more: candidates differ by their words alone.
+        ranked = contrast.loss(params["model"], params["contrast"], batch, Read(states, states_mask), rngs[0])
+        metrics["contrast"] = ranked
+        parts.append(contrast.part(ranked, target_weights(batch), batch.valid))
+    return parts, metrics
 
 
 def row_nll(

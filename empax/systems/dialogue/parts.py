@@ -92,6 +92,7 @@ class GeneratorParts:
             logits_at_once=self.settings.logits_at_once,
             # One that begins with an earlier stage may have its head from there.
             heads=("generator",) if stage.emotion_weight or stage.start_from else (),
+            contrast=stage.contrast,
         )
 
     def with_lora(self, task: AdaptableTask) -> LoraTask:

@@ -49,6 +49,29 @@ class DialogueSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class ContrastSettings:
+    """A loss beside the likelihood, which has candidates lie in the order of how much they resemble the response.
+
+    What it learns is what `decoding.rerank = "similarity"` compares. The candidates are the responses of a batch.
+    Source: An et al. 2022 (CoNT), in the form of NEC (`systems.dialogue.contrast`).
+
+    Attributes:
+      weight: beside that of the likelihood, 1.
+      margin: gamma, a rank's worth of cosine.
+      max_candidates: the most candidates beside the response: the worst are left out.
+    """
+
+    weight: float = 1.0
+    margin: float = 0.01
+    max_candidates: int = 16
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "weight", above=0)
+        check_numbers(self, "margin", least=0)
+        check_numbers(self, "max_candidates", least=1)
+
+
+@dataclasses.dataclass(frozen=True)
 class GeneratorTaskSettings:
     """Context in, response out: REG's stage 1, EmpRL's fine-tuning.
 
@@ -56,6 +79,7 @@ class GeneratorTaskSettings:
       index: the index stage whose candidates G1 is shown; empty = none.
       exemplar_probability: how often an example with candidates shows one of them.
       emotion_weight: of the 32-way head over the pooled encoding; ours. 0 = the head learns nothing, and is not asked.
+      contrast: a loss that ranks responses beside the likelihood; None = there is none.
       start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
       max_validation_examples: 0 = all.
     """
@@ -64,6 +88,7 @@ class GeneratorTaskSettings:
     exemplar_probability: float = 0.5
     emotion_weight: float = 0.1
     label_smoothing: float = 0.0
+    contrast: ContrastSettings | None = None
     start_from: str = ""
     max_validation_examples: int = 1000
 

@@ -32,7 +32,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     train, validation = _examples(parts, stage, run)
     initial: Callable[[Params], Params] | None = None
     if stage.start_from:
-        initial = lambda _: load_params(run.files.stage(stage.start_from))  # noqa: E731
+        initial = lambda params: begun_with(params, load_params(run.files.stage(stage.start_from)))  # noqa: E731
     if parts.settings.lora is not None:
         task = parts.with_lora(parts.generator_task(stage))
         if initial is None and (kept := parts.generator.adapters) is not None:
@@ -42,6 +42,13 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     if initial is None and (parts.settings.generator.pretrained or parts.settings.generator.embeddings):
         initial = lambda params: {**params, "model": {**params["model"], **pretrained(run)}}  # noqa: E731
     return Assembly(parts.generator_task(stage), train, validation, initial=initial)
+
+
+def begun_with(params: Params, known: Params) -> Params:
+    """`params` with those groups that `known` has: what an earlier stage did not train begins at random."""
+    if is_adapted(known):
+        return known
+    return {name: known.get(name, leaf) for name, leaf in params.items()}
 
 
 def _examples(

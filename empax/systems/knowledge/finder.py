@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from empax.core.config import ConfigError
 from empax.core.run import RunContext
 from empax.core.types import Instance
 from empax.data.knowledge import Fact, exchanged
@@ -59,3 +60,32 @@ def check_finder(settings: KnowledgeSettings, run: RunContext) -> None:
 def _named(settings: KnowledgeSettings) -> list[tuple[bool, SourceSettings]]:
     both = ((True, settings.social), (False, settings.entity))
     return [(social, source) for social, source in both if source is not None]
+
+
+def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Instance]:
+    """The instances, those that no stage has seen (in chat) with facts that are found now."""
+    new = [i for i in instances if "facts" not in i.notes]
+    if not new or finder is None:
+        return list(instances)
+    found = {i.id: facts for i, facts in zip(new, finder(new, "")[0], strict=True)}
+    rows = {name: [fact.row() for fact in facts] for name, facts in found.items()}
+    return [dataclasses.replace(i, notes={**i.notes, "facts": rows[i.id]}) if i.id in rows else i for i in instances]
+
+
+def find_finder(run: RunContext) -> Finder | None:
+    """What finds facts about new contexts as the run's stages of kind "knowledge" did; None where there is none."""
+    stages = [run.plan.stages[name] for name in run.before() if run.plan.stages[name].kind == "knowledge"]
+    if not stages:
+        return None
+    settings = run.settings(stages[0].name, KnowledgeSettings)
+    # A single context has nobody to exchange facts with.
+    return Finder.of(dataclasses.replace(settings, shuffled=False), run.at(stages[0].name))
+
+
+def check_knowledge(run: RunContext, without: str) -> None:
+    """Raises ConfigError unless a stage finds facts before this one; `without` is what else can be set."""
+    if not any(run.plan.stages[name].kind == "knowledge" for name in run.before()):
+        raise ConfigError(
+            f"config.{run.stage} reads facts, but no stage of kind 'knowledge' comes before it; add one to config.run, "
+            f"or set {without}."
+        )

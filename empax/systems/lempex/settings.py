@@ -8,6 +8,7 @@ from typing import Literal
 from empax.core.config import ConfigError, check_numbers
 from empax.core.types import MECHANISMS
 from empax.models.soft_tokens import SoftAxis, SoftForm
+from empax.systems.dialogue.settings import ContrastSettings
 from empax.systems.lempex.retriever import TowerSettings
 
 
@@ -73,6 +74,7 @@ class LempexTaskSettings:
         released code.
       frozen_judges: False trains the judges along with the generator, as the released code does.
       binary: whether the levels mid and high are one class, as in the released code.
+      contrast: a loss that ranks responses beside the likelihood; ours. None = there is none.
       max_validation_examples: 0 = all.
     """
 
@@ -86,6 +88,7 @@ class LempexTaskSettings:
     temperature: float = 1.0
     frozen_judges: bool = True
     binary: bool = False
+    contrast: ContrastSettings | None = None
     max_validation_examples: int = 1000
 
     def __post_init__(self) -> None:

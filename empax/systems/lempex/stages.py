@@ -58,6 +58,7 @@ def generator_task(
         ExemplarFusion(model.config) if stage.index else None,
         speakers=run.shared_settings(LempexSettings).speakers,
         empathy=empathy,
+        contrast=stage.contrast,
     )
 
 

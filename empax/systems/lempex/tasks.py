@@ -17,7 +17,9 @@ from empax.core.types import Generated, Mean, Metrics, Params
 from empax.losses.cross_entropy import cross_entropy
 from empax.models.exemplar_fusion import ExemplarFusion
 from empax.models.transformer import EncoderDecoder
+from empax.systems.dialogue.contrast import Contrast, Read
 from empax.systems.dialogue.generator import Decoder, apply, combine, row_nll, target_weights
+from empax.systems.dialogue.settings import ContrastSettings
 from empax.systems.lempex.examples import LISTENER
 from empax.systems.lempex.losses import EmpathyLosses
 
@@ -33,6 +35,7 @@ class LempexGenerator:
       fusion: None = no exemplars.
       speakers: whether the context's embeddings tell who speaks.
       empathy: None = the likelihood alone.
+      contrast: see `dialogue.generator.Generator`.
     """
 
     model: EncoderDecoder
@@ -40,7 +43,13 @@ class LempexGenerator:
     fusion: ExemplarFusion | None = None
     speakers: bool = True
     empathy: EmpathyLosses | None = None
+    contrast: ContrastSettings | None = None
     heads: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def splits_batches(self) -> bool:
+        """Not where the responses of a batch are each other's candidates."""
+        return self.contrast is None
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second = jax.random.split(rng)
@@ -57,6 +66,8 @@ class LempexGenerator:
             params["heads"] = self.empathy.init_heads(jax.random.fold_in(second, 1), size)
         if self.empathy is not None and self.empathy.trains_judges:
             params["judges"] = self.empathy.init_judges(jax.random.fold_in(second, 2), batch)
+        if self.contrast is not None:
+            params["contrast"] = Contrast(self.contrast, self.model).init(jax.random.fold_in(second, 3))
         return params
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
@@ -68,10 +79,12 @@ class LempexGenerator:
         logits: Any = self.model.apply({"params": model}, hidden, method="logits_from")
         nll = cross_entropy(logits, batch.target, mask)
         metrics: Metrics = {"nll": nll}
-        if self.empathy is None:
-            return combine([(1.0, nll)], target_weights(batch), batch.valid), metrics
-        parts = [(self.empathy.settings.weights.generation, nll)]
-        if batch.levels is not None:
+        parts = [(1.0 if self.empathy is None else self.empathy.settings.weights.generation, nll)]
+        if self.contrast is not None:
+            contrast, source = Contrast(self.contrast, self.model), Read(states, batch.source_mask)
+            metrics["contrast"] = contrast.loss(model, params["contrast"], batch, source, second)
+            parts.append(contrast.part(metrics["contrast"], target_weights(batch), batch.valid))
+        if self.empathy is not None and batch.levels is not None:
             judges = params.get("judges", frozen.get("judges", {}))
             more, told = self.empathy(judges, params.get("heads", {}), batch, hidden, logits, third)
             parts, metrics = [*parts, *more], {**metrics, **told}
@@ -92,7 +105,12 @@ class LempexGenerator:
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
         states = self.states(params, batch, batch.exemplar, batch.exemplar_mask, None)
         source = (batch.source, batch.source_mask) if self.decoder.settings.reads_source else None
-        return self.decoder.from_states(self.model, params["model"], states, batch.source_mask, rng, source=source)
+        model, compared = params["model"], None
+        if self.contrast is not None:
+            contrast = Contrast(self.contrast, self.model)
+            compared = contrast.compared(model, params["contrast"], Read(states, batch.source_mask))
+        read = self.model, model, states, batch.source_mask, rng
+        return self.decoder.from_states(*read, source=source, compared=compared)
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:
         """For each row `nll` and `num_tokens`; and `nll_of_other_exemplars` where the batch has those."""

@@ -1,12 +1,15 @@
 """NEC: the system (`tasks`), what it reads (`examples`, `facts`, `ranker`) and its stages (`stages`)."""
 
+from typing import Any
+
 from empax.core.system import System, TaskSpec
 from empax.systems.dialogue.checks import check_system
 from empax.systems.nec.ranker import build_ranker, check_ranker, sketch_ranker
 from empax.systems.nec.settings import ContrastiveTaskSettings, NecSettings, NecTaskSettings, RankerTaskSettings
-from empax.systems.nec.stages import answer_nec, build_nec, check_contrastive, check_nec, sketch_nec
+from empax.systems.nec.stages import answer_nec, build_nec, check_contrastive, check_nec, sketch_nec, trained_nec
 
 _UNREAD = ("decoding", "passages")
+_TRAINED: dict[str, Any] = {"answer": answer_nec, "models": {"generator": trained_nec}}
 
 SYSTEM = System(
     "nec",
@@ -20,9 +23,9 @@ SYSTEM = System(
             unread=("generator", "layout", "entity", "social", "entity_facts", "facts_as", "social_tokens", "ranker",
                     "selector", *_UNREAD),
         ),
-        "generator": TaskSpec(NecTaskSettings, check_nec, build_nec, sketch_nec, answer=answer_nec, unread=_UNREAD),
+        "generator": TaskSpec(NecTaskSettings, check_nec, build_nec, sketch_nec, unread=_UNREAD, **_TRAINED),
         "contrastive": TaskSpec(
-            ContrastiveTaskSettings, check_contrastive, build_nec, sketch_nec, answer=answer_nec, unread=("passages",)
+            ContrastiveTaskSettings, check_contrastive, build_nec, sketch_nec, unread=("passages",), **_TRAINED
         ),
     },
     check=check_system,

@@ -12,8 +12,6 @@ from empax.core.types import Instance
 from empax.data.features import plain_context
 from empax.data.knowledge import Fact, facts_of
 from empax.data.store import run_tokenizer
-from empax.systems.knowledge.finder import Finder
-from empax.systems.knowledge.settings import KnowledgeSettings
 from empax.systems.knowledge.vectors import TextEncoder
 from empax.systems.nec.ranker import TrainedRanker, load_ranker
 from empax.systems.nec.settings import NecSettings
@@ -90,23 +88,3 @@ class Chooser:
 def _split(values: np.ndarray, facts: Sequence[Sequence[Fact]]) -> list[list[float]]:
     ends = np.cumsum([len(found) for found in facts])[:-1]
     return [part.tolist() for part in np.split(values, ends)]
-
-
-def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Instance]:
-    """The instances, those that no stage has seen (in chat) with facts that are found now."""
-    new = [i for i in instances if "facts" not in i.notes]
-    if not new or finder is None:
-        return list(instances)
-    found = {i.id: facts for i, facts in zip(new, finder(new, "")[0], strict=True)}
-    rows = {name: [fact.row() for fact in facts] for name, facts in found.items()}
-    return [dataclasses.replace(i, notes={**i.notes, "facts": rows[i.id]}) if i.id in rows else i for i in instances]
-
-
-def find_finder(run: RunContext) -> Finder | None:
-    """What finds facts about new contexts as the run's stages of kind "knowledge" did; None where there is none."""
-    stages = [run.plan.stages[name] for name in run.before() if run.plan.stages[name].kind == "knowledge"]
-    if not stages:
-        return None
-    settings = run.settings(stages[0].name, KnowledgeSettings)
-    # A single context has nobody to exchange facts with.
-    return Finder.of(dataclasses.replace(settings, shuffled=False), run.at(stages[0].name))

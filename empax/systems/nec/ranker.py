@@ -32,7 +32,8 @@ from empax.interop.pretrained import LoadedEncoder, check_fits, check_weights, l
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
 from empax.retrieval.encode import BUCKETS, Encoder, embed
-from empax.systems.nec.settings import RankerTaskSettings
+from empax.systems.knowledge.finder import check_knowledge
+from empax.systems.nec.settings import WITHOUT, RankerTaskSettings
 from empax.training.checkpoint import load_params
 
 _MARKS = ("[unused0]", SEPARATOR)
@@ -229,7 +230,7 @@ def check_ranker(stage: RankerTaskSettings, run: RunContext) -> None:
       ConfigError: no stage finds facts before this one, no such encoder, or one that reads fewer tokens.
     """
     check_prepared(run)
-    check_knowledge(run)
+    check_knowledge(run, WITHOUT)
     if stage.encoder.pretrained and not may_load(run, stage.encoder.pretrained):
         return
     check_weights(stage.encoder.pretrained)
@@ -241,15 +242,6 @@ def check_ranker(stage: RankerTaskSettings, run: RunContext) -> None:
             f"most {most}."
         )
     check_fits(encoder.model, max_tokens=stage.max_tokens)
-
-
-def check_knowledge(run: RunContext) -> None:
-    """Raises ConfigError unless a stage finds facts before this one."""
-    if not any(run.plan.stages[name].kind == "knowledge" for name in run.before()):
-        raise ConfigError(
-            f"config.{run.stage} reads facts, but no stage of kind 'knowledge' comes before it; add one to config.run, "
-            f"or set {run.shared}.entity and .social to False."
-        )
 
 
 def build_ranker(stage: RankerTaskSettings, run: RunContext) -> Assembly:

@@ -7,11 +7,13 @@ from typing import Literal
 
 from empax.core.config import check_numbers
 from empax.interop.pretrained import EncoderSettings
-from empax.systems.dialogue.settings import DialogueSettings
+from empax.systems.dialogue.settings import ContrastSettings, DialogueSettings
 from empax.systems.knowledge.settings import MINILM
 
 SOCIAL = "social"
 """The name of the decoder's memory."""
+WITHOUT = "config.nec.entity and .social to False"
+"""How NEC goes without facts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +68,10 @@ class NecTaskSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class ContrastSettings:
-    """The second half of the loss.
+class CandidateSettings(ContrastSettings):
+    """The second half of the loss, with candidates of four kinds (Eq. 9).
 
     Attributes:
-      weight: of L_CL beside L_NLL (Eq. 9).
-      margin: gamma, a rank's worth of cosine.
       in_batch: whether the other responses of a batch are candidates (B).
       different: how many responses to dialogues of other emotions are (D); 0 is w/o DiffEmo.
       frequent: how many of the most frequent clauses of the training responses are (H); 0 is w/o HighFreq.
@@ -79,23 +79,19 @@ class ContrastSettings:
       own_tokens: how long those may get.
       diversity_penalty: above 0, each of the `own` beams searches for itself and shuns what the earlier ones say
         (CoNT); 0 = plain beams (NEC).
-      max_candidates: the most candidates beside the response: the worst are left out.
     """
 
-    weight: float = 1.0
-    margin: float = 0.01
     in_batch: bool = True
     different: int = 3
     frequent: int = 3
     own: int = 5
     own_tokens: int = 20
     diversity_penalty: float = 0.0
-    max_candidates: int = 16
 
     def __post_init__(self) -> None:
-        check_numbers(self, "weight", above=0)
-        check_numbers(self, "margin", "different", "frequent", "own", "diversity_penalty", least=0)
-        check_numbers(self, "own_tokens", "max_candidates", least=1)
+        super().__post_init__()
+        check_numbers(self, "different", "frequent", "own", "diversity_penalty", least=0)
+        check_numbers(self, "own_tokens", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +103,7 @@ class ContrastiveTaskSettings(NecTaskSettings):
     """
 
     start_from: str = "generator"
-    contrast: ContrastSettings = dataclasses.field(default_factory=ContrastSettings)
+    contrast: CandidateSettings = dataclasses.field(default_factory=CandidateSettings)
 
 
 @dataclasses.dataclass(frozen=True)

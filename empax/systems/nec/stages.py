@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions
 from empax.core.types import Instance, Params
-from empax.data.knowledge import SOCIAL_RELATIONS, facts_of
+from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.sources import TaggedForm
 from empax.data.store import check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
@@ -20,10 +19,18 @@ from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples
 from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.dialogue.stages import answerer_of, pretrained
+from empax.systems.dialogue.trained import Trained, check_adapters, generator_to_export
+from empax.systems.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.systems.nec.examples import FactForm, NecBatch, NecExamples, Negatives
-from empax.systems.nec.facts import Chooser, find_finder, with_facts
-from empax.systems.nec.ranker import check_knowledge
-from empax.systems.nec.settings import SOCIAL, ContrastiveTaskSettings, ContrastSettings, NecSettings, NecTaskSettings
+from empax.systems.nec.facts import Chooser
+from empax.systems.nec.settings import (
+    SOCIAL,
+    WITHOUT,
+    CandidateSettings,
+    ContrastiveTaskSettings,
+    NecSettings,
+    NecTaskSettings,
+)
 from empax.systems.nec.tasks import Contrastive, Nec
 from empax.training.checkpoint import load_params
 
@@ -70,9 +77,8 @@ class NecParts:
         """By likelihood, or with contrast where the stage says so."""
         decoding = self.dialogue.settings.decoding
         if not isinstance(stage, ContrastiveTaskSettings):
-            # Nothing has learnt what is near to a context: beams stay in the order of the search.
-            plain = dataclasses.replace(decoding, rerank="") if decoding.rerank == "similarity" else decoding
-            return Nec(self.model, self.dialogue.decoder(plain), self.settings.social, stage.label_smoothing)
+            decoder = self.dialogue.decoder(_in_search_order(decoding))
+            return Nec(self.model, decoder, self.settings.social, stage.label_smoothing)
         contrast = stage.contrast
         explorer = self.dialogue.decoder(exploring(contrast, decoding)) if contrast.own else None
         decoder = self.dialogue.decoder(decoding)
@@ -81,7 +87,7 @@ class NecParts:
         )
 
 
-def exploring(contrast: ContrastSettings, decoding: DecodeSettings) -> DecodeSettings:
+def exploring(contrast: CandidateSettings, decoding: DecodeSettings) -> DecodeSettings:
     """How the model's own candidates are found: as many beams, begun as answers are."""
     groups = contrast.own if contrast.diversity_penalty else 1
     return DecodeSettings(
@@ -111,7 +117,7 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
     if settings.logits_at_once:
         raise ConfigError(f"{run.shared}.logits_at_once = {settings.logits_at_once} is not for NEC; set it to 0.")
     if settings.reads_facts:
-        check_knowledge(run)
+        check_knowledge(run, WITHOUT)
     if settings.ranker and settings.entity:
         run.earlier("ranker", settings.ranker, tasks=("ranker",))
     if stage.start_from:
@@ -195,14 +201,34 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
         lacking = any("facts" not in i.notes for i in instances)
         known = with_facts(finder(), instances) if lacking else instances
         chosen = chooser()(known)
-        return AnswerExamples(parts.examples(chosen, form), [{"facts": _told(i)} for i in chosen])
+        return AnswerExamples(parts.examples(chosen, form), [{"facts": told(i)} for i in chosen])
 
     return answerer_of(parts.dialogue, parts.task(stage), params, make_examples, options)
 
 
-def _told(instance: Instance) -> list[dict[str, Any]]:
-    """What a prediction says of the facts behind it."""
-    return [{**fact.row(), "words": fact.words(), "score": round(fact.score, 4)} for fact in facts_of(instance)]
+def trained_nec(stage: NecTaskSettings, run: RunContext, adapters: bool) -> Trained:
+    """The model without what reads facts about people: to the bit what it says where there are none.
+
+    Raises:
+      ConfigError: adapters are asked for.
+      CheckpointError: the stage has not been trained.
+    """
+    check_adapters(adapters, run, "generator")
+    parts = GeneratorParts.of(run, with_params=False)
+    params = _without_memory(load_params(run.directory)["model"])
+    found = generator_to_export(parts, run.stage, params, passages=0)
+    return dataclasses.replace(found, decoding=_in_search_order(found.decoding))
+
+
+def _without_memory(params: Params) -> Params:
+    if not isinstance(params, Mapping):
+        return params
+    return {name: _without_memory(leaf) for name, leaf in params.items() if name != SOCIAL}
+
+
+def _in_search_order(decoding: DecodeSettings) -> DecodeSettings:
+    """`decoding` where nothing has learnt what is near to a context."""
+    return dataclasses.replace(decoding, rerank="") if decoding.rerank == "similarity" else decoding
 
 
 def sketch_nec(stage: NecTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:

@@ -26,7 +26,7 @@ from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
 from empax.systems.dialogue.checks import GENERATOR_TASKS
-from empax.systems.dialogue.stages import sketch_frozen_generator, sketched
+from empax.systems.dialogue.stages import begun_with, sketch_frozen_generator, sketched
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import (
     DistillationSettings,
@@ -71,6 +71,7 @@ def joint_task(parts: RegParts, stage: JointTaskSettings) -> Joint:
         emotion_weight=stage.emotion_weight,
         label_smoothing=stage.label_smoothing,
         logits_at_once=settings.logits_at_once,
+        contrast=stage.contrast,
     )
 
 
@@ -198,7 +199,8 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
     refresh = Refresh(parts.without_params(), run, stage, train)
 
     def initial(params: Params) -> Params:
-        generator = judge if stage.warm_up else params["generator"]
+        drawn = params["generator"]
+        generator = begun_with(drawn, judge) if stage.warm_up else drawn
         return {"retriever": parts.retriever_params(run, stage.retriever), "generator": generator}
 
     if made.settings.lora is None:

@@ -22,6 +22,7 @@ from empax.losses.cross_entropy import token_log_probs
 from empax.losses.distillation import emdr2, retriever_kl, target_distribution
 from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.prompted import pooled_states
+from empax.systems.dialogue.contrast import Contrast, Read
 from empax.systems.dialogue.generator import (
     Decoder,
     Fusion,
@@ -33,6 +34,7 @@ from empax.systems.dialogue.generator import (
     row_nll,
     target_weights,
 )
+from empax.systems.dialogue.settings import ContrastSettings
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings
 
@@ -188,19 +190,22 @@ class Joint:
     label_smoothing: float = 0.0
     logits_at_once: int = 0
     heads: tuple[str, ...] = ("generator", "retriever", "both")
+    contrast: ContrastSettings | None = None
     whole: ClassVar[str] = "^generator/emotion/|^retriever/"
+
+    @property
+    def splits_batches(self) -> bool:
+        """Not where the responses of a batch are each other's candidates."""
+        return self.contrast is None
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second, third = jax.random.split(rng, 3)
         model = self.model.init(first, batch.source, batch.source_mask, batch.target)["params"]
         encoding = jnp.zeros((1, self.retriever.model.config.d_model))
-        return {
-            "retriever": self.retriever.init(second, batch),
-            "generator": {
-                "model": model,
-                "emotion": self.head.init(third, encoding)["params"],
-            },
-        }
+        generator = {"model": model, "emotion": self.head.init(third, encoding)["params"]}
+        if self.contrast is not None:
+            generator["contrast"] = Contrast(self.contrast, self.model).init(jax.random.fold_in(rng, 3))
+        return {"retriever": self.retriever.init(second, batch), "generator": generator}
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
         """The K best candidates for G2 to read; the same with random ones among them for the retriever to rank."""
@@ -226,8 +231,12 @@ class Joint:
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
         states, mask = self._read(params, batch)
         exemplars = None if batch.response is None else (batch.response, batch.response_mask)
+        generator, compared = params["generator"], None
+        if self.contrast is not None:
+            contrast = Contrast(self.contrast, self.model)
+            compared = contrast.compared(generator["model"], generator["contrast"], Read(states, mask))
         return self.decoder.from_states(
-            self.model, params["generator"]["model"], states, mask, rng, exemplars=exemplars
+            self.model, generator["model"], states, mask, rng, exemplars=exemplars, compared=compared
         )
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:

@@ -25,6 +25,7 @@ FORMS = {
     "moel": {"readers": ("emotion", "listeners")},
     "mime": {"readers": ("mimicry",)},
     "empdg": {"readers": ("emotion_words", "emotion"), "emotion": EmotionSettings(start=True)},
+    "cem": {"readers": ("refinement", "emotion")},
 }
 
 
@@ -39,6 +40,8 @@ def make_batch(rows: int = 3, source: int = 7, target: int = 5) -> ClassicBatch:
         jnp.ones(rows, bool), emotion=jnp.asarray([0, 16, 30][:rows], jnp.int32),
         speaker=jnp.asarray(rng.integers(4, 6, (rows, source)), jnp.int32),
         emotional=jnp.asarray((ids % 3 == 0) & source_mask),
+        facts=jnp.asarray(rng.integers(4, VOCAB, (rows, 5, 4)), jnp.int32),
+        facts_mask=jnp.asarray(np.arange(4) < rng.integers(1, 5, (rows, 5, 1))),
     )  # fmt: skip
 
 

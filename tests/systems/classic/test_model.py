@@ -46,7 +46,9 @@ def test_cached_decoding_is_teacher_forcing(made, form):
             np.testing.assert_allclose(logits[:, 1], expected[:, t], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("form", [pytest.param("transformer", marks=pytest.mark.slow), "moel", "mime", "empdg"])
+@pytest.mark.parametrize(
+    "form", ["moel", "mime", "empdg", *(pytest.param(form, marks=pytest.mark.slow) for form in ("transformer", "cem"))]
+)
 def test_padding_changes_nothing(made, form):
     one, batch = made[form], made[form].batch
 
@@ -118,7 +120,9 @@ def test_losses_of_parts_of_a_batch_add_up_and_filler_counts_nothing(made):
     assert parts[0].weight + parts[1].weight == whole.weight
 
 
-@pytest.mark.parametrize("form", ["moel", *(pytest.param(form, marks=pytest.mark.slow) for form in ("mime", "empdg"))])
+@pytest.mark.parametrize(
+    "form", ["moel", *(pytest.param(form, marks=pytest.mark.slow) for form in ("mime", "empdg", "cem"))]
+)
 def test_every_parameter_learns(made, form):
     one = made[form]
     batch = dataclasses.replace(one.batch, step=jnp.asarray(10_000_000))  # no teacher: the gate learns
@@ -144,9 +148,10 @@ def test_what_is_read_of_a_reference(made):
     [
         ({"readers": ("listeners",)}, 'gated by the logits of "emotion"; put that before them'),
         ({"readers": ("emotion", "emotion_words")}, "put it behind them"),
+        ({"readers": ("emotion", "refinement")}, "put it behind that"),
         ({"readers": ("emotion", "emotion")}, "names one twice"),
         ({"readers": ("mimicry", "emotion")}, 'leave out "emotion"'),
-        ({"readers": ("concepts",)}, "it takes emotion, emotion_words, listeners, mimicry"),
+        ({"readers": ("concepts",)}, "it takes emotion, emotion_words, listeners, mimicry, refinement"),
         ({"decoding": {"method": "beam", "rerank": "similarity"}}, "compares encodings"),
         ({"listeners": {"top": 33}}, r"top = 33 must lie in \[0, 32\]"),
     ],

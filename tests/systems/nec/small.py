@@ -10,7 +10,7 @@ from empax.decoding.settings import DecodeSettings
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 from empax.systems.dialogue.generator import Decoder
 from empax.systems.nec.examples import NecBatch
-from empax.systems.nec.settings import SOCIAL, ContrastSettings
+from empax.systems.nec.settings import SOCIAL, CandidateSettings
 from empax.systems.nec.tasks import Contrastive, Nec
 
 PAD, EOS, START, VOCAB, WIDTH = 0, 1, 2, 24, 16
@@ -36,7 +36,7 @@ def plain(*, social=True, settings=BEAM):
 
 def contrastive(*, social=True, decoding=BEAM, own=True, **contrast):
     explorer = decoder(OWN) if own else None
-    settings = ContrastSettings(**contrast)
+    settings = CandidateSettings(**contrast)
     return Contrastive(model(social=social), decoder(decoding), social, settings=settings, explorer=explorer)
 
 
@@ -63,6 +63,13 @@ def batch(targets, *, seed=0, width=8, social=True, facts=None, **candidates):
         made |= {name: ids.reshape(len(targets), -1, wide), f"{name}_mask": mask.reshape(len(targets), -1, wide)}
     valid, emotion = jnp.ones(len(targets), bool), jnp.zeros(len(targets), jnp.int32)
     return NecBatch(**made, valid=valid, emotion=emotion)
+
+
+def made_up(task, given):
+    """Random parameters of the right shapes: quicker than those of `initial`, from which a model could learn."""
+    rng = np.random.default_rng(1)
+    shapes = jax.eval_shape(task.init, jax.random.key(0), given)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
 
 
 def initial(task, given, seed=0):

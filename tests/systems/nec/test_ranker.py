@@ -78,6 +78,10 @@ def test_the_mark_is_one_token_behind_the_context_and_the_context_gives_way(toke
     assert places.tolist() == [len(row) - len(fact) - 1 for row in (whole, short)]
 
 
+def loss_of(ranker):
+    return jax.jit(lambda params, given: ranker.loss(params, {}, given, jax.random.key(0), train=False))
+
+
 @pytest.mark.oracle
 def test_the_loss_is_torchs_margin_ranking_and_cross_entropy(ranker, tokenizer):
     facts = [KNIFE, Fact("knife", "MadeUpOf", "steel"), Fact("knife", "AtLocation", "home")]
@@ -85,21 +89,23 @@ def test_the_loss_is_torchs_margin_ranking_and_cross_entropy(ranker, tokenizer):
     pairs = make_pairs([Instance("a#2", ("My knife is gone.",), "Was it steel?", "", notes)])
     rows = PairExamples(pairs, tokenizer, 48).collate(np.array([0, 1, -1]), 48, np.random.default_rng(0))
     given = jax.tree.map(jnp.asarray, rows)
-    params = ranker.init(jax.random.key(0), given)
-    good, good_logits = (np.array(x[:2]) for x in ranker.read(params, given.source, given.source_mask, None))
-    rest, rest_logits = (np.array(x[:2]) for x in ranker.read(params, given.target, given.target_mask, None))
+    params = jax.jit(ranker.init)(jax.random.key(0), given)
+    read = jax.jit(lambda ids, mask: ranker.read(params, ids, mask, None))
+    good, good_logits = (np.array(x[:2]) for x in read(given.source, given.source_mask))
+    rest, rest_logits = (np.array(x[:2]) for x in read(given.target, given.target_mask))
     both = torch.tensor(good), torch.tensor(rest)
     margin = torch.nn.functional.margin_ranking_loss(*both, torch.ones(2), margin=0.3)
     entropy = torch.nn.functional.cross_entropy(
         torch.tensor(np.concatenate([good_logits, rest_logits])), torch.tensor([1, 1, 0, 0])
     )
-    loss, metrics = ranker.loss(params, {}, given, jax.random.key(0), train=False)
+    loss, metrics = loss_of(ranker)(params, given)
     np.testing.assert_allclose(loss.value(), float(margin + entropy), rtol=1e-5)
     assert float(metrics["pair_accuracy"].weight) == 2.0
-    wide = dataclasses.replace(ranker, margin=0.9).loss(params, {}, given, jax.random.key(0), train=False)[0]
+    wide = loss_of(dataclasses.replace(ranker, margin=0.9))(params, given)[0]
     assert float(wide.value()) == pytest.approx(float(loss.value()) + 0.6, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_it_learns_which_fact_a_response_takes_up(ranker, tokenizer):
     import optax
 

@@ -2,24 +2,19 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
 from configs import nec
-from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.run import RunContext
-from empax.core.tree import named_leaves
+from empax.core.files import WorkDir
 from empax.core.types import Instance
 from empax.data.knowledge import Fact, facts_of
 from empax.decoding.settings import DecodeSettings
 from empax.pipeline import run
-from empax.serving.session import Session
-from empax.systems.nec.facts import Chooser, with_facts
-from empax.systems.nec.settings import ContrastiveTaskSettings, ContrastSettings, NecSettings
+from empax.systems.knowledge.finder import with_facts
+from empax.systems.nec.facts import Chooser
+from empax.systems.nec.settings import CandidateSettings, ContrastiveTaskSettings, NecSettings
 from empax.systems.nec.stages import exploring, overlaid
-from empax.training import loop
-from empax.training.checkpoint import load_params
 
 FACTS = [Fact("it", "xReact", "sad"), Fact("it", "xReact", "glad"), Fact("it", "xWant", "home"),
          Fact("dog", "IsA", "pet"), Fact("dog", "AtLocation", "house"), Fact("cat", "IsA", "pet animal")]  # fmt: skip
@@ -140,74 +135,12 @@ def test_without_contrast_as_many_examples_are_read_and_nothing_is_reranked():
     assert form.evaluate.stage == "generator"
     assert "contrastive" not in form.run
     assert "rerank" not in form.nec.decoding
-    assert ContrastiveTaskSettings(contrast=ContrastSettings()).start_from == "generator"
+    assert ContrastiveTaskSettings(contrast=CandidateSettings()).start_from == "generator"
 
 
 def test_own_candidates_are_as_many_beams_begun_as_answers_are():
     answers = DecodeSettings("beam", 30, num_beams=4, first_token=7, rerank="similarity")
-    plain = exploring(ContrastSettings(own=3, own_tokens=9), answers)
+    plain = exploring(CandidateSettings(own=3, own_tokens=9), answers)
     assert plain == DecodeSettings("beam", 9, num_beams=3, first_token=7)
-    diverse = exploring(ContrastSettings(own=3, own_tokens=9, diversity_penalty=1.5), answers)
+    diverse = exploring(CandidateSettings(own=3, own_tokens=9, diversity_penalty=1.5), answers)
     assert diverse == dataclasses.replace(plain, num_beam_groups=3, diversity_penalty=1.5)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    files = WorkDir(tmp_path_factory.mktemp("nec") / "run")
-    run.run(config("ranker,tiny", data__limit=0), files.root)
-    return files
-
-
-@pytest.mark.slow
-def test_a_whole_run_trains_answers_and_shows_its_facts(finished):
-    rows = list(read_jsonl(finished.predictions))
-    assert len(rows) == 62
-    shown = [row for row in rows if row["notes"]["facts"]]
-    assert len(shown) == 4
-    assert all({"head", "relation", "tail", "words", "score"} <= set(fact) for fact in shown[0]["notes"]["facts"])
-    report = read_json(finished.root / "report.json")
-    assert report["data"]["knowledge"]["source"] == "the built-in sample, written by hand"
-    assert 0 < report["data"]["knowledge"]["test"]["with_facts"] < 0.1
-    reply = Session.load(finished.root).reply(["I lost my dog."])
-    assert reply.notes["facts"] == []
-    before, after = (load_params(finished.stage(name)) for name in ("generator", "contrastive"))
-    assert set(before) == {"model", "social"}
-    assert set(after) == {"model", "social", "projection"}
-    moved = named_leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, {k: after[k] for k in before}))
-    # Few of these instances have facts, so that what reads them may have had none to learn from.
-    assert all(change > 0 for name, change in moved.items() if "bias" not in name and "social" not in name)
-
-
-@pytest.mark.slow
-def test_other_gold_responses_and_emotions_of_the_test_change_no_answer(finished):
-    context = RunContext(finished, run.make_plan(read_json(finished.config)), "evaluate")
-    stage = context.named("contrastive")
-    from empax.core.system import AnswerOptions
-    from empax.data.store import load_instances
-
-    answerer = stage.spec.answer(stage.settings, context, AnswerOptions("contrastive", "", (96,)))
-    given = load_instances(context, "test")[:8]
-    other = [dataclasses.replace(i, response="Purple elephants.", emotion="proud") for i in given]
-    said = [[row.response for row in answerer.respond(rows, batch_size=8, seed=0)] for rows in (given, other)]
-    assert said[0] == said[1]
-
-
-@pytest.mark.slow
-def test_contrastive_training_resumes_to_the_same_bits(finished, tmp_path, monkeypatch):
-    broken = WorkDir(tmp_path / "broken")
-
-    class Stops(loop.ProgressBar):
-        def advance(self):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        after = iter([None] * 11)  # four updates of the ranker, four of the generator, three of the contrast
-        patched.setattr(loop.ProgressBar, "advance", lambda self: next(after, 1) and Stops.advance(self))
-        with pytest.raises(KeyboardInterrupt):
-            run.run(config("ranker,tiny", data__limit=0), broken.root)
-    assert broken.done("generator").exists()
-    assert not broken.done("contrastive").exists()
-    run.run(config("ranker,tiny", data__limit=0), broken.root)
-    expected, found = (named_leaves(load_params(files.stage("contrastive"))) for files in (finished, broken))
-    for name, leaf in expected.items():
-        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
