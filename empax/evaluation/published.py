@@ -185,6 +185,11 @@ NOT_COMPARABLE: dict[str, dict[str, str]] = {
         "bleu_2": "of an order that is not stated, lower-cased replies against references with capitals",
         **{f"{name}_f1:macro_binary": _OTHER_JUDGES for name in MECHANISMS},
     },
+    "NEC, Tables 1 and 3": {
+        "perplexity": "padding is counted, and its correction is inverted",
+        **{f"bleu_{n}": "with capitals; parameters were chosen on the test split" for n in range(1, 5)},
+        **{f"distinct_{n}": "without commas, full stops, question and exclamation marks" for n in (1, 2)},
+    },
 }
 """Table → metric → why a column of it must not be compared with ours; what is not here may be."""
 
