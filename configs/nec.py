@@ -62,10 +62,12 @@ def recipe(model: str) -> ConfigDict:
             "social": {  # the paper: COMET
                 "source": "atomic",
                 "path": "",
+                "tails": 3,  # ours: of five relations; one of each is read
             },
             "entity": {
                 "source": "wordnet",
                 "path": "/usr/share/wordnet",
+                "tails": 3,
             },
         }
     )

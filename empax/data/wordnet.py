@@ -1,6 +1,6 @@
 """WordNet (Fellbaum 1998) from its own files: which words of a text are things, and what is true of these.
 
-The folder holds the database files of WordNet 3.0 or later (`index.noun`, `data.noun`, `index.sense`, ...; Debian's
+The folder holds the database files of WordNet 3.0 or later (`index.noun`, `data.noun`, `cntlist.rev`, ...; Debian's
 package wordnet-base puts them into /usr/share/wordnet). Formats: wndb(5WN), senseidx(5WN), morphy(7WN).
 """
 
@@ -41,6 +41,8 @@ _ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
 }  # fmt: skip
 """Endings that an inflected form may have, with what stands in the base form. Source: morphy(7WN)."""
 
+_TAGGED = "cntlist.rev"
+"""How often each sense occurs."""
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _FUNCTION_WORD_LIST = """
     about above after again against all and any are because been before being below between both but can cannot
@@ -66,7 +68,7 @@ class WordNet:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", expand(self.folder))
-        needed = ("index.sense", "index.noun", "data.noun", "data.adj")
+        needed = (_TAGGED, *(f"index.{part}" for part in _ENDINGS), "data.noun", "data.adj")
         if missing := [name for name in needed if not (self.folder / name).is_file()]:
             raise DataError(
                 f"{self.folder} has no {missing[0]}; name the folder of WordNet's database files (with Debian, of the "
@@ -76,7 +78,7 @@ class WordNet:
     @property
     def hash(self) -> str:
         """Of the files that facts are made of."""
-        return hash_json([hash_file(self.folder / name) for name in ("index.noun", "data.noun", "index.sense")])
+        return hash_json([hash_file(self.folder / name) for name in ("index.noun", "data.noun", _TAGGED)])
 
     def entities(self, text: str) -> list[str]:
         """The things in a text, in its order, each once: words whose commonest part of speech is a noun.
@@ -115,15 +117,19 @@ class WordNet:
 
     @functools.cached_property
     def _counts(self) -> Counter[tuple[str, str]]:
-        """How often each lemma was found as each part of speech in the texts that WordNet's authors tagged."""
-        path = self.folder / "index.sense"
+        """How often each lemma was found as each part of speech in the texts that WordNet's authors tagged; 0 too."""
         counts: Counter[tuple[str, str]] = Counter()
+        for part in _ENDINGS:
+            for _, line in read_lines(self.folder / f"index.{part}"):
+                if not line.startswith("  "):  # the licence
+                    counts[line.partition(" ")[0], part] = 0
+        path = self.folder / _TAGGED
         for number, line in read_lines(path):
             key, *rest = line.split()
             lemma, _, sense = key.rpartition("%")
-            if len(rest) != 3 or sense[:1] not in _PARTS or not rest[2].isdecimal():
-                raise DataError(f"{path}, line {number}: {line[:60]!r} is no line of a sense index.")
-            counts[lemma, _PARTS[sense[0]]] += int(rest[2])
+            if len(rest) != 2 or sense[:1] not in _PARTS or not rest[1].isdecimal():
+                raise DataError(f"{path}, line {number}: {line[:60]!r} is no line of a list of counts.")
+            counts[lemma, _PARTS[sense[0]]] += int(rest[1])
         return counts
 
     @functools.cached_property

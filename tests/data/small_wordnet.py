@@ -44,11 +44,10 @@ def write(folder):
                 symbols = sorted({symbol for symbol, _ in pointers})
                 listed = "".join(f" {symbol}" for symbol in symbols)
                 lines[word] = f"{word} {part} 1 {len(symbols)}{listed} 1 1 {offsets[name]:08d}  \n"
-                senses.append(
-                    f"{word}%{DIGITS[part]}:05:00:: {offsets[name]:08d} 1 {TAGGED[name] if word == words[0] else 0}\n"
-                )
+                if word == words[0]:
+                    senses.append(f"{word}%{DIGITS[part]}:05:00:: 1 {TAGGED[name]}\n")
         (folder / f"index.{file}").write_text(LICENCE + "".join(lines[word] for word in sorted(lines)))
-    (folder / "index.sense").write_text("".join(sorted(senses)))
+    (folder / "cntlist.rev").write_text("".join(sorted(senses)))
     (folder / "noun.exc").write_text("children child\n")
     (folder / "verb.exc").write_text("lost lose\nran run\n")
     return folder

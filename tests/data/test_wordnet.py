@@ -46,7 +46,7 @@ def test_each_relation_is_read_from_its_pointers_and_from_the_gloss(wordnet):
 
 
 def test_folders_that_hold_no_wordnet_are_refused(wordnet, tmp_path):
-    with pytest.raises(DataError, match=r"has no index\.sense; name the folder"):
+    with pytest.raises(DataError, match=r"has no cntlist\.rev; name the folder"):
         WordNet(tmp_path)
     index = wordnet.folder / "index.noun"
     index.write_text(index.read_text().replace("dog n 1 3", "dog n 1 x"))
@@ -69,7 +69,7 @@ def test_another_database_has_another_hash(wordnet):
 
 
 @pytest.mark.real_data
-@pytest.mark.skipif(not (REAL / "index.sense").is_file(), reason="wordnet-base is not installed")
+@pytest.mark.skipif(not (REAL / "cntlist.rev").is_file(), reason="wordnet-base is not installed")
 def test_the_real_one_knows_dogs():
     found = WordNet(REAL)
     assert found.entities("I lost my dogs in the park yesterday.")[:2] == ["dog", "park"]

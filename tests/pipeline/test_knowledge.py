@@ -110,7 +110,7 @@ def test_the_check_names_what_is_missing_before_any_work(run, tmp_path, monkeypa
 
     assert "nothing says where ATOMIC's files are; set path" in problem(social=SourceSettings("atomic"))
     assert "name the folder of ATOMIC's files" in problem(social=SourceSettings("atomic", str(tmp_path)))
-    assert "has no index.sense" in problem(entity=SourceSettings("wordnet", str(tmp_path)))
+    assert "has no cntlist.rev" in problem(entity=SourceSettings("wordnet", str(tmp_path)))
     assert "for the split 'train'" in problem(social=SourceSettings("file", str(tmp_path / "{split}.jsonl")))
     wordnet = SourceSettings("wordnet", str(tmp_path))
     assert "config.facts.social.source = 'wordnet' knows of things, not of people; set it under entity" in problem(

@@ -83,7 +83,8 @@ def test_answers_are_the_beams_nearest_to_the_context(given, params):
     assert np.ptp(scored) > 1e-3
 
 
-def test_what_an_earlier_stage_did_not_train_begins_at_random():
+def test_a_contrast_that_an_earlier_stage_did_not_learn_begins_at_random():
     drawn = {"model": 1, "emotion": 2, "contrast": 3}
     assert begun_with(drawn, {"model": 10, "emotion": 20}) == {"model": 10, "emotion": 20, "contrast": 3}
+    assert begun_with(drawn, {"model": 10, "contrast": 30}) == {"model": 10, "contrast": 30}
     assert begun_with({"model": 1}, {"model": 10, "contrast": 30}) == {"model": 10}

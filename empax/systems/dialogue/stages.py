@@ -45,10 +45,10 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
 
 
 def begun_with(params: Params, known: Params) -> Params:
-    """`params` with those groups that `known` has: what an earlier stage did not train begins at random."""
-    if is_adapted(known):
-        return known
-    return {name: known.get(name, leaf) for name, leaf in params.items()}
+    """`known`, of an earlier stage, with the contrast of `params` where that stage learnt none."""
+    if "contrast" in params:
+        return {"contrast": params["contrast"], **known}
+    return {name: leaf for name, leaf in known.items() if name != "contrast"}
 
 
 def _examples(

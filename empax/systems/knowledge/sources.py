@@ -18,7 +18,7 @@ from empax.core.paths import expand
 from empax.core.run import RunContext, cache_dir
 from empax.core.types import Instance
 from empax.data import atomic, sample
-from empax.data.knowledge import Fact, facts_from, ranked, read_knowledge
+from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_from, ranked, read_knowledge
 from empax.data.wordnet import WordNet
 from empax.interop.knowledge_pickles import read_cem, read_nec
 from empax.interop.pretrained import check_weights
@@ -94,7 +94,10 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class NearestEvent:
-    """What people said of the event of ATOMIC whose text is nearest to the last turn; ours, in place of COMET."""
+    """What people said of the event of ATOMIC whose text is nearest to the last turn; ours, in place of COMET.
+
+    Of the relations that NEC and CEM ask of.
+    """
 
     events: Mapping[str, Sequence[Fact]]
     encoder: TextEncoder
@@ -114,7 +117,8 @@ class NearestEvent:
         names = list(self.events)
         found = []
         for event, similarity in self.nearest([i.context[-1] for i in instances], progress=split or None):
-            scored = [dataclasses.replace(fact, score=similarity) for fact in self.events[names[event]]]
+            told = [fact for fact in self.events[names[event]] if fact.relation in SOCIAL_RELATIONS]
+            scored = [dataclasses.replace(fact, score=similarity) for fact in told]
             found.append((ranked(scored, most=self.tails), 0))
         return found
 
