@@ -1409,6 +1409,7 @@ def atomic_source(tools):
     return {"source": "atomic", "path": str(atomic_file(tools))}
 
 
+LLAMA = {"architecture": "llama", "preset": "llama-3.1-8b"}
 WITHOUT_FACTS = {"run": ["prepare", "generator", "contrastive", "evaluate", "report"], "nec.ranker": ""}
 KNOWLEDGE = (
     Case("data/atomic.py", "name the folder of ATOMIC's files",
@@ -1430,7 +1431,9 @@ KNOWLEDGE = (
     recipe_case("systems/knowledge/finder.py", "add one to config.run, or set {}",
                 WITHOUT_FACTS, {**WITHOUT_FACTS, "nec.entity": False, "nec.social": False}, "nec"),
     recipe_case("systems/nec/stages.py", "form = 'dialogue' and an encoder-decoder",
-                {"nec.generator": {"architecture": "llama", "preset": "llama-3.1-8b"}}, {}, "nec"),
+                {"nec.generator": LLAMA}, {}, "nec"),
+    recipe_case("systems/dialogue/checks.py", "is learnt by a whole encoder-decoder; set it to None",
+                {"generator.contrast": {}, "reg.generator": LLAMA}, {"generator.contrast": {}}),
     recipe_case("systems/nec/stages.py", "is not for NEC; set it to 0",
                 {"nec.logits_at_once": 8}, {"nec.logits_at_once": 0}, "nec"),
     recipe_case("systems/nec/stages.py", "set in_batch to True, or different, frequent or own above 0",
