@@ -252,7 +252,8 @@ def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
             "likelihood": "the likeliest",
             "similarity": "a likely one whose encoding is near that of the context",
         }[decoding["rerank"]]
-        return f"\nThe run draws {decoding['num_samples']} answers and gives {chosen}; `generate` returns them all.\n"
+        found = f"finds {decoding['num_beams']}" if "num_beams" in decoding else f"draws {decoding['num_samples']}"
+        return f"\nThe run {found} answers and gives {chosen}; `generate` returns them all.\n"
     if about.what == "retriever" and share:
         return (
             f"\nIn the run {share:g} of a score is the probability that a context has the exemplar's emotion, by an "
