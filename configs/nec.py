@@ -14,7 +14,7 @@ r"""NEC on EmpatheticDialogues (Huangfu et al. 2024): commonsense, and contrast 
   python -m empax.main --config=configs/nec.py:ranker --config.data.dir=DATA       # with the ranker of Sec. 3.2
   python -m empax.main --config=configs/nec.py:tiny                                # a trial on the built-in sample
 
-Forms go together: ":scratch,no_social,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
+None of these budgets has been run. Forms go together: ":scratch,no_social,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
 "machine=cpu" and "machine=gpu" size a run; FLAN-T5-small and the Transformer are sized for two CPU cores by default.
 Facts about people are those of the nearest event of ATOMIC (DATA/knowledge), facts about things WordNet's (Debian's
 package wordnet-base; another folder is `--config.knowledge.entity.path`). With a COMET (configs/comet_t5.py):
@@ -198,8 +198,8 @@ def budget(config: ConfigDict, machine: str) -> None:
     """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
     if machine == "cpu":
         config.nec.generator.update({"dtype": "bfloat16", "unroll": 6})
-        config.generator.update(common.sizes(steps=2400, batch_size=32, evaluations=6))
-        config.contrastive.update(common.sizes(steps=500, batch_size=16, evaluations=4))
+        config.generator.update(common.sizes(steps=900, batch_size=32, evaluations=6))
+        config.contrastive.update(common.sizes(steps=150, batch_size=16, evaluations=3))
         config.evaluate.batch_size = 32
     else:
         config.nec.generator.update({"dtype": "bfloat16", "remat": "full"})
