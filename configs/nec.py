@@ -14,7 +14,8 @@ r"""NEC on EmpatheticDialogues (Huangfu et al. 2024): commonsense, and contrast 
   python -m empax.main --config=configs/nec.py:ranker --config.data.dir=DATA       # with the ranker of Sec. 3.2
   python -m empax.main --config=configs/nec.py:tiny                                # a trial on the built-in sample
 
-None of these budgets has been run. Forms go together: ":scratch,no_social,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
+Forms go together: ":scratch,no_social,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
+None of these budgets has been run.
 "machine=cpu" and "machine=gpu" size a run; FLAN-T5-small and the Transformer are sized for two CPU cores by default.
 Facts about people are those of the nearest event of ATOMIC (DATA/knowledge), facts about things WordNet's (Debian's
 package wordnet-base; another folder is `--config.knowledge.entity.path`). With a COMET (configs/comet_t5.py):
