@@ -172,3 +172,26 @@ def ddim(
         return ddim_step(schedule, noisy, time, earlier, predict(noisy, time)), None
 
     return jax.lax.scan(body, noisy, jnp.stack([times[:-1], times[1:]], axis=1))[0]
+
+
+def ddpm(
+    predict: PredictNoise,
+    schedule: Schedule,
+    noisy: Float[Array, "B D"],
+    *,
+    start: int,
+    form: Literal["ho", "printed"] = "ho",
+) -> Float[Array, "B D"]:
+    """The clean vector by all steps of `ddpm_step` from the time `start`, each at its mean.
+
+    Raises:
+      ConfigError: `start` is no time of the schedule.
+    """
+    schedule.check_time("start", start)
+    rows = noisy.shape[0]
+
+    def body(noisy: jax.Array, at: jax.Array) -> tuple[Any, None]:
+        time = jnp.full(rows, at)
+        return ddpm_step(schedule, noisy, time, predict(noisy, time), jnp.zeros_like(noisy), form=form), None
+
+    return jax.lax.scan(body, noisy, jnp.arange(start, 0, -1))[0]

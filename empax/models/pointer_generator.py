@@ -62,6 +62,25 @@ class PointerGenerator(nn.Module):
         """The model's."""
         return self.model.config
 
+    @nn.nowrap
+    def states_mask(self, source_mask: Bool[Array, "B S"]) -> Bool[Array, "B S"]:
+        """As of the model."""
+        return source_mask
+
+    def encode(self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], **options: Any) -> Any:
+        """As of the model."""
+        return self.model.encode(self.known(source), source_mask, **options)
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """As of the model."""
+        return self.model.embed(self.known(tokens))
+
+    def __call__(
+        self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], target: Int[Array, "B T"]
+    ) -> Float[Array, "B T W"]:
+        """`decode` from the encoder's states."""
+        return self.decode(target, self.encode(source, source_mask), source_mask, source)
+
     def known(self, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
         """Ids with `unknown_id` for words that the vocabulary lacks."""
         return jnp.where(tokens < self.model.config.vocab_size, tokens, self.unknown_id)
@@ -111,7 +130,7 @@ class PointerGenerator(nn.Module):
             known, states, states_mask, start=start, deterministic=deterministic
         )
         first = jnp.full((target.shape[0], 1), self.model.config.start_id, known.dtype)
-        inputs = self.model.embed(jnp.concatenate([first, known[:, :-1]], axis=1))
+        inputs = self.embed(jnp.concatenate([first, known[:, :-1]], axis=1))
         return self._mixed(hidden, weights, inputs, states, source)
 
     def start_cache(
@@ -135,5 +154,5 @@ class PointerGenerator(nn.Module):
         known = self.known(tokens)
         before: DecodeCache = cache.decoder
         hidden, after, weights = self.model.step_with_weights(known, before)
-        found = self._mixed(hidden, weights, self.model.embed(known), cache.states, cache.source)
+        found = self._mixed(hidden, weights, self.embed(known), cache.states, cache.source)
         return found, cache.replace(decoder=after)  # type: ignore[attr-defined]
