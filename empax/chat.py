@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from absl import app, flags
@@ -25,7 +26,7 @@ _SAFETY = flags.DEFINE_boolean(
 
 
 def describe(prediction: Any, seconds: float, exemplars: int) -> str:
-    """A reply with the attributes and exemplars behind it."""
+    """A reply with the attributes, exemplars, reasons and intents behind it."""
     if "answered_by" in prediction.notes:
         return f"empax> {prediction.response}\n       [a fixed answer, not the model's]"
     attributes = ", ".join(f"{name} {level}" for name, level in prediction.attributes.items())
@@ -33,7 +34,18 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
     lines = [f"empax> {prediction.response}", f"       [{mood}{attributes or '-'}]"]
     for exemplar in prediction.exemplars[:exemplars]:
         lines.append(f"       ({exemplar['emotion']}) {exemplar['context'][-1]!r} -> {exemplar['response']!r}")
-    return "\n".join([*lines, f"       {seconds:.2f} s"])
+    return "\n".join([*lines, *_thoughts(prediction.notes), f"       {seconds:.2f} s"])
+
+
+def _thoughts(notes: Mapping[str, Any]) -> list[str]:
+    """The reasons that a system has marked in the newest turn, and the intents that it thought of, if it has any."""
+    lines = []
+    if marked := notes.get("marked_context"):
+        lines.append(f"       reasons: {marked[-1]}")
+    intents = [notes[name] for name in ("intent_first", "intent_second", "intent_prediction") if name in notes]
+    if intents:
+        lines.append(f"       intents: {' -> '.join(intents)}")
+    return lines
 
 
 def main(argv: list[str]) -> None:

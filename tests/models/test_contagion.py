@@ -24,8 +24,7 @@ def experts():
     summary = jnp.asarray(RNG.normal(size=(B, D)), jnp.float32)
     rest = (jnp.zeros(B, int), valid)
     params = made_up(jax.eval_shape(lambda: model.init(jax.random.key(0), summary, *rest))["params"])
-    run = jax.jit(lambda summary, polarity, valid, gate: model.apply({"params": params}, summary, polarity, valid, gate),
-                  static_argnums=3)  # fmt: skip
+    run = jax.jit(lambda *given: model.apply({"params": params}, *given), static_argnums=3)
     return params, summary, run
 
 

@@ -140,6 +140,7 @@ class ReflectDiffu:
         *,
         noise: Float[Array, "B 2 D"] | None = None,
         rng: jax.Array | None = None,
+        erased: bool = False,
     ) -> Thought:
         """Everything before the reply; dropout where there is an `rng`.
 
@@ -149,6 +150,7 @@ class ReflectDiffu:
           batch: an `action` in it is taken; without one, the policy takes its likeliest.
           noise: from which emotions are restored; None = none.
           rng: for dropout.
+          erased: zeros stand for what the denoisers restore, to see what that is worth.
         """
         mask, added = batch.source_mask, None
         if self.annotator is not None:
@@ -167,7 +169,7 @@ class ReflectDiffu:
         mixed = {"share": stage.classifier_share, "form": stage.first_intent}
         first: Any = self.intents.apply(bound, summary, batch.prior, **mixed, method="first")
         if stage.mimicry:
-            states = self.mimicked(params, states, mask, summary, first, noise)
+            states = self.mimicked(params, states, mask, summary, first, noise, erased=erased)
         thought = Thought(states, summary, emotion, embedding, first, _log_shares(first), None)
         if stage.second_intent:
             thought = self.reconsidered(params, batch, thought)
@@ -193,14 +195,16 @@ class ReflectDiffu:
         summary: Float[Array, "B D"],
         first: Float[Array, "B I"],
         noise: Float[Array, "B 2 D"] | None,
+        *,
+        erased: bool,
     ) -> Float[Array, "B S D"]:
         """Emo_fused: the states in the light of the summary as restored by either polarity's denoiser."""
         stage, clean = self.stage, standardized(summary)
         schedule, start = stage.diffusion, stage.state_time
         time = jnp.full(clean.shape[0], start)
         intent: Any = self.intents.apply({"params": params["intents"]}, first, method="embed")
-        bound, restored = {"params": params["mimicry"]}, []
-        for side in range(2):
+        bound, restored = {"params": params["mimicry"]}, [jnp.zeros_like(clean)] * 2 if erased else []
+        for side in range(2 - len(restored)):
             added = jnp.zeros_like(clean) if noise is None else noise[:, side]
 
             def predict(noisy: Any, time: Any, side: int = side) -> Any:
@@ -274,7 +278,23 @@ class ReflectDiffu:
         ):
             parts += [(stage.twice_weight * factor, part) for factor, part in found]
             metrics |= more
+        if stage.mimicry and not train:
+            bare = self.think(params, frozen, batch, noise=noise, erased=True)
+            without = self.log_probs(params, batch, bare, None)
+            metrics["nll_without_mimicry"] = cross_entropy(without, batch.target, mask)
         return combine(parts, weights, batch.valid), {"nll": nll, **metrics}
+
+    def summarize(self, averages: dict[str, float]) -> dict[str, float]:
+        """With `mimicry_gain`, by how much the likelihood of a token rises with what the denoisers restore, in nats.
+
+        Warns where that is nothing: diffusion that no decoder listens to is no diffusion.
+        """
+        if "nll_without_mimicry" not in averages:
+            return averages
+        gain = averages["nll_without_mimicry"] - averages["nll"]
+        if gain <= 0:
+            log.warning("EMU unused: with zeros for what it restores, the likelihood is as high (%.4f nats).", gain)
+        return {**averages, "mimicry_gain": gain}
 
     def intent_parts(
         self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]

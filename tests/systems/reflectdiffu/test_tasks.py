@@ -121,7 +121,7 @@ def test_a_row_is_read_alike_in_any_order(whole):
 
 
 def test_the_fused_states_are_as_long_as_the_context_and_intents_are_of_the_references(whole):
-    task, _, _, run = whole
+    _task, _, _, run = whole
     batch = example()
     thought = run["think"](batch)
     assert thought.states.shape == (B, S, SMALL.d_model)
@@ -135,7 +135,7 @@ def test_the_fused_states_are_as_long_as_the_context_and_intents_are_of_the_refe
 
 def test_a_rollout_draws_rewards_and_the_update_reads_the_same(whole):
     """The ratio is 1 before the update; the reward is Eq. 9 of the chosen intent, and the baseline follows it."""
-    task, params, frozen, run = whole
+    task, params, _frozen, run = whole
     batch, start = example(), task.init_memory()
     rolled, memory, metrics = run["roll"](batch, start)
     thought = run["think"](rolled)
@@ -163,7 +163,7 @@ def test_the_update_finds_the_rollouts_ratio_and_the_policy_part_follows_the_adv
     _, metrics = task.loss(params, frozen, rolled, KEY, train=False)
     assert float(metrics["ratio_error"].value()) < 1e-5
     task.check_start({"ratio_error": float(metrics["ratio_error"].value())}, step=0)
-    with pytest.raises(TrainingError, match="ratio_error = 0.5"):
+    with pytest.raises(TrainingError, match=r"ratio_error = 0\.5"):
         task.check_start({"ratio_error": 0.5}, step=0)
     with pytest.raises(TrainingError, match="ratio_error = nan"):
         task.check_start({"ratio_error": float("nan")}, step=0)
@@ -293,7 +293,7 @@ def test_every_switch_of_the_loss_changes_it(switch, whole):
 def test_rewards_by_label_are_1_for_the_listeners_intent_and_count_where_it_is_known():
     task, params, frozen = make(reward="label")
     batch = example()
-    rolled, memory, metrics = task.credit(frozen, task.rollout(params, frozen, batch, KEY), task.init_memory())
+    rolled, _memory, metrics = task.credit(frozen, task.rollout(params, frozen, batch, KEY), task.init_memory())
     thought = task.think(params, frozen, rolled, noise=rolled.noise)
     chosen = np.take_along_axis(np.asarray(thought.actions), np.asarray(rolled.action)[:, None], axis=1)[:, 0]
     np.testing.assert_array_equal(rolled.reward, chosen == np.asarray(batch.intent))
@@ -303,7 +303,7 @@ def test_rewards_by_label_are_1_for_the_listeners_intent_and_count_where_it_is_k
 
 @pytest.mark.slow
 def test_noise_at_test_is_of_the_instance_wherever_it_stands():
-    task, params, frozen = make(noise=1.0)
+    task, _params, _frozen = make(noise=1.0)
     batch, order = example(), jnp.asarray([3, 1, 0, 2])
     noise = task.noise_of(batch, None)
     np.testing.assert_array_equal(task.noise_of(jax.tree.map(lambda leaf: leaf[order], batch), None), noise[order])
@@ -315,7 +315,7 @@ def test_noise_at_test_is_of_the_instance_wherever_it_stands():
 
 @pytest.mark.slow
 def test_a_flipped_reason_changes_the_states(whole):
-    task, params, frozen, run = whole
+    task, _params, frozen, run = whole
     batch = example()
     reasoning, reasons = task.annotated(frozen, batch)
     told = np.asarray(batch.told & batch.piece_mask)
@@ -339,6 +339,28 @@ def test_what_the_denoisers_restore_reaches_the_reply():
         changed = {**inner, "out": jax.tree.map(lambda leaf: leaf + 0.5, inner["out"])}
         found = run({**params, "mimicry": {**params["mimicry"], f"denoisers_{side}": changed}})
         assert not np.allclose(found, expected, rtol=1e-6)
+
+
+def test_diffusion_that_nobody_listens_to_is_a_warning(caplog):
+    task, *_ = make()
+    with caplog.at_level("WARNING", "empax"):
+        used = task.summarize({"nll": 3.0, "nll_without_mimicry": 3.2})
+        assert used["mimicry_gain"] == pytest.approx(0.2)
+        assert not caplog.messages
+        task.summarize({"nll": 3.0, "nll_without_mimicry": 3.0})
+    assert "EMU unused" in caplog.text
+    assert make(**OFF)[0].summarize({"nll": 3.0}) == {"nll": 3.0}
+
+
+@pytest.mark.slow
+def test_an_evaluation_says_what_the_restored_emotions_are_worth(whole):
+    task, params, frozen, run = whole
+    batch = example()
+    metrics = jax.jit(lambda: task.loss(params, frozen, batch, KEY, train=False)[1])()
+    erased = jax.jit(lambda: task.think(params, frozen, batch, erased=True).states)()
+    states = run["think"](batch).states
+    assert np.abs(np.asarray(erased - states)).max() > 1e-3
+    assert float(metrics["nll_without_mimicry"].value()) != float(metrics["nll"].value())
 
 
 @pytest.mark.slow
@@ -406,6 +428,7 @@ def test_spans_count_as_found_only_whole():
     gold = jnp.asarray([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]])
     found = jnp.asarray([[0, 1, 1, 0, 1, 1], [1, 0, 0, 1, 0, 1]])
     np.testing.assert_array_equal(jnp.stack(_span_counts(gold, found)), [[1, 1], [2, 3], [2, 2]])
-    values = Reasons(None).summarize({"loss": 1.0, **{f"{kind}_{name}": share for kind in ("token", "span")
-                                     for name, share in (("true", 1.0), ("predicted", 2.5), ("gold", 2.0))}})  # fmt: skip
+    counts = {"true": 1.0, "predicted": 2.5, "gold": 2.0}
+    given = {f"{kind}_{name}": count for kind in ("token", "span") for name, count in counts.items()}
+    values = Reasons(None).summarize({"loss": 1.0, **given})
     assert values == {"loss": 1.0, "token_f1": pytest.approx(2 / 4.5), "span_f1": pytest.approx(2 / 4.5)}
