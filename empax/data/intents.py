@@ -5,7 +5,6 @@ Source: Welivita and Pu 2020 (taxonomy and labels of EmpatheticDialogues); Chen 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,11 +109,12 @@ def read_listener_intents(path: Path) -> dict[str, str]:
     Raises:
       DataError: other columns, or a label that is neither an intent nor an emotion.
     """
-    rows = csv.reader(line for _, line in read_lines(path))
-    if (header := next(rows, [])) != _CSV_COLUMNS:
-        raise DataError(f"{path}: columns {', '.join(header) or 'none'} must be {', '.join(_CSV_COLUMNS)}.")
+    lines = read_lines(path)
+    if (header := next(lines, (1, ""))[1]) != ",".join(_CSV_COLUMNS):
+        raise DataError(f"{path}: the columns {header[:60]!r} must be {','.join(_CSV_COLUMNS)}.")
     found, emotions = {}, frozenset(EMOTIONS)
-    for number, row in enumerate(rows, start=2):
+    for number, line in lines:
+        row = line.split(",")
         if len(row) != len(_CSV_COLUMNS):
             raise DataError(f"{path}, line {number}: {len(row)} fields must be {len(_CSV_COLUMNS)}.")
         dialogue, turn, actor, label = row
@@ -122,7 +122,7 @@ def read_listener_intents(path: Path) -> dict[str, str]:
             if actor == "listener":
                 found[f"{dialogue}#{turn}"] = label
         elif label not in emotions:
-            raise DataError(f"{path}, line {number}: {label!r} is neither an intent nor an emotion.")
+            raise DataError(f"{path}, line {number}: {label[:60]!r} is neither an intent nor an emotion.")
     return found
 
 

@@ -65,7 +65,7 @@ def read_spans(path: Path, instances: Iterable[Instance]) -> list[SpanExample]:
         where = f"{path}, row {number}"
         if set(row) != {"id", "turn", "start", "end"}:
             raise DataError(f"{where}: a span has the fields id, turn, start, end; found {', '.join(row) or 'none'}.")
-        if row["id"] not in by_id:
+        if not isinstance(row["id"], str) or row["id"] not in by_id:
             raise DataError(f"{where}: there is no instance {row['id']!r}; spans are of the run's own instances.")
         if not all(type(row[name]) is int for name in ("turn", "start", "end")):
             raise DataError(f"{where}: turn, start and end must be whole numbers.")
@@ -194,10 +194,10 @@ def read_cause_turns(path: Path) -> dict[str, tuple[int, ...]]:
     found = {}
     for number, row in enumerate(read_jsonl(path), start=1):
         causes = row.get("emotion_cause")
-        if "conv_id" not in row or not isinstance(causes, list) or not all(type(turn) is int for turn in causes):
+        named = isinstance(row.get("conv_id"), str)
+        if not named or not isinstance(causes, list) or not all(type(turn) is int for turn in causes):
             raise DataError(f"{path}, row {number}: it must have conv_id and emotion_cause, a list of turns.")
-        if row["conv_id"]:
-            found[row["conv_id"]] = tuple(causes)
+        found[row["conv_id"]] = tuple(causes)
     return found
 
 

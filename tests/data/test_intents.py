@@ -70,7 +70,7 @@ def test_labels_are_read_by_name(tmp_path):
     with pytest.raises(DataError, match=r"line 2: 'joking' is neither an intent nor an emotion"):
         intents.read_listener_intents(path)
     path.write_text("id,label\n")
-    with pytest.raises(DataError, match="columns id, label must be conv_id"):
+    with pytest.raises(DataError, match="columns 'id,label' must be conv_id"):
         intents.read_listener_intents(path)
     with pytest.raises(ConfigError, match=r"holds no listener_intents\.csv"):
         intents.load_intents(DataSettings("empathetic_dialogues", dir=str(tmp_path / "empathetic_dialogues" / "x")))
