@@ -177,8 +177,9 @@ def sketch_reasons(stage: ReasonStage, run: RunContext, batch_size: int, length:
 
 
 @functools.lru_cache(maxsize=8)
-def _find_tags(annotator: ReasonAnnotator) -> Any:
+def _find_tags(task: Reasons) -> Any:
     """One function per annotator, so that its compiled code is found again."""
+    annotator = task.annotator
 
     @jax.jit
     def find(params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], told: Bool[Array, "B S"]) -> Any:
@@ -208,7 +209,7 @@ class ReasonFinder:
             told = [[*map(int, row.told(len(c)))] for row, c in zip(part, contexts[start:], strict=False)]
             arrays = (ids, mask, features.pad(told, self.max_tokens, 0)[0].astype(bool))
             arrays = [np.pad(array, ((0, size - len(part)), (0, 0))) for array in arrays]
-            tags = np.asarray(_find_tags(self.annotator)(self.params, *arrays))
+            tags = np.asarray(_find_tags(Reasons(self.annotator))(self.params, *arrays))
             found += [row.spans(labels) for row, labels in zip(part, tags.tolist(), strict=False)]
         return found
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from empax.core.config import ConfigError
 from empax.core.files import write_json
@@ -15,7 +16,7 @@ from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions
-from empax.core.types import EMOTIONS, Instance, Params
+from empax.core.types import EMOTIONS, Generated, Instance, Params
 from empax.data import spans
 from empax.data.intents import INTENTS, IntentTable, intent_ids, intent_report, load_intents, references
 from empax.data.store import PrepareSettings, check_prepared, load_instances, may_load, run_tokenizer
@@ -28,8 +29,9 @@ from empax.systems.dialogue.generator import Decoder
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectBatch, ReflectExamples
 from empax.systems.reflectdiffu.intents import load_guesser
 from empax.systems.reflectdiffu.reasons import annotator_of, load_finder, load_pieces_encoder
+from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
 from empax.systems.reflectdiffu.settings import GeneratorStage, ReasonStage, ReflectSettings
-from empax.systems.reflectdiffu.tasks import Answering, ReflectDiffu, ReinforcedReflectDiffu
+from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
 
 MAX_REFERENCE_TOKENS = 512
@@ -189,6 +191,28 @@ def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, le
     given = dataclasses.replace(whole, **dict.fromkeys(later), **({} if stage.reasons else {"place": None}))
     batch = dataclasses.replace(given, **{name: getattr(whole, name) for name in filled})
     return Sketch(task, batch, frozen, given=given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answering:
+    """The task for `systems.dialogue.answerer.Answerer`: parameters are {"own", "frozen"}."""
+
+    task: ReflectDiffu
+
+    @property
+    def model(self) -> Any:
+        return self.task.model
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return self.task.heads
+
+    def generate(self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array) -> Generated:
+        del frozen
+        return self.task.generate(params["own"], params["frozen"], batch, rng)
+
+    def read(self, params: Params, batch: ReflectBatch) -> dict[str, Array]:
+        return self.task.read(params["own"], params["frozen"], batch)
 
 
 def answer_generator(stage: GeneratorStage, run: RunContext, options: AnswerOptions) -> Answerer:

@@ -8,17 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from empax.core.types import EMOTIONS, Generated, Mean, Metrics, Params
-from empax.data.intents import INTENTS, POSITIVE_EMOTIONS
+from empax.core.types import Generated, Mean, Metrics, Params
+from empax.data.intents import INTENTS
 from empax.losses.contrastive import supervised_contrastive
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
 from empax.losses.diffusion import ddim, ddpm, noise_loss, q_sample
@@ -33,31 +30,16 @@ from empax.systems.dialogue.generator import Decoder, apply, combine, emotion_lo
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.intents import intent_losses
 from empax.systems.reflectdiffu.settings import GeneratorStage
-from empax.training.accumulation import TrainingError
+from empax.systems.reflectdiffu.thought import (
+    IS_POSITIVE,
+    Thought,
+    log_shares,
+    policy_loss,
+    standardized,
+    tags_of_words,
+)
 
 log = logging.getLogger("empax")
-
-IS_POSITIVE = np.array([emotion in POSITIVE_EMOTIONS for emotion in EMOTIONS])
-
-_BASELINE_DECAY = 0.99
-_MOST_RATIO_ERROR = 1e-3
-_LEAST_SPREAD = 1e-6
-
-
-@flax.struct.dataclass
-class Thought:
-    """What the model makes of a context before it answers."""
-
-    states: Float[Array, "B S D"]  # that the decoder attends to: Emo_fused, or the encoder's
-    summary: Float[Array, "B D"]  # Q
-    emotion: Float[Array, "B E"]  # log-probabilities
-    emotion_embedding: Float[Array, "2 E D"]  # by the positive and the negative expert
-    first: Float[Array, "B I"]
-    final: Float[Array, "B I"]  # log-probabilities
-    start: Float[Array, "B D"] | None  # what the decoder starts from; None = its start token
-    policy: Float[Array, "B N"] | None = None  # log-probabilities of the reference intents
-    actions: Int[Array, "B N"] | None = None  # which intents those are
-    second: Int[Array, " B"] | None = None  # the chosen intent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +109,7 @@ class ReflectDiffu:
             return batch.reasoning, batch.reasons
         assert self.annotator is not None
         assert batch.told is not None
+        assert batch.piece_mask is not None
         bound = {"params": frozen["reasons"]}
         reasoning, emissions = self.annotator.apply(bound, batch.piece, batch.piece_mask)  # type: ignore[misc]
         tags: Any = self.annotator.apply(bound, emissions, batch.told & batch.piece_mask, method="tags")
@@ -152,25 +135,25 @@ class ReflectDiffu:
           rng: for dropout.
           erased: zeros stand for what the denoisers restore, to see what that is worth.
         """
-        mask, added = batch.source_mask, None
+        mask, added, reasoning = batch.source_mask, None, None
+        own = {"params": params.get("contagion")}
         if self.annotator is not None:
             reasoning, reasons = self.annotated(frozen, batch)
-            own = {"params": params["contagion"]}
             added = self.contagion.apply(own, reasons, method="added")
         read = batch.source, mask
         states = apply(self.model, params["model"], *read, added=added, method="encode", rng=rng)
-        if self.annotator is None:
-            summary = masked_mean(states, mask)
+        if reasoning is None:
+            summary: Any = masked_mean(states, mask)
         else:
             pieces = reasoning, batch.piece_mask
-            summary: Any = self.contagion.apply(own, states, mask, *pieces, method="summed_up")
+            summary = self.contagion.apply(own, states, mask, *pieces, method="summed_up")
         emotion, embedding = self.judged(params, batch, summary)
         bound, stage = {"params": params["intents"]}, self.stage
         mixed = {"share": stage.classifier_share, "form": stage.first_intent}
         first: Any = self.intents.apply(bound, summary, batch.prior, **mixed, method="first")
         if stage.mimicry:
             states = self.mimicked(params, states, mask, summary, first, noise, erased=erased)
-        thought = Thought(states, summary, emotion, embedding, first, _log_shares(first), None)
+        thought = Thought(states, summary, emotion, embedding, first, log_shares(first), None)
         if stage.second_intent:
             thought = self.reconsidered(params, batch, thought)
         if stage.intent_start:
@@ -325,7 +308,7 @@ class ReflectDiffu:
             "spoiled": Mean.of(first_hit * (1.0 - hit), known),
             "policy_entropy": Mean.of(entropy, batch.valid),
         }
-        if batch.action is None or batch.advantage is None:
+        if batch.action is None or batch.log_prob is None:
             return parts, metrics
         log_prob = jnp.take_along_axis(thought.policy, batch.action[:, None], axis=1)[:, 0]
         counted = self.rewarded(batch)
@@ -354,7 +337,8 @@ class ReflectDiffu:
             time = jax.random.randint(when, (clean.shape[0],), 1, stage.diffusion.steps + 1)
             noise = jax.random.normal(what, clean.shape)
             given = side, q_sample(stage.diffusion, clean, time, noise), time, intent, latent
-            found, posterior = self.mimicry.apply({"params": params["mimicry"]}, *given, method="noise")  # type: ignore[misc]
+            made: Any = self.mimicry.apply({"params": params["mimicry"]}, *given, method="noise")
+            found, posterior = made
             errors.append(noise_loss(found, noise, counted, weights))
             divergences.append(Mean.of(gaussian_kl(posterior), counted, weights))
         error, divergence = errors[0] + errors[1], divergences[0] + divergences[1]
@@ -395,149 +379,3 @@ class ReflectDiffu:
             "intent_prediction": thought.final.argmax(axis=1),
         }
         return read if thought.second is None else {**read, "intent_second": thought.second}
-
-
-def tags_of_words(tags: Int[Array, "B P"], place: Any) -> Int[Array, "B S"]:
-    """The tag of each word's piece; 0 for words without one."""
-    return jnp.where(place >= 0, jnp.take_along_axis(tags, jnp.maximum(place, 0), axis=1), 0)
-
-
-def standardized(vectors: Float[Array, "B D"]) -> Float[Array, "B D"]:
-    """Mean 0 and variance 1 over features: the scale that the noise of a schedule is made for."""
-    centred = vectors - jnp.mean(vectors, axis=1, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=1, keepdims=True) + 1e-6)
-
-
-def _log_shares(shares: Float[Array, "B I"]) -> Float[Array, "B I"]:
-    return jax.nn.log_softmax(jnp.log(shares + 1e-9))
-
-
-def policy_loss(log_prob: Float[Array, " B"], batch: Any, counted: Array, weights: Float[Array, " B"]) -> Mean:
-    r"""REINFORCE with a baseline, by the ratio to the policy that drew.
-
-    .. math:: L = -\frac{\pi(a)}{\mu(a)} (R - b)
-
-    Source: Williams 1992; the ratio: ReflectDiffu, Sec. 3.3.1, which says nothing of mu. No gradient flows to the
-    advantage.
-    """
-    ratio = jnp.exp(log_prob - jax.lax.stop_gradient(batch.log_prob))
-    return Mean.of(-ratio * jax.lax.stop_gradient(batch.advantage), counted, weights)
-
-
-@flax.struct.dataclass
-class Baseline:
-    """A running mean of rewards: its two sums."""
-
-    total: Any  # Float[Array, ""]
-    weight: Any  # Float[Array, ""]
-
-
-@dataclasses.dataclass(frozen=True)
-class ReinforcedReflectDiffu(ReflectDiffu):
-    """The same with rewards for the second intent: a `core.protocols.ReinforcedTask`."""
-
-    rates_on_host: ClassVar[bool] = False
-
-    def learns_from(self, name: str) -> int:
-        del name
-        return 0
-
-    def init_memory(self) -> Baseline:
-        return Baseline(jnp.zeros(()), jnp.zeros(()))
-
-    def rollout(self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array) -> ReflectBatch:
-        """The batch with a second intent drawn for each row, and with what the update need not compute again."""
-        draw, choose = jax.random.split(rng)
-        known: dict[str, Any] = {"noise": self.noise_of(batch, draw)}
-        if self.annotator is not None:
-            known["reasoning"], known["reasons"] = self.annotated(frozen, batch)
-        batch = batch.replace(**known)  # type: ignore[attr-defined]
-        thought = self.think(params, frozen, batch, noise=batch.noise)
-        assert thought.policy is not None
-        action = jax.random.categorical(choose, thought.policy)
-        log_prob = jnp.take_along_axis(thought.policy, action[:, None], axis=1)[:, 0]
-        reward = self.reward(params, batch, thought, action)
-        return batch.replace(action=action, log_prob=log_prob, reward=reward)  # type: ignore[attr-defined]
-
-    def reward(
-        self, params: Params, batch: ReflectBatch, thought: Thought, action: Int[Array, " B"]
-    ) -> Float[Array, " B"]:
-        r"""How well the chosen intent suits the emotion.
-
-        .. math:: R = \mathrm{sigmoid}(E_s[e] \cdot I[a])
-
-        with the embedding of the predicted emotion by the expert of its polarity, and that of the chosen intent.
-        Source: ReflectDiffu, Eq. 9. With reward = "label", 1 for the listener's own intent and 0 for others; ours.
-        """
-        assert thought.actions is not None
-        intent = jnp.take_along_axis(thought.actions, action[:, None], axis=1)[:, 0]
-        if self.stage.reward == "label":
-            return (intent == batch.intent).astype(jnp.float32)
-        emotion = thought.emotion.argmax(axis=1)
-        side = jnp.where(jnp.asarray(IS_POSITIVE)[emotion], 0, 1)
-        felt = thought.emotion_embedding[side, emotion]
-        return jax.nn.sigmoid(jnp.sum(felt * params["intents"]["intent_embedding"][intent], axis=1))
-
-    def rate(self, frozen: Params, batch: ReflectBatch) -> ReflectBatch:
-        """The batch as it is: its rewards come from the parameters that drew."""
-        del frozen
-        return batch
-
-    def credit(self, frozen: Params, batch: ReflectBatch, memory: Baseline) -> tuple[ReflectBatch, Baseline, Metrics]:
-        """Advantages over the running mean of earlier rewards; over the batch's own mean in the first iteration."""
-        del frozen
-        assert batch.reward is not None
-        counted = self.rewarded(batch)
-        reward = Mean.of(batch.reward, counted)
-        before = jnp.where(memory.weight > 0, memory.total / jnp.maximum(memory.weight, 1e-9), reward.value())
-        keep, new = _BASELINE_DECAY, 1.0 - _BASELINE_DECAY
-        after = Baseline(keep * memory.total + new * reward.value(), keep * memory.weight + new)
-        positive = jnp.asarray(IS_POSITIVE)[jnp.maximum(batch.emotion, 0)] & (batch.emotion >= 0)
-        spread = jnp.abs(batch.reward - reward.value())
-        metrics = {
-            "reward": reward,
-            "reward_positive": Mean.of(batch.reward, counted & positive),
-            "reward_negative": Mean.of(batch.reward, counted & ~positive),
-            "reward_spread": Mean.of(spread, counted),
-            "baseline": Mean(before, jnp.ones(())),
-        }
-        return batch.replace(advantage=batch.reward - before), after, metrics  # type: ignore[attr-defined]
-
-    def check_start(self, metrics: Mapping[str, float], *, step: int) -> None:
-        error = metrics["ratio_error"]
-        if not error <= _MOST_RATIO_ERROR:  # NaN is not
-            raise TrainingError(
-                f"before the first update (step {step}) ratio_error = {error:.3g} must be at most "
-                f"{_MOST_RATIO_ERROR:g}: the update reads a context otherwise than the rollout did. In bfloat16 the "
-                "two round differently, and dropout differs: set model.dtype = 'float32'."
-            )
-
-    def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
-        if metrics["reward_spread"] < _LEAST_SPREAD:
-            log.warning(
-                "step %d: every choice has the same reward (%.6f), from which no policy learns.",
-                step,
-                metrics["reward"],
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class Answering:
-    """The task for `systems.dialogue.answerer.Answerer`: parameters are {"own", "frozen"}."""
-
-    task: ReflectDiffu
-
-    @property
-    def model(self) -> Any:
-        return self.task.model
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return self.task.heads
-
-    def generate(self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array) -> Generated:
-        del frozen
-        return self.task.generate(params["own"], params["frozen"], batch, rng)
-
-    def read(self, params: Params, batch: ReflectBatch) -> dict[str, Array]:
-        return self.task.read(params["own"], params["frozen"], batch)

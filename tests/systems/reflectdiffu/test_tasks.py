@@ -18,15 +18,10 @@ from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.generator import Decoder
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.reasons import Reasons, _span_counts
+from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu
 from empax.systems.reflectdiffu.settings import GeneratorStage, ModelSettings
-from empax.systems.reflectdiffu.tasks import (
-    IS_POSITIVE,
-    Baseline,
-    ReflectDiffu,
-    ReinforcedReflectDiffu,
-    policy_loss,
-    standardized,
-)
+from empax.systems.reflectdiffu.tasks import ReflectDiffu
+from empax.systems.reflectdiffu.thought import IS_POSITIVE, Thought, policy_loss, standardized
 from empax.training.accumulation import TrainingError
 
 B, S, T, P, V, N = 4, 7, 5, 9, 23, 3
@@ -205,8 +200,6 @@ def test_the_intents_loss_knows_the_listeners_intent_alone():
 
 
 def task_thought(final):
-    from empax.systems.reflectdiffu.tasks import Thought
-
     zeros = jnp.zeros((B, S, 2))
     policy = jax.nn.log_softmax(jnp.zeros((B, N)))
     emotion = jax.nn.log_softmax(jnp.zeros((B, len(EMOTIONS))))
