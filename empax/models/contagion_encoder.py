@@ -96,7 +96,7 @@ class EmotionExperts(nn.Module):
         weights = jnp.stack(
             [self.param(name, near_identity, (emotions, emotions)) for name in ("positive", "negative")]
         )
-        experts = jnp.einsum("XFE,FD->XED", weights, embedding)
+        experts = jnp.einsum("XEF,FD->XED", weights, embedding)
         positive, negative = jax.nn.log_softmax(jnp.einsum("XED,BD->XBE", experts, summary.astype(jnp.float32)))
         both = jnp.logaddexp(positive, negative) - jnp.log(2.0)
         if gate == "vote":

@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 
 def made_up(shapes, seed=1):
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: 0.5 * rng.normal(size=leaf.shape).astype(np.float32), shapes)
+    return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), jnp.float32), shapes)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_the_annotator_marks_the_speakers_words_alone_and_ignores_padding():
     mask = jnp.arange(8)[None] < jnp.asarray([8, 5])[:, None]
     told = jnp.asarray([[0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]], bool) & mask
     params = made_up(jax.eval_shape(lambda: annotator.init(jax.random.key(0), ids, mask))["params"])
-    params["emission_bias"] = np.array([-50.0, 50.0], np.float32)  # all that may be a reason is one
+    params["emission_bias"] = jnp.asarray([-50.0, 50.0])  # all that may be a reason is one
 
     @jax.jit
     def run(ids):

@@ -19,7 +19,7 @@ def made():
     source, mask, target, states = example()
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), target, states, mask, source, method="decode"))
     rng = np.random.default_rng(3)
-    params = jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(np.float32), shapes["params"])
+    params = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes["params"])
     run = jax.jit(lambda params, target, states, mask, source: model.apply(
         {"params": params}, target, states, mask, source, method="decode"))  # fmt: skip
     return model, params, run

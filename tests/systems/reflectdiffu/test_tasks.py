@@ -45,7 +45,7 @@ def make(**changes):
     if annotator is not None:
         made = jax.eval_shape(lambda: annotator.init(KEY, batch.piece, batch.piece_mask))
         shapes["frozen"] = {"reasons": made["params"]}
-    params = jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(np.float32), shapes)
+    params = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes)
     return task, params["own"], params["frozen"]
 
 
