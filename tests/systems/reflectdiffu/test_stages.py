@@ -83,6 +83,7 @@ def test_polarity_is_of_the_whole_context():
 
 def tiny(*words, **changes):
     config = run.plain(reflectdiffu.get_config(",".join([*words, "tiny"])))
+    config["mesh"]["data"] = 1
     for path, value in changes.items():
         section, _, name = path.partition("__")
         config[section][name] = value

@@ -82,7 +82,8 @@ def whole():
     think = jax.jit(lambda batch: task.think(params, frozen, batch))
     roll = jax.jit(lambda batch, memory: task.credit(frozen, task.rollout(params, frozen, batch, KEY), memory))
     loss = jax.jit(lambda params, batch: task.loss(params, frozen, batch, jax.random.key(1), train=True)[0].value())
-    return task, params, frozen, {"read": read, "think": think, "roll": roll, "loss": loss}
+    slope = jax.jit(jax.grad(lambda params, batch: task.loss(params, frozen, batch, KEY, train=True)[0].total))
+    return task, params, frozen, {"read": read, "think": think, "roll": roll, "loss": loss, "slope": slope}
 
 
 def test_labels_of_a_row_change_nothing_that_is_read(whole):
@@ -155,25 +156,24 @@ def test_a_rollout_draws_rewards_and_the_update_reads_the_same(whole):
 def test_the_update_finds_the_rollouts_ratio_and_the_policy_part_follows_the_advantage(whole):
     task, params, frozen, run = whole
     rolled, _, _ = run["roll"](example(), task.init_memory())
-    _, metrics = task.loss(params, frozen, rolled, KEY, train=False)
+    metrics = jax.jit(lambda: task.loss(params, frozen, rolled, KEY, train=False)[1])()
     assert float(metrics["ratio_error"].value()) < 1e-5
     task.check_start({"ratio_error": float(metrics["ratio_error"].value())}, step=0)
     with pytest.raises(TrainingError, match=r"ratio_error = 0\.5"):
         task.check_start({"ratio_error": 0.5}, step=0)
     with pytest.raises(TrainingError, match="ratio_error = nan"):
         task.check_start({"ratio_error": float("nan")}, step=0)
-    policy = lambda batch: jax.grad(lambda p: task.loss(p, frozen, batch, KEY, train=True)[0].total)(params)  # noqa: E731
-    gradient = policy(rolled)["intents"]["policy_out"]["kernel"]
-    doubled = policy(rolled.replace(advantage=2 * rolled.advantage))["intents"]["policy_out"]["kernel"]
+    gradient = run["slope"](params, rolled)["intents"]["policy_out"]["kernel"]
+    doubled = run["slope"](params, rolled.replace(advantage=2 * rolled.advantage))["intents"]["policy_out"]["kernel"]
     np.testing.assert_allclose(doubled, 2 * gradient, rtol=1e-4, atol=1e-7)  # from rewards alone
     assert float(jnp.abs(gradient).max()) > 1e-6
 
 
 @pytest.mark.slow
 def test_every_part_of_the_whole_learns(whole):
-    task, params, frozen, run = whole
+    task, params, _frozen, run = whole
     rolled, _, _ = run["roll"](example(), task.init_memory())
-    gradients = jax.grad(lambda p: task.loss(p, frozen, rolled, KEY, train=True)[0].total)(params)
+    gradients = run["slope"](params, rolled)
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
         assert np.isfinite(leaf).all(), path
         assert np.abs(leaf).max() > 0, path
