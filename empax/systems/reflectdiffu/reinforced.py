@@ -110,7 +110,7 @@ class ReinforcedReflectDiffu(ReflectDiffu):
             raise TrainingError(
                 f"before the first update (step {step}) ratio_error = {error:.3g} must be at most "
                 f"{_MOST_RATIO_ERROR:g}: the update reads a context otherwise than the rollout did. In bfloat16 the "
-                "two round differently, and dropout differs: set model.dtype = 'float32'."
+                "two round differently: set model.dtype = 'float32'."
             )
 
     def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
