@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from absl import app, flags
@@ -34,14 +33,16 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
     lines = [f"empax> {prediction.response}", f"       [{mood}{attributes or '-'}]"]
     for exemplar in prediction.exemplars[:exemplars]:
         lines.append(f"       ({exemplar['emotion']}) {exemplar['context'][-1]!r} -> {exemplar['response']!r}")
-    return "\n".join([*lines, *_thoughts(prediction.notes), f"       {seconds:.2f} s"])
+    return "\n".join([*lines, *_thoughts(prediction), f"       {seconds:.2f} s"])
 
 
-def _thoughts(notes: Mapping[str, Any]) -> list[str]:
-    """The reasons that a system has marked in the newest turn, and the intents that it thought of, if it has any."""
-    lines = []
-    if marked := notes.get("marked_context"):
-        lines.append(f"       reasons: {marked[-1]}")
+def _thoughts(prediction: Any) -> list[str]:
+    """The reasons that a system has found in the newest turn, and the intents that it thought of, if it has any."""
+    from empax.data.spans import Span, marked
+
+    notes, lines = prediction.notes, []
+    if reasons := notes.get("reasons"):
+        lines.append(f"       reasons: {marked(prediction.context, (Span(*span) for span in reasons))[-1]}")
     intents = [notes[name] for name in ("intent_first", "intent_second", "intent_prediction") if name in notes]
     if intents:
         lines.append(f"       intents: {' -> '.join(intents)}")

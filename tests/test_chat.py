@@ -80,9 +80,9 @@ def test_a_fixed_answer_is_named_as_such_and_a_feeling_only_where_there_is_one()
 
 
 def test_reasons_and_intents_are_shown_where_there_are_any():
-    notes = {"marked_context": ["Hi.", "My <em>dog died</em>."], "intent_first": "neutral", "intent_second": "wishing",
+    notes = {"reasons": [[1, 3, 11]], "intent_first": "neutral", "intent_second": "wishing",
              "intent_prediction": "consoling"}  # fmt: skip
-    shown = chat.describe(Prediction(("x",), "Oh.", reference="", notes=notes), 0.1, 3).split("\n")
+    shown = chat.describe(Prediction(("Hi.", "My dog died."), "Oh.", reference="", notes=notes), 0.1, 3).split("\n")
     assert "       reasons: My <em>dog died</em>." in shown
     assert "       intents: neutral -> wishing -> consoling" in shown
 

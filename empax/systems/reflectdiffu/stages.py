@@ -17,7 +17,6 @@ from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions
 from empax.core.types import EMOTIONS, Generated, Instance, Params
-from empax.data import spans
 from empax.data.intents import INTENTS, IntentTable, intent_ids, intent_report, load_intents, references
 from empax.data.store import PrepareSettings, check_prepared, load_instances, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
@@ -225,10 +224,8 @@ def answer_generator(stage: GeneratorStage, run: RunContext, options: AnswerOpti
         notes: list[dict[str, Any]] = [{} for _ in instances]
         contexts = [i.context for i in instances]
         for note, found in zip(notes, [] if finder is None else finder(contexts), strict=False):
-            note["reasons"] = [list(span) for span in found]
+            note["reasons"] = [list(span) for span in found]  # where, not which words: outputs have none of a corpus
         for note, instance in zip(notes, instances, strict=True):
-            if "reasons" in note:
-                note["marked_context"] = spans.marked(instance.context, (spans.Span(*s) for s in note["reasons"]))
             if instance.id in parts.intents:
                 note["intent"] = parts.intents[instance.id]
         return AnswerExamples(ReflectExamples(instances, reading, prior(instances), parts.intents), notes)

@@ -1,5 +1,6 @@
 """The stages: rows of contexts, what is refused before any work, a whole run, its plan, and a resumed one."""
 
+import gzip
 import json
 
 import numpy as np
@@ -143,8 +144,10 @@ def test_a_whole_run_answers_and_tells_its_reasons_and_intents(finished):
     rows = list(read_jsonl(finished.predictions))
     assert len(rows) == 48
     labels = {name for row in rows for name in row["notes"]}
-    assert {"intent", "intent_first", "intent_second", "intent_prediction", "reasons", "marked_context"} <= labels
+    assert {"intent", "intent_first", "intent_second", "intent_prediction", "reasons"} <= labels
     assert all(row["notes"]["intent_prediction"] in INTENTS for row in rows)
+    text = finished.outputs.read_bytes()
+    assert not any(word in gzip.decompress(text).decode() for row in rows for word in row["context"])
     report = read_json(finished.root / "report.json")
     assert 0 <= report["metrics"]["intent_accuracy"]["value"] <= 100
     assert read_json(finished.stage("generator") / "intents.json")["covered_by_commonest"]["3"] > 0
