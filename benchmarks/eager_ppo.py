@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from empax.systems.emprl.settings import PpoStage
+from empax.systems.emprl.settings import PpoTaskSettings
 from empax.training.optimizer import OptimizerSettings
 
 Reward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -49,7 +49,7 @@ class EagerPpo:
         model: Any,
         head: torch.nn.Linear,
         reward: Reward,
-        settings: PpoStage,
+        settings: PpoTaskSettings,
         optimizer: OptimizerSettings,
         *,
         epochs: int,

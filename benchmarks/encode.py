@@ -20,7 +20,8 @@ from empax.data.features import encode_for_bert
 from empax.data.tokenizers import load_tokenizer
 from empax.interop.huggingface import resolve
 from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
-from empax.retrieval.corpus import Tower, embedders
+from empax.models.dual_encoder import Towers
+from empax.retrieval.corpus import embedders
 from empax.retrieval.encode import BUCKETS, embed, plan_batches
 
 HELD_EQUAL = (
@@ -79,14 +80,14 @@ def tokens(loaded: LoadedEncoder, some: Sequence[str]) -> list[list[int]]:
 
 
 def our_embeddings(loaded: LoadedEncoder, rows: Sequence[Sequence[int]], tokens_per_batch: int) -> np.ndarray:
-    _, apply = embedders(Tower(loaded.model))
+    _, apply = embedders(Towers(loaded.model))
     params, pad_id = {"encoder": loaded.params}, loaded.tokenizer.pad_id
     return embed(apply, params, rows, pad_id=pad_id, tokens_per_batch=tokens_per_batch)
 
 
 def compile_all(loaded: LoadedEncoder, corpus: Sequence[str], tokens_per_batch: int) -> None:
     """Runs every shape that the corpus is embedded in, once."""
-    _, apply = embedders(Tower(loaded.model))
+    _, apply = embedders(Towers(loaded.model))
     run = jax.jit(apply)
     lengths = np.array([len(ids) for ids in tokens(loaded, corpus)])
     plan = plan_batches(lengths, np.array(BUCKETS), tokens_per_batch)

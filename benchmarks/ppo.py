@@ -37,7 +37,7 @@ from empax.models.heads import ClassificationHead
 from empax.systems.dialogue.generator import Decoder, Generator
 from empax.systems.emprl.rewards import CompiledReward, Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout
-from empax.systems.emprl.settings import PpoStage
+from empax.systems.emprl.settings import PpoTaskSettings
 from empax.systems.emprl.tasks import Ppo, value_head
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from empax.training.step import make_iteration_start, make_train_step
@@ -86,7 +86,7 @@ class OurPpo:
         self,
         sides: Sides,
         value: Params,
-        settings: PpoStage,
+        settings: PpoTaskSettings,
         inputs: Sequence[Inputs],
         *,
         epochs: int,
@@ -127,7 +127,7 @@ class TheirPpo:
         self,
         sides: Sides,
         value: Params,
-        settings: PpoStage,
+        settings: PpoTaskSettings,
         inputs: Sequence[Inputs],
         *,
         epochs: int,
@@ -273,10 +273,10 @@ def prepare(shape: str, dtype: str, options: argparse.Namespace) -> tuple[Sides,
     return sides._replace(params=params), value, inputs
 
 
-def stage(new_tokens: int) -> PpoStage:
+def stage(new_tokens: int) -> PpoTaskSettings:
     """PPO by its defaults, but for the length of a response."""
     rollout = DecodeSettings(method="sample", max_tokens=new_tokens, min_tokens=4, temperature=0.9, top_k=20)
-    return PpoStage(rollout=rollout, rewards=())
+    return PpoTaskSettings(rollout=rollout, rewards=())
 
 
 def copied(params: Params) -> Params:

@@ -22,7 +22,8 @@ from benchmarks.paired import DisagreementError, Row, arguments, cores, report, 
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.tokenizers import load_tokenizer
 from empax.interop.pretrained import EncoderSettings, load_encoder
-from empax.retrieval.corpus import CorpusEncoder, Tower
+from empax.models.dual_encoder import Towers
+from empax.retrieval.corpus import CorpusEncoder
 from empax.retrieval.exact import ExactIndex
 from empax.retrieval.scann import ScannIndex, ScannSettings
 
@@ -80,7 +81,7 @@ def embeddings(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     loaded = load_encoder(settings, load_tokenizer("minilm"))
     tokenizer = loaded.tokenizer
     encoder = CorpusEncoder(
-        Tower(loaded.model),
+        Towers(loaded.model),
         {"encoder": loaded.params},
         tokenizer.pad_id,
         query_text=functools.partial(encode_queries, tokenizer, max_tokens=64),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ class Arguments:
       form: the paper's system (empty), an ablation or a baseline.
       machine: what `budget` sizes the run for; empty = none was given.
       flags: the other words.
+      numbers: of "KEY=NUMBER".
     """
 
     model: str = ""
     form: str = ""
     machine: str = ""
     flags: frozenset[str] = frozenset()
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def tiny(self) -> bool:
@@ -40,6 +42,7 @@ def arguments(
     forms: Sequence[str] = (),
     flags: Sequence[str] = ("tiny",),
     machines: Sequence[str] = (),
+    numbers: Sequence[str] = (),
 ) -> Arguments:
     """Reads the arguments of a recipe.
 
@@ -51,12 +54,13 @@ def arguments(
       forms: the forms that it knows.
       flags: words that may stand beside any form.
       machines: what may follow "machine=".
+      numbers: keys that a whole number above 0 follows.
 
     Raises:
       ValueError: a word is unknown, or two exclude each other.
     """
     found: dict[str, str] = {}
-    given = set()
+    given, counts = set(), {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = word.partition("=")
         if key == "machine" and equals and value in machines:
@@ -66,26 +70,33 @@ def arguments(
         elif word in flags:
             given.add(word)
             continue
+        elif key in numbers and value.isdecimal() and int(value) > 0:
+            counts[key] = int(value)
+            continue
         elif word in models or (folders and Path(word).expanduser().is_dir()):
             kind, name = "model", word
         else:
-            raise ValueError(
-                f"{recipe}:{text}: {word!r} is unknown; it takes {_known(models, folders, forms, flags, machines)}."
-            )
+            known = _known(models, folders, forms, flags, machines, numbers)
+            raise ValueError(f"{recipe}:{text}: {word!r} is unknown; it takes {known}.")
         if found.setdefault(kind, name) != name:
             raise ValueError(f"{recipe}:{text} names two of a kind, {found[kind]!r} and {name!r}; leave one out.")
     if "tiny" in given and "machine" in found:
         raise ValueError(f"{recipe}:{text}: a trial is sized for any machine; leave out machine={found['machine']}.")
-    return Arguments(**found, flags=frozenset(given))
+    return Arguments(**found, flags=frozenset(given), numbers=counts)
 
 
 def _known(
-    models: Sequence[str], folders: bool, forms: Sequence[str], flags: Sequence[str], machines: Sequence[str]
+    models: Sequence[str],
+    folders: bool,
+    forms: Sequence[str],
+    flags: Sequence[str],
+    machines: Sequence[str],
+    numbers: Sequence[str],
 ) -> str:
     """The words that a recipe takes, as a message lists them."""
     named = [*models, *(["a folder with a model"] if folders else [])]
-    lists = [named, forms, flags, [f"machine={machine}" for machine in machines]]
-    return "; ".join(", ".join(words) for words in lists if words) or "no argument"
+    values = [*(f"machine={machine}" for machine in machines), *(f"{key}=NUMBER" for key in numbers)]
+    return "; ".join(", ".join(words) for words in (named, forms, flags, values) if words) or "no argument"
 
 
 def base(*, system: str, data: str, seed: int = 0) -> ConfigDict:
@@ -117,9 +128,9 @@ FIXED_EMBEDDING = {"pattern": "encoder/token_embedding$", "frozen": True}
 """A parameter group for pretrained encoders: half of MiniLM is word embeddings, and few steps change them little."""
 
 
-def index(*, encoder: str, candidates: int, queries: dict[str, int] | None = None) -> ConfigDict:
+def index(*, encoder: str, candidates: int, queries: dict[str, int] | None = None, method: str = "scann") -> ConfigDict:
     """An index stage; `encoder` is the stage that trained it, empty = as pretrained."""
-    settings = {"kind": "index", "encoder": encoder, "store": {"method": "scann"}, "candidates": candidates}
+    settings = {"kind": "index", "encoder": encoder, "store": {"method": method}, "candidates": candidates}
     return ConfigDict(settings if queries is None else {**settings, "queries": queries})
 
 

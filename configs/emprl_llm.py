@@ -61,12 +61,5 @@ def budget(config: ConfigDict, machine: str) -> None:
 
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:
-    """The same recipe in seconds; `random`: of a random model, trained whole, else of the pretrained one."""
-    config = emprl_transformer.shrink(config, pretrained=not random)
-    config.emprl.layout.max_context_tokens = 56  # a chat template takes some of them
-    config.evaluate.update({"limit": 16, "head_examples": 16})
-    if random:
-        config.emprl.generator = ConfigDict({"architecture": "llama", "preset": "tiny"})
-        config.emprl.lora = None
-        config.generator.optimizer.groups = []
-    return config
+    """The same recipe in seconds; `random`: of a random model, else of the pretrained one."""
+    return reg_llm.on_trial(emprl_transformer.shrink(config, pretrained=not random), random=random)

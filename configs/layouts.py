@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
+
+from . import common
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,35 @@ LAYOUTS = {
         "v5p:4x4x4": Layout(16, fsdp=64),
     },
 }
+
+
+def sized(
+    arg: str,
+    file: str,
+    recipe: Callable[[str, str, str], ConfigDict],
+    shrink: Callable[..., ConfigDict],
+    *,
+    models: Sequence[str],
+    forms: Sequence[str],
+) -> ConfigDict:
+    """The recipe of a pretrained model that `arg` asks for.
+
+    Args:
+      arg: behind the colon of `--config`.
+      file: of the recipe.
+      recipe: makes it of model, form and "cpu" or "gpu".
+      shrink: makes the trial of it; `random` is whether no model was named.
+      models: the first is the default, for two CPU cores; the others are for an accelerator.
+      forms: what it can be instead of the whole system.
+    """
+    machines = ("cpu", "gpu", *CHIPS)
+    chosen = common.arguments(arg, file, models=models, folders=True, forms=forms, machines=machines)
+    model = chosen.model or models[0]
+    machine = chosen.machine or ("cpu" if model == models[0] else "gpu")
+    config = recipe(model, chosen.form, machine if machine == "cpu" else "gpu")
+    if machine in CHIPS:
+        return on_topology(config, model, machine)
+    return shrink(config, random=not chosen.model) if chosen.tiny else config
 
 
 def on_topology(config: ConfigDict, model: str, topology: str) -> ConfigDict:

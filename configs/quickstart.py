@@ -20,30 +20,19 @@ T5 = reg_t5.WHEEL
 def get_config(arg: str = "") -> ConfigDict:
     chosen = common.arguments(arg, "quickstart.py")
     config = common.base(system="reg", data="sample")
-    config.run = ("prepare", "attributes", "annotate", "index", "generator", "joint", "evaluate", "report")
+    config.run = ("prepare", "index", "generator", "joint", "evaluate", "report")
     config.reg = models()
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": T5}})
-    # One bucket and few other shapes: most of so short a run would be compilation.
-    config.attributes = common.train(
-        task="attributes.classifier",
-        data="sample",
-        encoder={"pretrained": "minilm", "num_layers": 2, "unroll": 2},
-        max_tokens=64,
-        buckets=(64,),
-        learning_rate=2e-4,
-        best_metric="accuracy",
-        best_mode="max",
-        optimizer={"groups": [common.FIXED_EMBEDDING]},
-        **common.sizes(steps=40, batch_size=16, evaluations=1),
-    )
-    config.annotate = ConfigDict({"kind": "annotate", "classifiers": ("attributes",)})
     config.index = common.index(encoder="", candidates=6, queries={"train": 0, "validation": 0})
+    # Few buckets: most of so short a run would be compilation.
     config.generator = common.train(
         task="generator",
         index="index",
-        buckets=(96,),
+        emotion_weight=0.0,
+        buckets=(48, 96),
         learning_rate=1e-3,
         best_metric=None,
+        max_validation_examples=24,
         optimizer={"warmup_steps": 2, "schedule": "linear"},
         **common.sizes(steps=20, batch_size=24, evaluations=1),
     )
@@ -52,15 +41,17 @@ def get_config(arg: str = "") -> ConfigDict:
         retriever="",
         index="index",
         retriever_weight=0.0,
+        emotion_weight=0.0,
         buckets=(96,),
         learning_rate=3e-4,
         best_metric=None,
+        max_validation_examples=8,
         optimizer={
             "warmup_steps": 1,
             "schedule": "linear",
             "groups": [{"pattern": "^retriever/", "frozen": True}],
         },
-        **common.sizes(steps=6, batch_size=12, evaluations=1),
+        **common.sizes(steps=3, batch_size=8, evaluations=1),
     )
     config.evaluate = ConfigDict(
         {
@@ -69,7 +60,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "index": "index",
             "buckets": (96,),
             "batch_size": 16,
-            "judge": "annotate",
+            "judge": "",
         }
     )
     config.report = ConfigDict({"kind": "report"})
@@ -89,8 +80,9 @@ def models() -> ConfigDict:
                 "max_query_tokens": 48,
                 "max_key_tokens": 64,
             },
-            "decoding": {"method": "beam", "num_beams": 4, "max_tokens": 30, "min_tokens": 8, "no_repeat_ngram": 3},
+            "decoding": {"method": "beam", "num_beams": 2, "max_tokens": 30, "min_tokens": 8, "no_repeat_ngram": 3},
             "passages": 2,
+            "attributes": False,
             "emotion_share": 0.0,
         }
     )

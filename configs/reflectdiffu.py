@@ -38,7 +38,13 @@ def recipe(form: str, machine: str) -> ConfigDict:
     config = common.base(system="reflectdiffu", data="empathetic_dialogues")
     config.run = ("prepare", "reasons", "intents", "generator", "evaluate", "report")
     config.reflectdiffu = models()
-    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"vocab_size": 12_000, "lowercase": True}})
+    config.prepare = ConfigDict(
+        {
+            "kind": "prepare",
+            # ours: words that training has twice, 12,973, as configs/classic.py
+            "tokenizer": {"kind": "words", "style": "moel", "min_count": 2, "vocab_size": 20_000},
+        }
+    )
     config.reasons = reasons()
     config.intents = intents()
     config.generator = generator()
@@ -62,7 +68,7 @@ def models() -> ConfigDict:
                 "num_encoder_layers": 1,
                 "num_decoder_layers": 1,
                 "dropout": 0.0,
-                "embeddings": "minilm",  # the paper: GloVe of 300 dimensions
+                "vectors": "spacy-md",  # the paper: GloVe of 300 dimensions, which is in no package
             },
             "max_context_tokens": 100,  # ours: 99% of contexts have at most 116 words
             "max_piece_tokens": 100,
@@ -191,8 +197,8 @@ def shrink(config: ConfigDict) -> ConfigDict:
     """The same recipe in seconds: the built-in sample, random small models, a few steps."""
     config.data.name = "sample"
     small = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 1, "max_positions": 64}
-    config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
-    config.reflectdiffu.model.update({"d_model": 32, "head_dim": 8, "d_ff": 16, "embeddings": ""})
+    config.prepare.tokenizer.min_count = 1
+    config.reflectdiffu.model.update({"d_model": 32, "head_dim": 8, "d_ff": 16, "vectors": ""})
     config.reflectdiffu.update({"max_context_tokens": 40, "max_piece_tokens": 40, "max_target_tokens": 16})
     config.reflectdiffu.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
     config.generator.update({"latent": 4, "hidden": 16})

@@ -24,21 +24,11 @@ from . import common, layouts, reg_transformer
 MODELS = {"smollm2": "smollm2", "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
 PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
 FORMS = ("sft", "prompted", "no_attributes")
-MACHINES = (*reg_transformer.MACHINES, *layouts.CHIPS)
 PLAIN = {"clip_norm": 1.0, "schedule": "linear", "weight_decay": 0.0}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    known = {"models": tuple(MODELS), "folders": True, "forms": FORMS, "machines": MACHINES}
-    chosen = common.arguments(arg, "reg_llm.py", **known)
-    model = chosen.model or "smollm2"
-    machine = chosen.machine or ("cpu" if model == "smollm2" else "gpu")
-    config = recipe(model, chosen.form, machine if machine == "cpu" else "gpu")
-    if machine in layouts.CHIPS:
-        return layouts.on_topology(config, model, machine)
-    if chosen.tiny:
-        return shrink(config, random=not chosen.model)
-    return config
+    return layouts.sized(arg, "reg_llm.py", recipe, shrink, models=tuple(MODELS), forms=FORMS)
 
 
 def recipe(model: str, form: str, machine: str) -> ConfigDict:
@@ -118,12 +108,17 @@ def budget(config: ConfigDict, machine: str, *, alone: bool) -> None:
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:
     """The same recipe in seconds; `random`: of a random model, else of the pretrained one."""
-    config = common.shrink(config, pretrained=not random)
-    config.reg.layout.max_context_tokens = 56  # a chat template takes some of them
+    return on_trial(common.shrink(config, pretrained=not random), random=random)
+
+
+def on_trial(config: ConfigDict, *, random: bool) -> ConfigDict:
+    """What a trial of a decoder-only model has beside `common.shrink`; a random model is trained whole."""
+    models = config[config.system]
+    models.layout.max_context_tokens = 56  # a chat template takes some of them
     config.evaluate.update({"limit": 16, "head_examples": 16})
     if random:
-        config.reg.generator = ConfigDict({"architecture": "llama", "preset": "tiny"})
-        config.reg.lora = None
+        models.generator = ConfigDict({"architecture": "llama", "preset": "tiny"})
+        models.lora = None
         for name in ("generator", "joint"):
             if name in config:
                 config[name].optimizer.groups = []

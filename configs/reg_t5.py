@@ -35,20 +35,11 @@ HUB = {
 }
 MODELS = (WHEEL, *HUB)
 FORMS = ("no_attributes", "no_retrieval", "sft")
-MACHINES = (*reg_transformer.MACHINES, *layouts.CHIPS)
 PLAIN = {"clip_norm": 1.0, "schedule": "linear"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "reg_t5.py", models=MODELS, folders=True, forms=FORMS, machines=MACHINES)
-    model = chosen.model or WHEEL
-    machine = chosen.machine or ("cpu" if model == WHEEL else "gpu")
-    config = recipe(model, chosen.form, machine if machine == "cpu" else "gpu")
-    if machine in layouts.CHIPS:
-        return layouts.on_topology(config, model, machine)
-    if chosen.tiny:
-        return shrink(config, random=not chosen.model)
-    return config
+    return layouts.sized(arg, "reg_t5.py", recipe, shrink, models=MODELS, forms=FORMS)
 
 
 def recipe(model: str, form: str, machine: str) -> ConfigDict:

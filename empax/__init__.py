@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from empax.core.types import Instance, Prediction
     from empax.decoding.settings import DecodeSettings
     from empax.models.lora import LoraSettings
+    from empax.serving.loading import load
     from empax.serving.session import Session
-    from empax.serving.text_model import TextModel, load
+    from empax.serving.text_model import TextModel
 
 _MODULES = {
-    "load": "serving.text_model",
+    "load": "serving.loading",
     "TextModel": "serving.text_model",
     "Session": "serving.session",
     "run": "api",

@@ -25,10 +25,11 @@ _SAFETY = flags.DEFINE_boolean(
 
 
 def describe(prediction: Any, seconds: float, exemplars: int) -> str:
-    """A reply with the attributes, exemplars, reasons and intents behind it."""
+    """A reply with attributes (its own where no others are known), exemplars, reasons and intents."""
     if "answered_by" in prediction.notes:
         return f"empax> {prediction.response}\n       [a fixed answer, not the model's]"
-    attributes = ", ".join(f"{name} {level}" for name, level in prediction.attributes.items())
+    levels = prediction.attributes or prediction.notes.get("response_attributes", {})
+    attributes = ", ".join(f"{name} {level}" for name, level in levels.items())
     mood = f"you seem {prediction.emotion_prediction}; " if prediction.emotion_prediction else ""
     lines = [f"empax> {prediction.response}", f"       [{mood}{attributes or '-'}]"]
     for exemplar in prediction.exemplars[:exemplars]:

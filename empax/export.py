@@ -21,7 +21,9 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a run.", 
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, new or empty; --out is the same.", required=True)
 flags.DEFINE_alias("out", "output")
 _STAGE = flags.DEFINE_string("stage", "", "Whose checkpoint: generator, retriever, joint, ...; else the last.")
-_WHAT = flags.DEFINE_enum("what", "", ["", "generator", "retriever"], "Which of the stage's models; else the main one.")
+_WHAT = flags.DEFINE_enum(
+    "what", "", ["", "generator", "retriever", "key_retriever"], "Which of the stage's models; else the main one."
+)
 _FORMAT = flags.DEFINE_enum("format", "transformers", ["transformers", "empax"], "Whose names and files.")
 _LORA = flags.DEFINE_enum("lora", "merged", ["merged", "adapters"], "Adapters within the weights, or alone, for PEFT.")
 _SHARD = flags.DEFINE_integer("max_shard_bytes", 5_000_000_000, "Most bytes of tensors in a file.", lower_bound=1)

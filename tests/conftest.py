@@ -156,7 +156,7 @@ def make_finished(tmp: Path) -> subprocess.CompletedProcess[str] | None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (tmp / "finished" / "report" / "DONE").exists():
             return None
-        return recipe_in(tmp)(tmp / "finished", "--check")
+        return recipe_in(tmp)(tmp / "finished")
 
 
 @pytest.fixture(scope="session", autouse=True)

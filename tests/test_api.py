@@ -37,6 +37,7 @@ def test_every_two_systems_are_compared():
         empax.compare({"a": ROWS})
 
 
+@pytest.mark.slow
 def test_a_recipe_runs_with_settings_by_path(tmp_path):
     recipe = load_recipe("reg_transformer:tiny")
     with recipe.unlocked():

@@ -87,6 +87,7 @@ def test_reasons_and_intents_are_shown_where_there_are_any():
     assert "       intents: neutral -> wishing -> consoling" in shown
 
 
+@pytest.mark.slow
 def test_danger_gets_the_fixed_answer_and_the_conversation_goes_on(command, finished):
     said = "My dog died.\nI want to kill myself.\nHe was old.\n"
     result = command("-m", "empax.chat", f"--workdir={finished}", "--exemplars=0", input=said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import flax.struct
 import numpy as np
@@ -16,6 +16,9 @@ from empax.core.types import EMOTIONS, Batch, Instance
 from empax.data import features
 from empax.data.sources import SourceForm, Text
 from empax.data.tokenizers import Reading, SubwordTokenizer
+
+Key: TypeAlias = Literal["exchange", "response"]
+"""What the retriever reads of an exemplar: its context and response, or the response alone."""
 
 
 @flax.struct.dataclass
@@ -72,8 +75,14 @@ class Corpus:
     groups: np.ndarray
 
     @classmethod
-    def of(cls, instances: Sequence[Instance], form: SourceForm, key_tokenizer: Tokenizer | None = None) -> Corpus:
-        keys = [] if key_tokenizer is None else encode_keys(key_tokenizer, instances, form.layout.max_key_tokens)
+    def of(
+        cls,
+        instances: Sequence[Instance],
+        form: SourceForm,
+        key_tokenizer: Tokenizer | None = None,
+        key: Key = "exchange",
+    ) -> Corpus:
+        keys = [] if key_tokenizer is None else encode_keys(key_tokenizer, instances, form.layout.max_key_tokens, key)
         return cls(
             instances=instances,
             passages=form.passages(instances),
@@ -90,10 +99,18 @@ def encode_queries(tokenizer: Tokenizer, instances: Sequence[Instance], max_toke
     return _encode(tokenizer, texts, max_tokens, reading, reading.query_prompt)
 
 
-def encode_keys(tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int) -> list[list[int]]:
-    """Exemplars as the retriever reads them: context and response (reproduction: "key = context + response")."""
-    texts = [features.plain_context((*i.context, i.response)) for i in instances]
+def encode_keys(
+    tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int, key: Key = "exchange"
+) -> list[list[int]]:
+    """Exemplars as the retriever reads them; an exchange is cut on the left, a response alone on the right.
+
+    Source: responses alone, LEMPEx (Majumder et al. 2022), Sec. 3.3; exchanges: ours.
+    """
     reading = _reading(tokenizer)
+    if key == "response":
+        texts = [i.response for i in instances]
+        return _encode(tokenizer, texts, max_tokens, reading, reading.key_prompt, keep="left")
+    texts = [features.plain_context((*i.context, i.response)) for i in instances]
     return _encode(tokenizer, texts, max_tokens, reading, reading.key_prompt)
 
 
@@ -102,11 +119,16 @@ def _reading(tokenizer: Tokenizer) -> Reading:
 
 
 def _encode(
-    tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int, reading: Reading, prompt: str
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    max_tokens: int,
+    reading: Reading,
+    prompt: str,
+    keep: Literal["left", "right"] = "right",
 ) -> list[list[int]]:
     if reading.max_tokens is not None:
         max_tokens = min(max_tokens, reading.max_tokens)
-    return features.encode_for_bert(tokenizer, texts, max_tokens, keep="right", prompt=prompt)
+    return features.encode_for_bert(tokenizer, texts, max_tokens, keep=keep, prompt=prompt)
 
 
 def dialogue_groups(instances: Sequence[Instance]) -> np.ndarray:

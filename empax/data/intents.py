@@ -28,12 +28,6 @@ INTENTS: tuple[str, ...] = (
 )  # fmt: skip
 """In the order of EmpatheticIntents. Stored by name; a number is only ever an index into this."""
 
-POSITIVE_EMOTIONS = frozenset({
-    "caring", "confident", "content", "excited", "faithful", "grateful", "hopeful", "impressed", "joyful", "prepared",
-    "proud", "surprised", "trusting",
-})  # fmt: skip
-"""The 13 positive emotions of MIME (Majumder et al. 2020); the other 19 are negative."""
-
 _CSV_COLUMNS = ["conv_id", "utterance_idx", "actor", "label"]
 _CSV = "listener_intents.csv"
 _EMPATHETIC_INTENTS = (*EMOTIONS, *INTENTS)

@@ -7,10 +7,9 @@ file), or a sentiment lexicon (VADER), which marks words of emotion instead of c
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from empax.core.text_files import read_json
 from empax.core.types import Instance
 from empax.data import sample
 from empax.data.dailydialog import written
+from empax.data.english import vader_lexicon
 from empax.data.tokenizers import SubwordTokenizer
 
 RECCON_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
@@ -87,19 +87,12 @@ def write_spans(path: Path, examples: Iterable[SpanExample]) -> None:
     write_jsonl(path, ({"id": one.id, **span._asdict()} for one in examples for span in one.spans))
 
 
-@functools.cache
-def _lexicon() -> Mapping[str, float]:
-    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # reads its lexicon: only when asked
-
-    return SentimentIntensityAnalyzer().lexicon
-
-
 def lexicon_spans(context: Sequence[str], least_valence: float = 1.5) -> tuple[Span, ...]:
     """Words of the speaker's turns whose valence in VADER's lexicon is at least so far from 0 (of 4).
 
     Source: Hutto and Gilbert 2014. Words of emotion, not their causes.
     """
-    lexicon, spans = _lexicon(), []
+    lexicon, spans = vader_lexicon(), []
     for turn, text in enumerate(context):
         if is_speakers(turn, len(context)):
             hits = (m for m in _WORD.finditer(text) if abs(lexicon.get(m[0].lower(), 0.0)) >= least_valence)

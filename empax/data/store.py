@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -18,24 +19,44 @@ from empax.data.dialogues import instance_from_row
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.data.wheels import WHEELS
+from empax.data.words import Style
+
+_SPLITS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerSettings:
-    """Pretrained ("minilm", a folder, a Hub name), or a BPE trained on the training split.
+    """Pretrained ("minilm", a folder, a Hub name), or made of the training split.
 
     Attributes:
+      kind: of one that is made: "bpe", or "words", whose rare words are unknown (`data.words`).
       tags: whether a pretrained one gets tokens for turns, separator and attributes. False for decoder-only generators,
         which are prompted in words.
+      vocab_size: the most tokens, special ones included; a plan reckons with as many.
+      lowercase: of "bpe"; "words" are always in lower case.
+      min_count: of "words": how often a word comes at least in turns and situations.
+      style: of "words": see `data.words.train_words`.
+      splits_in_vocabulary: of "words": the splits that they are taken from. MoEL and its descendants take all three, so
+        that no word of their test is unknown.
     """
 
+    kind: Literal["bpe", "words"] = "bpe"
     pretrained: str = ""
     tags: bool = True
     vocab_size: int = 12_000
     lowercase: bool = True
+    min_count: int = 2
+    style: Style = "moel"
+    splits_in_vocabulary: tuple[str, ...] = ("train",)
 
     def __post_init__(self) -> None:
-        check_numbers(self, "vocab_size", least=1)
+        check_numbers(self, "vocab_size", "min_count", least=1)
+        if unknown := sorted(set(self.splits_in_vocabulary) - set(_SPLITS)):
+            raise ConfigError(f"splits_in_vocabulary holds {unknown[0]!r}; it takes {', '.join(_SPLITS)}.")
+        if "train" not in self.splits_in_vocabulary:
+            raise ConfigError(f"splits_in_vocabulary = {self.splits_in_vocabulary} lacks 'train'; add it.")
+        if self.kind == "words" and self.pretrained:
+            raise ConfigError(f'kind = "words" is made of the corpus; set pretrained = "" (it is {self.pretrained!r}).')
 
 
 @dataclasses.dataclass(frozen=True)

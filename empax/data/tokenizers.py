@@ -28,6 +28,7 @@ _ROLES = {
     "pad": ("<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
     "eos": ("</s>", "[SEP]", "<|endoftext|>", "<|end_of_text|>"),
 }
+_CONFIG, _RARE_WORDS = "tokenizer_config.json", "rare_words"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,7 @@ class SubwordTokenizer:
       names: texts of the pad, eos and start token, as `pad_token` and so on; `bos_token` where one is declared.
       chat_template: how the model that this is of frames a dialogue (Jinja); None if it has no such way.
       reading: how an encoder that reads with it wants its texts.
+      rare_words: of a vocabulary of words: how many different words of its training texts are `<unk>`.
       source: the folder or file that this was loaded from, for messages.
     """
 
@@ -85,6 +87,7 @@ class SubwordTokenizer:
         self.own_size = self.vocab_size
         self.chat_template = chat_template
         self.reading = Reading()
+        self.rare_words = 0
         self.source = source
         self.names = {"pad_token": pad, "eos_token": eos, "start_token": start}
         if bos:
@@ -97,6 +100,12 @@ class SubwordTokenizer:
     def _plain(self) -> PlainText:
         framing = map(self.backend.id_to_token, (self.cls_id, self.sep_id))
         return PlainText(self.backend, (*self.names.values(), *filter(None, framing)))
+
+    @property
+    def unk_id(self) -> int | None:
+        """What stands for every word that a vocabulary of words lacks; None = any text can be written."""
+        model = self.backend.model
+        return self.backend.token_to_id(model.unk_token) if isinstance(model, rust.models.WordLevel) else None
 
     @property
     def template_tokens(self) -> dict[str, str]:
@@ -167,10 +176,12 @@ class SubwordTokenizer:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which `load_tokenizer` and transformers read."""
         folder = Path(folder)
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=False))
-        fields = {"tokenizer_class": "PreTrainedTokenizerFast", **self.names}
+        fields: dict[str, str | int] = {"tokenizer_class": "PreTrainedTokenizerFast", **self.names}
         if self.chat_template is not None:
             fields["chat_template"] = self.chat_template
-        write_json(folder / "tokenizer_config.json", fields)
+        if self.rare_words:
+            fields[_RARE_WORDS] = self.rare_words
+        write_json(folder / _CONFIG, fields)
 
     def _first_of(self, *names: str) -> int:
         found = (self.backend.token_to_id(name) for name in names)
@@ -217,6 +228,9 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
         source=str(name_or_folder),
     )
     tokenizer.own_size = own_size
+    if tokenizer.unk_id is not None and (folder / _CONFIG).is_file():
+        rare = read_model_json(folder / _CONFIG).get(_RARE_WORDS, 0)
+        tokenizer.rare_words = rare if isinstance(rare, int) else 0
     return tokenizer
 
 

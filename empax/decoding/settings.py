@@ -51,6 +51,7 @@ class DecodeSettings:
       encoder_repetition_penalty: the same for tokens of the source, the other way round: above 1 favours them.
       suppress_tokens: ids that never come.
       begin_suppress_tokens: ids that never come first, or never after `first_token`.
+      allow_unknown: whether the token for unknown words may come, of a vocabulary of words (`data.words`).
       bad_words: sequences of ids that never come (`bad_words_ids`).
       more_eos_ids: ids that end a response beside the tokenizer's end-of-sequence token.
       first_token: what every response begins with (`forced_bos_token_id`, BART); None = anything.
@@ -86,6 +87,7 @@ class DecodeSettings:
     encoder_repetition_penalty: float = 1.0
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
+    allow_unknown: bool = False
     bad_words: tuple[tuple[int, ...], ...] = ()
     more_eos_ids: tuple[int, ...] = ()
     first_token: int | None = None
@@ -153,6 +155,13 @@ class DecodeSettings:
     def reads_source(self) -> bool:
         """Whether `generate` must be given the source's tokens."""
         return self.encoder_no_repeat_ngram > 0 or self.encoder_repetition_penalty != 1.0
+
+
+def without_unknown(settings: DecodeSettings, unk_id: int | None) -> DecodeSettings:
+    """The settings under which the token for unknown words, if there is one, never comes unless it is allowed."""
+    if unk_id is None or settings.allow_unknown:
+        return settings
+    return dataclasses.replace(settings, suppress_tokens=(*settings.suppress_tokens, unk_id))
 
 
 def num_hypotheses(settings: DecodeSettings) -> int:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from empax.core.types import Prediction
+from empax.core.types import LEVELS, Prediction
 from empax.evaluation.significance import SumStatistic, divide
 
 Average = Literal["weighted", "macro"]
@@ -125,6 +125,15 @@ def f1_of_confusion(matrices: Float[np.ndarray, "R C C"], average: Average) -> F
 def weighted_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:
     """F1 in percent, each class weighted by its share of the labels (EmpRL's Emp-F1); 0.0 of nothing."""
     return _f1(labels, predictions, "weighted")
+
+
+def merge_levels(levels: Sequence[str]) -> list[str]:
+    """Levels of a mechanism with mid and high as one, "some"; "" stays."""
+    return ["some" if level in LEVELS[1:] else level for level in levels]
+
+
+MERGED_LEVELS = (LEVELS[0], "some")
+"""What `merge_levels` gives."""
 
 
 def macro_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:

@@ -1,7 +1,8 @@
 """What the papers print, by row and under our metric names; percentages where ours are.
 
-REG: Wang et al., Tables 1, 2, 3 and 5; its Acc is multiplied by 100. EmpRL: Ma et al., Tables II, VI and VII.
-ReflectDiffu: Yuan et al., Table 2. A table mixes sources and units: REG's perplexities are per word for LEMPEx and the
+REG: Wang et al., Tables 1, 2, 3 and 5; its Acc is multiplied by 100. EmpRL: Ma et al., Tables II, VI and VII. LEMPEx:
+Majumder et al., Tables 2 and 5. ReflectDiffu: Yuan et al., Table 2. A table mixes sources and units: REG's perplexities
+are per word for LEMPEx and the
 word-level Transformers and per subword for the rest, and rows are copied from other papers. Only rows of one system and
 its ablations are comparable with each other.
 """
@@ -13,7 +14,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from empax.core.types import Prediction
+from empax.core.types import MECHANISMS, Prediction
 
 _COLUMNS = ("perplexity", "distinct_1", "distinct_2", "emotion_accuracy", "bleu_1", "bleu_2")
 
@@ -88,6 +89,29 @@ EMPRL_ABLATIONS: dict[str, dict[str, float]] = {
 }
 
 
+def _lempex(
+    bleu: float, perplexity: float, distinct_1: float, distinct_2: float, *synthetic: float
+) -> dict[str, float]:
+    names = (*(f"{name}_f1:macro_binary" for name in MECHANISMS), "sentiment_mae")
+    row = {"perplexity_per_word": perplexity, "bleu_2": bleu, "distinct_1": distinct_1, "distinct_2": distinct_2}
+    return row | (dict(zip(names, synthetic, strict=True)) if synthetic else {})
+
+
+# Table 2 (BLEU, PPL, Distinct-1, Distinct-2) with Table 5 (emotional presence, interpretation, exploration, MAE).
+LEMPEX_PAPER: dict[str, dict[str, float]] = {
+    "MIME": _lempex(8.76, 37.33, 0.63, 3.97, 51.74, 50.51, 56.47, 0.4484),
+    "EmpDG": _lempex(8.61, 34.18, 1.81, 6.38, 55.29, 52.58, 52.40, 0.4526),
+    "T5-PT": _lempex(7.47, 36.88, 1.59, 17.33),
+    "LEMPEx": _lempex(7.88, 26.37, 1.41, 14.66, 61.67, 55.55, 65.08, 0.442),
+}
+
+LEMPEX_ABLATIONS: dict[str, dict[str, float]] = {
+    "LEMPEx": LEMPEX_PAPER["LEMPEx"],
+    "w/o empathetic losses": _lempex(7.49, 26.88, 1.39, 14.55, 59.74, 53.44, 61.33, 0.453),
+    "w/o exemplars and losses (T5-GloVe)": _lempex(7.38, 25.26, 1.37, 13.72, 59.05, 52.27, 61.00, 0.464),
+}
+
+
 def _small_talk(bleu_1: float, bleu_2: float, rouge_l: float) -> dict[str, float]:
     return {"bleu_1": bleu_1, "bleu_2": bleu_2, "rouge_l": round(rouge_l / 100.0, 4)}
 
@@ -102,6 +126,7 @@ EMPRL_DAILYDIALOG: dict[str, dict[str, float]] = {
     "ChatGPT": _small_talk(39.39, 24.59, 12.84),
     "EmpRL": _small_talk(28.76, 17.66, 9.21),
 }
+
 
 def _reflect(*values: float) -> dict[str, float]:
     names = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "emotion_accuracy", "perplexity", "distinct_1", "distinct_2")
@@ -137,13 +162,26 @@ OTHER_CORPORA = {"dailydialog": ("EmpRL, Table VII", EMPRL_DAILYDIALOG)}
 TABLES = {
     "REG, Table 1": (REG_PAPER, REG_ABLATIONS),
     "EmpRL, Table II": (EMPRL_PAPER, EMPRL_ABLATIONS),
+    "LEMPEx, Tables 2 and 5": (LEMPEX_PAPER, LEMPEX_ABLATIONS),
     "ReflectDiffu, Table 2": (REFLECTDIFFU_PAPER, REFLECTDIFFU_ABLATIONS),
 }
 """Each paper's main table and its ablations."""
 
+_OTHER_JUDGES = "by the authors' T5-base classifiers, which their code trains on two classes"
+
+NOT_COMPARABLE: dict[str, dict[str, str]] = {
+    "LEMPEx, Tables 2 and 5": {
+        "perplexity_per_word": "over a vocabulary of 21,132 words with the rest as one unknown, a start token counted",
+        "bleu_2": "of an order that is not stated, lower-cased replies against references with capitals",
+        **{f"{name}_f1:macro_binary": _OTHER_JUDGES for name in MECHANISMS},
+    },
+}
+"""Table → metric → why a column of it must not be compared with ours; what is not here may be."""
+
 PAPER_OF = {
     **dict.fromkeys(REG_PAPER, "REG, Table 1"),
     "EmpRL": "EmpRL, Table II",
+    "LEMPEx": "LEMPEx, Tables 2 and 5",
     "ReflectDiffu": "ReflectDiffu, Table 2",
 }
 """The rows that a run can stand beside → the table that they are in."""

@@ -39,6 +39,16 @@ JUDGES: tuple[str, ...] = ("second_seed", "linear")
 Their notes are those of the first with "NAME_" in front, their metrics those of the first with ":NAME" behind.
 """
 
+_AVERAGES: tuple[str, ...] = ("macro", "macro_binary")
+"""How LEMPEx averages F1s of the mechanisms: over three levels (its text), or with mid and high as one (its code)."""
+
+_F1_VARIANTS: dict[str, tuple[str, str]] = {
+    **{average: ("", average) for average in _AVERAGES},
+    **{judge: (f"{judge}_", "weighted") for judge in JUDGES},
+    **{f"{judge}_{average}": (f"{judge}_", average) for judge in JUDGES for average in _AVERAGES},
+}
+"""Variants of the mechanisms' F1s: what the judge's notes begin with, and the average."""
+
 VARIANTS: tuple[str, ...] = (
     "perplexity:utterance_mean",
     "perplexity:mean_of_utterances",
@@ -48,7 +58,7 @@ VARIANTS: tuple[str, ...] = (
     *(f"distinct_{n}:{name}" for name in text.DISTINCT_VARIANTS[1:-1] for n in (1, 2)),
     *MOEL_METRICS,
     "token_f1",
-    *(f"{name}_f1:{judge}" for judge in JUDGES for name in ("empathy", *MECHANISMS)),
+    *(f"{name}_f1:{variant}" for variant in _F1_VARIANTS for name in ("empathy", *MECHANISMS)),
 )
 """The same metrics as other papers compute them, token F1, and the mechanisms as the other judges see them."""
 
@@ -230,8 +240,8 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
         "empathy_f1": lambda: _mechanism_f1(rows, MECHANISMS),
         **{f"{name}_f1": functools.partial(_mechanism_f1, rows, (name,)) for name in MECHANISMS},
         **{
-            f"{name}_f1:{judge}": functools.partial(_mechanism_f1, rows, chosen, f"{judge}_")
-            for judge in JUDGES
+            f"{name}_f1:{variant}": functools.partial(_mechanism_f1, rows, chosen, *how)
+            for variant, how in _F1_VARIANTS.items()
             for name, chosen in (("empathy", MECHANISMS), *((name, (name,)) for name in MECHANISMS))
         },
     }
@@ -274,18 +284,23 @@ def _exemplar_match(rows: Sequence[Prediction]) -> Statistic | None:
     return ratio_statistic(counts[:, 0], counts[:, 1], scale=100.0) if counts[:, 1].any() else None
 
 
-def _mechanism_f1(rows: Sequence[Prediction], mechanisms: Sequence[str], prefix: str = "") -> Statistic | None:
-    """Weighted F1 of the mechanisms in the responses against those in the references (EmpRL's Emp-F1).
+def _mechanism_f1(
+    rows: Sequence[Prediction], mechanisms: Sequence[str], prefix: str = "", average: str = "weighted"
+) -> Statistic | None:
+    """F1 of the mechanisms in the responses against those in the references, weighted as EmpRL's Emp-F1.
 
-    From `notes["reference_attributes"]` and `notes["response_attributes"]`, mechanism → level, as the empathy
-    identifiers of a run give them; with a prefix, from the notes that begin with it.
+    From `notes["reference_attributes"]` and `notes["response_attributes"]`, mechanism → level, as the judges of a run
+    give them; with a prefix, from the notes that begin with it. Other averages are those of `_AVERAGES`.
     """
     labels = [[_level(row, f"{prefix}reference_attributes", name) for row in rows] for name in mechanisms]
     guesses = [[_level(row, f"{prefix}response_attributes", name) for row in rows] for name in mechanisms]
     for golds, found in zip(labels, guesses, strict=True):
         if not any(gold and guess for gold, guess in zip(golds, found, strict=True)):
             return None
-    return empathy.f1_statistic(labels, guesses, LEVELS, "weighted")
+    if average == "macro_binary":
+        labels, guesses = ([empathy.merge_levels(levels) for levels in side] for side in (labels, guesses))
+        return empathy.f1_statistic(labels, guesses, empathy.MERGED_LEVELS, "macro")
+    return empathy.f1_statistic(labels, guesses, LEVELS, "macro" if average == "macro" else "weighted")
 
 
 def _level(row: Prediction, note: str, mechanism: str) -> str:

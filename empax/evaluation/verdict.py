@@ -45,8 +45,8 @@ def verdict(rows: Sequence[Prediction], *, retrieves: bool | None = None) -> dic
     """What is wrong with the predictions as a whole.
 
     Args:
-      rows: predictions, at least one. Notes `response_without_exemplars`, and `nll_without_exemplars` beside `nll` and
-        `num_tokens`, say what exemplars change.
+      rows: predictions, at least one. Notes `response_without_exemplars`, and `nll_without_exemplars` or
+        `nll_of_other_exemplars` beside `nll` and `num_tokens`, say what exemplars change.
       retrieves: whether the system is meant to see exemplars; None = not known.
 
     Returns:
@@ -194,13 +194,15 @@ def _use(shown: Sequence[Prediction]) -> list[Check]:
         changed = sum(row.response != text for row, text in known)
         found = f"exemplars change {_share(changed, len(known))} replies"
         checks.append(Check("use of exemplars", changed > 0, found if changed else f"{found}: retrieval is unused"))
-    pairs = [(_note(row, "nll"), _note(row, "nll_without_exemplars"), _note(row, "num_tokens")) for row in shown]
-    numbers = [pair for pair in pairs if all(isinstance(value, (int, float)) for value in pair)]
-    tokens = sum(pair[2] for pair in numbers)
-    if len(numbers) >= MIN_ROWS and tokens:
-        used = sum(without - with_them for with_them, without, _ in numbers) / tokens
-        found = f"exemplars lower the loss by {used:.4f} nats a token"
-        checks.append(Check("nats from exemplars", used > 0, found if used > 0 else f"{found}: retrieval is unused"))
+    for note, than in (("nll_without_exemplars", ""), ("nll_of_other_exemplars", ", those of other contexts not")):
+        pairs = [(_note(row, "nll"), _note(row, note), _note(row, "num_tokens")) for row in shown]
+        numbers = [pair for pair in pairs if all(isinstance(value, (int, float)) for value in pair)]
+        tokens = sum(pair[2] for pair in numbers)
+        if len(numbers) >= MIN_ROWS and tokens:
+            used = sum(without - with_them for with_them, without, _ in numbers) / tokens
+            found = f"exemplars lower the loss by {used:.4f} nats a token{than}"
+            found = found if used > 0 else f"{found}: retrieval is unused"
+            checks.append(Check("nats from exemplars", used > 0, found))
     return checks
 
 

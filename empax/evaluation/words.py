@@ -8,13 +8,8 @@ import itertools
 import re
 from collections.abc import Callable, Iterable
 
-# Words whose full stop ends no sentence. NLTK's trained English model knows more; these are the ones of dialogue.
-_ABBREVIATIONS = frozenset(
-    (
-        "mr mrs ms dr prof st jr sr vs etc inc co ltd corp dept approx est gen sgt capt lt col rev hon mt ft "
-        + "a.m p.m u.s u.k e.g i.e ph.d b.a m.a d.c jan feb mar apr jun jul aug sep sept oct nov dec"
-    ).split(" ")
-)
+from empax.data.english import ABBREVIATIONS, MOEL_CONTRACTIONS
+
 # Letters and digits that NLTK parts nevertheless.
 _CONTRACTIONS = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})
 _INNER_SENTENCE_END = re.compile(r"[.?!]\s*\S")
@@ -28,7 +23,7 @@ def _nltk_tokenizers() -> tuple[Callable[[str], list[str]], Callable[[str], Iter
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
     parameters = PunktParameters()
-    parameters.abbrev_types = set(_ABBREVIATIONS)  # Punkt may add to it
+    parameters.abbrev_types = set(ABBREVIATIONS)  # Punkt may add to it
     return NLTKWordTokenizer().tokenize, PunktSentenceTokenizer(parameters).tokenize
 
 
@@ -69,7 +64,7 @@ def _chunk_words(chunk: str) -> tuple[str, ...] | None:
 
 def _ends_sentence(word: str) -> bool:
     """Whether a full stop behind the word ends a sentence whatever follows."""
-    return len(word) > 1 and word.isalpha() and word.lower() not in _ABBREVIATIONS
+    return len(word) > 1 and word.isalpha() and word.lower() not in ABBREVIATIONS
 
 
 def _whole(text: str) -> tuple[str, ...]:
@@ -84,14 +79,7 @@ def lower_tokens(text: str) -> tuple[str, ...]:
     return tuple(token.lower() for token in tokenize(text))
 
 
-_MOEL_CONTRACTIONS = {
-    "it's": "it is", "don't": "do not", "doesn't": "does not", "didn't": "did not", "you'd": "you would",
-    "you're": "you are", "you'll": "you will", "i'm": "i am", "they're": "they are", "that's": "that is",
-    "what's": "what is", "couldn't": "could not", "i've": "i have", "we've": "we have", "can't": "cannot",
-    "i'd": "i would", "aren't": "are not", "isn't": "is not", "wasn't": "was not", "weren't": "were not",
-    "won't": "will not", "there's": "there is", "there're": "there are",
-}  # fmt: skip
-_MOEL_CONTRACTION = re.compile("|".join(_MOEL_CONTRACTIONS))
+_MOEL_CONTRACTION = re.compile("|".join(MOEL_CONTRACTIONS))
 
 
 @functools.lru_cache(maxsize=200_000)
@@ -102,7 +90,7 @@ def moel_tokens(text: str) -> tuple[str, ...]:
     released outputs and references are in this form; cleaning them again changes nothing. Contractions are replaced
     inside longer words too, as there.
     """
-    return tokenize(_MOEL_CONTRACTION.sub(lambda found: _MOEL_CONTRACTIONS[found.group()], text.lower()))
+    return tokenize(_MOEL_CONTRACTION.sub(lambda found: MOEL_CONTRACTIONS[found.group()], text.lower()))
 
 
 def tokenize_13a(text: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder, Pooling
 from empax.models.lora import LoraSettings, init_adapters
-from empax.models.t5 import T5Encoder, encoder_alone, t5_config
+from empax.models.t5 import T5Encoder, encoder_alone, t5_config, t5_from_scratch
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 from empax.models.transformer_config import Remat
 
@@ -192,24 +192,33 @@ def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: Sen
     )
 
 
+_FROM_SCRATCH: dict[str, Callable[..., TransformerConfig]] = {
+    "transformer": scratch,
+    "t5_from_scratch": t5_from_scratch,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class GeneratorSettings:
     """An encoder-decoder, or a decoder-only model that is prompted.
 
     Attributes:
-      architecture: "transformer" (from scratch), "t5", "bart", "blenderbot", "llama", "gpt2", or "pretrained": what the
-        config.json of `pretrained` says, an "mbart" for instance.
-      pretrained: of all but "transformer": a folder, a Hub name, or "smollm2" (the wheel); empty = random.
+      architecture: "transformer" and "t5_from_scratch" (LEMPEx), which have the sizes below; "t5", "bart",
+        "blenderbot", "llama", "gpt2", or "pretrained": what the config.json of `pretrained` says, an "mbart" for
+        instance.
+      pretrained: of all but those from scratch: a folder, a Hub name, or "smollm2" (the wheel); empty = random.
       preset: of a random one: "t5-small", "bart-base", "llama-3.1-8b", "gpt2", ...; the sizes below are then unused.
         Beside `pretrained` it says what that is, so that a plan needs none of its files.
       adapters: of a `pretrained` that is a folder with an adapter of PEFT's: "merged" into the weights, or "kept" apart
         and trained further, which needs `lora` beside the generator.
-      embeddings: of a "transformer": an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
+      embeddings: of one from scratch: an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
         as other systems start from GloVe; empty = random.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
-    architecture: Literal["transformer", "t5", "bart", "blenderbot", "llama", "gpt2", "pretrained"] = "transformer"
+    architecture: Literal[
+        "transformer", "t5", "t5_from_scratch", "bart", "blenderbot", "llama", "gpt2", "pretrained"
+    ] = "transformer"
     pretrained: str = ""
     preset: str = ""
     adapters: Literal["merged", "kept"] = "merged"
@@ -232,11 +241,11 @@ class GeneratorSettings:
         name = self.architecture
         if self.adapters == "kept" and not self.pretrained:
             raise ConfigError("adapters = 'kept' needs pretrained, the folder of an adapter; else leave it 'merged'.")
-        if name == "transformer":
+        if name in _FROM_SCRATCH:
             if self.pretrained or self.preset:
                 raise ConfigError(
                     "pretrained and preset go with architecture = 't5', 'bart', 'blenderbot', 'llama' or 'gpt2' "
-                    "(pretrained also with 'pretrained'); a 'transformer' starts from scratch."
+                    f"(pretrained also with 'pretrained'); a {name!r} starts from scratch."
                 )
             return
         if name == "pretrained" and (self.preset or not self.pretrained):
@@ -246,7 +255,7 @@ class GeneratorSettings:
                 f"architecture = {name!r} needs pretrained (a folder or a Hub name) or preset ('t5-small')."
             )
         if self.embeddings:
-            raise ConfigError(f"embeddings go with architecture = 'transformer'; a {name!r} brings its own.")
+            raise ConfigError(f"embeddings go with a generator from scratch; a {name!r} brings its own.")
 
     def preset_config(self, **changes: Any) -> TransformerConfig | DecoderOnlyConfig:
         """Settings of the model that `preset` names.
@@ -295,13 +304,16 @@ def load_generator(
       ConfigError: there is no such model, or the tokenizer does not belong to it.
     """
     changes: dict[str, Any] = {name: getattr(settings, name) for name in _RUN_SETTINGS}
-    if settings.architecture == "transformer":
+    if settings.architecture in _FROM_SCRATCH:
         sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
         changes |= {name: getattr(settings, name) for name in sizes}
-        config = scratch(tokenizer.vocab_size, start_id=tokenizer.start_id, **changes)
+        make = _FROM_SCRATCH[settings.architecture]
+        config = make(tokenizer.vocab_size, start_id=tokenizer.start_id, **changes)
         params = None
         if settings.embeddings and with_params:
-            params = {"token_embedding": word_embeddings(settings.embeddings, tokenizer, settings.d_model)}
+            vectors = word_embeddings(settings.embeddings, tokenizer, settings.d_model)
+            scale = config.initial_embedding_stddev() * config.d_model**0.5  # theirs is that of `scratch`
+            params = {"token_embedding": vectors * np.float32(scale)}
         return LoadedGenerator(EncoderDecoder(config), params)
     if not settings.pretrained or (planned and settings.preset):
         config = settings.preset_config(**changes)

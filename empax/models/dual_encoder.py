@@ -1,4 +1,4 @@
-"""The retriever's model: one tower for queries and passages, pooled to a vector."""
+"""The retriever's model: texts pooled to vectors, by one tower for queries and keys or by one for each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core.types import Params
 from empax.models.heads import masked_max, masked_mean
 
 Pooling: TypeAlias = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "weightedmean"]
@@ -77,7 +78,7 @@ class DualEncoder(nn.Module):
     Parameters are the encoder's, under "encoder", and those of the projections, under "dense_0" and so on.
 
     Attributes:
-      encoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]`, a BertEncoder.
+      encoder: `(ids[B,S], mask[B,S], embedded=, deterministic=) -> states[B,S,D]`, a BertEncoder or a T5Encoder.
       pooling: see `pooled`.
       normalize: to unit length.
       projections: layers between pooling and normalisation.
@@ -103,13 +104,62 @@ class DualEncoder(nn.Module):
         return self.embed(ids, mask, deterministic=deterministic)
 
     def embed(
-        self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
+        self,
+        ids: Int[Array, "B S"] | None,
+        mask: Bool[Array, "B S"],
+        *,
+        embedded: Float[Array, "B S _"] | None = None,
+        deterministic: bool = True,
     ) -> Float[Array, "B D"]:
-        """One float32 vector per text."""
-        vectors = pooled(self.encoder(ids, mask, deterministic=deterministic), mask, self.pooling)
+        """One float32 vector per text; `embedded` stands for the embeddings of `ids`, which are then None."""
+        options = {} if embedded is None else {"embedded": embedded}
+        vectors = pooled(self.encoder(ids, mask, deterministic=deterministic, **options), mask, self.pooling)
         for layer, projection in zip(self.dense, self.projections, strict=True):
             vectors = _ACTIVATIONS[projection.activation](layer(vectors))
         if not self.normalize:
             return vectors
         # The square root of a sum, not a norm: its gradient at zero is 0 and not NaN.
         return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(vectors**2, axis=-1, keepdims=True), 1e-24))
+
+
+@dataclasses.dataclass(frozen=True)
+class Towers:
+    """Queries and keys to vectors of one space: by one tower for both, or by one for each.
+
+    Parameters: those of the one tower under "encoder", or of the two under "query_encoder" and "key_encoder".
+    Source: two towers Karpukhin et al. 2020, Sec. 3.1; one Izacard et al. 2022, Sec. 3.
+
+    Attributes:
+      query: reads queries.
+      key: reads keys; None = `query` reads them too.
+    """
+
+    query: DualEncoder
+    key: DualEncoder | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Where the parameters of the reader of queries are, and those of the reader of keys."""
+        return ("encoder", "encoder") if self.key is None else ("query_encoder", "key_encoder")
+
+    def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params:
+        """Fresh parameters; two towers begin alike if their models are alike."""
+        towers = dict(zip(self.names, (self.query, self.key or self.query), strict=True))
+        return {name: tower.init(rng, ids, mask)["params"] for name, tower in towers.items()}
+
+    def embed_queries(
+        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
+    ) -> Float[Array, "B D"]:
+        """Vectors of queries; dropout where there is an `rng`."""
+        return _embedded(self.query, params[self.names[0]], ids, mask, rng)
+
+    def embed_keys(
+        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
+    ) -> Float[Array, "B D"]:
+        """The same of keys."""
+        return _embedded(self.key or self.query, params[self.names[1]], ids, mask, rng)
+
+
+def _embedded(tower: DualEncoder, params: Params, ids: Array, mask: Array, rng: jax.Array | None) -> Array:
+    rngs = None if rng is None else {"dropout": rng}
+    return jnp.asarray(tower.apply({"params": params}, ids, mask, rngs=rngs, deterministic=rng is None))

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.sharding import keep_rows_split
+from empax.models.arithmetic import contract
 from empax.models.feed_forward import ConvFeedForward, ConvWindow, FeedForward
 from empax.models.layers import Dropout, Norm, normal, relative_bucket
 from empax.models.memory_attention import Memories, MemoryAttention
@@ -205,11 +206,20 @@ class Stack(nn.Module):
         if c.position == "learned" and not c.shared_positions:
             init = normal(c.initial_embedding_stddev())
             self.position_embedding = self.param("position_embedding", init, (c.position_rows(), c.d_model))
+        if c.embedding_projection:
+            init = normal(c.init_scale * c.d_model**-0.5)
+            self.embedding_projection = self.param("embedding_projection", init, (c.d_model, c.d_model))
         if c.embedding_norm:
             self.embedding_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
         if c.final_norm:
             self.final_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
         self.dropout = Dropout(c.dropout)
+
+    def project(self, embedded: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Scaled embeddings as this stack turns them, before positions are added."""
+        if not self.config.embedding_projection:
+            return embedded
+        return contract("BTD,DF->BTF", embedded, self.embedding_projection)
 
     def enter(self, states: Float[Array, "B T D"], positions: Int[Array, " #T"]) -> Float[Array, "B T D"]:
         """Token embeddings with what this stack adds to them before its first layer: positions of its own, a norm."""

@@ -87,6 +87,19 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
     return dataclasses.replace(config, **(given | changes))
 
 
+def t5_from_scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
+    """A T5 v1.0 of any size: pre-norm without biases, unscaled attention, tied and scaled output.
+
+    By default LEMPEx' "GloVe-T5" (Majumder et al., Sec. 3.2): with its 21,132 words 27,575,184 parameters.
+
+    Args:
+      vocab_size: of the tokenizer, special ids included.
+      changes: any field of TransformerConfig.
+    """
+    fields = {"d_model": 300, "d_kv": 50, "d_ff": 2048, "num_heads": 6, "num_layers": 6, "vocab_size": vocab_size}
+    return dataclasses.replace(t5_config(fields), **changes)
+
+
 def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
     """Settings of an mT5: a T5 v1.1, whose head may be tied and is never scaled. As `t5_config`.
 
@@ -142,7 +155,12 @@ class T5Encoder(nn.Module):
         nn.share_scope(self, self.model)
 
     def __call__(
-        self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
+        self,
+        ids: Int[Array, "B S"] | None,
+        mask: Bool[Array, "B S"],
+        *,
+        embedded: Float[Array, "B S D"] | None = None,
+        deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """States of `ids`; those of padding are numbers without meaning."""
-        return self.model.encode(ids, mask, deterministic=deterministic)
+        """States of `ids`, or of `embedded` in their place; those of padding are numbers without meaning."""
+        return self.model.encode(ids, mask, embedded=embedded, deterministic=deterministic)

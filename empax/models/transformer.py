@@ -42,6 +42,11 @@ def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
     return dataclasses.replace(defaults, **changes)
 
 
+def causal(length: int) -> Bool[Array, "1 T T"]:
+    """Which positions may be attended to where nobody sees what comes later."""
+    return jnp.tril(jnp.ones((1, length, length), bool))
+
+
 class EncoderDecoder(nn.Module):
     """Transformer encoder-decoder; call its methods with `model.apply({"params": p}, ..., method="encode")`."""
 
@@ -62,11 +67,12 @@ class EncoderDecoder(nn.Module):
         self.decoder = Stack(c, c.num_decoder_layers, decoder=True)
         self.dropout = Dropout(c.dropout)
 
-    def _embed(
+    def enter(
         self,
         stack: Stack,
         embedded: Float[Array, "B T D"],
         positions: Int[Array, " #T"],
+        *,
         deterministic: bool,
         start: Float[Array, "B D"] | None = None,
     ) -> Float[Array, "B T D"]:
@@ -75,6 +81,7 @@ class EncoderDecoder(nn.Module):
         states = embedded * c.d_model**0.5 if c.embed_scale else embedded
         if start is not None:
             states = jnp.where((positions == 0)[None, :, None], start[:, None].astype(states.dtype), states)
+        states = stack.project(states)
         if c.position == "sinusoidal":
             states = states + sinusoidal_positions(positions, c.d_model, c.sinusoids)[None]
         if c.position == "learned" and c.shared_positions:
@@ -118,7 +125,8 @@ class EncoderDecoder(nn.Module):
             embedded = self.embed(source)
         if added is not None:
             embedded = embedded + added
-        states = self._embed(self.encoder, embedded, jnp.arange(source_mask.shape[1]), deterministic)
+        positions = jnp.arange(source_mask.shape[1])
+        states = self.enter(self.encoder, embedded, positions, deterministic=deterministic)
         return self.encoder(states, source_mask[:, None, :], deterministic=deterministic)[0]
 
     def decode_hidden(
@@ -169,16 +177,27 @@ class EncoderDecoder(nn.Module):
         *,
         with_weights: bool,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
+        inputs = self.decoder_inputs(target, start=start, deterministic=deterministic)
+        read = self._checked(memories)
+        return self.decoder(
+            inputs, causal(target.shape[1]), states, states_mask, read,
+            deterministic=deterministic, with_weights=with_weights,
+        )  # fmt: skip
+
+    def decoder_inputs(
+        self, target: Int[Array, "B T"], *, start: Float[Array, "B D"] | None = None, deterministic: bool
+    ) -> Float[Array, "B T D"]:
+        """What the decoder's first layer reads: `target` behind the start token; arguments as of `decode_hidden`."""
         length = target.shape[1]
         self._check_length(length)
         first = jnp.full((target.shape[0], 1), self.config.start_id, target.dtype)
         embedded = self.embed(jnp.concatenate([first, target[:, :-1]], axis=1))
-        inputs = self._embed(self.decoder, embedded, jnp.arange(length), deterministic, start)
-        causal = jnp.tril(jnp.ones((1, length, length), bool))
-        read = self._checked(memories)
-        return self.decoder(
-            inputs, causal, states, states_mask, read, deterministic=deterministic, with_weights=with_weights
-        )
+        return self.enter(self.decoder, embedded, jnp.arange(length), deterministic=deterministic, start=start)
+
+    def step_inputs(self, tokens: Int[Array, "B K"], cache: DecodeCache) -> Float[Array, "B K D"]:
+        """The same of one token of every hypothesis."""
+        position = cache.position[None]
+        return self.enter(self.decoder, self.embed(tokens), position, deterministic=True, start=cache.start)
 
     def _checked(self, memories: Memories | None) -> Memories:
         memories = memories or {}
@@ -286,8 +305,7 @@ class EncoderDecoder(nn.Module):
     def _step(
         self, tokens: Int[Array, "B K"], cache: DecodeCache, *, with_weights: bool
     ) -> tuple[Float[Array, "B K D"], DecodeCache, Float[Array, "B K S"] | None]:
-        states = self._embed(self.decoder, self.embed(tokens), cache.position[None], True, cache.start)
-        return self.decoder.step(states, cache, with_weights=with_weights)
+        return self.decoder.step(self.step_inputs(tokens, cache), cache, with_weights=with_weights)
 
     def _check_length(self, length: int) -> None:
         c = self.config

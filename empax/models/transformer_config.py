@@ -27,6 +27,7 @@ class TransformerConfig:
         `models.memory_attention`.
       memory_gate: "scalar" multiplies what is read from a memory by a sigmoid of the state and of it, one number for
         each position; "none" adds it as it is.
+      attention_bias: whether attention has biases; None = as `use_bias` says.
       attention_scale: logits times head_dim ** -0.5; T5 has none.
       position: "relative" (T5's bias, shared by all layers of a stack), "sinusoidal" or "learned".
       sinusoids: the rates of "sinusoidal", see `models.layers.sinusoidal_positions`.
@@ -34,6 +35,7 @@ class TransformerConfig:
       position_offset: unused rows before that of the first position (BART: 2).
       shared_positions: whether encoder and decoder read one table of learned positions; BART has one in each.
       embedding_norm: whether a norm follows the embeddings, one in each stack (BART).
+      embedding_projection: whether a matrix, one in each stack, turns the scaled embeddings before positions are added.
       embed_scale: embeddings times sqrt(d_model), as in Vaswani et al. 2017.
       output_scale: output logits times d_model ** -0.5 (T5 v1.0).
       output_bias: whether a constant is added to the logits (BART's `final_logits_bias`); it is never trained.
@@ -62,6 +64,7 @@ class TransformerConfig:
     norm: Literal["rms", "layer"] = "layer"
     pre_norm: bool = True
     use_bias: bool = True
+    attention_bias: bool | None = None
     attention_scale: bool = True
     position: Literal["relative", "sinusoidal", "learned"] = "relative"
     sinusoids: Sinusoids = "tensor2tensor"
@@ -70,6 +73,7 @@ class TransformerConfig:
     max_positions: int = 512
     position_offset: int = 0
     shared_positions: bool = True
+    embedding_projection: bool = False
     embed_scale: bool = False
     embedding_norm: bool = False
     tie_embeddings: bool = True
@@ -108,7 +112,7 @@ class TransformerConfig:
             self.d_model,
             self.num_heads,
             self.head_dim,
-            self.use_bias,
+            self.use_bias if self.attention_bias is None else self.attention_bias,
             self.attention_scale,
             self.dropout,
             self.init_scale,

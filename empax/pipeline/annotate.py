@@ -24,7 +24,7 @@ from empax.core.run import RunContext, cache_dir
 from empax.core.types import ATTRIBUTES, LEVELS, Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.store import check_prepared
-from empax.evaluation.empathy import confusion_matrix, weighted_f1
+from empax.evaluation.empathy import accuracy, confusion_matrix, merge_levels, weighted_f1
 from empax.systems import attributes
 
 log = logging.getLogger("empax")
@@ -38,10 +38,12 @@ class Settings:
 
     Attributes:
       classifiers: the stages that trained the classifiers; together they must cover all three mechanisms.
+      contexts: whether contexts are annotated too. False where nothing reads those, as in LEMPEx.
       sentiment_threshold: VADER's compound at or beyond which a text is "high" (or, negative, "low").
     """
 
     classifiers: tuple[str, ...] = ("attributes",)
+    contexts: bool = True
     sentiment_threshold: float = 0.05
 
     def __post_init__(self) -> None:
@@ -129,7 +131,7 @@ def _annotated(
 ) -> list[dict[str, Any]]:
     """One row per instance; kept across runs under a hash of the texts and of what made it."""
     texts = [(i.id, i.context, i.response if split == "train" else "") for i in instances]
-    path = cache_dir() / "annotations" / f"{hash_json([made_by, split, texts])}.jsonl"
+    path = cache_dir() / "annotations" / f"{hash_json([made_by, settings.contexts, split, texts])}.jsonl"
     return kept_rows(path, lambda: _rows(instances, judges, settings, split))
 
 
@@ -137,22 +139,25 @@ def _rows(
     instances: Sequence[Instance], judges: Sequence[attributes.Judge], settings: Settings, split: str
 ) -> list[dict[str, Any]]:
     contexts = [i.context for i in instances]
-    rows = [{"id": i.id, "context_attributes": {}} for i in instances]
-    for row, levels in zip(
-        rows, judge_levels(judges, contexts, [""] * len(rows), settings.sentiment_threshold), strict=True
-    ):
-        row["context_attributes"] = levels
+    rows: list[dict[str, Any]] = [{"id": i.id} for i in instances]
+    texts: dict[str, list[str]] = {"context_attributes": [""] * len(rows)} if settings.contexts else {}
     if split == "train":
-        responses = [i.response for i in instances]
-        for row, levels in zip(
-            rows, judge_levels(judges, contexts, responses, settings.sentiment_threshold), strict=True
-        ):
-            row["response_attributes"] = levels
+        texts["response_attributes"] = [i.response for i in instances]
+    for note, responses in texts.items():
+        found = judge_levels(judges, contexts, responses, settings.sentiment_threshold)
+        for row, levels in zip(rows, found, strict=True):
+            row[note] = levels
     return rows
 
 
+def _two_classes(gold: Sequence[str], guess: Sequence[str]) -> dict[str, float]:
+    """Accuracy and weighted F1 with the levels mid and high as one, as LEMPEx' released code has them."""
+    golds, guesses = (merge_levels(levels) for levels in (gold, guess))
+    return {"binary_accuracy": accuracy(golds, guesses), "binary_weighted_f1": weighted_f1(golds, guesses)}
+
+
 def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
-    """Accuracy, weighted F1 and confusion of every judge, by mechanism, on the seeker posts that it never saw.
+    """Accuracy, weighted F1 (of two classes too) and confusion of every judge, by mechanism, on posts it never saw.
 
     A second judge of a mechanism stands under "STAGE/MECHANISM".
     """
@@ -167,6 +172,7 @@ def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[at
             quality[key] = {
                 "accuracy": 100.0 * float(np.mean([g == p for g, p in zip(gold, guess, strict=True)])),
                 "weighted_f1": weighted_f1(gold, guess),
+                **_two_classes(gold, guess),
                 "confusion": np.asarray(confusion_matrix(gold, guess, LEVELS)).tolist(),
                 "pairs": len(gold),
             }

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import logging
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from empax.core.config import LARGEST_INT, ConfigError, check_numbers
 from empax.core.files import hash_file, hash_json, write_atomically, write_json
+from empax.core.protocols import InstanceEncoder
 from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
 from empax.core.system import load_encoder_of
+from empax.core.types import Instance
 from empax.data import own
-from empax.data.exemplars import dialogue_groups
+from empax.data.exemplars import dialogue_groups, emotion_ids
 from empax.data.store import check_prepared, load_instances
-from empax.retrieval.index import IndexSettings, build_index, check_installed, measure_recall
+from empax.evaluation.retrieval import SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
+from empax.retrieval.filters import EmotionFilter, Filter, find_exemplars, fit_emotions
+from empax.retrieval.index import Index, IndexSettings, build_index, check_installed, measure_recall
 
 log = logging.getLogger("empax")
 
 RECALL_QUERIES = 256
+
+POOL = 2500
+"""Training responses, drawn by the run's seed, among which a gold response is ranked; beside all of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +44,12 @@ class Settings:
       candidates: M, rows looked up per context; training over-retrieves these and picks K of them.
       queries: how many instances of each split are searched (0 = all), chosen once at random by the run's seed, so that
         stages which search fewer see a part of what stages that search more see.
+      filter: "none"; "predicted_emotion" keeps rows of the emotion that the context's vector tells; "gold_emotion"
+        those of its dialogue's emotion, as LEMPEx' code does. Nobody knows it at test time: a leak, and the report says
+        so.
+      searched: with a filter, rows that are looked at for each context; LEMPEx' code: 2,047.
+      quality: splits to measure retrieval on → contexts of it (whole dialogues, drawn by the run's seed), 0 = all; see
+        `evaluation.retrieval`.
       beam: options of Apache Beam, which then embeds the corpus: ("--runner=DirectRunner",) in this process,
         ("--runner=FlinkRunner", ...) on a cluster that sees the work directory; none = without it.
     """
@@ -41,16 +58,25 @@ class Settings:
     store: IndexSettings = dataclasses.field(default_factory=IndexSettings)
     candidates: int = 6
     queries: dict[str, int] = dataclasses.field(default_factory=lambda: {"train": 0, "validation": 0})
+    filter: Filter = "none"
+    searched: int = 2047
+    quality: dict[str, int] = dataclasses.field(default_factory=dict)
     beam: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_numbers(self, "candidates", least=1)
-        for split, number in self.queries.items():
-            if split not in own.SPLITS or not 0 <= number <= LARGEST_INT:
-                raise ConfigError(
-                    f"queries has {split!r} = {number}; it maps {', '.join(own.SPLITS)} to how many instances are "
-                    "searched, 0 for all."
-                )
+        check_numbers(self, "candidates", "searched", least=1)
+        for setting in ("queries", "quality"):
+            for split, number in getattr(self, setting).items():
+                if split not in own.SPLITS or not 0 <= number <= LARGEST_INT:
+                    raise ConfigError(
+                        f"{setting} has {split!r} = {number}; it maps {', '.join(own.SPLITS)} to how many instances "
+                        "are searched, 0 for all."
+                    )
+        if self.filter != "none" and self.searched < self.candidates:
+            raise ConfigError(
+                f"searched = {self.searched} rows are looked at and filtered, but candidates = {self.candidates} are "
+                "wanted; set it to at least as many."
+            )
 
 
 def check(settings: Settings, run: RunContext) -> None:
@@ -69,6 +95,12 @@ def check(settings: Settings, run: RunContext) -> None:
         )
     check_installed(settings.store)
     own.check_beam(settings.beam, f"config.{run.stage}.beam")
+    data = run.plan.data
+    if settings.filter != "none" and data.name == "jsonl" and not own.has_emotions(data.dir, "train"):
+        raise ConfigError(
+            f"config.{run.stage}.filter = {settings.filter!r}, but no dialogue of the split 'train' has an emotion; "
+            'give them emotions, or set filter = "none".'
+        )
 
 
 def run(settings: Settings, run: RunContext) -> None:
@@ -84,15 +116,14 @@ def run(settings: Settings, run: RunContext) -> None:
     index = build_index(keys, settings.store, groups=groups, encoder_hash=encoder.hash, mesh=mesh)
     built = time.perf_counter()
     index.save(run.files.index(run.stage))
+    search = _Search(run.stage, encoder, index, _make_filter(settings, run, encoder, corpus, mesh), mesh)
     sample = keys[:RECALL_QUERIES]
     for split, limit in settings.queries.items():
         instances = load_instances(run, split)
         order = np.random.default_rng(run.seed).permutation(len(instances))
         positions = order[:limit] if limit else order
-        chosen = [instances[p] for p in positions]
-        queries = encoder.embed_queries(chosen, progress=f"{run.stage}: {split}", mesh=mesh)
-        found = index.search(queries, settings.candidates, query_groups=dialogue_groups(chosen))
-        _save(run, split, positions, np.asarray(found.ids))
+        queries, found = search(split, [instances[p] for p in positions], settings.candidates)
+        _save(run, split, positions, found, settings.filter)
         sample = queries[:RECALL_QUERIES]
     about = {
         "rows": len(corpus),
@@ -100,9 +131,122 @@ def run(settings: Settings, run: RunContext) -> None:
         "recall_at_10": measure_recall(index, index.exact, sample, k=min(10, len(corpus))),
         "seconds_embedding": embedded - begin,
         "seconds_building": built - embedded,
+        **search.about(),
     }
     log.info("%s: recall@10 %.4f over %d rows", run.stage, about["recall_at_10"], len(corpus))
+    if settings.quality:
+        corpus_of = _Corpus(corpus, keys, groups)
+        about["quality"] = {
+            split: _quality(run, split, limit, corpus_of, search) for split, limit in settings.quality.items()
+        }
     write_json(run.directory / "index.json", about)
+
+
+def _make_filter(
+    settings: Settings, run: RunContext, encoder: InstanceEncoder, corpus: Sequence[Instance], mesh: Mesh | None
+) -> EmotionFilter | None:
+    """What the settings ask for, left in the folder of the stage for whoever answers later."""
+    if settings.filter == "none":
+        return None
+    emotions, weights = emotion_ids(corpus), None
+    if settings.filter == "predicted_emotion":
+        contexts = encoder.embed_queries(corpus, progress=f"{run.stage}: train", mesh=mesh)
+        weights = fit_emotions(contexts, emotions)
+    made = EmotionFilter(settings.filter, settings.searched, emotions, weights)
+    made.save(run.directory)
+    return made
+
+
+@dataclasses.dataclass
+class _Search:
+    """Searches contexts, and keeps what is to be told of the filter."""
+
+    stage: str
+    encoder: InstanceEncoder
+    index: Index
+    filter: EmotionFilter | None
+    mesh: Mesh | None
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, split: str, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Vectors of the contexts, [Q, D], and rows of the index, [Q, k], -1 = none."""
+        queries = self.encoder.embed_queries(instances, progress=f"{self.stage}: {split}", mesh=self.mesh)
+        groups, emotions = dialogue_groups(instances), emotion_ids(instances)
+        found = find_exemplars(self.index, queries, k, groups=groups, emotions=emotions, filter=self.filter)
+        ids = np.asarray(found.ids)
+        if self.filter is not None:
+            self._tell(split, queries, emotions, ids, k)
+        return queries, ids
+
+    def _tell(self, split: str, queries: np.ndarray, emotions: np.ndarray, ids: np.ndarray, k: int) -> None:
+        assert self.filter is not None
+        short, known = int((ids < 0).any(axis=1).sum()), emotions >= 0
+        note: dict[str, Any] = {"contexts": len(ids), "with_too_few": short}
+        if self.filter.weights is not None and known.any():
+            right = self.filter.predict(queries[known]) == emotions[known]
+            note["emotion_accuracy"] = 100.0 * float(right.mean())
+        self.notes[split] = note
+        log.info(
+            "%s: %s of %d rows searched: %d of %d contexts of %s have fewer than %d exemplars",
+            self.stage, self.filter.kind, self.filter.searched, short, len(ids), split, k,
+        )  # fmt: skip
+
+    def about(self) -> dict[str, Any]:
+        """Of the filter, if there is one; with the gold emotion it says that it is a leak."""
+        if self.filter is None:
+            return {}
+        leak = {"leak": self.filter.kind} if self.filter.kind == "gold_emotion" else {}
+        return {**leak, "filter": {"kind": self.filter.kind, "searched": self.filter.searched, **self.notes}}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Corpus:
+    """The indexed responses with their vectors and dialogues."""
+
+    instances: Sequence[Instance]
+    keys: np.ndarray
+    groups: np.ndarray
+
+
+def _quality(run: RunContext, split: str, limit: int, corpus: _Corpus, search: _Search) -> dict[str, Any]:
+    """How well contexts of a split find their gold responses, and what exemplars they find."""
+    chosen = whole_dialogues(load_instances(run, split), limit, seed=run.seed)
+    queries, found = search(split, chosen, SHOWN)
+    gold = search.encoder.embed_keys(chosen, progress=f"{run.stage}: gold", mesh=search.mesh)
+    groups, texts = dialogue_groups(chosen), [i.response for i in corpus.instances]
+    numbers = np.unique([*texts, *(i.response for i in chosen)], return_inverse=True)[1]
+    pool = np.sort(np.random.default_rng(run.seed).permutation(len(texts))[:POOL])
+
+    def ranks(rows: np.ndarray | slice) -> np.ndarray:
+        return gold_ranks(
+            queries, gold, corpus.keys[rows], gold_texts=numbers[len(texts) :], key_texts=numbers[: len(texts)][rows],
+            groups=groups, key_groups=corpus.groups[rows],
+        )  # fmt: skip
+
+    statistics = {
+        **recall_statistics(ranks(pool), f"{len(pool) + 1}"),
+        **recall_statistics(ranks(slice(None)), "all"),
+        **exemplar_statistics(
+            found, texts=texts, emotions=emotion_ids(corpus.instances), wanted=emotion_ids(chosen),
+            dialogues=groups, turns=np.array([len(i.context) for i in chosen]),
+        ),
+    }  # fmt: skip
+    metrics = with_intervals(statistics, groups)
+    told = ", ".join(f"{name} {m['value']:.1f} [{m['low']:.1f}, {m['high']:.1f}]" for name, m in metrics.items())
+    log.info("%s: %s, %d contexts: %s", run.stage, split, len(chosen), told)
+    return {"contexts": len(chosen), "metrics": metrics}
+
+
+def whole_dialogues(instances: Sequence[Instance], limit: int, *, seed: int) -> list[Instance]:
+    """All instances of dialogues drawn at random, at least `limit` instances if there are so many (0 = all)."""
+    if not limit:
+        return list(instances)
+    sizes = collections.Counter(i.dialogue_id for i in instances)
+    names = list(sizes)
+    order = np.random.default_rng(seed).permutation(len(names))
+    total = np.cumsum([sizes[names[p]] for p in order])
+    drawn = {names[p] for p in order[: int(np.searchsorted(total, limit)) + 1]}
+    return [i for i in instances if i.dialogue_id in drawn]
 
 
 def _embedded_by_beam(settings: Settings, run: RunContext, encoder_hash: str) -> np.ndarray:
@@ -115,6 +259,8 @@ def _embedded_by_beam(settings: Settings, run: RunContext, encoder_hash: str) ->
     return embed_file(path, make_encoder, folder, options=settings.beam)
 
 
-def _save(run: RunContext, split: str, positions: np.ndarray, ids: np.ndarray) -> None:
-    path = run.directory / f"candidates_{split}.npz"
-    write_atomically(path, lambda temporary: np.savez(temporary, positions=positions, ids=ids))
+def _save(run: RunContext, split: str, positions: np.ndarray, ids: np.ndarray, filter: Filter) -> None:
+    path, more = run.directory / f"candidates_{split}.npz", {}
+    if filter != "none":
+        more["filter"] = np.array(filter)
+    write_atomically(path, lambda temporary: np.savez(temporary, positions=positions, ids=ids, **more))

@@ -16,6 +16,7 @@ from empax.data.bpe import train_bpe
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import PrepareSettings, TokenizerSettings, may_load, pretrained_tokenizer
+from empax.data.words import train_words
 
 log = logging.getLogger("empax")
 
@@ -65,7 +66,9 @@ def run(settings: Settings, run: RunContext) -> None:
         if not instances[split]:
             raise ConfigError(f"the split {split!r} of config.data.name = {data.name!r} has no instances.")
         write_jsonl(run.files.instances(split), map(instance_to_row, instances[split]))
-    _tokenizer(settings.tokenizer, _texts(instances["train"])).save(run.files.tokenizer)
+    words = settings.tokenizer.kind == "words"
+    texts = _said(splits, settings.tokenizer.splits_in_vocabulary) if words else _texts(instances["train"])
+    _tokenizer(settings.tokenizer, texts).save(run.files.tokenizer)
     write_json(run.files.stage("prepare") / "counts.json", counts)
 
 
@@ -74,7 +77,16 @@ def _texts(instances: Iterable[Instance]) -> list[str]:
     return list(dict.fromkeys(turn for i in instances for turn in (*i.context, i.response)))
 
 
+def _said(splits: Mapping[str, Sequence[Dialogue]], names: Sequence[str]) -> list[str]:
+    """Every turn and every situation of some splits, as often as it comes."""
+    dialogues = [dialogue for name in names for dialogue in splits[name]]
+    return [text for d in dialogues for text in (*(u.text for u in d.utterances), d.situation)]
+
+
 def _tokenizer(settings: TokenizerSettings, texts: list[str]) -> Any:
     if settings.pretrained:
         return pretrained_tokenizer(settings)
+    if settings.kind == "words":
+        options = {"min_count": settings.min_count, "style": settings.style, "vocab_size": settings.vocab_size}
+        return train_words(texts, special_tokens=SPECIAL_TOKENS, **options)  # pyright: ignore[reportArgumentType]
     return train_bpe(texts, vocab_size=settings.vocab_size, lowercase=settings.lowercase, special_tokens=SPECIAL_TOKENS)

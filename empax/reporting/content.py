@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from empax.evaluation.scoring import METRICS
-from empax.reporting.tables import Row, format_value, intervals
+from empax.reporting.tables import Row, format_value, intervals, metric_title
 
 Report = Mapping[str, Any]
 
@@ -32,6 +32,9 @@ REPLIES = 3
 """How many replies a report leads with."""
 
 AS_IT_IS = "text as it is; BLEU and Dist of lower-cased NLTK words"
+APART = "†"
+"""Stands behind a published number that must not be compared with ours."""
+
 CLEANED_ALIKE = "both sides cleaned and split into words as MoEL's (“:moel”)"
 
 
@@ -46,12 +49,9 @@ class Results(NamedTuple):
 
 def results_tables(report: Report) -> list[Results]:
     """The run beside what was published of the same rows; then beside released outputs, all cleaned alike."""
-    ours: Row = ("ours", str(report["system"]), intervals(report["metrics"]))
+    ours: Row = ("ours", str(report["system"]), intervals({**report["metrics"], **report["variants"]}))
     title = report["test_set"]["title"]
-    published = [
-        (name, {metric: (format_value(metric, value), "") for metric, value in values.items()})
-        for name, values in report["published"].items()
-    ]
+    published = [(name, published_cells(report, values)) for name, values in report["published"].items()]
     rows = [
         ours,
         # What this run wants to reproduce stands directly under it.
@@ -59,13 +59,32 @@ def results_tables(report: Report) -> list[Results]:
         *(("paper", name, cells) for name, cells in published if name != report["paper_row"]),
     ]
     absent = report["published_absent"]
-    why = f"Published rows are absent: {absent}." if absent else ""
+    why = f"Published rows are absent: {absent}." if absent else _not_comparable(report)
     how = AS_IT_IS + ("; published rows as their authors cleaned them" if published else "")
     names = [name for name in METRICS if name in report["metrics"]]
+    named = {name for values in report["published"].values() for name in values}
+    names += [name for name in report["variants"] if name in named]
     tables = [Results(f"{title}; {how}.", names, rows, why)]
     if report["peers"] or report["peers_absent"]:
         tables.append(_beside_peers(report))
     return tables
+
+
+def published_cells(report: Report, values: Mapping[str, float]) -> dict[str, tuple[str, str]]:
+    """Numbers of a paper as cells, with a mark where they must not be compared with ours."""
+    apart = report["notes"].get("not_comparable", {})
+    return {
+        metric: (format_value(metric, value) + (APART if metric in apart else ""), "")
+        for metric, value in values.items()
+    }
+
+
+def _not_comparable(report: Report) -> str:
+    reasons: dict[str, list[str]] = {}
+    for metric, why in report["notes"].get("not_comparable", {}).items():
+        reasons.setdefault(why, []).append(metric_title(metric))
+    told = "; ".join(f"{', '.join(metrics)}: {why}" for why, metrics in reasons.items())
+    return f"{APART} As published not comparable with ours. {told}." if told else ""
 
 
 def _beside_peers(report: Report) -> Results:

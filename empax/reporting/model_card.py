@@ -88,7 +88,7 @@ def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, 
         f"The {about.what} of stage `{about.stage}` of a run of the system `{config['system']}` with empax, "
         f"{about.size:,} parameters" + _begun_from(about) + ".\n",
         "## Use\n",
-        _use(about),
+        _use(about, config[config["system"]]),
         "## Data\n",
         _data(data, report),
         "## Results\n",
@@ -127,7 +127,7 @@ def _front_matter(about: Exported, licence: str) -> str:
     return "\n".join([*lines, "tags:", *tags, "---", ""])
 
 
-def _use(about: Exported) -> str:
+def _use(about: Exported, settings: Mapping[str, Any]) -> str:
     if about.format == "empax":
         call = "from empax.interop.export import load_exported\n\nmodel, params = load_exported(Path(FOLDER))"
         return f"```python\n{call}\n```\n"
@@ -136,10 +136,16 @@ def _use(about: Exported) -> str:
             "from sentence_transformers import SentenceTransformer\n\n"
             'vectors = SentenceTransformer(FOLDER).encode(["I lost my job.", "We won the cup!"])'
         )
+        alone = settings.get("key") == "response"
+        key = "a response alone" if alone else "the same with the response behind it"
         about_texts = (
-            "A query is the turns of a context, joined by single spaces; a key is the same with the response "
-            "behind it. The dot product is the relevance."
+            f"A query is the turns of a context, joined by single spaces; a key is {key}. "
+            "The dot product is the relevance."
         )
+        if settings.get("towers") == "separate":
+            about_texts += (
+                " Two encoders were exported apart: `--what=retriever` for queries, `key_retriever` for keys."
+            )
         return f"```python\n{call}\n```\n\n{about_texts}\n"
     call = _loading(about) + (_CHAT if about.prompted else _ANSWER)
     notes = " ".join(filter(None, (_on_adapters(about), _layout(about))))

@@ -9,7 +9,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from empax.evaluation.scoring import METRICS
+from empax.evaluation.scoring import METRICS, VARIANTS
 from empax.reporting import charts, comparisons, controls, other_corpora
 from empax.reporting.content import (
     NOTE,
@@ -20,6 +20,7 @@ from empax.reporting.content import (
     facts,
     headline,
     levels,
+    published_cells,
     results_tables,
 )
 from empax.reporting.tables import format_value, html_cell, html_results, intervals, metric_title
@@ -102,13 +103,11 @@ def _ablations(report: Report) -> str:
     ablations = report["notes"].get("paper_ablations") or {}
     if not ablations:
         return ""
-    names = [name for name in METRICS if any(name in values for values in ablations.values())]
+    names = [name for name in (*METRICS, *VARIANTS) if any(name in values for values in ablations.values())]
     head = "".join(f"<th>{escape(metric_title(name))}</th>" for name in names)
     rows = "".join(
-        f"<tr><th>{escape(row)}</th>"
-        + "".join(f"<td>{html_cell((format_value(n, values[n]), '') if n in values else None)}</td>" for n in names)
-        + "</tr>"
-        for row, values in ablations.items()
+        f"<tr><th>{escape(row)}</th>" + "".join(f"<td>{html_cell(cells.get(name))}</td>" for name in names) + "</tr>"
+        for row, cells in ((row, published_cells(report, values)) for row, values in ablations.items())
     )
     return (
         '<p class="note">What the paper prints for the system with one part less. An ablation is a run of its own, '

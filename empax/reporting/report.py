@@ -19,7 +19,7 @@ from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Instance,
 from empax.evaluation import controls, published
 from empax.evaluation.empathy import confusion_matrix
 from empax.evaluation.pairing import describe_rows
-from empax.evaluation.published import PAPER_OF, REG_PAPER, TABLES, TestSet
+from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, REG_PAPER, TABLES, TestSet
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, score
 from empax.evaluation.verdict import verdict
@@ -117,6 +117,7 @@ def run(settings: Settings, run: RunContext) -> None:
             "indexes": findings.find_indexes(files),
             "paper_table": table,
             "paper_ablations": ablations,
+            "not_comparable": NOT_COMPARABLE.get(table, {}),
             **{
                 path.stem: read_json(path)
                 for path in sorted((*files.root.glob("*/classifiers.json"), *files.root.glob("*/evaluate.json")))
@@ -189,7 +190,8 @@ def build_report(
         raise ConfigError(f"paper_row = {paper_row!r} is not among the paper's rows: {', '.join(paper)}.")
     test_set = published.identify(predictions, data=data, config=config, stage=stage)
     if test_set.why_not:
-        paper, notes = {}, {name: note for name, note in notes.items() if name != "paper_ablations"}
+        left_out = ("paper_ablations", "not_comparable")
+        paper, notes = {}, {name: note for name, note in notes.items() if name not in left_out}
     left_out = {name: why for name, other in (peer_sets or {}).items() if (why := why_apart(test_set, other))}
     return {
         "system": system,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jax.sharding import Mesh
@@ -15,7 +15,6 @@ from empax.core.cache import kept_array
 from empax.core.files import hash_json
 from empax.core.run import cache_dir
 from empax.core.types import Instance, Params
-from empax.models.dual_encoder import DualEncoder
 from empax.retrieval.encode import BUCKETS, Encoder, embed
 
 KEPT_FROM = 1000
@@ -34,19 +33,6 @@ class Embedder(Protocol):
     ) -> Float[Array, "B D"]: ...
 
     def embed_keys(self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B D"]: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Tower:
-    """One encoder for queries and keys; its parameters are under "encoder"."""
-
-    encoder: DualEncoder
-
-    def embed_queries(self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B D"]:
-        made: Any = self.encoder.apply({"params": params["encoder"]}, ids, mask)
-        return made
-
-    embed_keys = embed_queries
 
 
 @functools.lru_cache(maxsize=8)

@@ -35,7 +35,7 @@ class ExportSettings:
     """
 
     stage: str = ""
-    what: Literal["", "generator", "retriever"] = ""
+    what: Literal["", "generator", "retriever", "key_retriever"] = ""
     format: Format = "transformers"
     max_shard_bytes: int = SHARD_BYTES
     lora: Literal["merged", "adapters"] = "merged"
@@ -60,7 +60,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
       CheckpointError: the stage has not been trained.
     """
     check_new(output)
-    files, config, plan, found = _trained(workdir, settings)
+    files, config, plan, what, found = _trained(workdir, settings)
     adapters = settings.lora == "adapters"
     beneath = found.base
     if adapters:
@@ -104,7 +104,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     else:
         export_generator(output, found.model, found.params, t, generation, **options)
     unfinished = "" if files.done(found.stage).exists() else f"; {found.stage} has not finished, these are its best yet"
-    what = f"{found.what}'s adapters" if adapters else found.what
+    what = f"{what}'s adapters" if adapters else what
     return f"wrote the {what} of stage {found.stage}, {about.size:,} parameters, to {output}{unfinished}"
 
 
@@ -118,7 +118,7 @@ def trained_model(workdir: Path) -> Trained:
     return _trained(workdir, ExportSettings())[-1]
 
 
-def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, dict[str, Any], RunPlan, Trained]:
+def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, dict[str, Any], RunPlan, str, Any]:
     files = WorkDir(workdir)
     if not files.config.exists():
         raise ConfigError(f"{workdir} holds no run; give the --workdir of one.")
@@ -128,7 +128,7 @@ def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, dict[str
     stage, what = find_model(plan, settings)
     assert stage.spec is not None  # of a stage with models
     made = stage.spec.models[what](stage.settings, RunContext(files, plan, stage.name), settings.lora == "adapters")
-    return files, config, plan, made
+    return files, config, plan, what, made
 
 
 def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:

@@ -30,6 +30,7 @@ class Session:
 
     Attributes:
       judges: classifiers of the attributes; none where the recipe has no `annotate`.
+      of_replies: whether they judge the reply, and not the context: where the recipe annotates no contexts.
       head: the emotion head that evaluation chose; empty where none has learnt emotions better than chance.
       before: a hook that sees the user's newest text; what it returns is the reply, in the model's place, unless it is
         None.
@@ -43,6 +44,7 @@ class Session:
     seed: int
     before: Before | None = None
     after: After | None = None
+    of_replies: bool = False
 
     @classmethod
     def load(cls, workdir: Path, *, before: Before | None = answer_to_danger, after: After | None = None) -> Session:
@@ -78,21 +80,21 @@ class Session:
         context = RunContext(files, plan, evaluated)
         # No buckets: one compilation, so that every answer is as fast as the second.
         answerer = evaluate.load_answerer(context.settings(evaluated, evaluate.Settings), context, ())
-        judges, threshold = (), 0.05
+        judges, threshold, of_replies = (), 0.05, False
         if "annotate" in stages:
             labels: annotate.Settings = stages["annotate"].settings
             judges = tuple(
                 dataclasses.replace(judge, buckets=(judge.max_tokens,))
                 for judge in annotate.load_judges(labels, context)
             )
-            threshold = labels.sentiment_threshold
+            threshold, of_replies = labels.sentiment_threshold, not labels.contexts
         about = files.stage(context.stage) / "evaluate.json"
         verify(about)
         head = read_json(about).get("emotion_head", "")
         if head:
             verify(files.predictions)
             head = head if beats_chance(read_jsonl(files.predictions)) else ""
-        return cls(answerer, judges, threshold, head, plan.seed, before, after)
+        return cls(answerer, judges, threshold, head, plan.seed, before, after, of_replies)
 
     def reply(self, context: Sequence[str]) -> Prediction:
         """Answers a conversation; `context` alternates and ends with the speaker's turn.
@@ -110,14 +112,19 @@ class Session:
         if answer is not None:
             return Prediction(turns, answer, reference="", id="chat#1", notes={"answered_by": "before"})
         notes = {}
-        if self.judges:
-            levels = annotate.judge_levels(self.judges, [turns], [""], self.sentiment_threshold)
-            notes["context_attributes"] = levels[0]
+        if self.judges and not self.of_replies:
+            notes["context_attributes"] = self._levels(turns, "")
         instance = Instance(id="chat#1", context=turns, response="", emotion="", notes=notes)
         prediction = self.answerer.respond([instance], batch_size=1, seed=self.seed)[0]
         emotion = prediction.notes["emotion_by_head"][self.head] if self.head else ""
         response = self.after(prediction.response) if self.after else prediction.response
-        return dataclasses.replace(prediction, response=response, emotion_prediction=emotion)
+        told = dict(prediction.notes)
+        if self.judges and self.of_replies:
+            told["response_attributes"] = self._levels(turns, response)
+        return dataclasses.replace(prediction, response=response, emotion_prediction=emotion, notes=told)
+
+    def _levels(self, context: tuple[str, ...], response: str) -> dict[str, str]:
+        return annotate.judge_levels(self.judges, [context], [response], self.sentiment_threshold)[0]
 
 
 def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:

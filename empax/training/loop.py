@@ -35,7 +35,7 @@ from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.optimizer import averaged, first_updates, learning_rate, make_optimizer, trained_mask
 from empax.training.profiling import Profiler
-from empax.training.settings import LoopSettings, check_batch_sizes
+from empax.training.settings import LoopSettings, check_batch_sizes, check_whole_batches
 from empax.training.step import make_eval_step, make_explore_step, make_iteration_start, make_train_step
 
 log = logging.getLogger("empax")
@@ -117,6 +117,7 @@ def fit(
         return FitResult(params=load_params(directory), **read_sealed(ended))
     mesh = make_mesh() if mesh is None else mesh
     check_batch_sizes(settings, batch_shards(mesh), where=f"config.{stage}")
+    check_whole_batches(settings, task, where=f"config.{stage}")
     if settings.refresh_every_steps and on_refresh is None:
         raise ConfigError(f"refresh_every_steps = {settings.refresh_every_steps}, but {stage} has nothing to refresh.")
     with contextlib.ExitStack() as stack:

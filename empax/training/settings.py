@@ -99,6 +99,20 @@ def check_buckets(buckets: Sequence[int]) -> None:
         )
 
 
+def check_whole_batches(settings: LoopSettings, task: object, *, where: str) -> None:
+    """Raises ConfigError if batches are cut whose examples look at each other; `where` is the stage's section.
+
+    Such a task says `splits_batches = False` (`core.protocols.WholeBatchTask`).
+    """
+    cut = [name for name in ("accumulate", "minibatches") if getattr(settings, name) > 1]
+    if cut and not getattr(task, "splits_batches", True):
+        raise ConfigError(
+            f"{where}.{cut[0]} = {getattr(settings, cut[0])} cuts a batch of {settings.batch_size}, but here the "
+            "examples of a batch are each other's negatives, and each would have fewer of them; set "
+            f"{cut[0]} = 1, and a smaller batch_size if memory is short."
+        )
+
+
 def check_batch_sizes(settings: LoopSettings, shards: int, *, where: str) -> None:
     """Raises ConfigError if a batch cannot be split over `shards` devices; `where` is the stage's section."""
     parts = settings.accumulate * settings.minibatches

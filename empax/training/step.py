@@ -43,7 +43,8 @@ def make_train_step(
     over the micro-batches i, so the number of micro-batches changes nothing but the memory (and the dropout masks).
 
     Args:
-      task: whose loss is minimised; its dimensions are fixed by the first batch, each further shape compiles again.
+      task: whose loss is minimised; its dimensions are fixed by the first batch, each further shape compiles again. A
+        batch that has a field `step` gets the number of updates made.
       optimizer: takes the gradient g.
       state: shardings of the state; like `batch` and `replicated`, None leaves the placement to the arguments.
       batch: sharding of the batch, a numpy-like tree whose leaves share their leading axis.
@@ -58,7 +59,11 @@ def make_train_step(
       all updates.
     """
 
-    def gradient(params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> tuple[Params, Metrics]:
+    def gradient(
+        params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array, step: jax.Array
+    ) -> tuple[Params, Metrics]:
+        batch = batch.replace(step=step) if hasattr(batch, "step") else batch
+
         def total(params: Params) -> tuple[jax.Array, Metrics]:
             if trained is not None:
                 params = jax.tree.map(lambda p, kept: p if kept else jax.lax.stop_gradient(p), params, trained)
@@ -67,20 +72,22 @@ def make_train_step(
 
         return jax.grad(total, has_aux=True)(params)
 
-    def accumulated(params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> tuple[Params, Metrics]:
+    def accumulated(
+        params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array, step: jax.Array
+    ) -> tuple[Params, Metrics]:
         def add(sums: Any, part: tuple[jax.Array, AnyBatch]) -> tuple[Any, None]:
             index, micro = part
-            grads = gradient(params, frozen, micro, jax.random.fold_in(rng, index))
+            grads = gradient(params, frozen, micro, jax.random.fold_in(rng, index), step)
             return jax.tree.map(jnp.add, sums, grads), None
 
         micros = jax.tree.map(lambda leaf: _split(leaf, accumulate), batch)
-        shapes = jax.eval_shape(gradient, params, frozen, jax.tree.map(lambda leaf: leaf[0], micros), rng)
+        shapes = jax.eval_shape(gradient, params, frozen, jax.tree.map(lambda leaf: leaf[0], micros), rng, step)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (jnp.arange(accumulate), micros))[0]
 
     def update(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, Metrics]:
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run repeats its dropout masks
-        grads, metrics = (gradient if accumulate == 1 else accumulated)(state.params, frozen, batch, rng)
+        grads, metrics = (gradient if accumulate == 1 else accumulated)(state.params, frozen, batch, rng, state.step)
         scale = 1.0 / jnp.maximum(metrics["loss"].weight, 1e-9)
         grads = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -80,6 +80,7 @@ ZERO_REFUSED = (
     "head_dim", "num_encoder_layers", "num_decoder_layers", "num_beams", "num_samples", "temperature", "top_p",
     "clip_norm", "eps", "num_beam_groups", "num_return_sequences", "typical_p", "repetition_penalty",
     "encoder_repetition_penalty", "decay_rate", "clip_threshold", "min_dim_size_to_factor", "epsilon_high", "delta",
+    "min_count", "searched", "width", "latent", "teacher_decay_steps", "kernel",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""
 

@@ -303,6 +303,15 @@ def test_queries_read_the_newest_of_the_context_and_keys_the_response(tokenizer,
         assert key == [tokenizer.cls_id, *both[-9:], tokenizer.sep_id]
 
 
+def test_a_key_may_be_the_response_alone_cut_on_the_right(tokenizer, instances):
+    for instance, key in zip(instances, encode_keys(tokenizer, instances, 5, "response"), strict=True):
+        assert key == [tokenizer.cls_id, *tokenizer.encode(instance.response)[:3], tokenizer.sep_id]
+    form = TaggedForm(tokenizer, LAYOUT, True)
+    corpus = Corpus.of(instances, form, tokenizer, "response")
+    assert corpus.keys == encode_keys(tokenizer, instances, LAYOUT.max_key_tokens, "response")
+    assert corpus.keys != Corpus.of(instances, form, tokenizer).keys
+
+
 def test_groups_are_of_dialogues_and_the_same_in_every_process(instances):
     groups = dialogue_groups(instances)
     assert groups.dtype == np.int32

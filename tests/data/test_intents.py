@@ -8,17 +8,17 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.run import DataSettings
-from empax.core.types import EMOTIONS, Instance
+from empax.core.types import EMOTIONS, IS_POSITIVE, POSITIVE_EMOTIONS, Instance
 from empax.data import intents, sample
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import load_dialogues
-from empax.data.intents import INTENTS, POSITIVE_EMOTIONS, TABLE_1, IntentTable, intent_ids, intent_report, references
+from empax.data.intents import INTENTS, TABLE_1, IntentTable, intent_ids, intent_report, references
 
 
 def test_names_are_stored_and_numbers_are_their_places():
     assert set(INTENTS) == set(sample.load_intents().values())
     np.testing.assert_array_equal(intent_ids(["neutral", "agreeing", "sad", ""]), [8, 0, -1, -1])
-    assert len(POSITIVE_EMOTIONS) == 13
+    assert len(POSITIVE_EMOTIONS) == IS_POSITIVE.sum() == 13
     assert set(EMOTIONS) > POSITIVE_EMOTIONS
 
 

@@ -14,6 +14,8 @@ from empax.interop.export import load_exported
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import load_params
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def workdir(recipe, tmp_path_factory):
@@ -69,7 +71,6 @@ def test_the_report_has_empathy_and_replies_over_training(workdir):
     assert "Training, heard" in (workdir / "report.html").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["expected", "grpo", "trajectory"])
 def test_the_other_forms(recipe, workdir, tmp_path, form):
     result = recipe(tmp_path / "run", config=f"configs/emprl_transformer.py:{form},tiny")
@@ -78,7 +79,6 @@ def test_the_other_forms(recipe, workdir, tmp_path, form):
     assert set(load_params(tmp_path / "run" / "ppo")) == ({"model"} if form == "grpo" else {"model", "value"})
 
 
-@pytest.mark.slow
 def test_a_policy_that_reads_exemplars_begins_with_regs_generator(recipe, finished, tmp_path):
     """REG's stages up to its retriever are those of the finished run; the rest is EmpRL's to do."""
     workdir = tmp_path / "run"

@@ -20,7 +20,7 @@ from empax.pipeline.run import make_plan
 from empax.serving.export import ExportSettings, export_run
 from empax.serving.session import Session
 from empax.systems.dialogue.parts import GeneratorParts
-from empax.systems.reg.settings import RetrieverStage
+from empax.systems.reg.settings import RetrieverTaskSettings
 from empax.systems.reg.stages import build_retriever
 from empax.training.checkpoint import load_params
 
@@ -72,7 +72,9 @@ def test_all_stages_train_adapters_alone_and_the_answers_come_from_them(run_form
         }
         assert changed == {"query", "key", "value", "out"}
         np.testing.assert_array_equal(merged["token_embedding"], parts.generator.params["token_embedding"])
-    judge = build_retriever(RetrieverStage(), dataclasses.replace(run, stage="retriever")).frozen["generator"]["model"]
+    judge = build_retriever(RetrieverTaskSettings(), dataclasses.replace(run, stage="retriever")).frozen["generator"][
+        "model"
+    ]
     assert judge["layers"]["attention"]["query"].dtype == judge["token_embedding"].dtype == jnp.bfloat16
     assert judge["final_norm"]["scale"].dtype == jnp.float32
     metrics = read_json(workdir / "report.json")["metrics"]

@@ -3,13 +3,25 @@ import gzip
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.metrics import f1_score
 
+from empax.core import types as core
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, write_jsonl
 from empax.core.types import Instance, Prediction
 from empax.evaluation import scoring, text
-from empax.evaluation.published import EMPRL_PAPER, PAPER_OF, REG_ABLATIONS, REG_PAPER, TABLES
+from empax.evaluation.published import (
+    EMPRL_PAPER,
+    LEMPEX_ABLATIONS,
+    LEMPEX_PAPER,
+    NOT_COMPARABLE,
+    PAPER_OF,
+    REG_ABLATIONS,
+    REG_PAPER,
+    TABLES,
+)
 from empax.evaluation.rows import read_predictions, released, to_prediction
 from empax.evaluation.scoring import ScoringSettings, score
 from empax.evaluation.significance import estimate
@@ -213,14 +225,35 @@ def test_rows_are_read_with_their_types_checked(tmp_path):
     )
 
 
+def test_macro_f1s_of_three_levels_and_of_two_are_scikit_learns():
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(3, size=(2, 40, 3))
+    names = list(LEVELS)
+    notes = [[{name: core.LEVELS[side[i, c]] for c, name in enumerate(names)} for i in range(40)] for side in drawn]
+    rows = [
+        Prediction(("a",), "b", "c", notes={"linear_reference_attributes": gold, "linear_response_attributes": guess})
+        for gold, guess in zip(*notes, strict=True)
+    ]
+    variants = score(rows, settings=FAST).variants
+    for labels, variant in ((drawn, "linear_macro"), (np.minimum(drawn, 1), "linear_macro_binary")):
+        expected = [100 * f1_score(labels[0, :, c], labels[1, :, c], average="macro") for c in range(3)]
+        for name, f1 in zip(names, expected, strict=True):
+            assert variants[f"{name}_f1:{variant}"]["value"] == pytest.approx(f1)
+        assert variants[f"empathy_f1:{variant}"]["value"] == pytest.approx(np.mean(expected))
+    assert "empathy_f1:macro" not in variants
+
+
 def test_published_tables_are_percentages_under_our_names():
     for table in (table for pair in TABLES.values() for table in pair):
         for row in table.values():
-            assert set(row) <= set(scoring.METRICS)
+            assert set(row) <= {*scoring.METRICS, *scoring.VARIANTS}
             assert row.get("emotion_accuracy", 20.0) >= 20.0
     assert REG_PAPER["T5 + REG"] == REG_ABLATIONS["T5 + REG"]
     assert len(REG_PAPER) == 20
     assert len(EMPRL_PAPER) == 11
+    assert LEMPEX_PAPER["LEMPEx"] == LEMPEX_ABLATIONS["LEMPEx"]
+    assert all(set(columns) <= set(TABLES[table][0][row]) for row, table in PAPER_OF.items() if table in NOT_COMPARABLE
+               for columns in [NOT_COMPARABLE[table]])  # fmt: skip
     assert all(row in TABLES[table][0] for row, table in PAPER_OF.items())
 
 

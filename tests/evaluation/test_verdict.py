@@ -78,6 +78,11 @@ def test_a_sound_run_passes_every_check_and_says_how_many():
             "use of exemplars",
             "exemplars change 0 of 32 replies: retrieval is unused",
         ),
+        (
+            noted(nll_without_exemplars=None, nll_of_other_exemplars=10.0),
+            "nats from exemplars",
+            "by 0.0000 nats a token, those of other contexts not: retrieval is unused",
+        ),
         (noted(nll_without_exemplars=10.0), "nats from exemplars", "by 0.0000 nats a token: retrieval is unused"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Instance
-from empax.data import dailydialog, empathetic_dialogues, epitome, intents, own, spans
+from empax.data import dailydialog, dense_retrieval, empathetic_dialogues, epitome, intents, own, spans
 from empax.data.chat import chat_template
 from empax.data.dialogues import to_instances
 from empax.data.store import load_instances
@@ -78,6 +78,12 @@ def small_talk(raw: bytes) -> Any:
         return dailydialog.load_instances(path)
 
 
+def given_pairs(raw: bytes) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, dense_retrieval.FILES["train"]).write_bytes(raw)
+        return dense_retrieval.load_given_pairs(Path(folder), "train")
+
+
 def in_file(read: Callable[[Path], Any], raw: bytes) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "file")
@@ -114,6 +120,7 @@ READERS = {
     "archive": archive,
     "epitome": epitome_file,
     "dailydialog": small_talk,
+    "given_pairs": given_pairs,
     "intents": functools.partial(in_file, intents.read_listener_intents),
     "empathetic_intents": functools.partial(in_file, intents.read_empathetic_intents),
     "spans": functools.partial(in_file, lambda path: spans.read_spans(path, [SPANNED])),

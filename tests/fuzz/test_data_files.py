@@ -46,6 +46,15 @@ EPITOME = (
 SMALL_TALK = (
     "Hi , café . __eou__ Hello ! __eou__\nSome weed ? __eou__ I ' ll wait . __eou__ Let ' s go . __eou__\n".encode()
 )
+PAIRS = [
+    {
+        "question": "I feel low — café.",
+        "answers": [""],
+        "positive_ctxs": [{"title": "", "text": "I am sorry."}],
+        "negative_ctxs": [{"title": "", "text": "Bananas."}],
+        "hard_negative_ctxs": [{"title": "", "text": "Try harder."}],
+    }
+]
 TEMPLATE = (
     b"{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ raise_exception('no') }}"
     b"{% endif %}{{ '<|' + message.role + '|>\\n' + message['content'] | trim + eos_token }}{% endfor %}"
@@ -120,6 +129,11 @@ def test_own_corpora():
 
 def test_empathetic_dialogues():
     check("empathetic_dialogues", one(mutations(TABLE, donors=(b",", b"\n", b"_comma_", TABLE))), (TABLE,))
+
+
+def test_pairs_in_the_format_of_dpr():
+    write = lambda value: json.dumps(value).encode()  # noqa: E731
+    check("given_pairs", one(in_bytes_or_values(PAIRS, write)), (write(PAIRS),))
 
 
 def test_archives():

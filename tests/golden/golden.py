@@ -28,6 +28,8 @@ RECIPES = (
     "emprl_transformer.py:grpo,tiny",
     "emprl_llm.py:tiny",
     "empathy_identifiers.py:tiny",
+    "classic.py:mime,tiny",
+    "lempex.py:tiny",
 )
 LEFT_OUT = ("speed", "run", "peak_memory_mb", "versions")
 """Keys whose values say when and where, not what; so do all whose names begin or end with a word of TIMES."""

@@ -82,7 +82,9 @@ def copies(config):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (n > 1)) for n, kind in enumerate(KINDS)]
+)
 def test_logits_and_gradients_match_torch_and_the_round_trip_is_exact(kind, oracle):
     model, config = made(kind)
     model = oracle.perturbed(model)
@@ -179,6 +181,7 @@ def test_two_embeddings_are_not_taken_for_one(oracle):
 @pytest.mark.parametrize("kind", ["bart", "gated-tied"])
 def test_the_encoder_alone_is_the_models(kind, oracle):
     model, config = made(kind)
+    model.eval()
     params = import_params(model.config.model_type, oracle.tensors_of(model), config)
     del params["decoder"]
     ids, mask = oracle.ids_and_mask(3, 17, VOCAB, pad=model.config.pad_token_id)

@@ -18,6 +18,7 @@ from empax.interop.huggingface import export_params
 from empax.interop.pretrained import EncoderSettings, GeneratorSettings, load_encoder, load_generator
 from empax.models.bert import BertEncoder
 from empax.models.decoder_only import DecoderOnly
+from empax.models.t5 import t5_from_scratch
 
 TOKENIZER = PlannedTokenizer(500)
 
@@ -85,6 +86,14 @@ def test_a_generator_from_scratch_may_start_from_an_encoders_word_embeddings(min
     assert rows["happy"] @ rows["glad"] > rows["happy"] @ rows["was"]
     assert rows["dog"] @ rows["cat"] > rows["dog"] @ rows["was"]
     assert load_generator(settings, tokenizer, with_params=False).params is None
+    # A T5 does not scale its embeddings, and begins with larger ones.
+    t5 = load_generator(dataclasses.replace(settings, architecture="t5_from_scratch"), tokenizer)
+    assert t5.params is not None
+    np.testing.assert_allclose(t5.params["token_embedding"], 8.0 * table, rtol=1e-5)
+    assert t5.model.config == t5_from_scratch(
+        tokenizer.vocab_size, d_model=64, num_heads=4, head_dim=16, d_ff=1024, num_encoder_layers=4,
+        num_decoder_layers=4, start_id=tokenizer.start_id,
+    )  # fmt: skip
     with pytest.raises(ConfigError, match="384 dimensions, d_model = 400"):
         load_generator(GeneratorSettings(d_model=400, embeddings="minilm"), tokenizer)
 

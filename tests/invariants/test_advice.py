@@ -15,6 +15,7 @@ import json
 import re
 import shutil
 import struct
+import sys
 import types
 import warnings
 import zipfile
@@ -24,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 
 import jax
+import msgpack
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -31,7 +33,7 @@ import tokenizers as rust
 from flax import serialization
 from jax.sharding import AbstractMesh
 
-from configs import emprl_transformer, reg_transformer
+from configs import classic, emprl_transformer, lempex, reg_transformer
 from empax.core import distributed, lock, paths, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
@@ -44,6 +46,7 @@ from empax.data import (
     bpe,
     chat,
     dailydialog,
+    dense_retrieval,
     empathetic_dialogues,
     epitome,
     features,
@@ -55,9 +58,13 @@ from empax.data import (
     store,
     tokenizers,
     wheels,
+    word_vectors,
+    words,
 )
 from empax.data.chat import PLAIN
 from empax.data.dialogues import to_instances
+from empax.data.wheels import GLOVE_50, SPACY_MD
+from empax.data.word_vectors import check_vectors
 from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation import human_ratings, pairing, rows
@@ -85,10 +92,15 @@ from empax.pipeline.judging import Jury
 from empax.reporting import document, peers, rescore, seeds
 from empax.retrieval import index, scann
 from empax.systems import attributes
-from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
+from empax.systems.classic.examples import check_lexicon, emotional_words
+from empax.systems.classic.settings import ClassicSettings
+from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
 from empax.systems.emprl import functions
 from empax.systems.emprl.rewards import check_contexts, make_reward
-from empax.systems.emprl.settings import GrpoStage, RewardSettings
+from empax.systems.emprl.settings import GrpoTaskSettings, RewardSettings
+from empax.systems.lempex import retriever
+from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
+from empax.systems.lempex.stages import check_vocabulary
 from empax.training import settings as loop
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from tests.plans import plan_of
@@ -153,7 +165,8 @@ def section(cls, needed, file, said, wrong, advised):
 
 @functools.cache
 def _tiny(name):
-    config = run.plain({"reg": reg_transformer, "emprl": emprl_transformer}[name].get_config("tiny"))
+    recipes = {"reg": reg_transformer, "emprl": emprl_transformer, "lempex": lempex, "classic": classic}
+    config = run.plain(recipes[name].get_config("emo_prepend,tiny" if name == "classic" else "tiny"))
     config["mesh"]["data"] = 1
     return config
 
@@ -339,6 +352,25 @@ SETTINGS = [
         {"judges": ()}, {"judges": ("identifiers",)},
     ),
     section(
+        index_stage.Settings, {"filter": "gold_emotion", "searched": 5}, "pipeline/index.py",
+        "wanted; set it to at least as many", {"candidates": 6}, {"candidates": 5},
+    ),
+    section(
+        retriever.TowerSettings, {}, "systems/lempex/retriever.py", "this retriever has none, set it to 0",
+        {"emotion_share": 0.5}, {"emotion_share": 0.0},
+    ),
+    section(
+        retriever.TowerSettings, {}, "systems/lempex/retriever.py",
+        "set towers = 'separate' and retriever.pretrained, or leave it empty",
+        {"key_pretrained": "b", "towers": "shared", "retriever": {"pretrained": "a"}},
+        {"key_pretrained": "b", "towers": "separate", "retriever": {"pretrained": "a"}},
+    ),
+    section(
+        retriever.TowerSettings, {}, "systems/lempex/retriever.py",
+        "set towers = 'separate' and retriever.pretrained, or leave it empty",
+        {"key_pretrained": "b"}, {"key_pretrained": ""},
+    ),
+    section(
         DataSettings, {}, "core/run.py", 'data.beam is for data.name = "jsonl"',
         {"beam": ("--a",)}, {"beam": ("--a",), "name": "jsonl"},
     ),
@@ -381,6 +413,44 @@ RECIPES = [
     recipe_case(
         "systems/attributes/classifier.py", "is more than the longest of buckets; set it to at most",
         {"attributes.max_tokens": 17}, {"attributes.max_tokens": 16},
+    ),
+    recipe_case(
+        "systems/attributes/sentiment.py", "is more than the longest of buckets; set it to at most",
+        {"sentiment.max_tokens": 81}, {"sentiment.max_tokens": 80}, of="lempex",
+    ),
+    section(
+        LempexSettings, {}, "systems/lempex/settings.py", "is nothing that LEMPEx has; leave it out",
+        {"attributes": True}, {},
+    ),
+    section(
+        LempexSettings, {"generator": {"architecture": "t5", "pretrained": "folder"}}, "systems/lempex/settings.py",
+        "is not how LEMPEx reads; leave it out", {"form": "plain"}, {},
+    ),
+    section(
+        LempexTaskSettings, {}, "systems/lempex/settings.py", "name stages there where losses is", {"losses": "judges"},
+        {"losses": "judges", "judges": ("judges",)},
+    ),
+    recipe_case(
+        "systems/lempex/stages.py", "has no stage of kind 'annotate' before",
+        {"run": [name for name in _tiny("lempex")["run"] if name != "annotate"], "evaluate.judge": ""},
+        {
+            "run": [name for name in _tiny("lempex")["run"] if name != "annotate"], "evaluate.judge": "",
+            "generator.losses": "none", "generator.judges": (), "generator.sentiment": "",
+        },
+        of="lempex",
+    ),
+    recipe_case(
+        "systems/lempex/stages.py", "must judge {} once; name one stage for it, or set its weight to 0",
+        {"generator.judges": ("judges", "second_seed")}, {"generator.judges": ("judges",)}, of="lempex",
+    ),
+    recipe_case(
+        "systems/lempex/__init__.py", "LEMPEx reads encoder states; name a T5",
+        {"lempex.generator": {"architecture": "llama", "preset": "tiny"}},
+        {"lempex.generator": {"architecture": "t5", "preset": "t5-tiny"}}, of="lempex",
+    ),
+    pair(
+        "systems/lempex/stages.py", "Take the tokenizer of the judge's encoder",
+        lambda rows: check_vocabulary("judges", tokenizer(), rows, tokenizer(), 300), {"rows": 299}, {"rows": 300},
     ),
     recipe_case(
         "systems/attributes/identifier.py", "is more than the longest of buckets; set it to at most",
@@ -426,8 +496,8 @@ RECIPES = [
     ),
     Case(
         "core/run.py", "name a stage that has {}",
-        lambda t: in_stage("joint").settings("index", GeneratorStage),
-        lambda t: in_stage("joint").settings("generator", GeneratorStage),
+        lambda t: in_stage("joint").settings("index", GeneratorTaskSettings),
+        lambda t: in_stage("joint").settings("generator", GeneratorTaskSettings),
     ),
     Case(
         "core/run.py", "take a task of that system", lambda t: judges_alone().shared_settings(DialogueSettings),
@@ -437,6 +507,37 @@ RECIPES = [
         "data/own.py", 'with data.name = "jsonl" it names a folder with',
         lambda t: own.find_files(""),
         lambda t: [t.write(f"own/{split}.jsonl", "{}") for split in own.SPLITS] and own.find_files(t.tmp / "own"),
+    ),
+    recipe_case(
+        "systems/lempex/retriever.py", "is more than the longest of {}.buckets; set it to at most",
+        {"retriever.buckets": (15,)}, {"retriever.buckets": (15,), "lempex.layout.max_query_tokens": 15}, of="lempex",
+    ),
+    recipe_case(
+        "systems/lempex/retriever.py", "is more than the longest of {}.buckets; set it to at most",
+        {"retriever.buckets": (15,)}, {"retriever.buckets": (15, 16)}, of="lempex",
+    ),
+    *(
+        recipe_case(
+            "training/settings.py", "and each would have fewer of them; set {} = 1",
+            {f"retriever.{name}": 2}, {f"retriever.{name}": 1, "retriever.batch_size": 4}, of="lempex",
+        )
+        for name in ("accumulate", "minibatches")
+    ),
+    *(
+        Case(
+            "systems/lempex/retriever.py", "give them emotions, or set negatives = ()",
+            lambda t: without_emotions(t, ""), advised,
+        )
+        for advised in (lambda t: without_emotions(t, "proud"),
+                        lambda t: without_emotions(t, "", {"retriever.negatives": ()}))
+    ),
+    *(
+        Case(
+            "pipeline/index.py", "give them emotions, or set filter",
+            lambda t: without_emotions(t, "", FILTERED), advised,
+        )
+        for advised in (lambda t: without_emotions(t, "proud", FILTERED),
+                        lambda t: without_emotions(t, "", {**FILTERED, "index.filter": "none"}))
     ),
     Case(
         "systems/reg/stages.py", "give them emotions, or take a recipe that learns none",
@@ -454,6 +555,21 @@ RECIPES = [
                    loop.check_batch_sizes(loop.LoopSettings(1, 6, (8,)), 2, where="config.x")),
     ),
 ]  # fmt: skip
+
+
+FILTERED = {"retriever.negatives": (), "index.filter": "gold_emotion"}
+
+
+def without_emotions(tools, emotion, changes=None):
+    """Checks the retriever of LEMPEx on a corpus that may name no emotion."""
+    where = {"data.name": "jsonl", "data.dir": str(own_corpus(tools, emotion))}
+    return checked({**where, **(changes or {})}, of="lempex")(tools)
+
+
+def given_pairs(tools):
+    for name in dense_retrieval.FILES.values():
+        corpus(tools.tmp / "data", f"{dense_retrieval.FOLDER}/{name}")
+    return str(tools.tmp / "data")
 
 
 def own_corpus(tools, emotion):
@@ -600,6 +716,16 @@ FILES = [
         "data/epitome.py", "set --config.data.dir or EMPAX_DATA_DIR", lambda t: epitome.find_epitome(""),
         lambda t: (t.patch.setenv("EMPAX_DATA_DIR", epitome_folder(t)), epitome.find_epitome("")),
     ),
+    Case(
+        "data/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
+        lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
+        lambda t: checked({"data.dir": given_pairs(t), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
+    ),
+    Case(
+        "data/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
+        lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
+        lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed"}, of="lempex")(t),
+    ),
     pair(
         "data/features.py", "leaves {} tokens beside {} attribute tokens and separators; set it higher",
         lambda most: features.render_source([1, 2], [3, 4], sep_id=0, max_tokens=most), {"most": 3}, {"most": 4},
@@ -706,7 +832,7 @@ FILES = [
         {"form": "plain"}, {"form": "dialogue"},
     ),
     section(
-        GrpoStage, {"scale_rewards": "batch"}, "systems/emprl/settings.py", "RLOO does not scale; set either",
+        GrpoTaskSettings, {"scale_rewards": "batch"}, "systems/emprl/settings.py", "RLOO does not scale; set either",
         {"baseline": "leave_one_out"}, {},
     ),
     pair(
@@ -1245,13 +1371,129 @@ ADAPTERS = [
     ),
 ]  # fmt: skip
 
-CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS]
+
+def vectors_of(tools, name, text="hello 1 2", *, size=2, encoding="utf-8"):
+    """The vectors of the word "hello" in a text file, or in a wheel of which nothing but this file is there."""
+    vocabulary = words.train_words(["hello"], min_count=1)
+    if name in (SPACY_MD, GLOVE_50):
+        tools.patch.setattr(word_vectors, f"{name.partition('-')[0]}_folder", lambda: tools.tmp)
+    else:
+        name = str(tools.tmp / name)
+        Path(name).write_bytes(text.encode(encoding))
+    return word_vectors.load_vectors(name, vocabulary, size)
+
+
+def spacy_wheel(tools):
+    """What the wheel of spaCy's vectors holds, for the word "hello"."""
+    np.save(tools.tmp / "vectors.npy", np.ones((1, 2), np.float32))
+    (tools.tmp / "vectors.npy").rename(tools.tmp / "vectors")
+    (tools.tmp / "key2row").write_bytes(msgpack.packb({word_vectors.spacy_key("hello"): 0}))
+    return vectors_of(tools, "spacy-md")
+
+
+def glove_wheel(tools):
+    """Likewise of the wheel of GloVe's."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    np.save(tools.tmp / "glove_6B_50d_emb.npy", np.ones((1, 2), np.float32))
+    parquet.write_table(sys.modules["pyarrow"].table({"index": ["hello"]}), tools.tmp / "glove_6B_index.parquet")
+    return vectors_of(tools, "glove-6b-50d")
+
+
+def without_pyarrow(tools):
+    with tools.patch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow", None)
+        patch.setitem(sys.modules, "pyarrow.parquet", None)
+        return vectors_of(tools, "glove-6b-50d")
+
+
+CLASSIC = [
+    section(
+        store.TokenizerSettings, {}, "data/store.py", "lacks 'train'; add it",
+        {"splits_in_vocabulary": ("test",)}, {"splits_in_vocabulary": ("test", "train")},
+    ),
+    section(
+        store.TokenizerSettings, {"kind": "words"}, "data/store.py", 'is made of the corpus; set pretrained = ""',
+        {"pretrained": "minilm"}, {"pretrained": ""},
+    ),
+    Case(
+        "data/word_vectors.py", "but d_model = {}; set it so", lambda t: vectors_of(t, "v.txt", size=3),
+        lambda t: vectors_of(t, "v.txt", size=2),
+    ),
+    Case(
+        "data/word_vectors.py", "is no file; give a text file of vectors", lambda t: check_vectors("nowhere.txt"),
+        lambda t: check_vectors(str(t.write("v.txt", "hello 1 2"))),
+    ),
+    Case(
+        "data/word_vectors.py", "is not UTF-8 ({}); unpack it",
+        lambda t: vectors_of(t, "v.txt", "é 1 2", encoding="latin-1"),
+        lambda t: vectors_of(t, "v.txt"),
+    ),
+    Case(
+        "data/word_vectors.py", "has no vectors that can be read ({}); install the wheel again",
+        lambda t: vectors_of(t, "spacy-md"), spacy_wheel,
+    ),
+    Case(
+        "data/word_vectors.py", "has no vectors that can be read ({}); install the wheel again",
+        lambda t: pytest.importorskip("pyarrow.parquet") and vectors_of(t, "glove-6b-50d"), glove_wheel,
+    ),
+    Case(
+        "data/word_vectors.py", "keeps its words in a Parquet file; run `pip install pyarrow`", without_pyarrow,
+        glove_wheel,
+    ),
+    pair(
+        "data/words.py", "special tokens; set it higher", words.train_words, {"texts": ["a"], "vocab_size": 2},
+        {"texts": ["a"], "vocab_size": 20},
+    ),
+    Case(
+        "systems/classic/examples.py", "has none of the {} words; give another",
+        lambda t: emotional_words(str(t.write("l.txt", "sad")), words.train_words(["hello"], min_count=1)),
+        lambda t: emotional_words(str(t.write("m.txt", "hello")), words.train_words(["hello"], min_count=1)),
+    ),
+    Case(
+        "systems/classic/examples.py", "is no file; give one with a word on each line",
+        lambda t: check_lexicon("nowhere.txt"), lambda t: check_lexicon(str(t.write("l.txt", "sad"))),
+    ),
+    section(
+        ClassicSettings, {}, "systems/classic/settings.py", 'reads the emotion itself; leave out "emotion"',
+        {"readers": ("mimicry", "emotion")}, {"readers": ("mimicry",)},
+    ),
+    section(
+        ClassicSettings, {}, "systems/classic/settings.py", 'by the logits of "emotion"; put that before them',
+        {"readers": ("listeners",)}, {"readers": ("emotion", "listeners")},
+    ),
+    section(
+        ClassicSettings, {}, "systems/classic/settings.py", '"emotion_words" adds; put it behind them',
+        {"readers": ("emotion", "emotion_words")}, {"readers": ("emotion_words", "emotion")},
+    ),
+    section(
+        ClassicSettings, {}, "systems/classic/settings.py", "which no part here learns; change it",
+        {"decoding": {"method": "beam", "num_beams": 2, "rerank": "similarity"}},
+        {"decoding": {"method": "beam", "num_beams": 2, "rerank": ""}},
+    ),
+    recipe_case(
+        "systems/classic/stages.py", "for the models of config.classic; set it so",
+        {"prepare.tokenizer": {"vocab_size": 400}},
+        {"prepare.tokenizer": {"kind": "words", "vocab_size": 400}}, of="classic",
+    ),
+    recipe_case(
+        "systems/classic/stages.py", "a loss of {}.readers; set it (0 = it teaches nothing)",
+        {"generator.weights": {}}, {"generator.weights": {"emotion": 0.0}}, of="classic",
+    ),
+    recipe_case(
+        "systems/classic/stages.py", "learns no emotions; set its weights.emotion above 0",
+        {"emotions.weights": {"nll": 1.0, "emotion": 0.0}}, {"emotions.weights": {"nll": 1.0, "emotion": 1.0}},
+        of="classic",
+    ),
+]  # fmt: skip
+
+CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *CLASSIC]
 
 _FETCH = "a file is fetched from the network; in its place, tests read a whole one"
 _RUN = "a stage is run again, which takes a trained run: too long for this table"
 _BEAM = "Apache Beam is an extra; tests/retrieval/test_beam.py follows it"
 _KEPT = "tests/interop/test_adapter_files.py follows it, with the oracle for adapters"
 _GGUF = "tests/interop/test_gguf.py reads such a file with the package"
+_TOWERS = "tests/systems/lempex/test_retriever.py follows it, on folders of two DPR encoders"
 _EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
 
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
@@ -1316,6 +1558,8 @@ WITHOUT_A_CASE = {
     ("systems/emprl/tasks.py", "or raise guard_tolerance if that is all"): _RUN,
     ("systems/dialogue/trained.py", "export it with --lora=merged"): _RUN,
     ("systems/emprl/stages.py", "export it with --lora=merged"): _RUN,
+    ("systems/lempex/retriever.py", "name two encoders of one size"): _TOWERS,
+    ("systems/lempex/retriever.py", "name two encoders of one vocabulary"): _TOWERS,
     ("systems/reg/stages.py", "since emotion_share = {}; name an index of a trained retriever"): _EARLIER,
     ("training/checkpoint.py", "Restore the settings, or use another workdir"): _RUN,
     ("training/checkpoint.py", "holds no complete checkpoint; run the stage {} first"): _RUN,

@@ -114,6 +114,7 @@ def test_an_empty_memory_leaves_the_plain_model(pre_norm):
     assert float(jnp.abs(found[1] - expected[1]).max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_padding_of_a_memory_changes_nothing_and_its_order_neither():
     model, params = make(memories=("facts",))
     inputs = example()

@@ -71,6 +71,9 @@ MAKERS = {
     "opt": tiny_opt,
     "opt-350m": lambda: tiny_opt(do_layer_norm_before=False, word_embed_proj_dim=10, tie_word_embeddings=False),
 }
+QUICK = ("llama-tied", "gpt2", "qwen2", "opt")
+"""One of each kind; the others differ from one of them by a setting."""
+
 GENERATED = [pytest.param("llama", marks=pytest.mark.slow), "llama-tied", "gpt2"]
 MORE = ["qwen2"]
 MORE += [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "mistral", "opt", "opt-350m")]
@@ -118,7 +121,7 @@ def assert_close(value, expected):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in MAKERS])
 def test_logits_and_gradients_match_torch(name):
     theirs, model, params = models(name)
     both = [prompts(4, 11, left) for left in (True, False)]

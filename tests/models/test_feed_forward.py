@@ -26,7 +26,10 @@ def make(kernel, causal):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize(("kernel", "causal"), [(3, True), (3, False), (4, True)])
+@pytest.mark.parametrize(
+    ("kernel", "causal"),
+    [(3, True), pytest.param(3, False, marks=pytest.mark.slow), pytest.param(4, True, marks=pytest.mark.slow)],
+)
 def test_values_and_gradients_match_torch(kernel, causal):
     layer, params, states, mask = make(kernel, causal)
     before = kernel - 1 if causal else (kernel - 1) // 2

@@ -51,7 +51,7 @@ def in_one_go(model, variables, rows, target):
     return np.stack(made)
 
 
-@pytest.mark.parametrize("config", [CONFIG, GPT2_LIKE])
+@pytest.mark.parametrize("config", [CONFIG, pytest.param(GPT2_LIKE, marks=pytest.mark.slow)])
 def test_logits_are_those_of_the_whole_text(config):
     model, prompted, variables = parts(config)
     ids, mask, target = sources()
@@ -60,6 +60,7 @@ def test_logits_are_those_of_the_whole_text(config):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_prompt_and_remat_changes_nothing():
     ids, mask, target = sources()
 
@@ -79,7 +80,7 @@ def test_gradients_reach_the_prompt_and_remat_changes_nothing():
     assert (read[ids[mask]] > 0).all()
 
 
-@pytest.mark.parametrize("config", [CONFIG, GPT2_LIKE])
+@pytest.mark.parametrize("config", [CONFIG, pytest.param(GPT2_LIKE, marks=pytest.mark.slow)])
 def test_search_behind_a_prompt_takes_the_likeliest_token_of_the_whole_text(config):
     model, prompted, variables = parts(config)
     ids, mask, _ = sources()
@@ -95,6 +96,7 @@ def test_search_behind_a_prompt_takes_the_likeliest_token_of_the_whole_text(conf
     np.testing.assert_array_equal(np.where(ended, 0, logits.argmax(axis=-1)), tokens)
 
 
+@pytest.mark.slow
 def test_fusion_reads_every_exemplar_and_then_the_context_once():
     model, prompted, variables = parts(CONFIG)
     ids, mask, target = sources(passages=2)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sklearn.metrics import f1_score
 
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_jsonl, write_jsonl
@@ -12,6 +13,7 @@ from empax.core.run import RunContext
 from empax.core.types import ATTRIBUTES, Instance
 from empax.data.dialogues import instance_to_row
 from empax.pipeline import annotate
+from empax.systems.attributes.pairs import Pair
 from tests.plans import plan_of
 
 RESPONSE = "I love you, that is wonderful, great, perfect!"
@@ -60,12 +62,12 @@ def run(tmp_path, monkeypatch):
     return context
 
 
-def annotated(run, monkeypatch, **changes):
+def annotated(run, monkeypatch, *, contexts=True, **changes):
     judge = CountingJudge(("emotional_reaction", "interpretation", "exploration"), **changes)
     monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: judge)
     monkeypatch.setattr(annotate.attributes, "load_holdout", lambda context, stage: [])
     monkeypatch.setattr(annotate, "held_out_quality", lambda *_: {"quality": 1})
-    annotate.run(annotate.Settings(), run)
+    annotate.run(annotate.Settings(contexts=contexts), run)
     return judge, {split: list(read_jsonl(run.files.notes("annotate", split))) for split in annotate.SPLITS}
 
 
@@ -79,6 +81,28 @@ def test_only_training_responses_are_ever_read(run, monkeypatch):
     assert len(judge.seen) == 4 * 3  # contexts of three splits, responses of one
     assert all(row["context_attributes"]["sentiment"] == "low" for row in rows["train"])
     assert all(row["response_attributes"]["sentiment"] == "high" for row in rows["train"])
+
+
+def test_contexts_may_be_left_out(run, monkeypatch):
+    judge, rows = annotated(run, monkeypatch, contexts=False)
+    assert [set(rows[split][0]) for split in annotate.SPLITS] == [{"id", "response_attributes"}, {"id"}, {"id"}]
+    assert [response for _, response in judge.seen] == [RESPONSE] * 3
+    _, whole = annotated(run, monkeypatch)
+    assert whole["train"][0]["response_attributes"] == rows["train"][0]["response_attributes"]
+
+
+def test_quality_is_that_of_three_levels_and_of_two(monkeypatch):
+    gold = ["low", "low", "mid", "high", "mid"]
+    pairs = [Pair((str(i),), "", (annotate.LEVELS.index(level),)) for i, level in enumerate(gold)]
+    guess = [0, 1, 2, 2, 0]
+    judge = CountingJudge(("exploration",))
+    judge.predict = lambda contexts, responses: np.eye(3)[guess][:, None]
+    monkeypatch.setattr(CountingJudge, "__call__", lambda self, *texts: self.predict(*texts))
+    monkeypatch.setattr(annotate.attributes, "load_holdout", lambda run, stage: pairs)
+    found = annotate.held_out_quality(("judges",), None, [judge])["exploration"]
+    assert (found["accuracy"], found["binary_accuracy"]) == (pytest.approx(40.0), pytest.approx(60.0))
+    two = [[int(level > 0) for level in levels] for levels in ([0, 0, 1, 2, 1], guess)]
+    assert found["binary_weighted_f1"] == pytest.approx(100 * f1_score(*two, average="weighted"))
 
 
 def test_annotations_are_kept_under_what_made_them(run, monkeypatch):

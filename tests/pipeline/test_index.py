@@ -1,5 +1,7 @@
 """The index stage on made-up embeddings: what is searched, found and left behind."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -8,8 +10,9 @@ from empax.core.files import WorkDir, read_json, write_jsonl
 from empax.core.run import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_to_row
-from empax.data.store import load_candidates
+from empax.data.store import load_candidates, load_instances
 from empax.pipeline import index
+from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
 from tests.plans import plan_of
 
@@ -92,6 +95,82 @@ def test_a_limited_search_is_part_of_a_larger_one_and_of_the_seed(run):
     other = RunContext(run.files, plan_of({"seed": 4}), "index")
     build(other, queries={"train": 25})
     assert not np.array_equal(load_candidates(run, "index", "train")[0], more)
+
+
+def with_emotions(run):
+    """Two emotions by turns, two texts of each dialogue; test contexts, too."""
+    for split in ("train", "validation", "test"):
+        rows = [
+            dataclasses.replace(
+                one,
+                emotion=("sad", "joyful")[n // 2 % 2],
+                response=f"reply {n}",
+                context=(*["before", "and"] * (n % 2), *one.context),
+            )
+            for n, one in enumerate(make_instances(split))
+        ]
+        write_jsonl(run.files.instances(split), map(instance_to_row, rows))
+
+
+@pytest.mark.parametrize("kind", ["gold_emotion", "predicted_emotion"])
+def test_a_filter_leaves_exemplars_of_one_emotion_and_says_its_name(run, kind, caplog):
+    with_emotions(run)
+    with caplog.at_level("INFO", logger="empax"):
+        build(run, filter=kind, searched=8, candidates=5, queries={"train": 0, "test": 0})
+    train = load_instances(run, "train")
+    for split in ("train", "test"):
+        positions, ids = load_candidates(run, "index", split)
+        asked = [load_instances(run, split)[p] for p in positions]
+        emotions = [{train[row].emotion for row in rows if row >= 0} for rows in ids]
+        assert max(map(len, emotions)) == 1
+        right = np.mean([found == {one.emotion} for found, one in zip(emotions, asked, strict=True) if found])
+        assert right == 1.0 if kind == "gold_emotion" else right < 0.9  # an angle tells no emotion
+        assert (ids < 0).any()
+        assert (ids[:, 0] >= 0).all()
+        with np.load(run.directory / f"candidates_{split}.npz") as arrays:
+            assert arrays["filter"].item() == kind
+    about = read_json(run.directory / "index.json")
+    assert about.get("leak") == ("gold_emotion" if kind == "gold_emotion" else None)
+    assert about["filter"]["kind"] == kind
+    assert about["filter"]["test"]["with_too_few"] == int((ids < 0).any(axis=1).sum()) > 0
+    assert ("emotion_accuracy" in about["filter"]["test"]) == (kind == "predicted_emotion")
+    assert f"index: {kind} of 8 rows searched:" in caplog.text
+    assert load_filter(run.directory).kind == kind
+
+
+def test_without_a_filter_nothing_of_one_is_left(run):
+    build(run)
+    with np.load(run.directory / "candidates_train.npz") as arrays:
+        assert set(arrays) == {"positions", "ids"}
+    assert load_filter(run.directory) is None
+    assert not {"leak", "filter", "quality"} & set(read_json(run.directory / "index.json"))
+
+
+def test_quality_is_measured_on_the_splits_that_are_named(run):
+    with_emotions(run)
+    build(run, quality={"test": 0, "validation": 7})
+    about = read_json(run.directory / "index.json")["quality"]
+    assert [about[split]["contexts"] for split in ("test", "validation")] == [2 * DIALOGUES, 8]
+    metrics = about["test"]["metrics"]
+    assert all(m["low"] <= m["value"] <= m["high"] for m in metrics.values())
+    # Keys and queries are one point here: a response's own rows come first, next to those of its neighbours.
+    assert metrics["gold_recall_at_1:all"]["value"] == pytest.approx(
+        metrics[f"gold_recall_at_1:{2 * DIALOGUES + 1}"]["value"]
+    )
+    assert metrics["exemplar_words"]["value"] == 2.0
+    assert 40 < metrics["exemplar_emotion_match_at_10"]["value"] < 60
+    assert metrics["exemplar_overlap"]["value"] > 80  # both turns lie at nearly one angle
+    assert "exemplar_overlap:3_turns" in metrics
+
+
+def test_whole_dialogues_are_drawn():
+    instances = make_instances("train")
+    found = index.whole_dialogues(instances, 5, seed=1)
+    assert len(found) == 6
+    assert len({one.dialogue_id for one in found}) == 3
+    assert index.whole_dialogues(instances, 0, seed=1) == instances
+    assert index.whole_dialogues(instances, 1000, seed=1) == instances
+    assert found != index.whole_dialogues(instances, 5, seed=2)
 
 
 def test_recall_is_measured_without_queries_too(run):

@@ -1,5 +1,6 @@
 """From a corpus to instances and a tokenizer."""
 
+import dataclasses
 import json
 
 import pytest
@@ -55,6 +56,28 @@ def test_the_tokenizer_learns_from_the_training_split_alone(tmp_path, monkeypatc
     assert learned(tmp_path / "two") == first
     monkeypatch.setattr(sample, "load_dialogues", lambda: {**splits, "train": splits["train"][:5]})
     assert learned(tmp_path / "three") != first
+
+
+def test_words_of_turns_and_situations(tmp_path, monkeypatch):
+    def words(workdir, **options):
+        run = context(workdir)
+        prepare.run(settings(tokenizer={"kind": "words", "vocab_size": 9000, "min_count": 1, **options}), run)
+        tokenizer = run_tokenizer(run)
+        assert {tokenizer.token_id(token) for token in SPECIAL_TOKENS}
+        return tokenizer
+
+    splits = sample.load_dialogues()
+    told = dataclasses.replace(splits["train"][0], situation="zyzzyva")
+    asked = dataclasses.replace(splits["test"][0], situation="quokka")
+    made = {**splits, "train": [told, *splits["train"][1:]], "test": [asked, *splits["test"][1:]]}
+    monkeypatch.setattr(sample, "load_dialogues", lambda: made)
+    own = words(tmp_path / "own")
+    assert own.encode("zyzzyva") != [own.unk_id]
+    assert own.encode("quokka") == [own.unk_id]
+    lineage = words(tmp_path / "lineage", splits_in_vocabulary=("train", "validation", "test"))
+    assert lineage.encode("quokka") != [lineage.unk_id]
+    often = words(tmp_path / "often", min_count=2)
+    assert often.rare_words == own.vocab_size - often.vocab_size > 0
 
 
 def test_a_limit_takes_the_first_of_every_split(tmp_path):

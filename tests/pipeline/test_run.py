@@ -10,6 +10,7 @@ from configs import (
     emprl_llm,
     emprl_t5,
     emprl_transformer,
+    lempex,
     quickstart,
     reg_llm,
     reg_t5,
@@ -189,6 +190,22 @@ def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
 def test_an_unknown_form_of_emprl_is_named():
     with pytest.raises(ValueError, match=r"'sfd' is unknown; it takes expected, sft, .*; dailydialog, tiny"):
         emprl_transformer.get_config("sfd,dailydialog")
+
+
+@pytest.mark.parametrize("form", ["", *lempex.FORMS, "q=10", "t5,t5_glove", "no_exemplars,gumbel"])
+def test_every_form_of_lempex_is_another_one_is_sound_and_has_a_trial(form, tmp_path):
+    whole, small = (run.plain(lempex.get_config(arg)) for arg in (form, f"{form},tiny"))
+    assert (whole == run.plain(lempex.get_config())) == (not form)
+    plan = run.make_plan(small)
+    assert list(plan.stages) == list(run.make_plan(whole).stages)
+    assert small["data"]["name"] == "sample"
+    assert not list(run.find_problems(plan, WorkDir(tmp_path)))
+
+
+def test_an_unknown_form_of_lempex_is_named():
+    for form in ("no_loss", "q=0", "q"):
+        with pytest.raises(ValueError, match=rf"'{form}' is unknown; it takes no_losses, no_exemplars, .*; q=NUMBER"):
+            lempex.get_config(f"tiny,{form}")
 
 
 def test_quickstart_is_sound_and_needs_no_download():

@@ -6,8 +6,8 @@ from empax.core.config import ConfigError
 from empax.core.system import find_task, load_system
 from empax.pipeline.train import make_stage
 from empax.systems import attributes, reg
-from empax.systems.attributes import ClassifierStage
-from empax.systems.reg.settings import JointStage
+from empax.systems.attributes import ClassifierTaskSettings
+from empax.systems.reg.settings import JointTaskSettings
 
 SECTION = {"task": "joint", "steps": 3, "batch_size": 2, "buckets": [8], "retriever_weight": 0.4}
 
@@ -16,14 +16,14 @@ def test_settings_go_where_they_belong():
     made = make_stage("joint", SECTION, "reg")
     assert (made.name, made.kind, made.task, made.seed) == ("joint", "train", "reg.joint", None)
     assert (made.loop.steps, made.loop.buckets) == (3, (8,))
-    assert made.settings == JointStage(retriever_weight=0.4)
+    assert made.settings == JointTaskSettings(retriever_weight=0.4)
     assert made.spec is reg.TASKS["joint"]
 
 
 def test_a_stage_may_name_a_task_of_another_system():
     section = {k: v for k, v in SECTION.items() if k != "retriever_weight"}
     made = make_stage("judges", {**section, "task": "attributes.classifier", "holdout": 0.3, "seed": 4}, "reg")
-    assert made.settings == ClassifierStage(holdout=0.3)
+    assert made.settings == ClassifierTaskSettings(holdout=0.3)
     assert (made.task, made.seed) == ("attributes.classifier", 4)
     assert made.spec is attributes.TASKS["classifier"]
     assert find_task("attributes.classifier", "reg", "c") == (attributes.SYSTEM, "classifier")

@@ -193,6 +193,17 @@ def test_markdown_tables_are_rectangular_and_text_stays_text(tmp_path, known):
     assert any("0 times \\| really" in line for line in lines)
 
 
+def test_published_numbers_that_must_not_be_compared_have_a_mark_and_a_reason(tmp_path, known):
+    paper = {"LEMPEx": {"perplexity": 26.37, "distinct_1": 1.41}}
+    found = made(paper=paper, paper_row="LEMPEx", notes={"not_comparable": {"perplexity": "over other words"}})
+    report.write_report(found, tmp_path)
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "26.37†" in text
+        assert "1.41†" not in text
+        assert "PPL / token ↓: over other words" in text
+
+
 def test_report_of_little_has_no_empty_sections(tmp_path):
     rows = [Prediction(context=("hi",), response="hello", reference="hey")]
     found = made(

@@ -11,9 +11,9 @@ from empax.core.types import EMOTIONS, Instance
 from empax.data.bpe import train_bpe
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.models.bert import BertConfig, BertEncoder
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import DualEncoder, Towers
 from empax.retrieval import corpus
-from empax.retrieval.corpus import CorpusEncoder, Tower, embedders
+from empax.retrieval.corpus import CorpusEncoder, embedders
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.parts import WithEmotions
 
@@ -32,27 +32,14 @@ def encoder():
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes["params"])
     queries = functools.partial(encode_queries, tokenizer, max_tokens=12)
     keys = functools.partial(encode_keys, tokenizer, max_tokens=12)
-    return CorpusEncoder(Tower(model), {"encoder": params}, tokenizer.pad_id, queries, keys, hash="one", buckets=(16,))
-
-
-@dataclasses.dataclass(frozen=True)
-class TwoTowers:
-    """An encoder for queries and another for keys, as DPR has them."""
-
-    query: DualEncoder
-    key: DualEncoder
-
-    def embed_queries(self, params, ids, mask):
-        return self.query.apply({"params": params["query"]}, ids, mask)
-
-    def embed_keys(self, params, ids, mask):
-        return self.key.apply({"params": params["key"]}, ids, mask)
+    return CorpusEncoder(Towers(model), {"encoder": params}, tokenizer.pad_id, queries, keys, hash="one", buckets=(16,))
 
 
 def test_two_towers_embed_as_one_does_each_with_its_own_parameters(encoder):
-    model, params = encoder.model.encoder, encoder.params["encoder"]
+    model, params = encoder.model.query, encoder.params["encoder"]
     other = jax.tree.map(lambda leaf: leaf[::-1] * 1.5, params)
-    two = dataclasses.replace(encoder, model=TwoTowers(model, model), params={"query": params, "key": other})
+    both = {"query_encoder": params, "key_encoder": other}
+    two = dataclasses.replace(encoder, model=Towers(model, model), params=both)
     np.testing.assert_array_equal(two.embed_queries(INSTANCES), encoder.embed_queries(INSTANCES))
     moved = dataclasses.replace(encoder, params={"encoder": other})
     np.testing.assert_array_equal(two.embed_keys(INSTANCES), moved.embed_keys(INSTANCES))
@@ -71,7 +58,7 @@ def test_queries_see_no_response_and_keys_do(encoder):
 
 
 def test_keys_carry_the_emotion_that_is_known(encoder):
-    known = dataclasses.replace(encoder, complete_keys=WithEmotions(EmotionEncoder(encoder.model.encoder, share=0.5)))
+    known = dataclasses.replace(encoder, complete_keys=WithEmotions(EmotionEncoder(encoder.model.query, share=0.5)))
     instances = [*INSTANCES, dataclasses.replace(INSTANCES[0], emotion="")]
     keys = known.embed_keys(instances)
     np.testing.assert_allclose(keys[:, :8], encoder.embed_keys(instances) * 0.5**0.5, rtol=1e-6)

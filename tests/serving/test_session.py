@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from empax.chat import describe
 from empax.core.config import ConfigError
 from empax.core.types import ATTRIBUTES, EMOTIONS
 from empax.serving.safety import ANSWER
@@ -33,6 +34,16 @@ def test_a_reply_comes_with_what_stands_behind_it(session):
         {"id", "context", "response", "emotion", "attributes", "score"}
     ] * 2
     assert session.reply(["I finally passed my exam!", "Great!", "I am so happy."]) == found
+
+
+def test_judges_may_judge_the_reply_in_place_of_the_context(session):
+    found = dataclasses.replace(session, of_replies=True).reply(["I finally passed my exam!"])
+    assert found.attributes == {}
+    assert tuple(found.notes["response_attributes"]) == ATTRIBUTES
+    said = dataclasses.replace(session, of_replies=True, after=lambda _: "That is horrible.")
+    assert said.reply(["Hm."]).notes["response_attributes"]["sentiment"] == "low"
+    shown = describe(found, 0.1, exemplars=1)
+    assert "emotional_reaction " in shown
 
 
 def test_the_reply_depends_on_what_was_said(session):

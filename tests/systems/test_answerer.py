@@ -10,6 +10,7 @@ import pytest
 from empax.core.types import EMOTIONS, Generated, Instance
 from empax.data.batches import SequenceExamples
 from empax.data.bpe import train_bpe
+from empax.data.words import train_words
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples
 
 INTENTS = ("ask", "agree", "console")
@@ -91,3 +92,16 @@ def test_other_parameters_are_taken():
     before = made.respond(ASKED, batch_size=3, seed=0)
     made.take({"weights": -PARAMS["weights"]})
     assert [row.response for row in made.respond(ASKED, batch_size=3, seed=0)] != [row.response for row in before]
+
+
+def test_an_unknown_word_costs_the_choice_among_rare_ones():
+    words = train_words([*CORPUS, "i lost we won oh no well done"], min_count=2)
+    assert words.rare_words == 4
+    found, plain = answerer(), answerer()
+    found.tokenizer = words
+    asked = [dataclasses.replace(ASKED[0], response="oh no my keys zyzzyva"), ASKED[1]]
+    for own, other in zip(*(a.respond(asked, batch_size=2, seed=0) for a in (found, plain)), strict=True):
+        unknown = {"d0#2": 3, "d1#2": 0}[own.id]
+        assert own.notes["num_unknown"] == unknown
+        assert own.notes["nll"] == pytest.approx(other.notes["nll"] + unknown * np.log(4), abs=1e-4)
+        assert "num_unknown" not in other.notes

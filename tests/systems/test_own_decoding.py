@@ -14,7 +14,7 @@ from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.parts import with_own_decoding
 from empax.systems.dialogue.settings import DialogueSettings
-from empax.systems.reg.settings import JointStage
+from empax.systems.reg.settings import JointTaskSettings
 from empax.systems.reg.stages import check_joint
 from empax.systems.retrieval.checks import check_similarity
 from empax.systems.retrieval.settings import RetrievalSettings
@@ -66,6 +66,6 @@ def test_options_that_look_at_the_source_need_one_source(monkeypatch):
             shared="config.reg", stage="joint", shared_settings=lambda _: settings, earlier=lambda *_, **__: None
         )
 
-    check_joint(JointStage(), run(no_repeat_ngram=3))
+    check_joint(JointTaskSettings(), run(no_repeat_ngram=3))
     with pytest.raises(ConfigError, match=r"look at one source.*config\.reg\.decoding"):
-        check_joint(JointStage(), run(encoder_no_repeat_ngram=3))
+        check_joint(JointTaskSettings(), run(encoder_no_repeat_ngram=3))

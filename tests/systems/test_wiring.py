@@ -13,17 +13,17 @@ from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
 from empax.data.epitome import EpitomePair
 from empax.losses import ppo
 from empax.losses.kl import kl_penalty
-from empax.models.transformer import EncoderDecoder, TransformerConfig
+from empax.models.transformer import EncoderDecoder, scratch
 from empax.pipeline import annotate
 from empax.systems.attributes import pairs
 from empax.systems.attributes.identifier import Identifier, _probabilities
-from empax.systems.attributes.pairs import JudgeStage, label_batch
+from empax.systems.attributes.pairs import JudgeTaskSettings, label_batch
 from empax.systems.dialogue.answerer import Answerer
 from empax.systems.dialogue.generator import Generator, generation_losses, target_weights
 from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.dialogue.settings import DialogueSettings
 from empax.systems.emprl.rewards import CompiledReward, EmpathyReward, Reward
-from empax.systems.emprl.settings import GrpoStage, PpoStage
+from empax.systems.emprl.settings import GrpoTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import Grpo, Ppo
 from empax.systems.reg.tasks import Joint
 from empax.systems.retrieval.parts import ExemplarSearch
@@ -209,7 +209,7 @@ def test_pairs_carry_the_level_of_each_mechanism_that_a_stage_names(monkeypatch)
     ]
     monkeypatch.setattr(pairs, "load_annotated_pairs", lambda: rated)
     run = types.SimpleNamespace(seed=0)
-    stage = JudgeStage(data="sample", mechanisms=(MECHANISMS[2], MECHANISMS[0]))
+    stage = JudgeTaskSettings(data="sample", mechanisms=(MECHANISMS[2], MECHANISMS[0]))
     train, holdout = pairs.load_pairs(stage, run)
     assert train
     assert holdout
@@ -304,7 +304,7 @@ def policy_of(cls, settings, patch):
 
 @pytest.mark.parametrize("warm", [0.0, 1.0])
 def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch, warm):
-    settings = PpoStage(value_weight=0.4, entropy_weight=0.02, likelihood_weight=0.5, kept_share=1.0)
+    settings = PpoTaskSettings(value_weight=0.4, entropy_weight=0.02, likelihood_weight=0.5, kept_share=1.0)
     task, (_, _, logits) = policy_of(Ppo, settings, monkeypatch)
     batch = rollout(policy_weight=jnp.full(ROWS, warm))
     loss, metrics = task.loss({}, {}, batch, KEY, train=False)
@@ -330,7 +330,7 @@ def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
     for name, changes in {
         "plain": {}, "entropy": {"entropy_weight": 0.02}, "likelihood": {"likelihood_weight": 0.5},
     }.items():  # fmt: skip
-        task, (log_probs, _, logits) = policy_of(Grpo, GrpoStage(**{**plain, **changes}), monkeypatch)
+        task, (log_probs, _, logits) = policy_of(Grpo, GrpoTaskSettings(**{**plain, **changes}), monkeypatch)
         losses[name] = float(
             task.loss({}, {}, rollout(advantages=jnp.asarray(LOGITS[:, 0, 0])), KEY, train=False)[0].value()
         )
@@ -338,7 +338,7 @@ def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
     assert losses["entropy"] == pytest.approx(losses["plain"] - 0.02 * entropy, rel=1e-5)
     assert losses["likelihood"] == pytest.approx(losses["plain"] + 0.5 * 3.0, rel=1e-5)
     without = rollout(advantages=jnp.asarray(LOGITS[:, 0, 0]), kl_coefficient=jnp.zeros(ROWS))
-    task, _ = policy_of(Grpo, GrpoStage(**plain), monkeypatch)
+    task, _ = policy_of(Grpo, GrpoTaskSettings(**plain), monkeypatch)
     kl = kl_penalty(log_probs, rollout().reference_log_probs, jnp.asarray(ANSWER_MASK), estimator="k3")
     expected = losses["plain"] - 0.7 * float(np.asarray(kl)[ANSWER_MASK].mean())
     assert float(task.loss({}, {}, without, KEY, train=False)[0].value()) == pytest.approx(expected, rel=1e-4)
@@ -346,7 +346,7 @@ def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
 
 def test_references_are_cut_at_the_positions_of_a_decoder_that_learns_them_and_nowhere_else():
     def longest(**config):
-        generator = types.SimpleNamespace(model=EncoderDecoder(TransformerConfig(vocab_size=WORDS, **config)))
+        generator = types.SimpleNamespace(model=EncoderDecoder(scratch(WORDS, **config)))
         parts = GeneratorParts(DialogueSettings(), None, generator, None)
         return parts.for_answers().settings.layout.max_target_tokens
 

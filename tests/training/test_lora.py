@@ -97,7 +97,7 @@ def names(tree):
     return set(named_leaves(tree))
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16", "int8"])
 def test_a_step_moves_adapters_and_named_parameters_and_keeps_state_for_no_other(base, kind):
     dtype = "bfloat16" if kind == "bfloat16" else "float32"
     toy = Toy(EncoderDecoder(dataclasses.replace(MODEL.config, dtype=dtype)), whole="^emotion/")
@@ -208,6 +208,7 @@ def test_a_reinforced_task_answers_and_learns_with_the_same_adapters(base, int8)
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.multidevice
 def test_a_step_on_a_mesh_is_the_step_on_one_device(base):
     settings = LoraSettings(pattern=r"attention/(query|out)$|feed_forward/", rank=2, int8=True)

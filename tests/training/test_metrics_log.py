@@ -97,7 +97,7 @@ def test_bar_shows_time_left_and_speed(monkeypatch, capsys):
     shown = capsys.readouterr().err
     assert "generator" in shown
     assert "2/4" in shown
-    assert "31.2 examples/s" in shown
+    assert "31.25 examples/s" in shown
     quiet = capsys.readouterr()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
     ProgressBar("generator", steps=4, initial=1).close()

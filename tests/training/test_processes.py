@@ -60,6 +60,7 @@ def check_same(workdir, alone):
         np.testing.assert_allclose(leaf, theirs[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_train_as_one_does(count, alone, launch, tmp_path):
     workdir = tmp_path / "run"

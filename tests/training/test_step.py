@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.sharding import MeshSettings, batch_sharding, make_mesh, replicated, shard_params
 from empax.core.types import Batch, Mean, TrainState
@@ -40,6 +42,36 @@ def test_eight_rows_are_four_micro_batches_of_two(tiny):
         np.testing.assert_allclose(split[1][name].value(), whole[1][name].value(), rtol=1e-6, err_msg=name)
         np.testing.assert_allclose(split[1][name].weight, whole[1][name].weight, err_msg=name)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), split[0].params, whole[0].params)
+
+
+@flax.struct.dataclass
+class CountedBatch:
+    values: Float[Array, " B"]
+    valid: Bool[Array, " B"]
+    step: Int[Array, ""] | None = None
+
+
+class Counting:
+    """Its loss is the number of updates that its batch is told."""
+
+    def init(self, rng, batch):
+        return {"weight": jnp.zeros(())}
+
+    def loss(self, params, frozen, batch, rng, *, train):
+        told = jnp.zeros(()) if batch.step is None else batch.step.astype(jnp.float32)
+        return Mean.of(batch.values * params["weight"] + told, batch.valid), {}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_batch_that_asks_is_told_the_updates_made(accumulate):
+    batch, optimizer = CountedBatch(jnp.zeros(4), jnp.ones(4, bool)), optax.sgd(0.1)
+    step = make_train_step(Counting(), optimizer, accumulate=accumulate)
+    state, found = state_of(Counting(), optimizer, batch), []
+    for _ in range(3):
+        state, metrics = step(state, {}, batch)
+        found.append(float(metrics["loss"].value()))
+    assert found == [0.0, 1.0, 2.0]
+    assert make_eval_step(Counting())(state.params, {}, batch, jax.random.key(0))["loss"].value() == 0.0
 
 
 def test_the_gradient_is_that_of_the_mean(tiny):

@@ -1,11 +1,11 @@
 """Judges that several systems share: of emotional reaction, interpretation and exploration, trained on EPITOME.
 
-`classifier` reads one text (REG), `identifier` a response in its context (EmpRL); `pairs` is what both learn from,
-`judges` what comes out.
+`classifier` reads one text (REG, LEMPEx), `identifier` a response in its context (EmpRL); `pairs` is what both learn
+from, `judges` what comes out. `sentiment` learns VADER's scores of responses (LEMPEx).
 """
 
-from empax.systems.attributes.classifier import ClassifierJudge, ClassifierStage
-from empax.systems.attributes.identifier import IdentifierJudge, IdentifierStage, make_probabilities
+from empax.systems.attributes.classifier import ClassifierJudge, ClassifierTaskSettings
+from empax.systems.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, make_probabilities
 from empax.systems.attributes.judges import (
     JUDGE_TASKS,
     SYSTEM,
@@ -24,9 +24,9 @@ __all__ = [
     "TASKS",
     "AttributeSettings",
     "ClassifierJudge",
-    "ClassifierStage",
+    "ClassifierTaskSettings",
     "IdentifierJudge",
-    "IdentifierStage",
+    "IdentifierTaskSettings",
     "Judge",
     "judge_kind",
     "judge_stage",

@@ -30,7 +30,7 @@ from empax.retrieval.encode import BUCKETS, Encoder, embed
 from empax.systems.attributes.pairs import (
     AttributeBatch,
     ClassWeights,
-    JudgeStage,
+    JudgeTaskSettings,
     Pair,
     check_judge,
     class_weights,
@@ -44,7 +44,7 @@ from empax.systems.attributes.pairs import (
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassifierStage(JudgeStage):
+class ClassifierTaskSettings(JudgeTaskSettings):
     """Settings of a classifier stage: those of every judge, and its own.
 
     Attributes:
@@ -87,17 +87,20 @@ def encode(
     tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], responses: Sequence[str], max_tokens: int
 ) -> list[list[int]]:
     """[CLS] context [SEP] response [SEP]; without a response, [CLS] context [SEP]. The oldest tokens are cut."""
-    asked = features.encode_for_bert(tokenizer, [features.plain_context(c) for c in contexts], max_tokens, keep="right")
+    asked = tokenizer.encode_batch([features.plain_context(context) for context in contexts])
     answered = tokenizer.encode_batch(list(responses))
-    rows = []
-    for context, response in zip(asked, answered, strict=True):
-        if not response:
-            rows.append(context)
-            continue
-        tail = [*response[: max_tokens // 2], context[-1]]
-        room = max_tokens - len(tail) - 2
-        rows.append([context[0], *context[1:-1][-room:], context[-1], *tail])
-    return rows
+    return [frame(tokenizer, *pair, max_tokens)[0] for pair in zip(asked, answered, strict=True)]
+
+
+def frame(
+    tokenizer: Tokenizer, context: Sequence[int], response: Sequence[int], max_tokens: int
+) -> tuple[list[int], int]:
+    """The row of `encode` from ids of both texts, and where in it the response begins."""
+    first, last = tokenizer.cls_id, tokenizer.sep_id
+    tail = [*response[: max_tokens // 2], last] if response else []
+    room = max_tokens - len(tail) - 2
+    head = [first, *context[max(len(context) - room, 0) :], last]
+    return [*head, *tail], len(head)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,12 +122,19 @@ class Classifier:
         return {"encoder": encoder, "head": self.head.init(second, encoding)["params"]}
 
     def logits(
-        self, params: Params, source: Int[Array, "B S"], mask: Any, rng: jax.Array | None
+        self,
+        params: Params,
+        source: Int[Array, "B S"] | None,
+        mask: Any,
+        rng: jax.Array | None,
+        *,
+        embedded: Float[Array, "B S D"] | None = None,
     ) -> Float[Array, "B C 3"]:
-        """One row of three logits per mechanism."""
+        """One row of three logits per mechanism; `embedded` stands for the embeddings of `source`."""
         rngs = None if rng is None else {"dropout": rng}
         options: dict[str, Any] = {"rngs": rngs, "deterministic": rng is None}
-        encoding = self.encoder.apply({"params": params["encoder"]}, source, mask, method="embed", **options)
+        encoder = {"params": params["encoder"]}
+        encoding = self.encoder.apply(encoder, source, mask, embedded=embedded, method="embed", **options)
         flat: Any = self.head.apply({"params": params["head"]}, encoding, **options)
         return flat.reshape(-1, len(self.mechanisms), len(LEVELS))
 
@@ -136,7 +146,7 @@ class Classifier:
         return summarize_levels(averages, self.mechanisms)
 
 
-def check_classifier(stage: ClassifierStage, run: RunContext) -> None:
+def check_classifier(stage: ClassifierTaskSettings, run: RunContext) -> None:
     """See `pairs.check_judge`; texts must also fit the buckets."""
     check_judge(stage, run, max_tokens=stage.max_tokens)
     most = min(BUCKETS[-1], run.named(run.stage).loop.buckets[-1])
@@ -147,8 +157,8 @@ def check_classifier(stage: ClassifierStage, run: RunContext) -> None:
         )
 
 
-def build_classifier(stage: ClassifierStage, run: RunContext) -> Assembly:
-    encoder = load_stage_encoder(stage, run)
+def build_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Assembly:
+    encoder = load_stage_encoder(stage.encoder, run)
     train, holdout = load_pairs(stage, run)
 
     def initial(params: Params) -> Params:
@@ -165,10 +175,15 @@ def build_classifier(stage: ClassifierStage, run: RunContext) -> Assembly:
     )
 
 
-def sketch_classifier(stage: ClassifierStage, run: RunContext, batch_size: int, length: int) -> Sketch:
-    encoder = load_stage_encoder(stage, run, with_params=False, planned=True)
+def sketch_classifier(stage: ClassifierTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=1, C=len(stage.mechanisms))
-    return Sketch(Classifier(encoder.model, stage.mechanisms, unweighted(stage)), batch)
+    return Sketch(planned_classifier(stage, run), batch)
+
+
+def planned_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Classifier:
+    """The task of `stage` from the config alone."""
+    encoder = load_stage_encoder(stage.encoder, run, with_params=False, planned=True)
+    return Classifier(encoder.model, stage.mechanisms, unweighted(stage))
 
 
 @functools.lru_cache(maxsize=8)
@@ -202,8 +217,8 @@ class ClassifierJudge:
         return flat.reshape(len(rows), len(self.task.mechanisms), len(LEVELS))
 
 
-def load_classifier(stage: ClassifierStage, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:
+def load_classifier(stage: ClassifierTaskSettings, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:
     """The judge that trained parameters make; `made_by` is its hash."""
-    encoder = load_stage_encoder(stage, run, with_params=False)
+    encoder = load_stage_encoder(stage.encoder, run, with_params=False)
     task = Classifier(encoder.model, stage.mechanisms, unweighted(stage))
     return ClassifierJudge(task, params, encoder.tokenizer, stage.max_tokens, made_by)

@@ -31,7 +31,7 @@ from empax.models.empathy_identifier import EmpathyIdentifier
 from empax.systems.attributes.pairs import (
     AttributeBatch,
     ClassWeights,
-    JudgeStage,
+    JudgeTaskSettings,
     Pair,
     check_judge,
     class_weights,
@@ -50,7 +50,7 @@ _JUDGED_TOGETHER = 128  # pairs in one batch of a judge
 
 
 @dataclasses.dataclass(frozen=True)
-class IdentifierStage(JudgeStage):
+class IdentifierTaskSettings(JudgeTaskSettings):
     """Settings of an identifier stage: those of every judge, and its own.
 
     Attributes:
@@ -99,7 +99,7 @@ def encode_exchanges(
 class ExchangeExamples:
     """Pairs as random-access examples: the context as source, the response as target."""
 
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, stage: IdentifierStage):
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, stage: IdentifierTaskSettings):
         self.pairs, self.pad_id, self.response_buckets = pairs, tokenizer.pad_id, stage.response_buckets
         self.contexts, self.responses = encode_exchanges(
             tokenizer,
@@ -171,7 +171,7 @@ class Identifier:
         return summarize_levels(averages, self.mechanisms)
 
 
-def _task(stage: IdentifierStage, loaded: LoadedEncoder, weights: ClassWeights) -> Identifier:
+def _task(stage: IdentifierTaskSettings, loaded: LoadedEncoder, weights: ClassWeights) -> Identifier:
     encoder = loaded.model.encoder
     model = EmpathyIdentifier(
         encoder,
@@ -185,7 +185,7 @@ def _task(stage: IdentifierStage, loaded: LoadedEncoder, weights: ClassWeights) 
     return Identifier(model, weights)
 
 
-def check_identifier(stage: IdentifierStage, run: RunContext) -> None:
+def check_identifier(stage: IdentifierTaskSettings, run: RunContext) -> None:
     """See `pairs.check_judge`; contexts must also fit the buckets."""
     check_judge(stage, run, max_context_tokens=stage.max_context_tokens, response_buckets=stage.response_buckets[-1])
     longest = run.named(run.stage).loop.buckets[-1]
@@ -196,8 +196,8 @@ def check_identifier(stage: IdentifierStage, run: RunContext) -> None:
         )
 
 
-def build_identifier(stage: IdentifierStage, run: RunContext) -> Assembly:
-    loaded = load_stage_encoder(stage, run)
+def build_identifier(stage: IdentifierTaskSettings, run: RunContext) -> Assembly:
+    loaded = load_stage_encoder(stage.encoder, run)
     train, holdout = load_pairs(stage, run)
 
     def initial(params: Params) -> Params:
@@ -215,8 +215,8 @@ def build_identifier(stage: IdentifierStage, run: RunContext) -> Assembly:
     )
 
 
-def sketch_identifier(stage: IdentifierStage, run: RunContext, batch_size: int, length: int) -> Sketch:
-    loaded = load_stage_encoder(stage, run, with_params=False, planned=True)
+def sketch_identifier(stage: IdentifierTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
+    loaded = load_stage_encoder(stage.encoder, run, with_params=False, planned=True)
     batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=stage.response_buckets[-1], C=len(stage.mechanisms))
     return Sketch(_task(stage, loaded, unweighted(stage)), batch)
 
@@ -239,7 +239,7 @@ class IdentifierJudge:
     task: Identifier
     params: Params
     tokenizer: Tokenizer
-    stage: IdentifierStage
+    stage: IdentifierTaskSettings
     hash: str
 
     def __call__(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Float[np.ndarray, "N C 3"]:
@@ -264,9 +264,9 @@ class IdentifierJudge:
         return found
 
 
-def load_identifier(stage: IdentifierStage, run: RunContext, params: Params, made_by: str) -> IdentifierJudge:
+def load_identifier(stage: IdentifierTaskSettings, run: RunContext, params: Params, made_by: str) -> IdentifierJudge:
     """The judge that trained parameters make; `made_by` is its hash."""
-    loaded = load_stage_encoder(stage, run, with_params=False)
+    loaded = load_stage_encoder(stage.encoder, run, with_params=False)
     return IdentifierJudge(_task(stage, loaded, unweighted(stage)), params, loaded.tokenizer, stage, made_by)
 
 

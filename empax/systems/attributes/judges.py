@@ -12,7 +12,7 @@ from empax.core.system import System, TaskSpec
 from empax.core.tree import hash_tree
 from empax.systems.attributes.classifier import (
     ClassifierJudge,
-    ClassifierStage,
+    ClassifierTaskSettings,
     build_classifier,
     check_classifier,
     load_classifier,
@@ -20,27 +20,29 @@ from empax.systems.attributes.classifier import (
 )
 from empax.systems.attributes.identifier import (
     IdentifierJudge,
-    IdentifierStage,
+    IdentifierTaskSettings,
     build_identifier,
     check_identifier,
     load_identifier,
     sketch_identifier,
 )
-from empax.systems.attributes.pairs import JudgeStage, Pair, load_pairs
+from empax.systems.attributes.pairs import JudgeTaskSettings, Pair, load_pairs
+from empax.systems.attributes.sentiment import SentimentTaskSettings, build_sentiment, check_sentiment, sketch_sentiment
 from empax.training.checkpoint import load_params
 
 Judge: TypeAlias = ClassifierJudge | IdentifierJudge
 """`(contexts, responses) -> log_probs[N, C, 3]`, with `task.mechanisms`, the names of the C, and `hash`."""
 
 TASKS = {
-    "classifier": TaskSpec(ClassifierStage, check_classifier, build_classifier, sketch_classifier),
-    "identifier": TaskSpec(IdentifierStage, check_identifier, build_identifier, sketch_identifier),
+    "classifier": TaskSpec(ClassifierTaskSettings, check_classifier, build_classifier, sketch_classifier),
+    "identifier": TaskSpec(IdentifierTaskSettings, check_identifier, build_identifier, sketch_identifier),
+    "sentiment": TaskSpec(SentimentTaskSettings, check_sentiment, build_sentiment, sketch_sentiment),
 }
 
-JUDGE_TASKS = tuple(f"attributes.{name}" for name in TASKS)
-"""As RunContext.task names them."""
-
 _LOADERS = {"classifier": load_classifier, "identifier": load_identifier}
+
+JUDGE_TASKS = tuple(f"attributes.{name}" for name in _LOADERS)
+"""As RunContext.task names those that judge mechanisms."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +56,10 @@ SYSTEM = System("attributes", AttributeSettings, TASKS)
 def judge_kind(run: RunContext, stage_name: str) -> str:
     """What the stage trains, "classifier" or "identifier"; empty if neither."""
     owner, _, task = run.named(stage_name).task.rpartition(".")
-    return task if owner == SYSTEM.name else ""
+    return task if owner == SYSTEM.name and task in _LOADERS else ""
 
 
-def judge_stage(run: RunContext, stage_name: str) -> JudgeStage:
+def judge_stage(run: RunContext, stage_name: str) -> JudgeTaskSettings:
     """The settings of a judge's stage.
 
     Raises:
@@ -66,7 +68,7 @@ def judge_stage(run: RunContext, stage_name: str) -> JudgeStage:
     if not judge_kind(run, stage_name):
         names = ", ".join(JUDGE_TASKS)
         raise ConfigError(f"config.{stage_name} trains no judge; it must be a training stage of {names}.")
-    return run.settings(stage_name, JudgeStage)
+    return run.settings(stage_name, JudgeTaskSettings)
 
 
 def load_holdout(run: RunContext, stage_name: str) -> list[Pair]:

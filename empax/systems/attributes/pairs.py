@@ -33,7 +33,7 @@ class AttributeBatch(Batch):
 
 
 @dataclasses.dataclass(frozen=True)
-class JudgeStage:
+class JudgeTaskSettings:
     """Settings of every stage that trains a judge.
 
     Attributes:
@@ -66,7 +66,7 @@ class Pair:
     levels: tuple[int, ...]
 
 
-def load_pairs(stage: JudgeStage, run: RunContext) -> tuple[list[Pair], list[Pair]]:
+def load_pairs(stage: JudgeTaskSettings, run: RunContext) -> tuple[list[Pair], list[Pair]]:
     """Training and held-out pairs, split by seeker post, stratified; of another seed, other posts."""
     sample = stage.data == "sample"
     pairs = load_annotated_pairs() if sample else load_epitome(find_epitome(run.plan.data.dir))
@@ -79,7 +79,7 @@ def load_pairs(stage: JudgeStage, run: RunContext) -> tuple[list[Pair], list[Pai
     return train, holdout
 
 
-def class_weights(stage: JudgeStage, pairs: Sequence[Pair]) -> ClassWeights:
+def class_weights(stage: JudgeTaskSettings, pairs: Sequence[Pair]) -> ClassWeights:
     """Inverse shares of the levels among `pairs`, or ones if the stage does not ask for weights."""
     if not stage.class_weights:
         return unweighted(stage)
@@ -89,20 +89,20 @@ def class_weights(stage: JudgeStage, pairs: Sequence[Pair]) -> ClassWeights:
     return tuple(tuple(float(w) for w in row) for row in weights)
 
 
-def unweighted(stage: JudgeStage) -> ClassWeights:
+def unweighted(stage: JudgeTaskSettings) -> ClassWeights:
     return ((1.0,) * len(LEVELS),) * len(stage.mechanisms)
 
 
 def load_stage_encoder(
-    stage: JudgeStage, run: RunContext, *, with_params: bool = True, planned: bool = False
+    settings: EncoderSettings, run: RunContext, *, with_params: bool = True, planned: bool = False
 ) -> LoadedEncoder:
-    """The encoder that `stage` describes; a pretrained one needs nothing of the run."""
-    tokenizer = None if stage.encoder.pretrained else run_tokenizer(run, planned=planned)
+    """The encoder of a judge; a pretrained one needs nothing of the run."""
+    tokenizer = None if settings.pretrained else run_tokenizer(run, planned=planned)
     # Its states are read, not the vectors that it was trained to compare.
-    return load_encoder(stage.encoder, tokenizer, with_params=with_params, planned=planned, sentences=False)
+    return load_encoder(settings, tokenizer, with_params=with_params, planned=planned, sentences=False)
 
 
-def check_judge(stage: JudgeStage, run: RunContext, **texts: int) -> None:
+def check_judge(stage: JudgeTaskSettings, run: RunContext, **texts: int) -> None:
     """Whether the annotated pairs are there, and texts fit the encoder.
 
     Args:
@@ -116,12 +116,17 @@ def check_judge(stage: JudgeStage, run: RunContext, **texts: int) -> None:
     """
     if stage.data == "epitome":
         load_epitome(find_epitome(run.plan.data.dir))
-    if not stage.encoder.pretrained:
+    check_encoder(stage.encoder, run, **texts)
+
+
+def check_encoder(settings: EncoderSettings, run: RunContext, **texts: int) -> None:
+    """The part of `check_judge` that looks at the encoder."""
+    if not settings.pretrained:
         check_prepared(run)
-    elif not may_load(run, stage.encoder.pretrained):
+    elif not may_load(run, settings.pretrained):
         return
-    encoder = load_stage_encoder(stage, run, with_params=False, planned=not stage.encoder.pretrained)
-    check_weights(stage.encoder.pretrained)
+    encoder = load_stage_encoder(settings, run, with_params=False, planned=not settings.pretrained)
+    check_weights(settings.pretrained)
     check_fits(encoder.model, **texts)
 
 

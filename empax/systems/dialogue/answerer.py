@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from empax.core.protocols import Examples, Tokenizer
 from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
+from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.passages import PassageReader
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.systems.dialogue.parts import places
@@ -42,8 +44,14 @@ MakeExamples: TypeAlias = Callable[[Sequence[Instance]], AnswerExamples]
 class Answerer:
     """Answers instances. Gold responses are scored where they are given, and reach no input.
 
+    A word that a vocabulary of words lacks costs what the token for unknown words costs, and the choice among the rare
+    words that it stands for, each as likely as the others; else a smaller vocabulary would have the lower perplexity.
+    `num_unknown` of the notes counts such words. Source: Ueberla 1994 (adjusted perplexity), there with the test's
+    unknown words.
+
     Args:
-      task: has `generate`, `read` and `heads` (see `Generator`). One that has `read_before` too has its passages read
+      task: has `generate`, `read` and `heads` (see `Generator`); likelihoods that `read` gives under a name "nll_..."
+        become notes too. One that has `read_before` too has its passages read
         without padding, on a single device, unless `single`.
       params: of the task.
       make_examples: instances as the task reads them.
@@ -101,6 +109,7 @@ class Answerer:
     ) -> list[Prediction]:
         """One prediction per instance, in order; `notes` hold what `read` gives, and each head's emotion."""
         made_of = self._make_examples(instances)
+        unknown = _count_unknown(self.tokenizer, [i.response for i in instances])
         made: dict[int, Prediction] = {}
         rng = jax.random.key(seed)
         shown = None if progress else True  # None: on a terminal only
@@ -112,7 +121,8 @@ class Answerer:
                 for b, i in enumerate(int(i) for i in indices):
                     if i >= 0:
                         found = {name: values[b] for name, values in read.items()}
-                        made[i] = self._prediction(instances[i], tokens[b], found, made_of.notes[i])
+                        notes = {**unknown[i], **made_of.notes[i]}
+                        made[i] = self._prediction(instances[i], tokens[b], found, notes)
                 bar.update(int((indices >= 0).sum()))
         return [made[i] for i in range(len(instances))]
 
@@ -144,6 +154,8 @@ class Answerer:
         self, instance: Instance, tokens: np.ndarray, read: Mapping[str, np.ndarray], notes: Mapping[str, Any]
     ) -> Prediction:
         emotions = {head: EMOTIONS[int(read[head])] for head in self.heads}
+        rare = self.tokenizer.rare_words if isinstance(self.tokenizer, SubwordTokenizer) else 0
+        nll = float(read["nll"]) + notes.get("num_unknown", 0) * math.log(max(rare, 1))
         labelled = {name: names[int(read[name])] for name, names in self._labels.items()}
         return Prediction(
             context=instance.context,
@@ -155,10 +167,19 @@ class Answerer:
             attributes=dict(instance.notes.get("context_attributes", {})),
             exemplars=notes.get("exemplars", ()),
             notes={
-                "nll": round(float(read["nll"]), 5),
+                "nll": round(nll, 5),
                 "num_tokens": int(read["num_tokens"]),
                 "emotion_by_head": emotions,
+                **{name: round(float(value), 5) for name, value in read.items() if name.startswith("nll_")},
                 **labelled,
                 **{name: note for name, note in notes.items() if name != "exemplars"},
             },
         )
+
+
+def _count_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict[str, int]]:
+    """Of each text, `num_unknown`; nothing where no word is unknown to the tokenizer."""
+    unk_id = tokenizer.unk_id if isinstance(tokenizer, SubwordTokenizer) else None
+    if unk_id is None:
+        return [{} for _ in texts]
+    return [{"num_unknown": ids.count(unk_id)} for ids in tokenizer.encode_batch(texts)]

@@ -19,7 +19,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.systems.dialogue.parts import GeneratorParts, with_own_decoding
-from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
+from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
 
 GENERATOR_TASKS = ("generator",)
 
@@ -37,6 +37,28 @@ def check_system(run: RunContext) -> None:
       ConfigError: no such model, a tokenizer without the tokens that the generator reads, or texts too long for it.
       DataError: files of a model are missing or broken.
     """
+    parts = check_models(run)
+    if parts is None or isinstance(parts.tokenizer, PlannedTokenizer):
+        return
+    tokenizer = parts.tokenizer
+    assert isinstance(tokenizer, SubwordTokenizer)
+    missing = [token for token in SPECIAL_TOKENS if tokenizer.backend.token_to_id(token) is None]
+    if missing and parts.settings.form == "dialogue" and not isinstance(parts.generator.model, DecoderOnly):
+        pretrained = run.settings("prepare", PrepareSettings).tokenizer.pretrained
+        raise ConfigError(
+            f"the tokenizer {pretrained!r} lacks {', '.join(missing)}, which an encoder-decoder reads; set "
+            "config.prepare.tokenizer.tags = True."
+        )
+    parts.form().contexts(TWO_ROWS)
+    parts.form().passages(TWO_ROWS)
+
+
+def check_models(run: RunContext) -> GeneratorParts | None:
+    """The part of `check_system` that asks nothing of the form of sources.
+
+    Returns:
+      The parts, without weights; None where a plan may not fetch them.
+    """
     check_prepared(run)
     settings, where = run.shared_settings(DialogueSettings), run.shared
     generator = settings.generator
@@ -45,7 +67,7 @@ def check_system(run: RunContext) -> None:
     prepared = run.settings("prepare", PrepareSettings).tokenizer
     models = (generator.pretrained, generator.embeddings)
     if not all(may_load(run, name) for name in (*models, prepared.pretrained) if name):
-        return
+        return None
     for name in models:
         check_weights(name)
     check_kept(generator, settings.lora)
@@ -56,19 +78,8 @@ def check_system(run: RunContext) -> None:
     if first is not None and first >= tokenizer.vocab_size:
         raise ConfigError(f"{where}.decoding.first_token = {first} must be below {tokenizer.vocab_size}, or None.")
     parts = GeneratorParts(settings, tokenizer, loaded, MeshSettings())
-    if isinstance(tokenizer, PlannedTokenizer):
-        _check_lengths(run, parts)
-        return
-    assert isinstance(tokenizer, SubwordTokenizer)
-    missing = [token for token in SPECIAL_TOKENS if tokenizer.backend.token_to_id(token) is None]
-    if missing and settings.form == "dialogue" and not isinstance(loaded.model, DecoderOnly):
-        raise ConfigError(
-            f"the tokenizer {prepared.pretrained!r} lacks {', '.join(missing)}, which an encoder-decoder reads; set "
-            "config.prepare.tokenizer.tags = True."
-        )
-    parts.form().contexts(TWO_ROWS)
-    parts.form().passages(TWO_ROWS)
     _check_lengths(run, parts)
+    return parts
 
 
 def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
@@ -95,7 +106,7 @@ def _buckets(stage: Stage) -> tuple[int, ...]:
     return stage.settings.buckets if stage.loop is None else stage.loop.buckets
 
 
-def check_generator(stage: GeneratorStage, run: RunContext) -> None:
+def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     """Whether the stages that a generator begins with are there.
 
     Raises:

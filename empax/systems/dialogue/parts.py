@@ -20,7 +20,7 @@ from empax.data.sources import ChatForm, PlainForm, SourceForm, TaggedForm
 from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import read_generation_config
-from empax.decoding.settings import DecodeSettings
+from empax.decoding.settings import DecodeSettings, without_unknown
 from empax.interop.huggingface import resolve
 from empax.interop.pretrained import LoadedGenerator, load_generator
 from empax.models.decoder_only import DecoderOnly
@@ -31,7 +31,7 @@ from empax.models.lora import lower
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.generator import Decoder, Fusion, Generator, Reader
-from empax.systems.dialogue.settings import DialogueSettings, GeneratorStage
+from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
 from empax.training.checkpoint import load_params
 from empax.training.lora import AdaptableTask, LoraTask, is_adapted, lora_task
 
@@ -79,9 +79,10 @@ class GeneratorParts:
         t, reader = self.tokenizer, self.reader
         # Not the tokenizer's: BART's decoder starts with the token that ends a text.
         start_id = reader.start_id if isinstance(reader, PromptedDecoder) else reader.config.start_id
-        return Decoder(settings, start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
+        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
+        return Decoder(without_unknown(settings, unknown), start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
 
-    def generator_task(self, stage: GeneratorStage) -> Generator:
+    def generator_task(self, stage: GeneratorTaskSettings) -> Generator:
         return Generator(
             self.reader,
             EMOTION_HEAD,
@@ -127,7 +128,7 @@ class GeneratorParts:
         base: Params = {"model": model}
         if "generator" in params["adapters"]:
             base = {"generator": base}
-        return jax.tree.map(np.asarray, self.merged(self.generator_task(GeneratorStage()), params, base))
+        return jax.tree.map(np.asarray, self.merged(self.generator_task(GeneratorTaskSettings()), params, base))
 
     def form(self, *, exemplars: bool = True) -> SourceForm:
         """How the generator is shown its sources; without `exemplars`, rows have no room for one."""

@@ -49,7 +49,7 @@ class DialogueSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class GeneratorStage:
+class GeneratorTaskSettings:
     """Context in, response out: REG's stage 1, EmpRL's fine-tuning.
 
     Attributes:

@@ -18,13 +18,13 @@ from empax.data.store import load_candidates, load_instances
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples, MakeExamples
 from empax.systems.dialogue.checks import check_generator
 from empax.systems.dialogue.parts import GeneratorParts
-from empax.systems.dialogue.settings import GeneratorStage
+from empax.systems.dialogue.settings import GeneratorTaskSettings
 from empax.systems.dialogue.trained import Trained, check_adapters, generator_to_export
 from empax.training.checkpoint import load_params
 from empax.training.lora import AdaptableTask, is_adapted
 
 
-def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
+def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     # Without their weights: what this holds stays in memory beside what training keeps.
     parts = GeneratorParts.of(run, with_params=False)
     if parts.settings.lora is not None:
@@ -44,7 +44,9 @@ def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
     return Assembly(parts.generator_task(stage), train, validation, initial=initial)
 
 
-def _examples(parts: GeneratorParts, stage: GeneratorStage, run: RunContext) -> tuple[ContextExamples, ContextExamples]:
+def _examples(
+    parts: GeneratorParts, stage: GeneratorTaskSettings, run: RunContext
+) -> tuple[ContextExamples, ContextExamples]:
     """Of training, which may show exemplars, and of validation."""
     form = parts.form(exemplars=bool(stage.index))
     instances, shown = load_instances(run, "train"), {}
@@ -68,7 +70,7 @@ def pretrained(run: RunContext) -> Params:
     return params
 
 
-def answer_generator(stage: GeneratorStage, run: RunContext, options: AnswerOptions) -> Answerer:
+def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The generator of a finished stage, which reads the context alone."""
     parts = GeneratorParts.of(run, with_params=False)
     params = parts.lowered(parts.stage_params(run, options.stage))
@@ -89,7 +91,7 @@ def context_examples(parts: GeneratorParts) -> MakeExamples:
     return lambda instances: AnswerExamples(ContextExamples(instances, form), [{} for _ in instances])
 
 
-def trained_generator(stage: GeneratorStage, run: RunContext, adapters: bool) -> Trained:
+def trained_generator(stage: GeneratorTaskSettings, run: RunContext, adapters: bool) -> Trained:
     """The generator of the stage that `run` is at, without its emotion head; or its adapters alone.
 
     Raises:
@@ -104,7 +106,7 @@ def trained_generator(stage: GeneratorStage, run: RunContext, adapters: bool) ->
     return generator_to_export(parts, run.stage, params["model"], passages=0, adapters=adapters)
 
 
-def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = GeneratorParts.of(run, planned=True)
     return sketched(parts, parts.generator_task(stage), sketch_labelled(parts, batch_size, length), {})
 
@@ -119,7 +121,7 @@ def sketched(parts: GeneratorParts, task: AdaptableTask, batch: Any, frozen: Par
 
 def sketch_frozen_generator(parts: GeneratorParts, rows: int, length: int) -> Params:
     """The generator that a stage after its own holds beside what it trains."""
-    task = parts.generator_task(GeneratorStage())
+    task = parts.generator_task(GeneratorTaskSettings())
     shapes = _initial_shapes(task, sketch_labelled(parts, rows, length))
     return {"generator": jax.eval_shape(parts.lowered, shapes)}
 
@@ -133,12 +135,12 @@ def _initial_shapes(task: Task, batch: Any) -> Params:
 
 
 GENERATOR = TaskSpec(
-    GeneratorStage,
+    GeneratorTaskSettings,
     check_generator,
     build_generator,
     sketch_generator,
     answer=answer_generator,
     models={"generator": trained_generator},
-    unread=("decoding", "retriever", "emotion_share"),
+    unread=("decoding", "retriever", "key", "emotion_share"),
 )
 """Exemplars come from a stage before it, which is another one where the retriever is."""

@@ -4,7 +4,7 @@ from empax.core.run import RunContext
 from empax.core.system import System, TaskSpec
 from empax.systems.dialogue.checks import check_system
 from empax.systems.dialogue.stages import GENERATOR
-from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
+from empax.systems.emprl.settings import GrpoTaskSettings, PolicyTaskSettings, PpoTaskSettings
 from empax.systems.emprl.stages import answer_policy, build_policy, check_policy, sketch_policy, trained_policy
 from empax.systems.retrieval.checks import check_retriever
 from empax.systems.retrieval.parts import pretrained_encoder
@@ -19,7 +19,7 @@ def check(run: RunContext) -> None:
 
 
 def _embeds(kind: str, settings: object) -> bool:
-    expects = isinstance(settings, PolicyStage) and any(part.goal == "f1" for part in settings.rewards)
+    expects = isinstance(settings, PolicyTaskSettings) and any(part.goal == "f1" for part in settings.rewards)
     return kind == "index" or expects
 
 
@@ -34,7 +34,7 @@ TASKS = {
             answer=answer_policy,
             models={"generator": trained_policy},
         )
-        for name, settings in (("ppo", PpoStage), ("grpo", GrpoStage))
+        for name, settings in (("ppo", PpoTaskSettings), ("grpo", GrpoTaskSettings))
     },
 }
 

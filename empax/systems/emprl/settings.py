@@ -92,7 +92,7 @@ _GROUPS = dataclasses.replace(_ROLLOUT, num_samples=4)
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyStage:
+class PolicyTaskSettings:
     """What PPO and GRPO share.
 
     Attributes:
@@ -169,7 +169,7 @@ class PolicyStage:
 
 
 @dataclasses.dataclass(frozen=True)
-class PpoStage(PolicyStage):
+class PpoTaskSettings(PolicyTaskSettings):
     """Stage 2 of EmpRL.
 
     Attributes:
@@ -210,7 +210,7 @@ class PpoStage(PolicyStage):
 
 
 @dataclasses.dataclass(frozen=True)
-class GrpoStage(PolicyStage):
+class GrpoTaskSettings(PolicyTaskSettings):
     """The sibling without a value head: `rollout.num_samples` responses to each context are compared with each other.
 
     The loss has the KL by estimator k3 (Shao et al. 2024, Eq. 4), logged as `token_kl`; `kl.estimator` is that of the

@@ -23,7 +23,7 @@ from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.index import load_index
-from empax.systems.attributes import IdentifierJudge, IdentifierStage, judge_stage, load_judge
+from empax.systems.attributes import IdentifierJudge, IdentifierTaskSettings, judge_stage, load_judge
 from empax.systems.attributes.identifier import check_mechanisms
 from empax.systems.dialogue.answerer import Answerer
 from empax.systems.dialogue.checks import TWO_ROWS
@@ -34,7 +34,7 @@ from empax.systems.dialogue.trained import Trained, generator_to_export
 from empax.systems.emprl.functions import try_functions
 from empax.systems.emprl.rewards import Reward, check_contexts, make_reward
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
-from empax.systems.emprl.settings import PolicyStage, PpoStage
+from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
 from empax.systems.retrieval.parts import ExemplarSearch, RetrievalParts
 from empax.systems.retrieval.settings import RetrievalSettings
@@ -49,7 +49,7 @@ def generator_of(parts: GeneratorParts, *, fused: bool) -> Generator:
     return Generator(model, EMOTION_HEAD, parts.decoder(settings.decoding), emotion_weight=0.0)
 
 
-def make_policy(parts: GeneratorParts, stage: PolicyStage, reward: Reward) -> Ppo | Grpo:
+def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward) -> Ppo | Grpo:
     generator = generator_of(parts, fused=bool(stage.index))
     rolled = dataclasses.replace(generator, decoder=parts.decoder(stage.rollout))
     algorithm: Any = ALGORITHMS[type(stage)]  # each with the settings that it belongs to
@@ -68,7 +68,7 @@ def first_params(parts: GeneratorParts, run: RunContext, stage: str) -> Params:
     return params
 
 
-def check_policy(stage: PolicyStage, run: RunContext) -> None:
+def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     """Whether the stages that a policy begins with are there, and the functions that reward it work.
 
     Raises:
@@ -95,10 +95,10 @@ def _check_identifiers(stages: Sequence[str], run: RunContext) -> None:
         found.append(judge_stage(run, name))
     levelled = [mechanism for judge in found for mechanism in judge.mechanisms]
     check_mechanisms(levelled)
-    check_contexts(stages, [judge.max_context_tokens for judge in found if isinstance(judge, IdentifierStage)])
+    check_contexts(stages, [judge.max_context_tokens for judge in found if isinstance(judge, IdentifierTaskSettings)])
 
 
-def build_policy(stage: PolicyStage, run: RunContext) -> Assembly:
+def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
     first = first_params(parts, run, stage.start_from)
 
@@ -147,10 +147,10 @@ def policy_model(parts: GeneratorParts, params: Params, first: Params, kept_shar
       parts: of the run.
       params: of the policy's checkpoint.
       first: {"model"}, what training began with.
-      kept_share: s in (0, 1], see PolicyStage.
+      kept_share: s in (0, 1], see PolicyTaskSettings.
     """
     if is_adapted(params):
-        task = make_policy(parts, PpoStage(), Reward(()))
+        task = make_policy(parts, PpoTaskSettings(), Reward(()))
         model = parts.merged(task, params, {"model": first["model"]})["model"]
     else:
         model = params["model"]
@@ -166,7 +166,12 @@ class Replies:
     """
 
     def __init__(
-        self, parts: GeneratorParts, run: RunContext, stage: PolicyStage, instances: Sequence[Instance], first: Params
+        self,
+        parts: GeneratorParts,
+        run: RunContext,
+        stage: PolicyTaskSettings,
+        instances: Sequence[Instance],
+        first: Params,
     ):
         self._parts, self._run, self._stage, self._first = parts, run, stage, first
         self._instances = instances
@@ -195,7 +200,9 @@ class Replies:
         return self._run.directory / "replies" / f"{step:06d}.json"
 
 
-def _examples(parts: GeneratorParts, run: RunContext, stage: PolicyStage, split: str, limit: int) -> ContextExamples:
+def _examples(
+    parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings, split: str, limit: int
+) -> ContextExamples:
     instances = load_instances(run, split)
     if not stage.index:
         return ContextExamples(instances[: limit or None], parts.form(exemplars=False))
@@ -207,7 +214,7 @@ def _examples(parts: GeneratorParts, run: RunContext, stage: PolicyStage, split:
     return found
 
 
-def sketch_policy(stage: PolicyStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_policy(stage: PolicyTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     """Of an update on all answers to a batch, and the rollout that makes them; who judges is not in it."""
     parts = GeneratorParts.of(run, planned=True)
     asked = batch_size * (stage.max_turns if stage.whole_dialogues else 1)
@@ -245,7 +252,7 @@ def _sketch_rollout(batch: PolicyBatch, tokens: int, *, has_values: bool) -> Rol
     return dataclasses.replace(rollout, values=None, advantages=whole.scores, returns=None, policy_weight=None)
 
 
-def answer_policy(stage: PolicyStage, run: RunContext, options: AnswerOptions) -> Answerer:
+def answer_policy(stage: PolicyTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The reinforced generator of a finished stage; one that reads exemplars says itself where they come from."""
     parts = GeneratorParts.of(run, with_params=False)
     first = first_params(parts, run, stage.start_from)
@@ -255,7 +262,7 @@ def answer_policy(stage: PolicyStage, run: RunContext, options: AnswerOptions) -
 
 
 def _answerer(
-    parts: GeneratorParts, run: RunContext, stage: PolicyStage, params: Params, options: AnswerOptions
+    parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings, params: Params, options: AnswerOptions
 ) -> Answerer:
     """With the exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
     task = generator_of(parts, fused=bool(stage.index))
@@ -270,7 +277,7 @@ def _answerer(
     return answerer_of(parts, task, params, search, options)
 
 
-def trained_policy(stage: PolicyStage, run: RunContext, adapters: bool) -> Trained:
+def trained_policy(stage: PolicyTaskSettings, run: RunContext, adapters: bool) -> Trained:
     """The reinforced generator of the stage that `run` is at, without its heads.
 
     Raises:

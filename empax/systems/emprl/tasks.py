@@ -37,7 +37,7 @@ from empax.models.heads import ClassificationHead
 from empax.systems.dialogue.generator import Generator, apply, row_nll
 from empax.systems.emprl.rewards import Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout, repeat_rows
-from empax.systems.emprl.settings import GrpoStage, PolicyStage, PpoStage
+from empax.systems.emprl.settings import GrpoTaskSettings, PolicyTaskSettings, PpoTaskSettings
 from empax.training.accumulation import TrainingError
 
 log = logging.getLogger("empax")
@@ -243,7 +243,7 @@ class Policy:
           params: of the policy.
           batch: contexts, answered or not.
           encoded: what `encoded` gives for them.
-          focus: see PolicyStage.likelihood_focus.
+          focus: see PolicyTaskSettings.likelihood_focus.
         """
         nll, tokens = row_nll(self.generator.model, params["model"], _inputs(batch), *encoded)
         nll, tokens = jnp.where(batch.valid, nll, 0.0), jnp.where(batch.valid, tokens, 0.0)
@@ -297,7 +297,7 @@ class Policy:
 class Ppo(Policy):
     """Stage 2 of EmpRL: policy and value share a trunk; the value head reads the decoder's last states."""
 
-    settings: PpoStage
+    settings: PpoTaskSettings
     has_values: ClassVar[bool] = True
 
     def learns_from(self, name: str) -> int:
@@ -363,7 +363,7 @@ class Ppo(Policy):
 class Grpo(Policy):
     """Several responses to each context, each compared with the others; the KL is in the loss."""
 
-    settings: GrpoStage
+    settings: GrpoTaskSettings
 
     def credit(self, frozen: Params, batch: Any, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
         del frozen
@@ -410,7 +410,7 @@ class Grpo(Policy):
         }
 
 
-def value_head(settings: PpoStage) -> ClassificationHead:
+def value_head(settings: PpoTaskSettings) -> ClassificationHead:
     """Linear, or with a hidden layer of tanh."""
     return ClassificationHead(num_classes=1, hidden=settings.value_hidden or None)
 
@@ -429,4 +429,4 @@ def _once(value: Float[Array, ""]) -> Mean:
     return Mean(total=jnp.asarray(value, jnp.float32), weight=jnp.ones((), jnp.float32))
 
 
-ALGORITHMS: dict[type[PolicyStage], type[Ppo] | type[Grpo]] = {PpoStage: Ppo, GrpoStage: Grpo}
+ALGORITHMS: dict[type[PolicyTaskSettings], type[Ppo] | type[Grpo]] = {PpoTaskSettings: Ppo, GrpoTaskSettings: Grpo}

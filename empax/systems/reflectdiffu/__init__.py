@@ -3,7 +3,12 @@
 from empax.core.system import System, TaskSpec
 from empax.systems.reflectdiffu.intents import build_intents, check_intents, sketch_intents
 from empax.systems.reflectdiffu.reasons import build_reasons, check_reasons, sketch_reasons
-from empax.systems.reflectdiffu.settings import GeneratorStage, IntentStage, ReasonStage, ReflectSettings
+from empax.systems.reflectdiffu.settings import (
+    GeneratorTaskSettings,
+    IntentTaskSettings,
+    ReasonTaskSettings,
+    ReflectSettings,
+)
 from empax.systems.reflectdiffu.stages import (
     answer_generator,
     build_generator,
@@ -13,10 +18,10 @@ from empax.systems.reflectdiffu.stages import (
 )
 
 TASKS = {
-    "reasons": TaskSpec(ReasonStage, check_reasons, build_reasons, sketch_reasons),
-    "intents": TaskSpec(IntentStage, check_intents, build_intents, sketch_intents),
+    "reasons": TaskSpec(ReasonTaskSettings, check_reasons, build_reasons, sketch_reasons),
+    "intents": TaskSpec(IntentTaskSettings, check_intents, build_intents, sketch_intents),
     "generator": TaskSpec(
-        GeneratorStage,
+        GeneratorTaskSettings,
         check_generator,
         build_generator,
         sketch_generator,

@@ -18,6 +18,7 @@ from empax.data.exemplars import LabelledBatch, emotion_ids, pad_to_level
 from empax.data.intents import INTENTS, intent_ids
 from empax.data.spans import PlacedRow, SpanExample, place_contexts
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN, SubwordTokenizer
+from empax.evaluation.empathy import sentiment
 
 
 @flax.struct.dataclass
@@ -93,10 +94,7 @@ class ReasonExamples:
 
 def polarities(contexts: Sequence[Sequence[str]]) -> Int[np.ndarray, " N"]:
     """-1, 0 or 1 for each context by VADER's compound, at its own thresholds of 0.05."""
-    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # reads its lexicon: only when asked
-
-    analyzer = SentimentIntensityAnalyzer()
-    compounds = np.array([analyzer.polarity_scores(features.plain_context(turns))["compound"] for turns in contexts])
+    compounds = np.array([sentiment(features.plain_context(turns)) for turns in contexts])
     return ((compounds >= 0.05).astype(np.int32) - (compounds <= -0.05)).astype(np.int32)
 
 

@@ -30,7 +30,7 @@ from empax.retrieval.encode import BUCKETS, Encoder, embed
 from empax.systems.dialogue.generator import apply
 from empax.systems.reflectdiffu.examples import pieces_of
 from empax.systems.reflectdiffu.reasons import check_pieces_encoder, load_pieces_encoder
-from empax.systems.reflectdiffu.settings import IntentStage, ReflectSettings
+from empax.systems.reflectdiffu.settings import IntentTaskSettings, ReflectSettings
 from empax.training.checkpoint import load_params
 
 HEAD = ClassificationHead(num_classes=len(INTENTS))
@@ -64,7 +64,7 @@ def intent_losses(log_probs: Float[jax.Array, "B I"], intent: Any) -> tuple[jax.
     return nll, (log_probs.argmax(axis=1) == intent).astype(jnp.float32)
 
 
-def check_intents(stage: IntentStage, run: RunContext) -> None:
+def check_intents(stage: IntentTaskSettings, run: RunContext) -> None:
     """Raises ConfigError or DataError if there are no labels, or no such encoder."""
     check_prepared(run)
     load_intents(run.plan.data)
@@ -74,7 +74,7 @@ def check_intents(stage: IntentStage, run: RunContext) -> None:
         raise ConfigError(f"{run.shared}.max_piece_tokens = {most} must be at most {BUCKETS[-1]} to classify contexts.")
 
 
-def build_intents(stage: IntentStage, run: RunContext) -> Assembly:
+def build_intents(stage: IntentTaskSettings, run: RunContext) -> Assembly:
     encoder = load_pieces_encoder(stage.encoder, run)
     labels, tokenizer = load_intents(run.plan.data), encoder.tokenizer
     assert isinstance(tokenizer, SubwordTokenizer)
@@ -97,7 +97,7 @@ def build_intents(stage: IntentStage, run: RunContext) -> Assembly:
     )
 
 
-def sketch_intents(stage: IntentStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_intents(stage: IntentTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     encoder = load_pieces_encoder(stage.encoder, run, with_params=False, planned=True)
     return Sketch(Intents(encoder.model), shapes_of(Batch, B=batch_size, S=length, T=1))
 
@@ -132,7 +132,7 @@ class IntentGuesser:
 
 def load_guesser(run: RunContext, stage: str) -> IntentGuesser:
     """The classifier of a finished stage."""
-    settings = run.settings(stage, IntentStage)
+    settings = run.settings(stage, IntentTaskSettings)
     encoder = load_pieces_encoder(settings.encoder, run, with_params=False)
     assert isinstance(encoder.tokenizer, SubwordTokenizer)
     most = run.shared_settings(ReflectSettings).max_piece_tokens

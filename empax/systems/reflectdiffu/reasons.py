@@ -27,7 +27,7 @@ from empax.interop.pretrained import EncoderSettings, LoadedEncoder, check_fits,
 from empax.models.reason_annotator import ReasonAnnotator
 from empax.systems.dialogue.generator import apply
 from empax.systems.reflectdiffu.examples import ReasonBatch, ReasonExamples, pieces_of
-from empax.systems.reflectdiffu.settings import ReasonStage, ReflectSettings
+from empax.systems.reflectdiffu.settings import ReasonTaskSettings, ReflectSettings
 from empax.training.checkpoint import load_params
 
 log = logging.getLogger("empax")
@@ -121,7 +121,7 @@ def annotator_of(encoder: LoadedEncoder) -> ReasonAnnotator:
     return ReasonAnnotator(encoder.model.encoder)
 
 
-def check_reasons(stage: ReasonStage, run: RunContext) -> None:
+def check_reasons(stage: ReasonTaskSettings, run: RunContext) -> None:
     """Raises ConfigError or DataError if there are no spans, or no such encoder."""
     check_prepared(run)
     check_pieces_encoder(stage.encoder, run)
@@ -133,7 +133,7 @@ def check_reasons(stage: ReasonStage, run: RunContext) -> None:
                 raise ConfigError(f"config.{run.stage}.spans = {stage.spans!r} must hold {split}.jsonl.")
 
 
-def load_examples(stage: ReasonStage, run: RunContext, split: str) -> list[SpanExample]:
+def load_examples(stage: ReasonTaskSettings, run: RunContext, split: str) -> list[SpanExample]:
     """The annotated contexts of a split. Of the sample the test split is the validation split too."""
     if stage.data == "reccon":
         return spans.read_reccon(
@@ -147,7 +147,7 @@ def load_examples(stage: ReasonStage, run: RunContext, split: str) -> list[SpanE
     return spans.lexicon_examples(instances, stage.least_valence)
 
 
-def build_reasons(stage: ReasonStage, run: RunContext) -> Assembly:
+def build_reasons(stage: ReasonTaskSettings, run: RunContext) -> Assembly:
     encoder = load_pieces_encoder(stage.encoder, run)
     shared, tokenizer = run.shared_settings(ReflectSettings), encoder.tokenizer
     assert isinstance(tokenizer, SubwordTokenizer)
@@ -171,7 +171,7 @@ def build_reasons(stage: ReasonStage, run: RunContext) -> Assembly:
     )
 
 
-def sketch_reasons(stage: ReasonStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_reasons(stage: ReasonTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     encoder = load_pieces_encoder(stage.encoder, run, with_params=False, planned=True)
     return Sketch(Reasons(annotator_of(encoder)), shapes_of(ReasonBatch, B=batch_size, S=length, T=1))
 
@@ -216,14 +216,14 @@ class ReasonFinder:
 
 def load_finder(run: RunContext, stage: str) -> ReasonFinder:
     """The annotator of a finished stage."""
-    settings = run.settings(stage, ReasonStage)
+    settings = run.settings(stage, ReasonTaskSettings)
     encoder = load_pieces_encoder(settings.encoder, run, with_params=False)
     assert isinstance(encoder.tokenizer, SubwordTokenizer)
     most = run.shared_settings(ReflectSettings).max_piece_tokens
     return ReasonFinder(annotator_of(encoder), load_params(run.files.stage(stage)), encoder.tokenizer, most)
 
 
-def quality(finder: ReasonFinder, stage: ReasonStage, run: RunContext) -> dict[str, Any]:
+def quality(finder: ReasonFinder, stage: ReasonTaskSettings, run: RunContext) -> dict[str, Any]:
     """How well the annotator marks what people have marked, where their spans or cause turns are at hand.
 
     `held_out` is the F1 of pieces and of whole spans, in percent, on the test split of the stage's data; `lexicon` is

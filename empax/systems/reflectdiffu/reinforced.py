@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from empax.core.types import Mean, Metrics, Params
+from empax.core.types import IS_POSITIVE, Mean, Metrics, Params
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
-from empax.systems.reflectdiffu.thought import IS_POSITIVE, Thought
+from empax.systems.reflectdiffu.thought import Thought
 from empax.training.accumulation import TrainingError
 
 log = logging.getLogger("empax")

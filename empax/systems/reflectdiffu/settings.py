@@ -19,11 +19,11 @@ class ModelSettings:
     """The Transformer that answers: that of the MoEL lineage by default, which the paper follows.
 
     Attributes:
-      kernel: of the convolutions that are its feed-forward; 1 = a feed-forward at each position.
-      embeddings: an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start; empty = random.
-      unroll, dtype: see `models.transformer.TransformerConfig`.
+      vectors: of words, to start from: see `data.word_vectors.load_vectors`; empty = random.
+      kernel: positions that a convolution of the feed-forward reads.
     """
 
+    vectors: str = ""
     d_model: int = 300
     num_heads: int = 2
     head_dim: int = 20
@@ -32,17 +32,15 @@ class ModelSettings:
     num_encoder_layers: int = 1
     num_decoder_layers: int = 1
     dropout: float = 0.0
-    embeddings: str = ""
-    unroll: int = 1
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
         sizes = ("d_model", "num_heads", "head_dim", "d_ff", "kernel", "num_encoder_layers", "num_decoder_layers")
-        check_numbers(self, *sizes, "unroll", least=1)
+        check_numbers(self, *sizes, least=1)
         check_numbers(self, "dropout", least=0, below=1)
 
     def config(self, vocab_size: int, start_id: int) -> TransformerConfig:
-        """The same settings as those of an encoder-decoder."""
+        """Of the encoder and the decoder: pre-norm, convolutions, attention without biases, sinusoids."""
         return TransformerConfig(
             vocab_size=vocab_size,
             d_model=self.d_model,
@@ -52,14 +50,13 @@ class ModelSettings:
             num_encoder_layers=self.num_encoder_layers,
             num_decoder_layers=self.num_decoder_layers,
             dropout=self.dropout,
-            inner_dropout=False,
-            activation="relu",
             feed_forward_kernel=self.kernel,
-            use_bias=False,
+            attention_bias=False,
             position="sinusoidal",
             embed_scale=True,
+            embedding_projection=True,
+            tie_embeddings=False,
             start_id=start_id,
-            unroll=self.unroll,
             dtype=self.dtype,
         )
 
@@ -90,7 +87,7 @@ class ReflectSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReasonStage:
+class ReasonTaskSettings:
     """The annotator of reasons.
 
     Attributes:
@@ -115,7 +112,7 @@ class ReasonStage:
 
 
 @dataclasses.dataclass(frozen=True)
-class IntentStage:
+class IntentTaskSettings:
     """The classifier of intents: of the context alone, since nobody has answered yet where it is asked.
 
     Attributes:
@@ -130,7 +127,7 @@ class IntentStage:
 
 
 @dataclasses.dataclass(frozen=True)
-class GeneratorStage:
+class GeneratorTaskSettings:
     """Everything else, trained jointly (Eq. 12).
 
     Attributes:

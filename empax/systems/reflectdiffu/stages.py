@@ -18,22 +18,24 @@ from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions
 from empax.core.types import EMOTIONS, Generated, Instance, Params
 from empax.data.intents import INTENTS, IntentTable, intent_ids, intent_report, load_intents, references
-from empax.data.store import PrepareSettings, check_prepared, load_instances, may_load, run_tokenizer
+from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.pretrained import LoadedEncoder, check_weights, word_embeddings
+from empax.data.word_vectors import check_vectors, load_vectors
+from empax.decoding.settings import without_unknown
+from empax.interop.pretrained import LoadedEncoder
 from empax.models.pointer_generator import PointerGenerator
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples
 from empax.systems.dialogue.generator import Decoder
+from empax.systems.dialogue.parts import MAX_REFERENCE_TOKENS
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectBatch, ReflectExamples
 from empax.systems.reflectdiffu.intents import load_guesser
 from empax.systems.reflectdiffu.reasons import annotator_of, load_finder, load_pieces_encoder
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
-from empax.systems.reflectdiffu.settings import GeneratorStage, ReasonStage, ReflectSettings
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
 
-MAX_REFERENCE_TOKENS = 512
 _LABELS = ("intent_first", "intent_second", "intent_prediction")
 
 
@@ -54,7 +56,7 @@ class Parts:
     table: IntentTable
 
     @classmethod
-    def of(cls, stage: GeneratorStage, run: RunContext) -> Parts:
+    def of(cls, stage: GeneratorTaskSettings, run: RunContext) -> Parts:
         intents = load_intents(run.plan.data)
         table = IntentTable.of(load_instances(run, "train"), intents)
         return cls(
@@ -62,22 +64,23 @@ class Parts:
         )
 
     @classmethod
-    def planned(cls, stage: GeneratorStage, run: RunContext) -> Parts:
+    def planned(cls, stage: GeneratorTaskSettings, run: RunContext) -> Parts:
         """Without any data."""
         table = IntentTable(np.zeros((len(EMOTIONS), len(INTENTS)), np.int64))
         pieces = _pieces_encoder(stage, run, planned=True)
         return cls(run.shared_settings(ReflectSettings), run_tokenizer(run, planned=True), pieces, {}, table)
 
-    def task(self, stage: GeneratorStage) -> ReflectDiffu:
+    def task(self, stage: GeneratorTaskSettings) -> ReflectDiffu:
         t, settings = self.tokenizer, self.settings
         plain = EncoderDecoder(settings.model.config(t.vocab_size, t.start_id))
         found = references(stage.actions, self.table, stage.num_actions)
         actions = tuple(tuple(int(i) for i in intent_ids(found[emotion])) for emotion in EMOTIONS)
         make = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
+        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
         return make(
             PointerGenerator(plain) if stage.copying else plain,
             stage,
-            Decoder(settings.decoding, t.start_id, t.eos_id, t.pad_id),
+            Decoder(without_unknown(settings.decoding, unknown), t.start_id, t.eos_id, t.pad_id),
             None if self.pieces is None else annotator_of(self.pieces),
             actions,
         )
@@ -88,25 +91,25 @@ class Parts:
         return Reading(self.tokenizer, pieces, s.max_context_tokens, s.max_piece_tokens, max_target_tokens)
 
 
-def _pieces_encoder(stage: GeneratorStage, run: RunContext, *, planned: bool = False) -> LoadedEncoder | None:
+def _pieces_encoder(stage: GeneratorTaskSettings, run: RunContext, *, planned: bool = False) -> LoadedEncoder | None:
     if not stage.reasons:
         return None
-    encoder = run.settings(stage.reasons, ReasonStage).encoder
+    encoder = run.settings(stage.reasons, ReasonTaskSettings).encoder
     return load_pieces_encoder(encoder, run, with_params=False, planned=planned)
 
 
-def _priors(stage: GeneratorStage, run: RunContext) -> Any:
+def _priors(stage: GeneratorTaskSettings, run: RunContext) -> Any:
     """Instances to the distributions of their intents."""
     if stage.intents:
         return load_guesser(run, stage.intents)
     return lambda instances: np.repeat(NO_PRIOR[None], len(instances), axis=0)
 
 
-def _frozen(stage: GeneratorStage, run: RunContext) -> Params:
+def _frozen(stage: GeneratorTaskSettings, run: RunContext) -> Params:
     return {"reasons": load_params(run.files.stage(stage.reasons))} if stage.reasons else {}
 
 
-def check_generator(stage: GeneratorStage, run: RunContext) -> None:
+def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     """Whether the stages that it reads are there.
 
     Raises:
@@ -122,19 +125,14 @@ def check_generator(stage: GeneratorStage, run: RunContext) -> None:
 
 
 def check_system(run: RunContext) -> None:
-    """Whether the word embeddings that training starts from are there, and the tokenizer marks turns."""
+    """Whether the word vectors that training starts from are there, and the tokenizer marks turns."""
     check_prepared(run)
-    settings = run.shared_settings(ReflectSettings)
-    name = settings.model.embeddings
-    if name and may_load(run, name):
-        check_weights(name)
-    if settings.model.embeddings and settings.model.d_model > 384 and name == "minilm":
-        raise ConfigError(f"{run.shared}.model.d_model = {settings.model.d_model} must be at most 384 with 'minilm'.")
+    check_vectors(run.shared_settings(ReflectSettings).model.vectors)
     if not run.settings("prepare", PrepareSettings).tokenizer.tags:
         raise ConfigError("config.prepare.tokenizer.tags = False, but ReflectDiffu marks who speaks; set it to True.")
 
 
-def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
+def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     parts, prior = Parts.of(stage, run), _priors(stage, run)
     reading = parts.reading(parts.settings.max_target_tokens)
 
@@ -143,8 +141,9 @@ def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
         return ReflectExamples(instances, reading, prior(instances), parts.intents)
 
     def initial(params: Params) -> Params:
-        settings = parts.settings.model
-        table = word_embeddings(settings.embeddings, parts.tokenizer, settings.d_model)
+        settings, tokenizer = parts.settings.model, parts.tokenizer
+        assert isinstance(tokenizer, SubwordTokenizer)
+        table = load_vectors(settings.vectors, tokenizer, settings.d_model).table
         return _with_embedding(params, table, copying=stage.copying)
 
     judged = IntentTable.of(load_instances(run, "test"), parts.intents)
@@ -154,7 +153,7 @@ def build_generator(stage: GeneratorStage, run: RunContext) -> Assembly:
         examples("train", 0),
         examples("validation", stage.max_validation_examples),
         frozen=_frozen(stage, run),
-        initial=initial if parts.settings.model.embeddings else None,
+        initial=initial if parts.settings.model.vectors else None,
     )
 
 
@@ -166,7 +165,7 @@ def _with_embedding(params: Params, table: np.ndarray, *, copying: bool) -> Para
     return {**params, "model": {**params["model"], "token_embedding": table}}
 
 
-def sketch_generator(stage: GeneratorStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = Parts.planned(stage, run)
     task, settings = parts.task(stage), parts.settings
     sizes = {"B": batch_size, "S": length, "T": settings.max_target_tokens, "I": len(INTENTS)}
@@ -214,7 +213,7 @@ class Answering:
         return self.task.read(params["own"], params["frozen"], batch)
 
 
-def answer_generator(stage: GeneratorStage, run: RunContext, options: AnswerOptions) -> Answerer:
+def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The trained generator, which reads contexts alone; predictions tell its intents, and the reasons that it saw."""
     parts, prior = Parts.of(stage, run), _priors(stage, run)
     finder = load_finder(run, stage.reasons) if stage.reasons else None

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from empax.core.types import Generated, Mean, Metrics, Params
+from empax.core.types import IS_POSITIVE, Generated, Mean, Metrics, Params
 from empax.data.intents import INTENTS
 from empax.losses.contrastive import supervised_contrastive
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
@@ -29,9 +29,8 @@ from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.generator import Decoder, apply, combine, emotion_loss, target_weights
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.intents import intent_losses
-from empax.systems.reflectdiffu.settings import GeneratorStage
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 from empax.systems.reflectdiffu.thought import (
-    IS_POSITIVE,
     Thought,
     log_shares,
     policy_loss,
@@ -57,7 +56,7 @@ class ReflectDiffu:
     """
 
     model: EncoderDecoder | PointerGenerator
-    stage: GeneratorStage
+    stage: GeneratorTaskSettings
     decoder: Decoder
     annotator: ReasonAnnotator | None
     references: tuple[tuple[int, ...], ...]

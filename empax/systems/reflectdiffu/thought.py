@@ -7,13 +7,9 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from empax.core.types import EMOTIONS, Mean
-from empax.data.intents import POSITIVE_EMOTIONS
-
-IS_POSITIVE = np.array([emotion in POSITIVE_EMOTIONS for emotion in EMOTIONS])
+from empax.core.types import Mean
 
 
 @flax.struct.dataclass

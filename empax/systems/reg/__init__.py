@@ -6,7 +6,7 @@ from empax.systems.dialogue.checks import check_system
 from empax.systems.dialogue.stages import GENERATOR
 from empax.systems.reg.answers import answer_joint, joint_generator, trained_retriever
 from empax.systems.reg.parts import trained_encoder
-from empax.systems.reg.settings import EmotionStage, JointStage, RetrieverStage
+from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import (
     build_emotions,
     build_joint,
@@ -31,9 +31,9 @@ def check(run: RunContext) -> None:
 
 TASKS = {
     "generator": GENERATOR,
-    "emotions": TaskSpec(EmotionStage, check_emotions, build_emotions, sketch_emotions, encoder=trained_encoder),
+    "emotions": TaskSpec(EmotionTaskSettings, check_emotions, build_emotions, sketch_emotions, encoder=trained_encoder),
     "retriever": TaskSpec(
-        RetrieverStage,
+        RetrieverTaskSettings,
         check_retriever,
         build_retriever,
         sketch_retriever,
@@ -41,7 +41,7 @@ TASKS = {
         models={"retriever": trained_retriever},
     ),
     "joint": TaskSpec(
-        JointStage,
+        JointTaskSettings,
         check_joint,
         build_joint,
         sketch_joint,

@@ -11,20 +11,22 @@ from empax.core.system import AnswerOptions, load_encoder_of
 from empax.core.types import Params
 from empax.data.store import load_instances
 from empax.data.tokenizers import SubwordTokenizer
+from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
 from empax.systems.dialogue.answerer import Answerer
 from empax.systems.dialogue.parts import GeneratorParts
+from empax.systems.dialogue.settings import GeneratorTaskSettings
 from empax.systems.dialogue.stages import answerer_of
 from empax.systems.dialogue.trained import Trained, check_adapters, generator_to_export
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
-from empax.systems.reg.settings import JointStage, RetrieverStage
+from empax.systems.reg.settings import JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import joint_task
 from empax.systems.retrieval.parts import ExemplarSearch
 from empax.training.checkpoint import load_params
 from empax.training.lora import is_adapted, trained_whole
 
 
-def answer_joint(stage: JointStage, run: RunContext, options: AnswerOptions) -> Answerer:
+def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The retriever with G2, of a finished stage.
 
     Raises:
@@ -44,12 +46,17 @@ def answer_joint(stage: JointStage, run: RunContext, options: AnswerOptions) -> 
             run.files.index(options.index), encoder_hash=_maker_of_index(run, parts, stage, params), mesh=local_mesh()
         ),
         parts.retrieval.corpus(load_instances(run, "train"), made.form()),
+        load_filter(run.files.stage(options.index)),
     )
     params = {**params, "generator": made.lowered(params["generator"])}
-    return answerer_of(made, joint_task(parts, stage), params, search, options)
+    task = joint_task(parts, stage)
+    first = run.settings(stage.generator, GeneratorTaskSettings)
+    if not (stage.emotion_weight or stage.retriever_weight or stage.retriever or first.emotion_weight):
+        task = dataclasses.replace(task, heads=())  # nothing has learnt emotions
+    return answerer_of(made, task, params, search, options)
 
 
-def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointStage, params: Params) -> str:
+def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointTaskSettings, params: Params) -> str:
     """Hash of the encoder whose passages the trained queries belong to."""
     if stage.passage_encoder == "trained":
         return parts.corpus_encoder(params["retriever"]).hash
@@ -59,7 +66,7 @@ def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointStage, par
     return load_encoder_of(run, "").hash
 
 
-def joint_generator(stage: JointStage, run: RunContext, adapters: bool) -> Trained:
+def joint_generator(stage: JointTaskSettings, run: RunContext, adapters: bool) -> Trained:
     """G2 of the stage that `run` is at, without its emotion head; or its adapters alone.
 
     Raises:
@@ -74,7 +81,7 @@ def joint_generator(stage: JointStage, run: RunContext, adapters: bool) -> Train
     return generator_to_export(parts, run.stage, params["model"], passages=parts.settings.passages, adapters=adapters)
 
 
-def trained_retriever(stage: RetrieverStage | JointStage, run: RunContext, adapters: bool) -> Trained:
+def trained_retriever(stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext, adapters: bool) -> Trained:
     """The retriever of the stage that `run` is at, without what its head adds to a score.
 
     Raises:

@@ -43,7 +43,7 @@ class DistillationSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class EmotionStage:
+class EmotionTaskSettings:
     """Before stage 2: the retriever learns to tell the emotions apart, on all training contexts and exemplars; ours."""
 
     max_examples: int = 0
@@ -54,7 +54,7 @@ class EmotionStage:
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrieverStage:
+class RetrieverTaskSettings:
     """Stage 2.
 
     Attributes:
@@ -80,7 +80,7 @@ class RetrieverStage:
 
 
 @dataclasses.dataclass(frozen=True)
-class JointStage:
+class JointTaskSettings:
     """Stage 3.
 
     Attributes:
@@ -88,7 +88,7 @@ class JointStage:
       warm_up: False starts G2 from nothing (the paper's "scratch" row; the judge stays G1).
       retriever: the stage that trained the retriever; empty = as pretrained.
       retriever_weight: alpha of Eq. 7.
-      candidates, passage_encoder: see RetrieverStage.
+      candidates, passage_encoder: see RetrieverTaskSettings.
     """
 
     distillation: DistillationSettings = dataclasses.field(default_factory=DistillationSettings)

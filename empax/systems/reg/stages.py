@@ -23,11 +23,17 @@ from empax.data.exemplars import ExemplarBatch, ExemplarExamples, emotion_ids, e
 from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
+from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
 from empax.systems.dialogue.checks import GENERATOR_TASKS
 from empax.systems.dialogue.stages import sketch_frozen_generator, sketched
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
-from empax.systems.reg.settings import DistillationSettings, EmotionStage, JointStage, RetrieverStage
+from empax.systems.reg.settings import (
+    DistillationSettings,
+    EmotionTaskSettings,
+    JointTaskSettings,
+    RetrieverTaskSettings,
+)
 from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask
 from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
@@ -54,7 +60,7 @@ def retriever_task(parts: RegParts, distillation: DistillationSettings) -> Retri
     )
 
 
-def joint_task(parts: RegParts, stage: JointStage) -> Joint:
+def joint_task(parts: RegParts, stage: JointTaskSettings) -> Joint:
     settings = parts.generator.settings
     return Joint(
         retriever_task(parts, stage.distillation),
@@ -69,7 +75,7 @@ def joint_task(parts: RegParts, stage: JointStage) -> Joint:
 
 
 def _examples(
-    parts: RegParts, run: RunContext, stage: RetrieverStage | JointStage
+    parts: RegParts, run: RunContext, stage: RetrieverTaskSettings | JointTaskSettings
 ) -> tuple[ExemplarExamples, ExemplarExamples]:
     retrieval, form, k = parts.retrieval, parts.generator.form(), parts.generator.settings.passages
     corpus = retrieval.corpus(load_instances(run, "train"), form)
@@ -92,7 +98,7 @@ def _examples(
     return train, held_out
 
 
-def check_emotions(stage: EmotionStage, run: RunContext) -> None:
+def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if a split that the stage reads names no emotion."""
     del stage
     check_prepared(run)
@@ -104,7 +110,7 @@ def check_emotions(stage: EmotionStage, run: RunContext) -> None:
             raise ConfigError(NO_EMOTIONS.format(stage=run.stage, split=split))
 
 
-def check_retriever(stage: RetrieverStage, run: RunContext) -> None:
+def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
     """Whether the stages that the retriever learns from are there.
 
     Raises:
@@ -117,7 +123,7 @@ def check_retriever(stage: RetrieverStage, run: RunContext) -> None:
     _check_exemplars(stage, run)
 
 
-def check_joint(stage: JointStage, run: RunContext) -> None:
+def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
     """As `check_retriever`, of joint training."""
     check_prepared(run)
     run.earlier("generator", stage.generator, tasks=GENERATOR_TASKS)
@@ -126,9 +132,9 @@ def check_joint(stage: JointStage, run: RunContext) -> None:
     _check_exemplars(stage, run)
 
 
-def _check_exemplars(stage: RetrieverStage | JointStage, run: RunContext) -> None:
+def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext) -> None:
     settings = run.shared_settings(RetrievalSettings)
-    if isinstance(stage, JointStage) and settings.decoding.reads_source:
+    if isinstance(stage, JointTaskSettings) and settings.decoding.reads_source:
         raise ConfigError(
             "encoder_no_repeat_ngram and encoder_repetition_penalty look at one source, and this generator reads "
             f"several passages; set them to 0 and 1 in {run.shared}.decoding."
@@ -147,7 +153,7 @@ def _check_exemplars(stage: RetrieverStage | JointStage, run: RunContext) -> Non
         )
 
 
-def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
+def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
     parts = emotion_parts(run)
     task, start = emotion_task(parts), parts.retriever_params(run, "")
     tokenizer, layout = parts.retrieval.encoder.tokenizer, parts.retrieval.settings.layout
@@ -169,7 +175,7 @@ def build_emotions(stage: EmotionStage, run: RunContext) -> Assembly:
     )
 
 
-def build_retriever(stage: RetrieverStage, run: RunContext) -> Assembly:
+def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
     parts = RegParts.of(run)
     train, validation = _examples(parts, run, stage)
     return Assembly(
@@ -182,7 +188,7 @@ def build_retriever(stage: RetrieverStage, run: RunContext) -> Assembly:
     )
 
 
-def build_joint(stage: JointStage, run: RunContext) -> Assembly:
+def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
     parts = RegParts.of(run)
     made = parts.generator
     train, validation = _examples(parts, run, stage)
@@ -220,7 +226,7 @@ class Refresh:
 
     parts: RegParts
     run: RunContext
-    stage: JointStage
+    stage: JointTaskSettings
     train: ExemplarExamples
 
     def __call__(self, step: int, params: Params | None) -> None:
@@ -243,12 +249,19 @@ class Refresh:
             keys = encoder.embed_keys(corpus.instances, progress="refresh", mesh=mesh)
             index = build_index(keys, index.settings, groups=corpus.groups, encoder_hash=encoder.hash, mesh=mesh)
         queries = encoder.embed_queries(self.train.instances, progress="refresh", mesh=mesh)
-        width = self.train.candidates.shape[1]
-        return np.asarray(index.search(queries, width, query_groups=self.train.groups).ids)
+        found = find_exemplars(
+            index,
+            queries,
+            self.train.candidates.shape[1],
+            groups=self.train.groups,
+            emotions=self.train.emotions,
+            filter=load_filter(self.run.files.stage(self.stage.index)),
+        )
+        return np.asarray(found.ids)
 
 
 def _sketch_given(
-    parts: RegParts, run: RunContext, stage: RetrieverStage | JointStage, rows: int, length: int
+    parts: RegParts, run: RunContext, stage: RetrieverTaskSettings | JointTaskSettings, rows: int, length: int
 ) -> dict[str, Any]:
     """Of a `Sketch`: a batch before anything is tried out, M candidates and K random ones, and the longest answer."""
     k, index = parts.generator.settings.passages, run.plan.stages.get(stage.index)
@@ -258,7 +271,7 @@ def _sketch_given(
 
 
 def _sketch_batch(
-    parts: RegParts, stage: RetrieverStage | JointStage, rows: int, length: int, candidates: int = 0
+    parts: RegParts, stage: RetrieverTaskSettings | JointTaskSettings, rows: int, length: int, candidates: int = 0
 ) -> ExemplarBatch:
     """A batch as the loss sees it: explored, K candidates left; or with `candidates` of them."""
     settings = parts.generator.settings
@@ -270,13 +283,13 @@ def _sketch_batch(
     return dataclasses.replace(whole, response=None, response_mask=None)  # for decoding alone
 
 
-def sketch_emotions(stage: EmotionStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_emotions(stage: EmotionTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     del stage
     parts = RegParts.of(run, planned=True)
     return Sketch(emotion_task(parts), shapes_of(Batch, B=batch_size, S=length, T=1))
 
 
-def sketch_retriever(stage: RetrieverStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_retriever(stage: RetrieverTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = RegParts.of(run, planned=True)
     batch = _sketch_batch(parts, stage, batch_size, length)
     given = _sketch_given(parts, run, stage, batch_size, length)
@@ -284,7 +297,7 @@ def sketch_retriever(stage: RetrieverStage, run: RunContext, batch_size: int, le
     return Sketch(retriever_task(parts, stage.distillation), batch, frozen, **given)
 
 
-def sketch_joint(stage: JointStage, run: RunContext, batch_size: int, length: int) -> Sketch:
+def sketch_joint(stage: JointTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = RegParts.of(run, planned=True)
     batch = _sketch_batch(parts, stage, batch_size, length)
     frozen = sketch_frozen_generator(parts.generator, batch_size, length)

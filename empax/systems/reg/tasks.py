@@ -187,7 +187,7 @@ class Joint:
     emotion_weight: float
     label_smoothing: float = 0.0
     logits_at_once: int = 0
-    heads: ClassVar[tuple[str, ...]] = ("generator", "retriever", "both")
+    heads: tuple[str, ...] = ("generator", "retriever", "both")
     whole: ClassVar[str] = "^generator/emotion/|^retriever/"
 
     def init(self, rng: jax.Array, batch: Any) -> Params:

@@ -17,12 +17,21 @@ from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
-from empax.data.exemplars import Corpus, ExemplarExamples, dialogue_groups, encode_keys, encode_queries
+from empax.data.exemplars import (
+    Corpus,
+    ExemplarExamples,
+    dialogue_groups,
+    emotion_ids,
+    encode_keys,
+    encode_queries,
+)
 from empax.data.sources import SourceForm
 from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.interop.pretrained import LoadedEncoder, load_encoder
-from empax.retrieval.corpus import CorpusEncoder, Embedder, Tower
+from empax.models.dual_encoder import Towers
+from empax.retrieval.corpus import CorpusEncoder, Embedder
 from empax.retrieval.encode import BUCKETS
+from empax.retrieval.filters import EmotionFilter, find_exemplars
 from empax.retrieval.index import Index
 from empax.systems.dialogue.answerer import AnswerExamples
 from empax.systems.dialogue.parts import GeneratorParts
@@ -50,7 +59,7 @@ class RetrievalParts:
         return dataclasses.replace(self, encoder=dataclasses.replace(self.encoder, params=None))
 
     def corpus(self, instances: Sequence[Instance], form: SourceForm) -> Corpus:
-        return Corpus.of(instances, form, self.encoder.tokenizer)
+        return Corpus.of(instances, form, self.encoder.tokenizer, self.settings.key)
 
     def examples(
         self, instances: Sequence[Instance], corpus: Corpus, candidates: np.ndarray, form: SourceForm, **options: Any
@@ -75,7 +84,7 @@ class RetrievalParts:
           made_by: those among them that reach a vector.
           more: what else changes a vector.
         """
-        tokenizer, layout = self.encoder.tokenizer, self.settings.layout
+        tokenizer, layout, key = self.encoder.tokenizer, self.settings.layout, self.settings.key
         # Not of how it is planned and trained, which changes no vector.
         without = {"preset", "remat", "unroll", "dropout"}
         fields = dataclasses.asdict(self.settings.retriever)
@@ -85,8 +94,8 @@ class RetrievalParts:
             params=params,
             pad_id=tokenizer.pad_id,
             query_text=functools.partial(encode_queries, tokenizer, max_tokens=layout.max_query_tokens),
-            key_text=functools.partial(encode_keys, tokenizer, max_tokens=layout.max_key_tokens),
-            hash=hash_json([hash_tree(made_by), settings, *more]),
+            key_text=functools.partial(encode_keys, tokenizer, max_tokens=layout.max_key_tokens, key=key),
+            hash=hash_json([hash_tree(made_by), settings, key, *more]),
         )
 
     def buckets(self, *, single: bool) -> tuple[int, ...]:
@@ -97,11 +106,11 @@ class RetrievalParts:
 def pretrained_encoder(run: RunContext) -> CorpusEncoder:
     """The encoder as pretrained, or random from the run's seed."""
     parts = RetrievalParts.of(run, run_tokenizer(run))
-    model, params = Tower(parts.encoder.model), parts.encoder.params
+    model, params = Towers(parts.encoder.model), parts.encoder.params
     if params is None:
         rng = jax.random.split(jax.random.key(run.seed), 3)[0]  # as a retriever that learns emotions begins
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
-        params = jax.jit(model.encoder.init)(rng, ids, mask)["params"]
+        params = jax.jit(model.query.init)(rng, ids, mask)["params"]
     return parts.corpus_encoder(model, {"encoder": params}, params)
 
 
@@ -115,6 +124,7 @@ class ExemplarSearch:
       encoder: of the queries.
       index: that its vectors may be compared with.
       corpus: the indexed pairs.
+      filter: of what is found (`retrieval.filters.load_filter`); None = nothing is dropped.
     """
 
     parts: GeneratorParts
@@ -122,6 +132,7 @@ class ExemplarSearch:
     encoder: CorpusEncoder
     index: Index
     corpus: Corpus
+    filter: EmotionFilter | None = None
 
     def __call__(self, instances: Sequence[Instance]) -> AnswerExamples:
         settings = self.parts.settings
@@ -140,7 +151,14 @@ class ExemplarSearch:
     def search(self, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the corpus and scores, [N, k]; never of an instance's own dialogue."""
         queries = self.encoder.embed_queries(instances, mesh=local_mesh())
-        found = self.index.search(queries, k, query_groups=dialogue_groups(instances))
+        found = find_exemplars(
+            self.index,
+            queries,
+            k,
+            groups=dialogue_groups(instances),
+            emotions=emotion_ids(instances),
+            filter=self.filter,
+        )
         return np.asarray(found.ids), np.asarray(found.scores)
 
     def told(self, rows: np.ndarray, scores: np.ndarray) -> tuple[Mapping[str, Any], ...]:

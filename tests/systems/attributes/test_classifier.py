@@ -13,7 +13,7 @@ from empax.core.types import LEVELS, MECHANISMS
 from empax.data.bpe import train_bpe
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
-from empax.systems.attributes import ClassifierStage, load_holdout, load_judge
+from empax.systems.attributes import ClassifierTaskSettings, load_holdout, load_judge
 from empax.systems.attributes.classifier import Classifier, PairExamples, encode
 from empax.systems.attributes.pairs import AttributeBatch, Pair, class_weights, load_pairs
 from tests.plans import plan_of
@@ -61,7 +61,7 @@ def test_settings_that_cannot_work_are_refused():
         ({"data": "reddit"}, "'epitome', 'sample'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            to_settings(ClassifierStage, values, where="config.attributes")
+            to_settings(ClassifierTaskSettings, values, where="config.attributes")
 
 
 def make_pairs():
@@ -136,8 +136,8 @@ def test_the_loss_is_the_sum_of_weighted_cross_entropies():
 
 def test_class_weights_are_inverse_shares():
     pairs = [Pair(("a",), "b", levels) for levels in [(0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 0), (1, 1, 1), (2, 2, 2)]]
-    assert class_weights(ClassifierStage(), pairs) == ((1.0,) * 3,) * 3
-    found = np.array(class_weights(ClassifierStage(class_weights=True), pairs))
+    assert class_weights(ClassifierTaskSettings(), pairs) == ((1.0,) * 3,) * 3
+    found = np.array(class_weights(ClassifierTaskSettings(class_weights=True), pairs))
     np.testing.assert_allclose(found[0], [6 / 3 / 3, 6 / 3 / 2, 6 / 3 / 1])
     np.testing.assert_allclose(found[1], [1.0, 1.0, 1.0])
 
@@ -151,7 +151,7 @@ def context(workdir, **changes):
 
 
 def test_pairs_are_split_by_seeker_and_seed(finished):
-    stage = ClassifierStage(data="sample", mechanisms=("exploration", "interpretation"))
+    stage = ClassifierTaskSettings(data="sample", mechanisms=("exploration", "interpretation"))
     train, holdout = load_pairs(stage, context(finished))
     assert len(train) + len(holdout) == 625
     assert len(holdout) == pytest.approx(0.2 * 625, abs=2)
@@ -174,7 +174,7 @@ def test_a_trained_judge_gives_a_level_to_every_text(finished):
     np.testing.assert_allclose(alone[1], logits[1], atol=1e-5)  # nobody had answered there
     assert np.abs(alone[[0, 2]] - logits[[0, 2]]).max() > 1e-3
     holdout = load_holdout(context(finished), "attributes")
-    assert len(holdout) == len(load_pairs(ClassifierStage(data="sample"), context(finished))[1])
+    assert len(holdout) == len(load_pairs(ClassifierTaskSettings(data="sample"), context(finished))[1])
     quality = read_json(finished / "annotate" / "classifiers.json")
     assert set(quality) == set(MECHANISMS)
     for found in quality.values():

@@ -17,7 +17,7 @@ from empax.interop.pretrained import EncoderSettings, load_encoder
 from empax.systems.attributes.identifier import (
     ExchangeExamples,
     IdentifierJudge,
-    IdentifierStage,
+    IdentifierTaskSettings,
     _task,
     encode_exchanges,
     make_probabilities,
@@ -25,7 +25,7 @@ from empax.systems.attributes.identifier import (
 from empax.systems.attributes.pairs import Pair, unweighted
 
 ENCODER = EncoderSettings(d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=16)
-STAGE = IdentifierStage(encoder=ENCODER, max_context_tokens=10, response_buckets=(6, 8))
+STAGE = IdentifierTaskSettings(encoder=ENCODER, max_context_tokens=10, response_buckets=(6, 8))
 CONTEXTS = [("a b", "c"), ("f",), ("a b c d e f g h i",), ("k",), ("l m",)]
 RESPONSES = ["d e", "g h i j k l m n", "j", "", "a b c"]
 
@@ -65,7 +65,7 @@ def test_context_and_response_are_framed_apart_and_cut_where_least_is_lost(token
 )
 def test_settings_that_cannot_work_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
-        to_settings(IdentifierStage, values, where="config.identifiers")
+        to_settings(IdentifierTaskSettings, values, where="config.identifiers")
 
 
 def pairs():
@@ -101,6 +101,7 @@ def judge_of(tokenizer, mechanisms=MECHANISMS, seed=0):
     return IdentifierJudge(task, params, tokenizer, stage, "hash"), batch
 
 
+@pytest.mark.slow
 def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokenizer):
     judge, _ = judge_of(tokenizer)
     assert isinstance(judge.task, SummarizingTask)

@@ -13,7 +13,7 @@ from empax.core.types import Batch, Instance
 from empax.data import features
 from empax.data.bpe import train_bpe
 from empax.interop.pretrained import EncoderSettings, load_encoder
-from empax.systems.attributes.identifier import IdentifierJudge, IdentifierStage, _task, make_probabilities
+from empax.systems.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, _task, make_probabilities
 from empax.systems.attributes.pairs import unweighted
 from empax.systems.emprl import rewards
 from empax.systems.emprl.rewards import (
@@ -34,7 +34,13 @@ from empax.systems.emprl.rollouts import (
     Rollout,
     repeat_rows,
 )
-from empax.systems.emprl.settings import GrpoStage, KlSettings, PolicyStage, PpoStage, RewardSettings
+from empax.systems.emprl.settings import (
+    GrpoTaskSettings,
+    KlSettings,
+    PolicyTaskSettings,
+    PpoTaskSettings,
+    RewardSettings,
+)
 
 
 def probabilities(rows, seed=0):
@@ -192,7 +198,7 @@ SAID = ["a b c", "f g h"]
 @pytest.fixture(scope="module")
 def judge():
     encoder = EncoderSettings(d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=32, dropout=0.0)
-    stage = IdentifierStage(encoder=encoder, max_context_tokens=12, response_buckets=(8, 16))
+    stage = IdentifierTaskSettings(encoder=encoder, max_context_tokens=12, response_buckets=(8, 16))
     tokenizer = train_bpe(LETTERS, vocab_size=300)
     task = _task(stage, load_encoder(encoder, tokenizer), unweighted(stage))
     ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
@@ -278,19 +284,28 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
         (lambda: RewardSettings("text", function="a:b", goal="f1"), "goal goes with kind = 'empathy'"),
         (lambda: RewardSettings(goal="f1", shift_penalty=1.0), "shift_penalty = 1.0 goes with goal = 'gold'"),
         (lambda: KlSettings(coefficient=-1.0), "at least 0"),
-        (lambda: PolicyStage(kept_share=0.0), r"lie in \(0, 1\]"),
+        (lambda: PolicyTaskSettings(kept_share=0.0), r"lie in \(0, 1\]"),
         (lambda: KlSettings(target=0.0), "above 0"),
-        (lambda: PolicyStage(rewards=(RewardSettings(shift_penalty=1.0),)), "needs whole_dialogues"),
-        (lambda: PolicyStage(whole_dialogues=True, index="index"), "do not go together"),
-        (lambda: PpoStage(rollout=dataclasses.replace(PpoStage().rollout, method="greedy")), "must be 'sample'"),
-        (lambda: PpoStage(rollout=dataclasses.replace(PpoStage().rollout, num_samples=2)), "groups are GRPO's"),
-        (lambda: PpoStage(lam=1.5), r"lie in \[0, 1\]"),
-        (lambda: GrpoStage(rollout=PpoStage().rollout), "at least 2: a group"),
-        (lambda: GrpoStage(rewards=(RewardSettings(shift_penalty=1.0),), whole_dialogues=True), "goes with PPO alone"),
+        (lambda: PolicyTaskSettings(rewards=(RewardSettings(shift_penalty=1.0),)), "needs whole_dialogues"),
+        (lambda: PolicyTaskSettings(whole_dialogues=True, index="index"), "do not go together"),
+        (
+            lambda: PpoTaskSettings(rollout=dataclasses.replace(PpoTaskSettings().rollout, method="greedy")),
+            "must be 'sample'",
+        ),
+        (
+            lambda: PpoTaskSettings(rollout=dataclasses.replace(PpoTaskSettings().rollout, num_samples=2)),
+            "groups are GRPO's",
+        ),
+        (lambda: PpoTaskSettings(lam=1.5), r"lie in \[0, 1\]"),
+        (lambda: GrpoTaskSettings(rollout=PpoTaskSettings().rollout), "at least 2: a group"),
+        (
+            lambda: GrpoTaskSettings(rewards=(RewardSettings(shift_penalty=1.0),), whole_dialogues=True),
+            "goes with PPO alone",
+        ),
         (lambda: RewardSettings(shift_penalty=-1.0), "shift_penalty = -1.0 must be at least 0"),
         (lambda: RewardSettings(stages=()), r"stages = \(\); name those"),
-        (lambda: PolicyStage(missing_eos_penalty=-1.0), "missing_eos_penalty = -1.0 must be at least 0"),
-        (lambda: PpoStage(value_clip=0.0), "None switches clipping off"),
+        (lambda: PolicyTaskSettings(missing_eos_penalty=-1.0), "missing_eos_penalty = -1.0 must be at least 0"),
+        (lambda: PpoTaskSettings(value_clip=0.0), "None switches clipping off"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(make, message):

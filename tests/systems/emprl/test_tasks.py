@@ -22,7 +22,7 @@ from empax.losses import ppo
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import PromptedDecoder
 from empax.systems.emprl.rewards import Reward
-from empax.systems.emprl.settings import GrpoStage, KlSettings
+from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings
 from empax.systems.emprl.stages import policy_model
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import load_params
@@ -429,7 +429,7 @@ def test_settings_of_groups_reach_advantages_and_loss(toy, batch, monkeypatch):
 )
 def test_settings_of_groups_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        GrpoStage(**changes)
+        GrpoTaskSettings(**changes)
 
 
 def test_a_policy_is_a_hashable_value(toy):

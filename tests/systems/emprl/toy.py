@@ -24,7 +24,7 @@ from empax.models.transformer import EncoderDecoder, scratch
 from empax.systems.dialogue.generator import Decoder, Generator
 from empax.systems.emprl.rewards import CompiledReward, Reward, TextReward
 from empax.systems.emprl.rollouts import PolicyBatch
-from empax.systems.emprl.settings import GrpoStage, KlSettings, PpoStage
+from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS
 from empax.training import loop
 from empax.training.optimizer import OptimizerSettings, ParamGroup
@@ -72,10 +72,10 @@ def share_of_texts(contexts, responses, references):
 def policy(*, host=False, grpo=False, reward=share, **changes):
     if grpo:
         rollout = dataclasses.replace(ROLLOUT, num_samples=4)
-        stage = GrpoStage(rollout=rollout, kl=KlSettings(coefficient=0.02, controller="fixed"), **changes)
+        stage = GrpoTaskSettings(rollout=rollout, kl=KlSettings(coefficient=0.02, controller="fixed"), **changes)
     else:
         settings = {"rollout": ROLLOUT, "kl": KlSettings(coefficient=0.05, controller="adaptive", target=6.0)}
-        stage = PpoStage(**{**settings, **changes})
+        stage = PpoTaskSettings(**{**settings, **changes})
     decoder = Decoder(stage.rollout, start_id=START, eos_id=EOS, pad_id=PAD)
     generator = Generator(MODEL, ClassificationHead(num_classes=32), decoder, emotion_weight=0.0)
     part = CompiledReward(reward)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.core.types import EMOTIONS
+from empax.core.types import EMOTIONS, IS_POSITIVE
 from empax.data.intents import INTENTS
 from empax.decoding.settings import DecodeSettings
 from empax.losses.cross_entropy import token_log_probs
@@ -19,9 +19,9 @@ from empax.systems.dialogue.generator import Decoder
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.reasons import Reasons, _span_counts
 from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu
-from empax.systems.reflectdiffu.settings import GeneratorStage, ModelSettings
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ModelSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
-from empax.systems.reflectdiffu.thought import IS_POSITIVE, Thought, policy_loss, standardized
+from empax.systems.reflectdiffu.thought import Thought, policy_loss, standardized
 from empax.training.accumulation import TrainingError
 
 B, S, T, P, V, N = 4, 7, 5, 9, 23, 3
@@ -34,7 +34,7 @@ OFF = {"reasons": "", "experts": "none", "second_intent": False, "mimicry": Fals
 
 def make(**changes):
     """The task of a small model, and made-up parameters of it and of its annotator."""
-    stage = GeneratorStage(**{"latent": 3, "hidden": 12, **changes})
+    stage = GeneratorTaskSettings(**{"latent": 3, "hidden": 12, **changes})
     plain = EncoderDecoder(SMALL.config(V, 2))
     annotator = ReasonAnnotator(BertEncoder(BertConfig(30, 12, 2, 16, 1, max_positions=P))) if stage.reasons else None
     kind = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
@@ -233,7 +233,7 @@ SWITCHES = {
     "noise": {"noise": 1.0},
     "copying": {"copying": False},
     "intent start": {"intent_start": False},
-    "diffusion": {"diffusion": dataclasses.replace(GeneratorStage().diffusion, last=0.1)},
+    "diffusion": {"diffusion": dataclasses.replace(GeneratorTaskSettings().diffusion, last=0.1)},
 }
 
 

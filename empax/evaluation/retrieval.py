@@ -1,0 +1,147 @@
+"""How well a retriever of responses does: whether it finds the gold one, and what else it brings.
+
+Letters: Q contexts, N responses that may be retrieved, K retrieved ones, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from empax.evaluation.counting import DistinctStatistic
+from empax.evaluation.significance import Statistic, confidence_intervals, estimate, ratio_statistic
+
+RECALL_AT = (1, 10, 100)
+MATCH_AT = (5, 10)
+SHOWN = 10
+"""How many of the retrieved responses words, distinct ones and overlaps are counted over."""
+
+_BLOCK = 512
+
+
+def gold_ranks(
+    queries: Float[np.ndarray, "Q D"],
+    gold: Float[np.ndarray, "Q D"],
+    keys: Float[np.ndarray, "N D"],
+    *,
+    gold_texts: Int[np.ndarray, " Q"],
+    key_texts: Int[np.ndarray, " N"],
+    groups: Int[np.ndarray, " Q"],
+    key_groups: Int[np.ndarray, " N"],
+) -> Int[np.ndarray, " Q"]:
+    """The place of each context's own response among it and all keys, 1 = first.
+
+    Keys with the text of the gold response, or of the context's own dialogue, do not count. Of equal scores the gold
+    response is first.
+
+    Args:
+      queries: vectors of contexts.
+      gold: vectors of their responses.
+      keys: vectors of the others.
+      gold_texts: a number for each response, equal where texts are.
+      key_texts: the same of the keys.
+      groups: a number for the dialogue of each context.
+      key_groups: the same of the keys.
+    """
+    ranks = np.ones(len(queries), np.int64)
+    for start in range(0, len(queries), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        own = np.einsum("QD,QD->Q", queries[part], gold[part])[:, None]
+        counts = (key_texts[None, :] != gold_texts[part, None]) & (key_groups[None, :] != groups[part, None])
+        ranks[part] += ((queries[part] @ keys.T > own) & counts).sum(axis=1)
+    return ranks
+
+
+def recall_statistics(ranks: Int[np.ndarray, " Q"], among: str) -> dict[str, Statistic]:
+    """Percentages of contexts whose own response is among the first; `among` names what it is ranked among."""
+    ones = np.ones(len(ranks))
+    return {
+        f"gold_recall_at_{k}:{among}": ratio_statistic((ranks <= k).astype(np.float64), ones, scale=100.0)
+        for k in RECALL_AT
+    }
+
+
+def exemplar_statistics(
+    found: Int[np.ndarray, "Q K"],
+    *,
+    texts: Sequence[str],
+    emotions: Int[np.ndarray, " N"],
+    wanted: Int[np.ndarray, " Q"],
+    dialogues: Int[np.ndarray, " Q"],
+    turns: Int[np.ndarray, " Q"],
+) -> dict[str, Statistic]:
+    """What retrieved responses are like, in percent but for the words.
+
+    - `exemplar_emotion_match_at_K`: of the first K, from dialogues of the context's emotion.
+    - `exemplar_words`: words of one of the first ten, on average.
+    - `exemplar_distinct`: different texts among the first ten of all contexts.
+    - `exemplar_overlap`: of the first ten of a later turn, texts that the first turn of its dialogue had brought;
+      `:T_turns` of contexts of T turns alone.
+
+    Source: LEMPEx, Table 3 (words, emotions) and Sec. 6 (2) (overlap), both described there and not measured.
+
+    Args:
+      found: rows of the responses, best first; -1 = none.
+      texts: of the responses.
+      emotions: of the responses; -1 = unknown.
+      wanted: emotions of the contexts; -1 = unknown.
+      dialogues: a number for the dialogue of each context.
+      turns: how many turns each context has.
+    """
+    statistics: dict[str, Statistic] = {}
+    there, rows = found >= 0, np.maximum(found, 0)
+    known = there & (emotions[rows] >= 0) & (wanted >= 0)[:, None]
+    equal = known & (emotions[rows] == wanted[:, None])
+    for k in MATCH_AT:
+        parts = (equal[:, :k].sum(axis=1), known[:, :k].sum(axis=1))
+        statistics[f"exemplar_emotion_match_at_{k}"] = ratio_statistic(*map(_real, parts), scale=100.0)
+    there, rows = there[:, :SHOWN], rows[:, :SHOWN]
+    numbers = np.unique(texts, return_inverse=True)[1][rows]  # [Q, K], equal where texts are
+    words = np.array([len(text.split()) for text in texts])[rows]
+    count = _real(there.sum(axis=1))
+    statistics["exemplar_words"] = ratio_statistic(_real((words * there).sum(axis=1)), count)
+    shown = np.nonzero(there)
+    statistics["exemplar_distinct"] = DistinctStatistic(numbers[shown], shown[0], len(found))
+    repeated, later = _overlaps(numbers, there, dialogues, turns)
+    statistics["exemplar_overlap"] = ratio_statistic(repeated, count * later, scale=100.0)
+    for length in np.unique(turns[later]):
+        chosen = later & (turns == length)
+        parts = repeated * chosen, count * chosen
+        statistics[f"exemplar_overlap:{length}_turns"] = ratio_statistic(*parts, scale=100.0)
+    return statistics
+
+
+def _overlaps(
+    numbers: Int[np.ndarray, "Q K"], there: Bool[np.ndarray, "Q K"], dialogues: np.ndarray, turns: np.ndarray
+) -> tuple[Float[np.ndarray, " Q"], Bool[np.ndarray, " Q"]]:
+    """Of each context how many of its texts its dialogue's first one had, and which contexts are later ones of such."""
+    first = {int(dialogues[i]): i for i in np.flatnonzero(turns == 1)}
+    repeated, later = np.zeros(len(numbers)), np.zeros(len(numbers), bool)
+    for i, dialogue in enumerate(dialogues.tolist()):
+        begun = first.get(dialogue, i)
+        if begun != i:
+            later[i] = True
+            repeated[i] = np.isin(numbers[i][there[i]], numbers[begun][there[begun]]).sum()
+    return repeated, later
+
+
+def _real(values: np.ndarray) -> Float[np.ndarray, " Q"]:
+    return values.astype(np.float64)
+
+
+def with_intervals(
+    statistics: Mapping[str, Statistic], dialogues: Int[np.ndarray, " Q"]
+) -> dict[str, dict[str, float]]:
+    """Value and 95% interval of each, whole dialogues being drawn; those that have no value are left out.
+
+    Args:
+      statistics: by name, of the same contexts.
+      dialogues: a number for the dialogue of each context.
+    """
+    values = {name: estimate(statistic) for name, statistic in statistics.items()}
+    there = {name: statistics[name] for name, value in values.items() if np.isfinite(value)}
+    numbers = np.unique(dialogues, return_inverse=True)[1]
+    intervals = confidence_intervals(there, dialogues=numbers)
+    return {name: {"value": values[name], "low": low, "high": high} for name, (low, high) in intervals.items()}

@@ -1,0 +1,77 @@
+"""LEMPEx' exemplars: one vector of all of them, joined to every state of the context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.models.arithmetic import add_bias, contract
+from empax.models.heads import masked_mean
+from empax.models.layers import normal, over_last
+from empax.models.t5 import T5Encoder, encoder_alone
+from empax.models.transformer import TransformerConfig
+
+
+def _identity_above_noise(rng: jax.Array, shape: Sequence[int], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    """Weights [2D, D] that give the first D inputs as they are, and a little of the others."""
+    size = shape[1]
+    return jnp.concatenate([jnp.eye(size, dtype=dtype), normal((2 * size) ** -0.5)(rng, (size, size), dtype)])
+
+
+class ExemplarFusion(nn.Module):
+    r"""An encoder of exemplars with its own weights, and the layer that puts what it finds beside each state.
+
+    .. math:: \chi = \mathrm{mean}_i \mathrm{mean}_t \, \mathrm{Enc}(\Psi_i)_t, \quad
+        Z^{fused}_k = [Z_k; \chi] W + b
+
+    Source: Majumder et al. (LEMPEx), Eq. 4 to 6. Ours: W begins as the identity on Z, so that a pretrained decoder
+    begins with the states that it knows.
+
+    Attributes:
+      config: of the generator; the encoder of exemplars is of the same architecture.
+    """
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        size = self.config.d_model
+        self.encoder = T5Encoder(encoder_alone(self.config))
+        self.kernel = self.param("kernel", _identity_above_noise, (2 * size, size))
+        self.bias = self.param("bias", nn.initializers.zeros, (size,))
+
+    def represent(
+        self, exemplars: Int[Array, "B K P"], mask: Bool[Array, "B K P"], *, deterministic: bool = True
+    ) -> Float[Array, "B D"]:
+        """The mean over exemplars of the mean over their real tokens; zeros for a row without exemplars."""
+        rows, count, length = exemplars.shape
+        flat = mask.reshape(rows * count, length)
+        states = self.encoder(exemplars.reshape(rows * count, length), flat, deterministic=deterministic)
+        vectors = masked_mean(states, flat).reshape(rows, count, -1)
+        return masked_mean(vectors, mask.any(axis=2))
+
+    def __call__(
+        self,
+        states: Float[Array, "B S D"],
+        exemplars: Int[Array, "B K P"],
+        mask: Bool[Array, "B K P"],
+        *,
+        deterministic: bool = True,
+    ) -> Float[Array, "B S D"]:
+        """The states with the exemplars beside them.
+
+        Args:
+          states: of the context.
+          exemplars: ids.
+          mask: of their real tokens; an exemplar without any does not count.
+          deterministic: without dropout.
+        """
+        found = self.represent(exemplars, mask, deterministic=deterministic).astype(states.dtype)
+        size = self.config.d_model
+        # [Z; x] W is Z W_1 + x W_2, and the second product is the same at every state.
+        fused = contract("BSD,DE->BSE", states, self.kernel[:size])
+        fused = fused + contract("BD,DE->BE", found, self.kernel[size:])[:, None]
+        return add_bias(fused, over_last(self.bias, 3))

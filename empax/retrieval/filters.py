@@ -1,0 +1,134 @@
+"""Filters of what an index finds: exemplars of one emotion alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from empax.core.files import write_atomically
+from empax.core.manifest import verify
+from empax.core.types import EMOTIONS, Retrieved
+from empax.retrieval.index import Index
+
+Filter: TypeAlias = Literal["none", "predicted_emotion", "gold_emotion"]
+"""Whose emotion exemplars must have: anybody's, that predicted from the context, or that of the context's dialogue."""
+
+_FILE = "filter.npz"
+_QUERIES = 1024  # at a time: the rows of each before the filter are many
+_RIDGE = 1e-3  # of the mean of the diagonal
+
+
+@dataclasses.dataclass(frozen=True)
+class EmotionFilter:
+    """Searches more rows than are wanted, and drops those of another emotion than the query's.
+
+    Source: LEMPEx' code searches 2,047 rows and filters by the gold emotion, which nobody knows at test time: a leak.
+    The predicted emotion is ours.
+
+    Attributes:
+      kind: "predicted_emotion" or "gold_emotion".
+      searched: rows that are looked at for each query.
+      emotions: of each row of the index; index into EMOTIONS, -1 = unknown.
+      weights: of `predict`; None with the gold emotion.
+    """
+
+    kind: Filter
+    searched: int
+    emotions: Int[np.ndarray, " N"]
+    weights: Float[np.ndarray, "E C"] | None = None
+
+    def predict(self, queries: Float[np.ndarray, "Q D"]) -> Int[np.ndarray, " Q"]:
+        """The emotion of each query, by least squares on its vector; index into EMOTIONS."""
+        assert self.weights is not None
+        return (_with_one(queries) @ self.weights).argmax(axis=1)
+
+    def wanted(self, queries: Float[np.ndarray, "Q D"], gold: Int[np.ndarray, " Q"]) -> Int[np.ndarray, " Q"]:
+        """The emotion that exemplars of each query must have; -1 = any, where the gold emotion is not known."""
+        return gold if self.kind == "gold_emotion" else self.predict(queries)
+
+    def search(
+        self, index: Index, queries: Float[np.ndarray, "Q D"], k: int, groups: np.ndarray, gold: np.ndarray
+    ) -> Retrieved:
+        """As `Index.search`, rows of other emotions left out; id -1 where the searched rows hold too few."""
+        wanted, most = self.wanted(queries, gold), min(max(self.searched, k), len(index))
+        ids, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
+        for start in range(0, len(queries), _QUERIES):
+            part = slice(start, start + _QUERIES)
+            found = index.search(queries[part], most, query_groups=groups[part])
+            of_emotion = self.emotions[np.maximum(found.ids, 0)] == wanted[part, None]
+            kept = (found.ids >= 0) & (of_emotion | (wanted[part, None] < 0))
+            order = np.argsort(~kept, axis=1, kind="stable")[:, :k]  # the kept ones first, best first
+            there = np.take_along_axis(kept, order, axis=1)
+            width = order.shape[1]
+            ids[part, :width] = np.where(there, np.take_along_axis(found.ids, order, axis=1), -1)
+            scores[part, :width] = np.where(there, np.take_along_axis(found.scores, order, axis=1), -np.inf)
+        return Retrieved(ids=ids, scores=scores)
+
+    def save(self, folder: Path) -> None:
+        """Writes the filter into the folder of the index stage."""
+        about: dict[str, Any] = {"kind": self.kind, "searched": self.searched, "emotions": self.emotions}
+        if self.weights is not None:
+            about["weights"] = self.weights
+        write_atomically(folder / _FILE, lambda temporary: np.savez(temporary, **about))
+
+
+def load_filter(folder: Path) -> EmotionFilter | None:
+    """The filter of the index stage in `folder`; None where that has none.
+
+    Raises:
+      DataError: it is gone, or not what was written.
+    """
+    path = folder / _FILE
+    verify(path)
+    if not path.exists():
+        return None
+    with np.load(path) as arrays:
+        kind: Filter = arrays["kind"].item()
+        return EmotionFilter(kind, int(arrays["searched"]), arrays["emotions"], arrays.get("weights"))
+
+
+def find_exemplars(
+    index: Index,
+    queries: Float[np.ndarray, "Q D"],
+    k: int,
+    *,
+    groups: Int[np.ndarray, " Q"],
+    emotions: Int[np.ndarray, " Q"],
+    filter: EmotionFilter | None,
+) -> Retrieved:
+    """The k best rows of each query through `filter`, if there is one; never of the query's own group.
+
+    Args:
+      index: with groups.
+      queries: of the encoder that made the index.
+      k: at least 1.
+      groups: of the queries.
+      emotions: gold ones of the queries, index into EMOTIONS, -1 = unknown; only the filter "gold_emotion" looks.
+      filter: None = nothing is dropped.
+    """
+    if filter is None:
+        return index.search(queries, k, query_groups=groups)
+    return filter.search(index, queries, k, groups, emotions)
+
+
+def fit_emotions(vectors: Float[np.ndarray, "N D"], emotions: Int[np.ndarray, " N"]) -> Float[np.ndarray, "E C"]:
+    r"""Weights that tell the emotion of a vector: ridge regression of the 32 indicators, with a constant.
+
+    .. math:: W = (X^\top X + \lambda I)^{-1} X^\top Y
+
+    with lambda a thousandth of the mean of the diagonal. Rows whose emotion is unknown do not count. Ours: it needs no
+    training stage, and takes the retriever's vectors as they are.
+    """
+    known = emotions >= 0
+    rows, labels = _with_one(vectors[known]).astype(np.float64), np.eye(len(EMOTIONS))[emotions[known]]
+    penalty = _RIDGE * np.trace(rows.T @ rows) / rows.shape[1]
+    weights = np.linalg.solve(rows.T @ rows + penalty * np.eye(rows.shape[1]), rows.T @ labels)
+    return weights.astype(np.float32)
+
+
+def _with_one(vectors: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N E"]:
+    return np.concatenate([vectors, np.ones((len(vectors), 1), np.float32)], axis=1)

@@ -1,0 +1,129 @@
+"""Critics of responses in view of the turn that follows, which teach the generator by its soft responses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from empax.core.config import check_numbers
+from empax.core.types import Params
+from empax.models.heads import masked_mean
+from empax.systems.classic.readers import ClassicBatch, Linear, Read
+
+LOSSES = ("adversary", "critics")
+"""Of the generator against its critics, and of these."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdversarySettings:
+    """Settings of the critics.
+
+    Attributes:
+      width: of their hidden layers.
+      penalty: of a gradient whose norm is not 1.
+    """
+
+    width: int = 128
+    penalty: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "width", least=1)
+        check_numbers(self, "penalty", least=0)
+
+
+class Critic(nn.Module):
+    """A number for each response, higher for gold ones: of its words, of its context, and of the turn that follows."""
+
+    width: int
+
+    @nn.compact
+    def __call__(
+        self,
+        words: Float[Array, "B T D"],
+        mask: Bool[Array, "B T"],
+        context: Float[Array, "B C"],
+        following: Float[Array, "B D"],
+    ) -> Float[Array, " B"]:
+        hidden = masked_mean(jax.nn.relu(Linear(self.width, name="words")(words)), mask)
+        beside = jnp.concatenate([hidden, context, following], axis=-1)
+        return Linear(1, name="score")(jax.nn.relu(Linear(self.width, name="hidden")(beside)))[:, 0]
+
+
+def gradient_penalty(
+    score: Callable[[Any], Float[Array, " B"]],
+    real: Float[Array, "B T D"],
+    fake: Float[Array, "B T D"],
+    shares: Float[Array, " B"],
+) -> Float[Array, " B"]:
+    r"""How far the critic's gradient between a real and a fake response is from norm 1.
+
+    .. math:: (\lVert \nabla_x f(x) \rVert_2 - 1)^2, \quad x = u\,r + (1 - u)\,s
+
+    Source: Gulrajani et al. 2017, Eq. 3.
+    """
+    between = shares[:, None, None] * real + (1.0 - shares[:, None, None]) * fake
+    gradient = jax.grad(lambda x: score(x).sum())(between)
+    # Not of 0 itself: the root has no gradient there.
+    norm = jnp.sqrt(jnp.square(gradient).sum(axis=(1, 2)) + 1e-12)
+    return jnp.square(norm - 1.0)
+
+
+def adversarial_losses(
+    model: Any,
+    params: Params,
+    lexicon: Bool[Array, " V"],
+    batch: ClassicBatch,
+    read: Read,
+    logits: Float[Array, "B T V"],
+    rng: jax.Array,
+) -> dict[str, tuple[Float[Array, " B"], Bool[Array, " B"]]]:
+    r"""Losses of a Wasserstein GAN, of two critics: one sees all words, the other those of emotion.
+
+    .. math:: L_G = -f(s), \quad L_f = f(s) - f(r) + \lambda\,\mathrm{penalty}
+
+    with r the gold response's embeddings and s the expected ones under the model, teacher-forced. The generator learns
+    from L_G alone, and the critics from L_f alone; nothing else learns from either.
+
+    Source: Li et al. 2020 (EmpDG) for the critics' inputs. In its released code the generator gets no gradient.
+
+    Args:
+      model: a `systems.classic.model.Classic` with an adversary.
+      params: of it.
+      lexicon: which ids are words of emotion.
+      batch: with `feedback`.
+      read: of the batch.
+      logits: of the batch's targets.
+      rng: for the points between real and fake.
+
+    Returns:
+      For each of LOSSES the value of each row, and which rows have a turn that follows.
+    """
+    assert batch.feedback_mask is not None  # of training examples, where the settings have an adversary
+    stop = jax.lax.stop_gradient
+    table, probabilities = stop(params["core"]["token_embedding"]), jax.nn.softmax(logits)
+    context, known = stop(read.context), batch.feedback_mask.any(axis=1)
+    adversary = critics = jnp.zeros(known.shape)
+    for name, weights in (("critic", jnp.ones_like(table[:, :1])), ("emotion_critic", lexicon[:, None])):
+        seen = table * weights
+        following = masked_mean(seen[batch.feedback], batch.feedback_mask)
+        real, fake = seen[batch.target], probabilities @ seen
+
+        def ask(model: Any, words: Any, name: str = name, following: Any = following) -> Any:
+            return getattr(model, name)(words, batch.target_mask, context, following)
+
+        def score(params: Params, words: Any, ask: Any = ask) -> Any:
+            return model.apply({"params": params}, words, method=ask)
+
+        rng, drawn = jax.random.split(rng)
+        shares = jax.random.uniform(drawn, known.shape)
+        penalty = gradient_penalty(lambda words, score=score: score(params, words), real, stop(fake), shares)
+        adversary = adversary - score(stop(params), fake)
+        critics = critics + score(params, stop(fake)) - score(params, real)
+        critics = critics + model.adversary.penalty * penalty
+    return dict(zip(LOSSES, ((adversary, known), (critics, known)), strict=True))

@@ -1,0 +1,148 @@
+"""Contexts of words as random-access examples, and the lexicon of emotions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.paths import expand
+from empax.core.types import Instance
+from empax.data import features
+from empax.data.english import vader_lexicon
+from empax.data.exemplars import emotion_ids, pad_to_level
+from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN, SubwordTokenizer
+from empax.systems.classic.readers import ClassicBatch
+
+
+class ClassicExamples:
+    """Instances as random-access examples (`core.protocols.Examples`).
+
+    A source is [CLS], the word of an emotion where there are `emotions`, and the words of all turns. Source: MoEL's
+    released code.
+
+    Args:
+      instances: N of them.
+      tokenizer: has `<speaker>` and `<listener>`.
+      emotional: which ids are words of emotion.
+      max_context_tokens: of a source; the newest words stay.
+      max_target_tokens: of a response, its end included.
+      emotions: of each instance, the emotion to put before its context; None = none.
+      feedback_tokens: of the turn that follows each response, for critics; 0 = it is left out. Source: EmpDG.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        tokenizer: SubwordTokenizer,
+        emotional: Bool[np.ndarray, " V"],
+        *,
+        max_context_tokens: int,
+        max_target_tokens: int,
+        emotions: Sequence[str] | None = None,
+        feedback_tokens: int = 0,
+    ):
+        self.pad_id, self.emotional, self.max_target_tokens = tokenizer.pad_id, emotional, max_target_tokens
+        turns = list(dict.fromkeys(turn for i in instances for turn in i.context))
+        ids = dict(zip(turns, tokenizer.encode_batch(turns), strict=True))
+        roles = [tokenizer.token_id(token) for token in (SPEAKER_TOKEN, LISTENER_TOKEN)]
+        before = [[tokenizer.cls_id] for _ in instances]
+        if emotions is not None:
+            before = [[*row, *tokenizer.encode(emotion)] for row, emotion in zip(before, emotions, strict=True)]
+        self.sources, self.speakers = [], []
+        for instance, first in zip(instances, before, strict=True):
+            words = [word for turn in instance.context for word in ids[turn]]
+            last = len(instance.context) - 1
+            said = [roles[(last - n) % 2] for n, turn in enumerate(instance.context) for _ in ids[turn]]
+            room = max_context_tokens - len(first)
+            self.sources.append([*first, *features.keep_newest(words, room)])
+            self.speakers.append([*[first[0]] * len(first), *features.keep_newest(said, room)])
+        self.targets = [
+            features.render_target(row, eos_id=tokenizer.eos_id, max_tokens=max_target_tokens)
+            for row in tokenizer.encode_batch([i.response for i in instances])
+        ]
+        self.feedback_tokens = feedback_tokens
+        following = _following(instances) if feedback_tokens else []
+        self.feedback = [row[:feedback_tokens] for row in tokenizer.encode_batch(following)]
+        self.emotions = emotion_ids(instances)
+        self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ClassicBatch:
+        """Rows (-1 = filler) as numpy arrays; draws nothing from `rng`."""
+        del rng
+        rows = [int(i) for i in indices]
+        valid = np.array(rows) >= 0
+
+        def padded(texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+            return features.pad([_shortened(texts[i], length) if i >= 0 else [] for i in rows], length, self.pad_id)
+
+        source, source_mask = padded(self.sources)
+        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.max_target_tokens)
+        # Numpy arrays until they are put on devices; the annotations of a batch are those of the step.
+        arrays: dict[str, Any] = {
+            "source": source,
+            "source_mask": source_mask,
+            "target": target,
+            "target_mask": target_mask,
+            "valid": valid,
+            "emotion": np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32),
+            "speaker": padded(self.speakers)[0],
+            "emotional": self.emotional[source] & source_mask,
+        }
+        if self.feedback_tokens:
+            feedback = [self.feedback[i] if i >= 0 else [] for i in rows]
+            arrays["feedback"], arrays["feedback_mask"] = features.pad(feedback, self.feedback_tokens, self.pad_id)
+        return ClassicBatch(**arrays)
+
+
+def _following(instances: Sequence[Instance]) -> list[str]:
+    """The speaker's turn after each response, which the dialogue's next instance has; empty where there is none."""
+    turns = {i.id: i.context[-1] for i in instances}
+    places = (instance.id.rpartition("#") for instance in instances)
+    return [turns.get(f"{dialogue}#{int(number) + 2}", "") for dialogue, _, number in places]
+
+
+def _shortened(row: list[int], length: int) -> list[int]:
+    """The first id and the newest of the rest."""
+    return row if len(row) <= length else [row[0], *features.keep_newest(row[1:], length - 1)]
+
+
+def emotional_words(name: str, tokenizer: SubwordTokenizer) -> Bool[np.ndarray, " V"]:
+    """Which ids of a tokenizer are words of the lexicon `name`, "vader" or a file with one word on each line.
+
+    Departure: EmpDG takes the NRC lexicon, whose terms are not free; VADER's comes with this package's requirements.
+
+    Raises:
+      ConfigError: there is no such file.
+      DataError: it is no text.
+    """
+    words = _lexicon(name)
+    found = np.array([tokenizer.decode([i]) in words for i in range(tokenizer.vocab_size)])
+    if not found.any():
+        raise ConfigError(f"lexicon = {name!r} has none of the {tokenizer.vocab_size} words; give another.")
+    return found
+
+
+def check_lexicon(name: str) -> None:
+    """Raises ConfigError if there is no such lexicon."""
+    if name != "vader" and not expand(name).is_file():
+        raise ConfigError(f'lexicon = {name!r} is no file; give one with a word on each line, or "vader".')
+
+
+@functools.cache
+def _lexicon(name: str) -> frozenset[str]:
+    check_lexicon(name)
+    if name == "vader":
+        return frozenset(vader_lexicon())
+    try:
+        return frozenset(line.strip().lower() for line in expand(name).read_text(encoding="utf-8").splitlines()) - {""}
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is not UTF-8 ({error}); save it so.") from error

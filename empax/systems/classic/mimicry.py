@@ -1,0 +1,166 @@
+"""MIME's reader: a mimicking and a non-mimicking emotion, drawn from latents, refine the context."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from empax.core.config import check_numbers
+from empax.core.types import EMOTIONS, IS_POSITIVE, POSITIVE_EMOTIONS
+from empax.losses.latent import Gaussian, gaussian_kl
+from empax.models.arithmetic import contract
+from empax.models.heads import masked_mean
+from empax.models.latent import draw
+from empax.models.layers import normal, sinusoidal_positions
+from empax.models.stack import Stack
+from empax.models.transformer_config import TransformerConfig
+from empax.systems.classic.readers import ClassicBatch, Linear, Read, Words, emotion_nll
+
+
+@dataclasses.dataclass(frozen=True)
+class MimicrySettings:
+    """Settings of the reader "mimicry".
+
+    Attributes:
+      latent: dimensions of the latent of either polarity.
+      published: as in the released code: either prior and either posterior has the variance of the positive polarity,
+        and what is drawn from the posterior is used for nothing but the KL.
+    """
+
+    latent: int = 300
+    published: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "latent", least=1)
+
+
+class TwoGaussians(nn.Module):
+    """A Gaussian for the positive and one for the negative emotions, each from a hidden layer."""
+
+    latent: int
+    published: bool
+
+    @nn.compact
+    def __call__(self, positive: Float[Array, "B D"], negative: Float[Array, "B D"]) -> tuple[Gaussian, Gaussian]:
+        means = [Linear(self.latent, name=f"mean_{n}")(h) for n, h in (("pos", positive), ("neg", negative))]
+        variances = [Linear(self.latent, name="log_variance_pos")(positive)]
+        if not self.published:
+            variances.append(Linear(self.latent, name="log_variance_neg")(negative))
+        return (means[0], variances[0]), (means[1], variances[-1])
+
+
+class RefinedContext(nn.Module):
+    """The context read again, with an emotion beside each of its words. Source: MIME's released code."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(
+        self, emotion: Float[Array, "B D"], states: Float[Array, "B S D"], mask: Bool[Array, "B S"], *, train: bool
+    ) -> Float[Array, "B S D"]:
+        c = self.config
+        beside = jnp.broadcast_to(emotion[:, None].astype(states.dtype), states.shape)
+        weights = self.param("join", normal((2 * c.d_model) ** -0.5), (2 * c.d_model, c.d_model))
+        joined = contract("BSE,ED->BSD", jnp.concatenate([states, beside], axis=-1), weights)
+        positions = sinusoidal_positions(jnp.arange(mask.shape[1]), c.d_model, c.sinusoids)[None]
+        plain = dataclasses.replace(c, embedding_projection=False)
+        stack = Stack(plain, c.num_encoder_layers, decoder=False, name="encoder")
+        return stack((joined + positions).astype(c.dtype), mask[:, None, :], deterministic=not train)[0]
+
+
+class GatedPair(nn.Module):
+    r"""Two contexts as one.
+
+    .. math:: W_2 (\sigma(W_1 [m; n]) \odot [m; n])
+
+    Source: Majumder et al. 2020 (MIME), released code ("gate").
+    """
+
+    @nn.compact
+    def __call__(self, first: Float[Array, "B S D"], second: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        both = jnp.concatenate([first, second], axis=-1).astype(jnp.float32)
+        gate = jax.nn.sigmoid(Linear(both.shape[-1], name="gate")(both))
+        return Linear(first.shape[-1], name="out")(gate * both).astype(first.dtype)
+
+
+class Mimicry(nn.Module):
+    """Emotions of either polarity as mixtures drawn from latents; those of the context's polarity are mimicked.
+
+    The polarity is that of the gold emotion in training, and of the likeliest one else. Answers take the prior's mean.
+
+    Departure: training draws from the posterior, which the released code uses for the KL alone; answers do not draw.
+    Source: Majumder et al. 2020 (MIME).
+    """
+
+    config: TransformerConfig
+    settings: MimicrySettings
+    losses: ClassVar[tuple[str, ...]] = ("emotion", "kl")
+
+    def setup(self) -> None:
+        c, s = self.config, self.settings
+        self.emotions = self.param("emotions", normal(c.d_model**-0.5), (len(EMOTIONS), c.d_model))
+        self.to_emotion = Linear(c.d_model, use_bias=False)
+        self.hidden = Linear(c.d_model)
+        self.hidden_pos, self.hidden_neg = Linear(c.d_model), Linear(c.d_model)
+        self.prior = TwoGaussians(s.latent, s.published)
+        self.posterior = TwoGaussians(s.latent, s.published)
+        self.mixture_pos = Linear(len(POSITIVE_EMOTIONS))
+        self.mixture_neg = Linear(len(EMOTIONS) - len(POSITIVE_EMOTIONS))
+        self.mimicking, self.other = RefinedContext(c), RefinedContext(c)
+        self.combine = GatedPair()
+
+    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+        logits = self.to_emotion(read.context) @ self.emotions.T
+        label = logits.argmax(axis=-1)
+        if train:
+            label = jnp.where(batch.emotion >= 0, batch.emotion, label)
+        positive = jnp.asarray(IS_POSITIVE)[label][:, None]
+        hidden = jax.nn.relu(self.hidden(read.context))
+        prior = self.prior(hidden, hidden)
+        contexts = self._refined(self._drawn(prior, train), positive, read, train)
+        posterior = self._posterior(read, contexts, positive)
+        if train and not self.settings.published:
+            contexts = self._refined(self._drawn(posterior, train), positive, read, train)
+        kl = sum((gaussian_kl(q, p) for q, p in zip(posterior, prior, strict=True)), start=jnp.zeros(()))
+        losses = {
+            **read.losses,
+            "emotion": emotion_nll(logits, batch.emotion),
+            "kl": (kl, jnp.ones(label.shape, bool)),
+        }
+        return read.replace(states=self.combine(*contexts), emotion=logits, losses=losses)  # type: ignore[attr-defined]
+
+    def _drawn(self, gaussians: tuple[Gaussian, Gaussian], train: bool) -> tuple[jax.Array, jax.Array]:
+        """A positive and a negative emotion, [B, D] each."""
+        found = []
+        for gaussian, mixture, rows in zip(
+            gaussians, (self.mixture_pos, self.mixture_neg), (IS_POSITIVE, ~IS_POSITIVE), strict=True
+        ):
+            shares = jax.nn.softmax(mixture(draw(gaussian, self.make_rng("draws") if train else None)))
+            found.append(shares @ self.emotions[np.flatnonzero(rows)])
+        return found[0], found[1]
+
+    def _refined(
+        self, emotions: tuple[jax.Array, jax.Array], positive: Bool[Array, "B 1"], read: Read, train: bool
+    ) -> tuple[Float[Array, "B S D"], Float[Array, "B S D"]]:
+        """The mimicking and the other context."""
+        mimicked = jnp.where(positive, *emotions)
+        other = jnp.where(positive, *emotions[::-1])
+        one = self.mimicking(mimicked, read.states, read.mask, train=train)
+        return one, self.other(other, read.states, read.mask, train=train)
+
+    def _posterior(
+        self, read: Read, contexts: tuple[jax.Array, jax.Array], positive: Bool[Array, "B 1"]
+    ) -> tuple[Gaussian, Gaussian]:
+        means = [masked_mean(states, read.mask) for states in contexts]
+        beside = (jnp.where(positive, *means), jnp.where(positive, *means[::-1]))
+        hidden = [
+            jax.nn.relu(layer(jnp.concatenate([read.context, mean], axis=-1)))
+            for layer, mean in zip((self.hidden_pos, self.hidden_neg), beside, strict=True)
+        ]
+        return self.posterior(*hidden)

@@ -1,0 +1,190 @@
+"""One model for the systems of MoEL's lineage: encoder, readers, decoder, output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.types import EMOTIONS
+from empax.models.arithmetic import contract
+from empax.models.layers import normal
+from empax.models.scanned import DecodeCache, cache_dtype
+from empax.models.stack import Layer
+from empax.models.transformer import EncoderDecoder, causal
+from empax.models.transformer_config import TransformerConfig
+from empax.systems.classic.adversary import AdversarySettings, Critic
+from empax.systems.classic.mimicry import Mimicry
+from empax.systems.classic.readers import ClassicBatch, EmotionHead, EmotionWords, ListenerGate, Read
+
+READERS: dict[str, Any] = {
+    "emotion": EmotionHead,
+    "emotion_words": EmotionWords,
+    "listeners": ListenerGate,
+    "mimicry": Mimicry,
+}
+"""By name: modules made of the model's config and of settings of their own."""
+
+
+class Listeners(nn.Module):
+    r"""Decoder layers side by side, and one that always counts.
+
+    .. math:: y = y_0 + \sum_e g_e y_e
+
+    All of them are one layer whose parameters and caches have an axis of experts in front; the shared one is the last.
+    Source: Lin et al. 2019 (MoEL), emotion-aware listeners. The decoder's own layers are its meta listener.
+    """
+
+    config: TransformerConfig
+    num: int = len(EMOTIONS)
+
+    def setup(self) -> None:
+        self.experts = Layer(self.config, cross=True)
+
+    def _each(self, function: Any, *args: Any, in_axes: Any = None) -> Any:
+        """`function(layer, *args)` of every expert, stacked in front."""
+        mapped = nn.vmap(
+            function,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=in_axes,
+            axis_size=self.num + 1,
+        )
+        return mapped(self.experts, *args)
+
+    def _sum(self, gate: Float[Array, "B E"], each: Float[Array, "F B T D"]) -> Float[Array, "B T D"]:
+        weights = jnp.pad(gate, ((0, 0), (0, 1)), constant_values=1.0).astype(each.dtype)
+        return jnp.einsum("BF,FBTD->BTD", weights, each)
+
+    def __call__(self, states: Float[Array, "B T D"], read: Read, *, deterministic: bool) -> Float[Array, "B T D"]:
+        def listen(layer: Layer, *args: Any) -> jax.Array:
+            states, mask, source, source_mask = args
+            return layer(states, mask, None, source, source_mask, {}, deterministic=deterministic)[0]
+
+        return self._sum(read.gate, self._each(listen, states, causal(states.shape[1]), read.states, read.mask))
+
+    def start_cache(self, read: Read, *, num_hypotheses: int, max_length: int) -> DecodeCache:
+        """A cache whose axis of layers is that of the experts."""
+        c, rows = self.config, (read.mask.shape[0], num_hypotheses)
+        key, value = self._each(lambda layer, states: layer.keys_values(states), read.states)
+        dtype, window = cache_dtype(c.dtype), (self.num + 1, *rows, c.feed_forward_kernel - 1)
+        empty = jnp.zeros((self.num + 1, *rows, c.num_heads, max_length, c.head_dim), dtype)
+        windows = (jnp.zeros((*window, c.d_model), dtype), jnp.zeros((*window, c.d_ff), dtype))
+        start = jnp.zeros((), jnp.int32)
+        return DecodeCache(empty, empty, key, value, read.mask, start, windows=windows)
+
+    def step(
+        self, states: Float[Array, "B K D"], gate: Float[Array, "B E"], cache: DecodeCache
+    ) -> tuple[Float[Array, "B K D"], DecodeCache]:
+        """One token of every hypothesis."""
+
+        def listen(layer: Layer, *args: Any) -> Any:
+            states, own, cross, mask, position = args
+            key, value, windows = jax.tree.map(lambda leaf: leaf[None], own)  # a cache of one layer
+            first = jnp.zeros((), jnp.int32)
+            (changed, *own), _ = layer.step(states, key, value, windows, first, cross, {}, mask, None, position)
+            return changed, jax.tree.map(lambda leaf: leaf[0], tuple(own))
+
+        own, cross = (cache.self_key, cache.self_value, cache.windows), (cache.cross_key, cache.cross_value)
+        each, own = self._each(
+            listen, states, own, cross, cache.source_mask, cache.position, in_axes=(None, 0, 0, None, None)
+        )
+        changed = cache.replace(  # type: ignore[attr-defined]
+            self_key=own[0], self_value=own[1], windows=own[2], position=cache.position + 1
+        )
+        return self._sum(gate, each), changed
+
+
+@flax.struct.dataclass
+class ClassicCache:
+    """What decoding remembers: of the decoder's layers, and of the listeners before them."""
+
+    decoder: DecodeCache
+    listeners: Any = None  # a DecodeCache
+    gate: Any = None  # [B, E]
+
+    def reorder(self, parents: Int[Array, "B K"]) -> ClassicCache:
+        """As of `DecodeCache`."""
+        listeners = None if self.listeners is None else self.listeners.reorder(parents)
+        return self.replace(decoder=self.decoder.reorder(parents), listeners=listeners)  # type: ignore[attr-defined]
+
+
+class Classic(nn.Module):
+    """Encoder, readers in their order, decoder behind listeners if a reader gates them, an output layer of its own.
+
+    Attributes:
+      readers: names of READERS with their settings (None = it has none).
+      adversary: settings of critics; None = there are none.
+    """
+
+    config: TransformerConfig
+    readers: tuple[tuple[str, Any], ...] = ()
+    adversary: AdversarySettings | None = None
+
+    def setup(self) -> None:
+        c = self.config
+        self.core = EncoderDecoder(c)
+        for name, settings in self.readers:
+            setattr(self, name, READERS[name](c, settings))
+        if self.has_listeners:
+            self.expert_layer = Listeners(c)
+        if self.adversary is not None:
+            self.critic, self.emotion_critic = (Critic(self.adversary.width) for _ in range(2))
+        self.output_embedding = self.param("output_embedding", normal(c.d_model**-0.5), (c.vocab_size, c.d_model))
+        self.output_bias = self.param("output_bias", nn.initializers.zeros, (c.vocab_size,))
+
+    @property
+    def has_listeners(self) -> bool:
+        return "listeners" in dict(self.readers)
+
+    def read(self, batch: ClassicBatch, *, train: bool) -> Read:
+        """The context as the decoder gets it; `train`: with dropout, draws, and gold emotions where they are used."""
+        added = self.core.embed(batch.speaker)
+        states = self.core.encode(batch.source, batch.source_mask, added=added, deterministic=not train)
+        found = Read(states, batch.source_mask, states[:, 0].astype(jnp.float32))
+        for name, _ in self.readers:
+            found = getattr(self, name)(batch, self.core, found, train=train)
+        return found
+
+    def decode(self, target: Int[Array, "B T"], read: Read, *, train: bool) -> Float[Array, "B T V"]:
+        """Teacher-forced logits; logits[:, t] predict target[:, t]."""
+        inputs = self.core.decoder_inputs(target, start=read.start, deterministic=not train)
+        if self.has_listeners:
+            inputs = self.expert_layer(inputs, read, deterministic=not train)
+        mask = causal(target.shape[1])
+        hidden, _ = self.core.decoder(inputs, mask, read.states, read.mask, deterministic=not train)
+        return self._logits(hidden)
+
+    def _logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        return contract("BTD,VD->BTV", hidden, self.output_embedding, result=jnp.float32) + self.output_bias[None, None]
+
+    def __call__(self, batch: ClassicBatch) -> Float[Array, "B T V"]:
+        """Logits of the batch's targets."""
+        read = self.read(batch, train=False)
+        if self.adversary is not None and self.is_initializing():
+            words = self.core.embed(batch.target)
+            for critic in (self.critic, self.emotion_critic):
+                critic(words, batch.target_mask, read.context, words[:, 0])
+        return self.decode(batch.target, read, train=False)
+
+    def start_cache(
+        self, read: Read, mask: Bool[Array, "B S"], *, num_hypotheses: int, max_length: int
+    ) -> ClassicCache:
+        """An empty cache for `num_hypotheses` answers of at most `max_length` tokens each."""
+        sizes: dict[str, Any] = {"num_hypotheses": num_hypotheses, "max_length": max_length}
+        cache = self.core.start_cache(read.states, mask, start=read.start, **sizes)
+        if not self.has_listeners:
+            return ClassicCache(cache)
+        return ClassicCache(cache, self.expert_layer.start_cache(read, **sizes), read.gate)
+
+    def step(self, tokens: Int[Array, "B K"], cache: ClassicCache) -> tuple[Float[Array, "B K V"], ClassicCache]:
+        """Reads one token of every hypothesis and gives the next one's logits."""
+        states, listeners = self.core.step_inputs(tokens, cache.decoder), cache.listeners
+        if listeners is not None:
+            states, listeners = self.expert_layer.step(states, cache.gate, listeners)
+        hidden, decoder, _ = self.core.decoder.step(states, cache.decoder)
+        return self._logits(hidden), cache.replace(decoder=decoder, listeners=listeners)  # type: ignore[attr-defined]

@@ -1,0 +1,135 @@
+"""Settings of the systems of MoEL's lineage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from empax.core.config import ConfigError, check_numbers
+from empax.decoding.settings import DecodeSettings
+from empax.interop.pretrained import Dtype
+from empax.models.transformer_config import TransformerConfig
+from empax.systems.classic.adversary import LOSSES, AdversarySettings
+from empax.systems.classic.mimicry import MimicrySettings
+from empax.systems.classic.model import READERS
+from empax.systems.classic.readers import EmotionSettings, ListenersSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassicSettings:
+    """What all stages share: the section `config.classic`. The defaults are the lineage's sizes.
+
+    Attributes:
+      readers: which parts read a context, in order: "emotion", "emotion_words", "listeners" (behind "emotion"),
+        "mimicry".
+      emotion, listeners, mimicry: settings of these.
+      adversary: critics that see soft responses and the turn that follows (`systems.classic.adversary`); None = none.
+      vectors: of words, to start from: see `data.word_vectors.load_vectors`; empty = random.
+      lexicon: the words of emotion that "emotion_words" and critics read: "vader", or a file with a word on each line.
+      kernel: positions that a convolution of the feed-forward reads.
+      max_context_tokens: of a context, with what stands before it; the newest words stay.
+      max_target_tokens: of a response in training, its end included.
+    """
+
+    readers: tuple[str, ...] = ()
+    emotion: EmotionSettings = dataclasses.field(default_factory=EmotionSettings)
+    listeners: ListenersSettings = dataclasses.field(default_factory=ListenersSettings)
+    mimicry: MimicrySettings = dataclasses.field(default_factory=MimicrySettings)
+    adversary: AdversarySettings | None = None
+    vectors: str = ""
+    lexicon: str = "vader"
+    d_model: int = 300
+    num_heads: int = 2
+    head_dim: int = 20
+    d_ff: int = 50
+    kernel: int = 3
+    num_encoder_layers: int = 1
+    num_decoder_layers: int = 1
+    dropout: float = 0.0
+    dtype: Dtype = "float32"
+    max_context_tokens: int = 128
+    max_target_tokens: int = 50
+    decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
+
+    def __post_init__(self) -> None:
+        sizes = ("d_model", "num_heads", "head_dim", "d_ff", "kernel", "num_encoder_layers", "num_decoder_layers")
+        check_numbers(self, *sizes, least=1)
+        check_numbers(self, "max_context_tokens", "max_target_tokens", least=2)
+        check_numbers(self, "dropout", least=0, below=1)
+        for name in self.readers:
+            if name not in READERS:
+                raise ConfigError(f"readers holds {name!r}; it takes {', '.join(READERS)}.")
+        if len(set(self.readers)) < len(self.readers):
+            raise ConfigError(f"readers = {self.readers} names one twice; a model has each at most once.")
+        if "mimicry" in self.readers and "emotion" in self.readers:
+            raise ConfigError('readers: "mimicry" reads the emotion itself; leave out "emotion".')
+        if "listeners" in self.readers and "emotion" not in self.readers[: self.readers.index("listeners")]:
+            raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
+        if "emotion_words" in self.readers and "emotion" in self.readers[: self.readers.index("emotion_words")]:
+            raise ConfigError('readers: "emotion" reads what "emotion_words" adds; put it behind them.')
+        if self.decoding.rerank == "similarity":
+            raise ConfigError(
+                'decoding.rerank = "similarity" compares encodings, which no part here learns; change it.'
+            )
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Names of the losses that readers and critics have."""
+        critics = LOSSES if self.adversary is not None else ()
+        return (*(loss for name in self.readers for loss in READERS[name].losses), *critics)
+
+    @property
+    def reads_lexicon(self) -> bool:
+        return "emotion_words" in self.readers or self.adversary is not None
+
+    def reader_settings(self) -> tuple[tuple[str, Any], ...]:
+        """The readers' names with their settings."""
+        return tuple((name, getattr(self, name, None)) for name in self.readers)
+
+    def config(self, vocab_size: int, start_id: int) -> TransformerConfig:
+        """Of the encoder and the decoder: pre-norm, convolutions, attention without biases, sinusoids."""
+        return TransformerConfig(
+            vocab_size=vocab_size,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            d_ff=self.d_ff,
+            num_encoder_layers=self.num_encoder_layers,
+            num_decoder_layers=self.num_decoder_layers,
+            dropout=self.dropout,
+            feed_forward_kernel=self.kernel,
+            attention_bias=False,
+            position="sinusoidal",
+            embed_scale=True,
+            embedding_projection=True,
+            start_id=start_id,
+            dtype=self.dtype,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassicTaskSettings:
+    """Training of one of the systems.
+
+    Attributes:
+      weights: of each loss: "nll", 1 if it is left out, is the mean over the tokens of the responses (0: they are not
+        read); a reader's losses, each a mean over rows, must all be named. Released code sums where we average, so its
+        weights are others: `configs/classic.py` says which.
+      label_smoothing: of "nll".
+      prepend: an earlier stage whose likeliest emotion stands as a word before each context; empty = none. Source:
+        Rashkin et al. 2019 (prepending).
+      max_validation_examples: 0 = all.
+    """
+
+    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    label_smoothing: float = 0.0
+    prepend: str = ""
+    max_validation_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "max_validation_examples", least=0)
+        check_numbers(self, "label_smoothing", least=0, below=1)
+        for name, weight in self.weights.items():
+            if not 0 <= weight <= 1e6:
+                raise ConfigError(f"weights.{name} = {weight} must lie in [0, 1e6].")

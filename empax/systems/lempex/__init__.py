@@ -1,0 +1,30 @@
+"""LEMPEx: the system (`tasks`, `losses`), how it reads (`examples`), and its stages."""
+
+from empax.core.config import ConfigError
+from empax.core.run import RunContext
+from empax.core.system import System
+from empax.models.decoder_only import DecoderOnly
+from empax.systems.dialogue.checks import check_models
+from empax.systems.lempex.retriever import RETRIEVER, check_towers, pretrained_towers
+from empax.systems.lempex.settings import LempexSettings
+from empax.systems.lempex.stages import GENERATOR
+
+
+def check(run: RunContext) -> None:
+    """Looks at the generator, and at the retriever where there is an index.
+
+    Raises:
+      ConfigError: what `check_models` and `check_towers` find, or a generator without an encoder.
+    """
+    parts = check_models(run)
+    if parts is not None and isinstance(parts.generator.model, DecoderOnly):
+        raise ConfigError(
+            f"{run.shared}.generator is a decoder without an encoder, and LEMPEx reads encoder states; name a T5."
+        )
+    if any(stage.kind == "index" for stage in run.plan.stages.values()):
+        check_towers(run)
+
+
+TASKS = {"retriever": RETRIEVER, "generator": GENERATOR}
+
+SYSTEM = System("lempex", LempexSettings, TASKS, encoder=pretrained_towers, check=check)

@@ -1,0 +1,191 @@
+"""How LEMPEx reads: turns with their speakers, responses as exemplars, and what its judges are shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import flax.struct
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.protocols import Tokenizer
+from empax.core.types import LEVELS, MECHANISMS, Instance
+from empax.data import features
+from empax.data.exemplars import ContextExamples, Corpus, LabelledBatch
+from empax.data.sources import LayoutSettings, Text
+from empax.data.tokenizers import SubwordTokenizer
+from empax.evaluation.empathy import sentiment
+from empax.systems.attributes.classifier import frame
+
+NOBODY, SPEAKER, LISTENER = range(3)
+"""Rows of the speaker embedding: of frame and padding, of who tells, of who answers."""
+
+
+@flax.struct.dataclass
+class LempexBatch(LabelledBatch):
+    """Contexts with speakers and exemplars; where the response is judged, with what the judges read.
+
+    Attributes:
+      speaker: of each source token, a row of the speaker embedding.
+      exemplar: responses; None = there are none.
+      other: the exemplars of another context, to see what the own ones are worth.
+      judged: context and gold response as the classifiers read them; the response begins at `judged_start`.
+      reply: the gold response as the regressor reads it; it begins at 1.
+      levels: of the mechanisms in the gold response, -1 = unknown.
+      compound: its sentiment.
+    """
+
+    speaker: Int[Array, "B S"]
+    exemplar: Int[Array, "B K P"] | None = None
+    exemplar_mask: Bool[Array, "B K P"] | None = None
+    other: Int[Array, "B K P"] | None = None
+    other_mask: Bool[Array, "B K P"] | None = None
+    judged: Int[Array, "B J"] | None = None
+    judged_mask: Bool[Array, "B J"] | None = None
+    judged_start: Int[Array, " B"] | None = None
+    reply: Int[Array, "B R"] | None = None
+    reply_mask: Bool[Array, "B R"] | None = None
+    levels: Int[Array, "B C"] | None = None
+    compound: Float[Array, " B"] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnForm:
+    """All turns joined by blanks, in the tokenizer's own frame; exemplars are responses alone.
+
+    Departure: of a context that is too long the newest tokens stay; the released code keeps the oldest.
+    """
+
+    tokenizer: Tokenizer
+    layout: LayoutSettings
+
+    @property
+    def framing(self) -> tuple[list[int], list[int]]:
+        return self.tokenizer.framing if isinstance(self.tokenizer, SubwordTokenizer) else ([], [])
+
+    def contexts(self, instances: Sequence[Instance]) -> list[Text]:
+        return [Text([], ids) for ids, _ in self.spoken(instances)]
+
+    def spoken(self, instances: Sequence[Instance]) -> list[tuple[list[int], list[int]]]:
+        """Ids of each context with its frame, and the row of the speaker embedding of each id."""
+        before, behind = self.framing
+        room = self.layout.max_context_tokens - len(before) - len(behind)
+        turns = list(dict.fromkeys(turn for instance in instances for turn in instance.context))
+        known = dict(zip(turns, self.tokenizer.encode_batch(turns), strict=True))
+        rows = []
+        for instance in instances:
+            ids: list[int] = []
+            speakers: list[int] = []
+            for distance, turn in zip(range(len(instance.context) - 1, -1, -1), instance.context, strict=True):
+                ids += known[turn]
+                speakers += [LISTENER if distance % 2 else SPEAKER] * len(known[turn])
+            cut = max(len(ids) - room, 0)
+            framed = [*before, *ids[cut:], *behind]
+            rows.append((framed, [*[NOBODY] * len(before), *speakers[cut:], *[NOBODY] * len(behind)]))
+        return rows
+
+    def passages(self, instances: Sequence[Instance]) -> list[Text]:
+        before, behind = self.framing
+        room = self.layout.max_passage_tokens - len(before) - len(behind)
+        answers = self.tokenizer.encode_batch([instance.response for instance in instances])
+        return [Text([], [*before, *answer[:room], *behind]) for answer in answers]
+
+    def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
+        del passages  # they have columns of their own
+        return np.array([text.size for text in contexts])
+
+    def arrays(
+        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
+    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        # What is longer than its bucket keeps its newest tokens, here and in `LempexExamples`.
+        return features.pad([row[0].ids[-length:] if row else [] for row in rows], length, self.tokenizer.pad_id)
+
+
+class LempexExamples(ContextExamples):
+    """Instances as LEMPEx' generator reads them.
+
+    Args:
+      instances: N of them.
+      form: how texts are read.
+      corpus: what candidates are rows of.
+      candidates: exemplars of each instance, [N, K], -1 = none; None = the generator reads none.
+      judged: for the empathetic losses, the most tokens that a classifier reads of context and response; the notes have
+        `response_attributes`. 0 = batches have no labels.
+      others: whether batches also have the exemplars of the instance half the way on.
+    """
+
+    form: TurnForm
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        form: TurnForm,
+        *,
+        corpus: Corpus | None = None,
+        candidates: np.ndarray | None = None,
+        judged: int = 0,
+        others: bool = False,
+    ):
+        super().__init__(instances, form, corpus=corpus, candidates=candidates)
+        self.speakers = [speakers for _, speakers in form.spoken(instances)]
+        self.judged, self.others = judged, others
+        if judged:
+            levels = [instance.notes.get("response_attributes", {}) for instance in instances]
+            order = {level: i for i, level in enumerate(LEVELS)}
+            self.levels = np.array([[order.get(row.get(name), -1) for name in MECHANISMS] for row in levels], np.int32)
+            self.compounds = np.array([sentiment(instance.response) for instance in instances], np.float32)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> LempexBatch:
+        plain = super().collate(indices, length, rng)
+        rows = [int(i) for i in indices]
+        arrays: dict[str, Any] = {name: getattr(plain, name) for name in LabelledBatch.__dataclass_fields__}
+        speakers = [self.speakers[i][-length:] if i >= 0 else [] for i in rows]
+        arrays["speaker"] = features.pad(speakers, length, NOBODY)[0]
+        if self.corpus is not None:
+            arrays["exemplar"], arrays["exemplar_mask"] = self._exemplars(rows)
+            if self.others:
+                half = len(self) // 2
+                others = [(i + half) % len(self) if i >= 0 else -1 for i in rows]
+                arrays["other"], arrays["other_mask"] = self._exemplars(others)
+        if self.judged:
+            arrays |= self._judged(rows, length, plain.target.shape[1])
+        return LempexBatch(**arrays)
+
+    def _exemplars(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        assert self.corpus is not None
+        chosen = np.stack([self.candidates[i] if i >= 0 else np.full_like(self.candidates[0], -1) for i in rows])
+        texts = [self.corpus.passages[row].ids if row >= 0 else [] for row in chosen.ravel()]
+        ids, mask = features.pad(texts, self.form.layout.max_passage_tokens, self.pad_id)
+        return ids.reshape(*chosen.shape, -1), mask.reshape(*chosen.shape, -1)
+
+    def _judged(self, rows: Sequence[int], source: int, target: int) -> dict[str, Any]:
+        """What judges read, as long as source and target together: few shapes."""
+        tokenizer, (before, behind) = self.form.tokenizer, self.form.framing
+        length = min(max(source + target + 3, 2 * target), self.judged)
+        judged, starts, replies = [], [], []
+        for i in rows:
+            if i < 0:
+                judged.append([])
+                starts.append(0)
+                replies.append([])
+                continue
+            context, answer = self.contexts[i].ids, self.targets[i][:-1]
+            row, start = frame(tokenizer, context[len(before) : len(context) - len(behind)], answer, length)
+            judged.append(row)
+            starts.append(start)
+            replies.append([tokenizer.cls_id, *answer, tokenizer.sep_id])
+        picked = np.maximum(rows, 0)
+        (ids, mask), (reply, reply_mask) = (
+            features.pad(texts, columns, self.pad_id) for texts, columns in ((judged, length), (replies, target + 1))
+        )
+        return {
+            "judged": ids,
+            "judged_mask": mask,
+            "judged_start": np.array(starts, np.int32),
+            "reply": reply,
+            "reply_mask": reply_mask,
+            "levels": self.levels[picked],
+            "compound": self.compounds[picked],
+        }

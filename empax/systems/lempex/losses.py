@@ -1,0 +1,170 @@
+"""LEMPEx' four empathetic losses, on the response that the decoder has in mind (Alg. 4) or its first state (Eq. 10)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from empax.core.types import LEVELS, MECHANISMS, Mean, Metrics, Params
+from empax.models.arithmetic import contract
+from empax.models.dual_encoder import DualEncoder
+from empax.models.heads import ClassificationHead
+from empax.models.soft_tokens import soft_tokens, splice
+from empax.systems.attributes.classifier import Classifier
+from empax.systems.attributes.sentiment import SentimentRegressor
+from empax.systems.dialogue.generator import apply, target_weights
+from empax.systems.lempex.settings import LempexTaskSettings
+
+
+def level_loss(
+    logits: Float[Array, "B 3"], level: Int[Array, " B"], *, binary: bool
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Cross-entropy of each row's level, and whether it is the likeliest; `binary`: of low against the rest.
+
+    A level of -1 gives numbers without meaning.
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    if binary:
+        log_probs = jnp.stack([log_probs[:, 0], jax.nn.logsumexp(log_probs[:, 1:], axis=1)], axis=1)
+    label = jnp.clip(level, 0, log_probs.shape[1] - 1)
+    nll = -jnp.take_along_axis(log_probs, label[:, None], axis=1)[:, 0]
+    return nll, (log_probs.argmax(axis=1) == label).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmpathyLosses:
+    """What the generator learns beside the likelihood.
+
+    Where `settings.losses` is "judges", `judges` below is {"classifiers": {stage: params}, "sentiment": params};
+    where it is "first_state", `heads` is {"levels": params, "sentiment": params}.
+
+    Departure: the rows of a batch weigh by their target tokens, as in every loss here, so that parts of a batch add up.
+
+    Attributes:
+      settings: of the stage.
+      classifiers: by the name of their stage.
+      regressor: None = no loss of sentiment by judges.
+    """
+
+    settings: LempexTaskSettings
+    classifiers: tuple[tuple[str, Classifier], ...] = ()
+    regressor: SentimentRegressor | None = None
+
+    @property
+    def trains_judges(self) -> bool:
+        """Whether the judges are among the parameters that are trained."""
+        return self.settings.losses == "judges" and not self.settings.frozen_judges
+
+    def init_heads(self, rng: jax.Array, width: int) -> Params:
+        """Heads on the decoder's first state."""
+        state = jnp.zeros((1, width))
+        heads = {"levels": _LEVEL_HEAD, "sentiment": _SENTIMENT_HEAD}
+        keys = jax.random.split(rng)
+        return {name: head.init(key, state)["params"] for (name, head), key in zip(heads.items(), keys, strict=True)}
+
+    def init_judges(self, rng: jax.Array, batch: Any) -> Params:
+        """Judges with the shapes of trained ones."""
+        texts = batch.replace(source=batch.judged, source_mask=batch.judged_mask)
+        params: Params = {"classifiers": {name: judge.init(rng, texts) for name, judge in self.classifiers}}
+        if self.regressor is not None:
+            params["sentiment"] = self.regressor.init(rng, texts)
+        return params
+
+    def __call__(
+        self,
+        judges: Params,
+        heads: Params,
+        batch: Any,
+        hidden: Float[Array, "B T D"],
+        logits: Float[Array, "B T V"],
+        rng: jax.Array | None,
+    ) -> tuple[list[tuple[float, Mean]], Metrics]:
+        """The four losses with their weights, and what to log; `rng` None = no dropout, no sampling."""
+        weights = target_weights(batch)
+        if self.settings.losses == "first_state":
+            levels, sentiment = self._read_first_state(heads, hidden[:, 0], rng)
+        else:
+            levels, sentiment = self._ask_judges(judges, batch, logits, rng)
+        parts, metrics = [], {}
+        for c, name in enumerate(MECHANISMS):
+            if name not in levels:
+                continue
+            known = batch.valid & (batch.levels[:, c] >= 0)
+            nll, hit = level_loss(levels[name], batch.levels[:, c], binary=self.settings.binary)
+            parts.append((getattr(self.settings.weights, name), Mean.of(nll, known, weights)))
+            metrics |= {f"{name}_loss": Mean.of(nll, known), f"{name}_accuracy": Mean.of(hit, known)}
+        if sentiment is not None:
+            wrong = sentiment - batch.compound
+            parts.append((self.settings.weights.sentiment, Mean.of(wrong**2, batch.valid, weights)))
+            metrics |= {
+                "sentiment_loss": Mean.of(wrong**2, batch.valid),
+                "sentiment_mae": Mean.of(jnp.abs(wrong), batch.valid),
+            }
+        return parts, metrics
+
+    def _read_first_state(
+        self, heads: Params, state: Float[Array, "B D"], rng: jax.Array | None
+    ) -> tuple[dict[str, Float[Array, "B 3"]], Float[Array, " B"]]:
+        """Eq. 10."""
+        first, second = (None, None) if rng is None else jax.random.split(rng)
+        flat: Array = apply(_LEVEL_HEAD, heads["levels"], state, rng=first)
+        score: Array = apply(_SENTIMENT_HEAD, heads["sentiment"], state, rng=second)
+        by_mechanism = flat.reshape(-1, len(MECHANISMS), len(LEVELS))
+        return {name: by_mechanism[:, c] for c, name in enumerate(MECHANISMS)}, jnp.tanh(score[:, 0])
+
+    def _ask_judges(
+        self, judges: Params, batch: Any, logits: Float[Array, "B T V"], rng: jax.Array | None
+    ) -> tuple[dict[str, Float[Array, "B 3"]], Float[Array, " B"] | None]:
+        """Alg. 4: context and response to the classifiers, the response to the regressor."""
+        settings = self.settings
+        sampling, reading = (None, None) if rng is None else jax.random.split(rng)
+        reading = reading if self.trains_judges else None
+        soft = soft_tokens(
+            logits, form=settings.soft, axis=settings.softmax_axis, temperature=settings.temperature, rng=sampling
+        )
+        count = batch.target_mask.sum(axis=1) - 1  # without the end
+        levels: dict[str, Array] = {}
+        for name, judge in self.classifiers:
+            start, most = batch.judged_start, batch.judged.shape[1] // 2
+            params = judges["classifiers"][name]
+            inputs = embed_response(judge.encoder, params, batch.judged, soft, start, jnp.minimum(count, most))
+            found = judge.logits(params, None, batch.judged_mask, reading, embedded=inputs)
+            levels |= {mechanism: found[:, c] for c, mechanism in enumerate(judge.mechanisms)}
+        levels = {name: found for name, found in levels.items() if name in settings.weights.mechanisms()}
+        if self.regressor is None:
+            return levels, None
+        params, encoder = judges["sentiment"], self.regressor.encoder
+        inputs = embed_response(encoder, params, batch.reply, soft, jnp.ones_like(count), count)
+        return levels, self.regressor.predict(params, None, batch.reply_mask, reading, embedded=inputs)
+
+
+_LEVEL_HEAD = ClassificationHead(num_classes=len(MECHANISMS) * len(LEVELS))
+_SENTIMENT_HEAD = ClassificationHead(num_classes=1)
+
+
+def embed_response(
+    encoder: DualEncoder,
+    judge: Params,
+    ids: Int[Array, "B J"],
+    soft: Float[Array, "B T V"],
+    start: Int[Array, " B"],
+    count: Int[Array, " B"],
+) -> Float[Array, "B J E"]:
+    """The embeddings of `ids` in a judge's own table, those of its response being expectations under `soft`.
+
+    Args:
+      encoder: of the judge.
+      judge: its parameters.
+      ids: of the gold response in its frame.
+      soft: of the tokens of the response.
+      start: where in `ids` it begins.
+      count: how many tokens of it are there.
+    """
+    table = judge["encoder"]["encoder"]["token_embedding"]
+    dtype = encoder.encoder.config.dtype  # pyright: ignore[reportAttributeAccessIssue]
+    expected = contract("BTV,VE->BTE", soft.astype(dtype), table, result=jnp.float32)
+    return splice(table[ids], expected, start, count)

@@ -1,0 +1,339 @@
+"""LEMPEx' retriever: DPR on dialogues. A context finds responses of the training split that could answer it.
+
+Source: Majumder et al. 2022, Sec. 3.3 and 3.5.1, Eq. 3 and 11, Alg. 2 and 3; Karpukhin et al. 2020 (DPR).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import ClassVar, Literal, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from empax.core.config import ConfigError, check_numbers
+from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.shapes import shapes_of
+from empax.core.system import TaskSpec
+from empax.core.types import Instance, Mean, Metrics, Params
+from empax.data import own
+from empax.data.dense_retrieval import (
+    GivenPair,
+    Keys,
+    Negative,
+    RetrievalBatch,
+    RetrievalExamples,
+    find_given_pairs,
+    load_given_pairs,
+)
+from empax.data.exemplars import Key, dialogue_groups, emotion_ids, encode_keys, encode_queries
+from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
+from empax.decoding.settings import LEAST_TEMPERATURE
+from empax.interop.pretrained import LoadedEncoder, check_fits, check_weights, load_encoder
+from empax.losses.contrastive import dense_retrieval_nll
+from empax.models.dual_encoder import Towers
+from empax.retrieval.corpus import CorpusEncoder
+from empax.systems.dialogue.trained import Trained, check_adapters
+from empax.systems.retrieval import checks
+from empax.systems.retrieval.parts import RetrievalParts
+from empax.systems.retrieval.settings import RetrievalSettings
+from empax.training.checkpoint import load_params
+from empax.training.settings import check_whole_batches
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerSettings(RetrievalSettings):
+    """What all stages share that read exemplars of LEMPEx' retriever.
+
+    Attributes:
+      key: "response" alone is the paper's.
+      towers: "separate" encoders of contexts and responses, as DPR has them, or one "shared" by both.
+      key_pretrained: of separate towers, what the encoder of responses starts from; empty = from what the other does.
+        For the two folders of a DPR.
+    """
+
+    key: Key = "response"
+    towers: Literal["separate", "shared"] = "separate"
+    key_pretrained: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.emotion_share:
+            raise ConfigError(f"emotion_share = {self.emotion_share} is REG's; this retriever has none, set it to 0.")
+        if self.key_pretrained and (self.towers == "shared" or not self.retriever.pretrained):
+            raise ConfigError(
+                f"key_pretrained = {self.key_pretrained!r} is the second of two pretrained towers; set "
+                "towers = 'separate' and retriever.pretrained, or leave it empty."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrieverTaskSettings:
+    """Training of the retriever (Alg. 2).
+
+    Attributes:
+      negatives: what each context has beside the other responses of its batch: a response of a dialogue of another
+        emotion, one of another dialogue of the same emotion. Both are Alg. 2, ("other_emotion",) is the text of
+        Sec. 3.5.1, () leaves the batch alone.
+      dpr_data: "ed" = the run's training split; "ed_reddit" adds the authors' pairs of Reddit, with their negatives.
+      temperature: divides the scores; 1 is the paper's, for vectors that are not normalised.
+    """
+
+    negatives: tuple[Negative, ...] = ("other_emotion", "same_emotion")
+    dpr_data: Literal["ed", "ed_reddit"] = "ed"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "temperature", least=LEAST_TEMPERATURE)
+        if len(set(self.negatives)) < len(self.negatives):
+            raise ConfigError(f"negatives = {self.negatives} must name each kind once.")
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseRetriever:
+    """Contexts and responses to vectors, so that a context's own response scores highest (Eq. 11).
+
+    Departure: the printed Eq. 11 lacks exp in the denominator; Alg. 2 and DPR have it.
+    """
+
+    towers: Towers
+    temperature: float
+    splits_batches: ClassVar[bool] = False  # the responses of a batch are each other's negatives
+
+    def init(self, rng: jax.Array, batch: RetrievalBatch) -> Params:
+        return self.towers.init(rng, batch.source, batch.source_mask)
+
+    def loss(
+        self, params: Params, frozen: Params, batch: RetrievalBatch, rng: jax.Array, *, train: bool
+    ) -> tuple[Mean, Metrics]:
+        first, second = jax.random.split(rng) if train else (None, None)
+        queries = self.towers.embed_queries(params, batch.source, batch.source_mask, rng=first)
+        rows, per_row, width = batch.key.shape
+        ids, mask = batch.key.reshape(-1, width), batch.key_mask.reshape(-1, width)
+        keys = self.towers.embed_keys(params, ids, mask, rng=second)
+        positives = jnp.arange(rows) * per_row
+        return dense_retrieval_nll(
+            queries, keys, positives, negatives_of(batch), batch.valid, temperature=self.temperature
+        )
+
+
+def negatives_of(batch: RetrievalBatch) -> Bool[Array, "B P"]:
+    """Which of all keys of the batch are negatives of each context: another text, of another dialogue."""
+    there = batch.key_mask.any(axis=-1).reshape(1, -1)
+    other_text = batch.key_text.reshape(1, -1) != batch.key_text[:, :1]
+    other_dialogue = batch.key_group.reshape(1, -1) != batch.key_group[:, :1]
+    return there & other_text & other_dialogue
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerParts:
+    """What the stages of the retriever are put together from.
+
+    Attributes:
+      retrieval: with the encoder of contexts, whose tokenizer reads responses too.
+      keys: the encoder of responses; None = the same reads both.
+    """
+
+    retrieval: RetrievalParts
+    keys: LoadedEncoder | None
+
+    @classmethod
+    def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> TowerParts:
+        settings = run.shared_settings(TowerSettings)
+        tokenizer = run_tokenizer(run, planned=planned)
+        retrieval = RetrievalParts.of(run, tokenizer, with_params=with_params, planned=planned)
+        if settings.towers == "shared":
+            return cls(retrieval, None)
+        if not settings.key_pretrained:
+            return cls(retrieval, retrieval.encoder)
+        chosen = dataclasses.replace(settings.retriever, pretrained=settings.key_pretrained)
+        with_params = with_params and not planned
+        return cls(retrieval, load_encoder(chosen, None, with_params=with_params, planned=planned))
+
+    @property
+    def towers(self) -> Towers:
+        return Towers(self.retrieval.encoder.model, None if self.keys is None else self.keys.model)
+
+    def initial(self) -> Params | None:
+        """Pretrained parameters of the towers; None = there are none."""
+        found = (self.retrieval.encoder.params, (self.keys or self.retrieval.encoder).params)
+        return None if found[0] is None else dict(zip(self.towers.names, found, strict=True))
+
+    def random(self, seed: int) -> Params:
+        """Random parameters of the towers."""
+        ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
+        return jax.jit(self.towers.init)(jax.random.key(seed), ids, mask)  # compiled as one: op by op it takes seconds
+
+    def corpus_encoder(self, params: Params) -> CorpusEncoder:
+        return self.retrieval.corpus_encoder(self.towers, params, params)
+
+
+def pretrained_towers(run: RunContext) -> CorpusEncoder:
+    """The retriever before any training, the paper's "pre-trained DPR"; random from the run's seed without weights."""
+    parts = TowerParts.of(run)
+    params = parts.initial()
+    return parts.corpus_encoder(parts.random(run.seed) if params is None else params)
+
+
+def trained_towers(run: RunContext, stage: str) -> CorpusEncoder:
+    """The retriever that the stage `stage` has trained."""
+    return TowerParts.of(run, with_params=False).corpus_encoder(load_params(run.files.stage(stage)))
+
+
+def check_towers(run: RunContext) -> None:
+    """Whether the encoders are there and fit each other; see also `checks.check_retriever`.
+
+    Raises:
+      ConfigError: no such model, texts too long for one, or two that make vectors of different sizes or read different
+        ids.
+      DataError: files of a model are missing or broken.
+    """
+    checks.check_retriever(run)
+    settings = run.shared_settings(TowerSettings)
+    name, other = settings.retriever.pretrained, settings.key_pretrained
+    if not other or not may_load(run, other) or not may_load(run, name):
+        return
+    check_weights(other)
+    parts = TowerParts.of(run, with_params=False)
+    first, second = parts.retrieval.encoder, cast(LoadedEncoder, parts.keys)
+    where = f"{run.shared}.key_pretrained"
+    if first.model.width != second.model.width:
+        raise ConfigError(
+            f"{where} = {other!r} makes vectors of {second.model.width}, {name} of {first.model.width}: they cannot be "
+            "compared; name two encoders of one size."
+        )
+    mine, theirs = cast(SubwordTokenizer, first.tokenizer), cast(SubwordTokenizer, second.tokenizer)
+    if not mine.extends(theirs):
+        raise ConfigError(f"{where} = {other!r} reads other ids than {name}; name two encoders of one vocabulary.")
+    checks.check_similarity(second, other, where=run.shared)
+    check_fits(second.model, max_key_tokens=settings.layout.max_key_tokens)
+
+
+def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
+    """Whether the stage has what it learns from, and batches that it can learn from.
+
+    Raises:
+      ConfigError: batches are cut, contexts do not fit the buckets, a split names no emotion, or the pairs are missing.
+    """
+    check_prepared(run)
+    loop, where = run.named(run.stage).loop, f"config.{run.stage}"
+    check_whole_batches(loop, DenseRetriever, where=where)
+    most = run.shared_settings(TowerSettings).layout.max_query_tokens
+    if loop.buckets[-1] < most:
+        raise ConfigError(
+            f"{run.shared}.layout.max_query_tokens = {most} is more than the longest of {where}.buckets; set it to at "
+            f"most {loop.buckets[-1]}, or add a bucket."
+        )
+    data = run.plan.data
+    if stage.negatives and data.name == "jsonl":  # the other corpora have emotions
+        for split in ("train", "validation"):
+            if not own.has_emotions(data.dir, split):
+                raise ConfigError(
+                    f"{where}.negatives = {stage.negatives}, but no dialogue of the split {split!r} has an emotion; "
+                    "give them emotions, or set negatives = (), which leaves the other responses of a batch."
+                )
+    if stage.dpr_data == "ed_reddit":
+        find_given_pairs(data.dir)
+
+
+def retriever_task(parts: TowerParts, stage: RetrieverTaskSettings) -> DenseRetriever:
+    return DenseRetriever(parts.towers, stage.temperature)
+
+
+def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
+    # Without weights: what this holds stays in memory beside what training keeps.
+    parts = TowerParts.of(run, with_params=False)
+    settings = parts.retrieval.settings
+    initial = (lambda _: TowerParts.of(run).initial()) if settings.retriever.pretrained else None
+    return Assembly(
+        retriever_task(parts, stage),
+        _examples(parts, stage, run, "train"),
+        _examples(parts, stage, run, "validation"),
+        initial=initial,
+    )
+
+
+def _examples(parts: TowerParts, stage: RetrieverTaskSettings, run: RunContext, split: str) -> RetrievalExamples:
+    """Of a split: its contexts with negatives of the split, and the pairs of Reddit where they are wanted."""
+    settings, tokenizer = parts.retrieval.settings, parts.retrieval.encoder.tokenizer
+    layout = settings.layout
+    as_queries = functools.partial(encode_queries, tokenizer, max_tokens=layout.max_query_tokens)
+    as_keys = functools.partial(encode_keys, tokenizer, max_tokens=layout.max_key_tokens, key=settings.key)
+    instances = load_instances(run, split)
+    queries, positives = as_queries(instances), np.arange(len(instances))
+    keys = Keys(as_keys(instances), dialogue_groups(instances), emotion_ids(instances))
+    given = np.full((len(instances), len(stage.negatives)), -1)
+    if stage.dpr_data == "ed_reddit":
+        pairs = load_given_pairs(find_given_pairs(run.plan.data.dir), split)
+        answered = [pair.instance for pair in pairs]
+        first = len(keys.ids)
+        keys += Keys(as_keys(answered), dialogue_groups(answered), emotion_ids(answered))
+        rows = np.full((len(pairs), len(stage.negatives)), -1)
+        for column, kind in enumerate(stage.negatives):
+            rows[:, column] = len(keys.ids) + np.arange(len(pairs))
+            keys += _of_no_dialogue(as_keys, pairs, kind)
+        queries = [*queries, *as_queries(answered)]
+        positives = np.concatenate([positives, first + np.arange(len(pairs))])
+        given = np.concatenate([given, rows])
+    return RetrievalExamples(
+        queries, positives, keys, stage.negatives,
+        given=given, pad_id=tokenizer.pad_id, max_key_tokens=layout.max_key_tokens,
+    )  # fmt: skip
+
+
+def _of_no_dialogue(as_keys: functools.partial[list[list[int]]], pairs: Sequence[GivenPair], kind: Negative) -> Keys:
+    """The negatives that come with pairs; to which posts they are answers is not known."""
+    ids = as_keys([Instance("", (), pair.negatives[kind], "") for pair in pairs])
+    unknown = np.full(len(pairs), -1, np.int32)
+    return Keys(ids, unknown, unknown)
+
+
+def sketch_retriever(stage: RetrieverTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = TowerParts.of(run, planned=True)
+    keys = parts.retrieval.settings.layout.max_key_tokens
+    batch = shapes_of(RetrievalBatch, B=batch_size, S=length, K=1 + len(stage.negatives), P=keys)
+    return Sketch(retriever_task(parts, stage), batch)
+
+
+def trained_retriever(stage: RetrieverTaskSettings, run: RunContext, adapters: bool, *, side: int) -> Trained:
+    """The reader of contexts (side 0) or of responses (side 1) of the stage that `run` is at.
+
+    Raises:
+      ConfigError: adapters are wanted, which a retriever never has.
+      CheckpointError: the stage has not been trained.
+    """
+    del stage
+    params = load_params(run.directory)
+    check_adapters(adapters, run, "retriever")
+    parts, settings = TowerParts.of(run, with_params=False), run.shared_settings(TowerSettings)
+    towers = parts.towers
+    return Trained(
+        run.stage,
+        "retriever",
+        (towers.key or towers.query) if side else towers.query,
+        params[towers.names[side]],
+        cast(SubwordTokenizer, parts.retrieval.encoder.tokenizer),
+        settings.decoding,
+        (settings.key_pretrained if side else "") or settings.retriever.pretrained,
+        max_tokens=(settings.layout.max_query_tokens, settings.layout.max_key_tokens)[side],
+    )
+
+
+RETRIEVER = TaskSpec(
+    RetrieverTaskSettings,
+    check_retriever,
+    build_retriever,
+    sketch_retriever,
+    encoder=trained_towers,
+    models={
+        "retriever": functools.partial(trained_retriever, side=0),
+        "key_retriever": functools.partial(trained_retriever, side=1),
+    },
+    unread=("generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "logits_at_once"),
+)
+"""For contexts, the main model; for responses, where there are two towers, another one."""

@@ -1,0 +1,99 @@
+"""LEMPEx' settings: what its stages share, and the stage that trains the generator."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from empax.core.config import ConfigError, check_numbers
+from empax.core.types import MECHANISMS
+from empax.models.soft_tokens import SoftAxis, SoftForm
+from empax.systems.lempex.retriever import TowerSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class LempexSettings(TowerSettings):
+    """The section `config.lempex`.
+
+    Attributes:
+      attributes: LEMPEx puts none in front of its texts; must be False.
+      speakers: whether who speaks is added to every token of the context, as an embedding (Sec. 3.2).
+    """
+
+    attributes: bool = False
+    speakers: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wrong = {
+            "attributes": self.attributes,
+            "lora": self.lora,
+            "own_decoding": self.own_decoding,
+            "logits_at_once": self.logits_at_once,
+            "decoding.rerank_exemplars": self.decoding.rerank_exemplars,
+        }
+        for name, value in wrong.items():
+            if value:
+                raise ConfigError(f"{name} = {value} is nothing that LEMPEx has; leave it out.")
+        if self.form != "dialogue":
+            raise ConfigError(f"form = {self.form!r} is not how LEMPEx reads; leave it out.")
+
+
+@dataclasses.dataclass(frozen=True)
+class LossWeights:
+    """Of the five parts of the loss. Source: Sec. 3.5."""
+
+    generation: float = 1.0
+    emotional_reaction: float = 0.1
+    interpretation: float = 0.1
+    exploration: float = 0.1
+    sentiment: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "generation", *MECHANISMS, "sentiment", least=0)
+
+    def mechanisms(self) -> tuple[str, ...]:
+        """The mechanisms that have a share."""
+        return tuple(name for name in MECHANISMS if getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True)
+class LempexTaskSettings:
+    """The generator.
+
+    Attributes:
+      index: the index stage whose candidates are its exemplars; empty = it has none ("w/o exemplars").
+      losses: where the four empathetic losses come from: "judges" (Alg. 4), which read the response that the decoder
+        has in mind; "first_state" (Eq. 10), the decoder's state before the first token, which cannot see the response;
+        "none" ("w/o emp. losses").
+      judges: of "judges": stages that trained classifiers of the mechanisms, which together must cover those that have
+        a weight.
+      sentiment: likewise the stage that trained the regressor; empty = no such loss.
+      soft, softmax_axis, temperature: what the judges read, see `models.soft_tokens`; "time" is the slip of the
+        released code.
+      frozen_judges: False trains the judges along with the generator, as the released code does.
+      binary: whether the levels mid and high are one class, as in the released code.
+      max_validation_examples: 0 = all.
+    """
+
+    index: str = ""
+    losses: Literal["judges", "first_state", "none"] = "none"
+    judges: tuple[str, ...] = ()
+    sentiment: str = ""
+    weights: LossWeights = dataclasses.field(default_factory=LossWeights)
+    soft: SoftForm = "expected"
+    softmax_axis: SoftAxis = "vocabulary"
+    temperature: float = 1.0
+    frozen_judges: bool = True
+    binary: bool = False
+    max_validation_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "temperature", above=0)
+        check_numbers(self, "max_validation_examples", least=0)
+        named = bool(self.judges or self.sentiment)
+        if named != (self.losses == "judges"):
+            raise ConfigError(
+                f"losses = {self.losses!r} with judges = {self.judges} and sentiment = {self.sentiment!r}: name stages "
+                'there where losses is "judges", and there alone.'
+            )

