@@ -33,7 +33,7 @@ import tokenizers as rust
 from flax import serialization
 from jax.sharding import AbstractMesh
 
-from configs import classic, emprl_transformer, lempex, reg_transformer
+from configs import classic, emprl_transformer, lempex, reflectdiffu, reg_transformer
 from empax.core import distributed, lock, paths, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
@@ -51,10 +51,12 @@ from empax.data import (
     epitome,
     features,
     gguf,
+    intents,
     joined_wheels,
     model_files,
     own,
     sources,
+    spans,
     store,
     tokenizers,
     wheels,
@@ -101,6 +103,7 @@ from empax.systems.emprl.settings import GrpoTaskSettings, RewardSettings
 from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from empax.systems.lempex.stages import check_vocabulary
+from empax.systems.reflectdiffu.settings import ReflectSettings
 from empax.training import settings as loop
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from tests.plans import plan_of
@@ -165,7 +168,10 @@ def section(cls, needed, file, said, wrong, advised):
 
 @functools.cache
 def _tiny(name):
-    recipes = {"reg": reg_transformer, "emprl": emprl_transformer, "lempex": lempex, "classic": classic}
+    recipes = {
+        "reg": reg_transformer, "emprl": emprl_transformer, "lempex": lempex, "classic": classic,
+        "reflectdiffu": reflectdiffu,
+    }  # fmt: skip
     config = run.plain(recipes[name].get_config("emo_prepend,tiny" if name == "classic" else "tiny"))
     config["mesh"]["data"] = 1
     return config
@@ -1486,7 +1492,45 @@ CLASSIC = [
     ),
 ]  # fmt: skip
 
-CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *CLASSIC]
+REFLECTDIFFU = [
+    Case(
+        "data/intents.py", "{} = {} holds no {}; set it to {}", lambda t: intents.find_listener_intents(t.tmp),
+        lambda t: intents.find_listener_intents(corpus(t.tmp, "empathetic_dialogues/listener_intents.csv")),
+    ),
+    Case(
+        "data/intents.py", "of EmpatheticDialogues are not downloaded: set --config.data.dir",
+        lambda t: intents.find_listener_intents(),
+        lambda t: intents.find_listener_intents(corpus(t.tmp, "listener_intents.csv")),
+    ),
+    Case(
+        "data/spans.py", "{} = {} holds no RECCON; set it to {}", lambda t: spans.find_causes(t.tmp),
+        lambda t: spans.find_causes(corpus(t.tmp, "emotion_causes/reccon_dailydialog_train.json")),
+    ),
+    Case(
+        "data/spans.py", "RECCON is not downloaded by itself: set --config.data.dir", lambda t: spans.find_causes(),
+        lambda t: spans.find_causes(corpus(t.tmp, "reccon_dailydialog_train.json")),
+    ),
+    recipe_case(
+        "data/intents.py", "but Table 1 has three intents for each emotion; set it to at most 3",
+        {"generator.actions": "table_1", "generator.num_actions": 4},
+        {"generator.actions": "table_1", "generator.num_actions": 3}, of="reflectdiffu",
+    ),
+    recipe_case(
+        "systems/reflectdiffu/reasons.py", "raise the last bucket to at least that, or lower the setting",
+        {"reasons.buckets": (20,)}, {"reasons.buckets": (40,)}, of="reflectdiffu",
+    ),
+    recipe_case(
+        "systems/reflectdiffu/stages.py", "but ReflectDiffu marks who speaks; set it to True",
+        {"prepare.tokenizer.tags": False}, {"prepare.tokenizer.tags": True}, of="reflectdiffu",
+    ),
+    section(
+        ReflectSettings, {}, "systems/reflectdiffu/settings.py", "count the source's words, which ReflectDiffu copies",
+        {"decoding": {"encoder_no_repeat_ngram": 3}},
+        {"decoding": {"encoder_no_repeat_ngram": 0, "encoder_repetition_penalty": 1.0}},
+    ),
+]  # fmt: skip
+
+CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *CLASSIC, *REFLECTDIFFU]
 
 _FETCH = "a file is fetched from the network; in its place, tests read a whole one"
 _RUN = "a stage is run again, which takes a trained run: too long for this table"
@@ -1559,6 +1603,7 @@ WITHOUT_A_CASE = {
     ("systems/dialogue/trained.py", "export it with --lora=merged"): _RUN,
     ("systems/emprl/stages.py", "export it with --lora=merged"): _RUN,
     ("systems/lempex/retriever.py", "name two encoders of one size"): _TOWERS,
+    ("systems/reflectdiffu/reinforced.py", "In bfloat16 the two round differently: set model.dtype"): _RUN,
     ("systems/lempex/retriever.py", "name two encoders of one vocabulary"): _TOWERS,
     ("systems/reg/stages.py", "since emotion_share = {}; name an index of a trained retriever"): _EARLIER,
     ("training/checkpoint.py", "Restore the settings, or use another workdir"): _RUN,

@@ -1,15 +1,11 @@
-"""The stages: rows of contexts, what is refused before any work, a whole run, its plan, and a resumed one."""
-
-import gzip
-import json
+"""The stages: rows of contexts, what is refused before any work, plans."""
 
 import numpy as np
 import pytest
 
 from configs import reflectdiffu
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.tree import named_leaves
+from empax.core.files import WorkDir
 from empax.core.types import EMOTIONS, Instance
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
@@ -17,10 +13,7 @@ from empax.data.intents import INTENTS
 from empax.data.spans import Span, SpanExample
 from empax.pipeline import run
 from empax.planning.sketches import sketch_stage
-from empax.serving.session import Session
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReasonExamples, ReflectExamples, polarities
-from empax.training import loop
-from empax.training.checkpoint import load_params
 
 CONTEXT = ("My dog died, it is horrible.", "Oh no!", "I miss him.")
 
@@ -130,63 +123,3 @@ def test_it_is_planned(form):
     found = sketch_stage(plan, plan.stages["generator"])
     assert ("contagion" in found.params) == (form not in ("no_reasons", "plain"))
     assert ("mimicry" in found.params) == (form not in ("no_mimicry", "plain"))
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    files = WorkDir(tmp_path_factory.mktemp("reflect") / "whole")
-    run.run(tiny(data__limit=48), files.root)
-    return files
-
-
-@pytest.mark.slow
-def test_a_whole_run_answers_and_tells_its_reasons_and_intents(finished):
-    rows = list(read_jsonl(finished.predictions))
-    assert len(rows) == 48
-    labels = {name for row in rows for name in row["notes"]}
-    assert {"intent", "intent_first", "intent_second", "intent_prediction", "reasons"} <= labels
-    assert all(row["notes"]["intent_prediction"] in INTENTS for row in rows)
-    text = finished.outputs.read_bytes()
-    assert not any(word in gzip.decompress(text).decode() for row in rows for word in row["context"])
-    report = read_json(finished.root / "report.json")
-    assert 0 <= report["metrics"]["intent_accuracy"]["value"] <= 100
-    assert read_json(finished.stage("generator") / "intents.json")["covered_by_commonest"]["3"] > 0
-    assert set(read_json(finished.stage("reasons") / "reasons.json")) == {"data", "held_out", "lexicon"}
-    logged = [row for row in read_jsonl(finished.metrics) if row["stage"] == "generator"]
-    assert {"reward", "baseline", "policy_entropy", "noise_error", "corrected"} <= set(json.dumps(logged).split('"'))
-    answer = Session.load(finished.root).reply(["I lost my dog."])
-    assert answer.notes["intent_prediction"] in INTENTS
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_to_the_same_bits(finished, tmp_path, monkeypatch):
-    """In the joint stage, with rewards and diffusion: parameters, the baseline in memory and metrics are the same."""
-    broken = WorkDir(tmp_path / "broken")
-    calls = iter(range(1000))
-
-    def stop(self):
-        if next(calls) == 4 + 4 + 2:  # the third update of the third training stage
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(loop.ProgressBar, "advance", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run.run(tiny(data__limit=48), broken.root)
-    assert not broken.done("generator").exists()
-    run.run(tiny(data__limit=48), broken.root)
-    expected, found = (named_leaves(load_params(files.stage("generator"))) for files in (finished, broken))
-    for name, leaf in expected.items():
-        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
-    rows = [[{k: v for k, v in row.items() if "second" not in k or "intent" in k} for row in read_jsonl(files.metrics)]
-            for files in (finished, broken)]  # fmt: skip
-    assert rows[0] == rows[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["no_reasons", "no_experts", "no_second_intent", "no_mimicry", "plain"])
-def test_every_form_runs(form, tmp_path):
-    files = WorkDir(tmp_path)
-    run.run(tiny(form, data__limit=24), files.root)
-    rows = list(read_jsonl(files.predictions))
-    assert ("reasons" in rows[0]["notes"]) == (form not in ("no_reasons", "plain"))
-    assert ("intent_second" in rows[0]["notes"]) == (form not in ("no_second_intent", "plain"))
