@@ -51,7 +51,6 @@ def test_the_joint_stage_logs_rewards_corrections_and_diffusion(whole):
 def test_it_chats_and_shows_what_it_thought(whole, command):
     said = command("-m", "empax.chat", f"--workdir={whole.root}", input="I lost my dog.\n")
     assert said.returncode == 0, said.stderr
-    assert "you seem " in said.stdout
     (intents,) = [line for line in said.stdout.split("\n") if "intents: " in line]
     assert all(name in INTENTS for name in intents.split("intents: ")[1].split(" -> "))
     reply = empax.Session.load(whole.root).reply(["I lost my dog."])

@@ -47,10 +47,14 @@ def test_it_sums_to_one_and_its_gate_chooses(made):
     np.testing.assert_allclose(found.sum(axis=-1), 1.0, atol=1e-5)
 
     words = np.exp(run(gated(params, 50.0), target, states, mask, source))
-    hidden, weights = model.model.apply(
-        {"params": params["model"]}, model.known(target), states, mask, method="decode_with_weights"
-    )
-    logits = model.model.apply({"params": params["model"]}, hidden, method="logits_from")
+
+    @jax.jit
+    def plain(params, target):
+        bound = model.model.bind({"params": params})
+        hidden, weights = bound.decode_with_weights(target, states, mask)
+        return bound.logits_from(hidden), weights
+
+    logits, weights = plain(params["model"], model.known(target))
     np.testing.assert_allclose(words[..., :V], jax.nn.softmax(logits), atol=1e-5)
     assert words[..., V:].max() < 1e-8
 

@@ -117,7 +117,8 @@ def test_settings_out_of_range_are_refused(said):
         run.make_plan(tiny(**WRONG[said]))
 
 
-@pytest.mark.parametrize("form", ["", *(pytest.param(form, marks=pytest.mark.slow) for form in reflectdiffu.FORMS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["", *reflectdiffu.FORMS])
 def test_it_is_planned(form):
     plan = run.make_plan(tiny(*filter(None, [form])))
     found = sketch_stage(plan, plan.stages["generator"])

@@ -179,9 +179,9 @@ def test_every_part_of_the_whole_learns(whole):
         assert np.abs(leaf).max() > 0, path
 
 
-def test_the_intents_loss_knows_the_listeners_intent_alone():
+def test_the_intents_loss_knows_the_listeners_intent_alone(whole):
     """What the policy has drawn is no label: a public reproduction takes it for one, and always succeeds."""
-    task, *_ = make(reasons="")
+    task, *_ = whole
     rng = np.random.default_rng(2)
     batch = example(reasons=False)
     final = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, len(INTENTS))), jnp.float32))
@@ -334,15 +334,15 @@ def test_what_the_denoisers_restore_reaches_the_reply():
         assert not np.allclose(found, expected, rtol=1e-6)
 
 
-def test_diffusion_that_nobody_listens_to_is_a_warning(caplog):
-    task, *_ = make()
+def test_diffusion_that_nobody_listens_to_is_a_warning(caplog, whole):
+    task, *_ = whole
     with caplog.at_level("WARNING", "empax"):
         used = task.summarize({"nll": 3.0, "nll_without_mimicry": 3.2})
         assert used["mimicry_gain"] == pytest.approx(0.2)
         assert not caplog.messages
         task.summarize({"nll": 3.0, "nll_without_mimicry": 3.0})
     assert "EMU unused" in caplog.text
-    assert make(**OFF)[0].summarize({"nll": 3.0}) == {"nll": 3.0}
+    assert task.summarize({"nll": 3.0}) == {"nll": 3.0}  # of a model without denoisers
 
 
 @pytest.mark.slow
