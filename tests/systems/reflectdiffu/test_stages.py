@@ -75,6 +75,19 @@ def test_polarity_is_of_the_whole_context():
     assert polarities([("I hate it.",), ("I love it.",), ("It is a chair.",)]).tolist() == [-1, 1, 0]
 
 
+def test_forms_change_the_joint_stage_and_go_together():
+    plain = reflectdiffu.get_config()
+    both = reflectdiffu.get_config("table_1,no_reasons")
+    assert both.run == tuple(name for name in plain.run if name != "reasons")
+    changed = {name for name, value in both.generator.items() if value != plain.generator[name]}
+    assert changed == {"actions", "reasons"}
+    assert reflectdiffu.get_config("machine=gpu").generator.optimizer.warmup_steps == 6000
+    for form, changes in reflectdiffu.FORMS.items():
+        config = reflectdiffu.get_config(form)
+        assert all(plain.generator[name] != value == config.generator[name] for name, value in changes.items())
+        assert run.make_plan(run.plain(config)).stages["generator"].settings
+
+
 def tiny(*words, **changes):
     config = run.plain(reflectdiffu.get_config(",".join([*words, "tiny"])))
     config["mesh"]["data"] = 1
