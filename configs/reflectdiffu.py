@@ -14,8 +14,8 @@ r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought abo
   python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # the paper's number of updates
   python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
 
-Forms go together: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run. DATA has
-RECCON's spans and the labels of intents beside the corpus (docs/data.md).
+Forms go together: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
+DATA has RECCON's spans and the labels of intents beside the corpus (docs/data.md).
 """
 
 from __future__ import annotations

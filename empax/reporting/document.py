@@ -55,12 +55,15 @@ def _read(path: Path) -> Any:
 
 def _scores(table: Table, results: Path) -> list[str]:
     """Systems as rows, `metrics` as columns. A row is a `run`, a recipe's `seeds`, a `control`, `released` or a
-    `published` row.
+    `published` row. With `recipes` the last column is the recipe of a run.
     """
-    names = table["metrics"]
+    names, head = table["metrics"], _head(table)
     rows = [[row["name"], *(_cell(row, name, results) for name in names)] for row in table["rows"]]
+    if table.get("recipes"):
+        head = [*head, "recipe"]
+        rows = [[*cells, _recipe(row, results)] for cells, row in zip(rows, table["rows"], strict=True)]
     return [
-        *markdown_table(_head(table), rows),
+        *markdown_table(head, rows),
         *_about(table, results, [n for n in names if not n.startswith("head:")]),
     ]
 
@@ -79,6 +82,15 @@ def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
     if scored[0]["first_row"] > 1:
         note += f" Test rows {scored[0]['first_row']:,} to {last:,}."
     return ["", note if names else note.replace(" Text: none is read.", "")]
+
+
+def _recipe(row: Mapping[str, Any], results: Path) -> str:
+    """Of a run, as its command has it; empty for other rows."""
+    if "run" not in row or "control" in row:
+        return ""
+    command = _read(results / "runs" / row["run"] / "report.json")["run"]["command"]
+    found = re.search(r"--config=(?:configs/)?(\S+)", command)
+    return f"`{found[1]}`" if found else ""
 
 
 def _path(row: Mapping[str, Any], results: Path) -> Path:

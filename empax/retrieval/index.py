@@ -58,7 +58,6 @@ class Index:
       groups: [N] what each row belongs to, or None.
       settings: how it was built.
       encoder_hash: which encoder made the embeddings.
-      keys_hash: of which texts they are; empty = not recorded.
     """
 
     def __init__(
@@ -68,12 +67,11 @@ class Index:
         *,
         groups: Int[np.ndarray, " N"] | None,
         encoder_hash: str,
-        keys_hash: str,
         mesh: Mesh | None = None,
         scann_folder: Path | None = None,
     ):
         self.embeddings, self.groups, self.settings = embeddings, groups, settings
-        self.encoder_hash, self.keys_hash = encoder_hash, keys_hash
+        self.encoder_hash = encoder_hash
         self._mesh = mesh
         self._searcher: Searcher | None = None
         if settings.method == "scann":
@@ -148,7 +146,6 @@ class Index:
             "dim": dim,
             "dtype": str(self.embeddings.dtype),
             "encoder_hash": self.encoder_hash,
-            "keys_hash": self.keys_hash,
             "files": {str(path.relative_to(folder)): hash_file(path) for path in small},
         }
 
@@ -165,7 +162,6 @@ def build_index(
     settings: IndexSettings,
     *,
     encoder_hash: str,
-    keys_hash: str = "",
     groups: Int[np.ndarray, " N"] | None = None,
     mesh: Mesh | None = None,
 ) -> Index:
@@ -175,7 +171,6 @@ def build_index(
       embeddings: N >= 1 rows; kept as `settings.dtype`, so searching gives the same before and after saving.
       settings: method, storage, recall.
       encoder_hash: of the parameters and settings that made the embeddings; `load_index` compares it.
-      keys_hash: of the embedded texts; `load_index` compares it.
       groups: one number >= 0 per row, or -1; rows of a query's own group can be excluded.
       mesh: where an exact index goes; None = one device.
 
@@ -195,22 +190,19 @@ def build_index(
             "Check the encoder's parameters; index.dtype = 'float32' reaches further than 'float16'."
         )
     groups = None if groups is None else groups.astype(np.int32)
-    return Index(stored, settings, groups=groups, encoder_hash=encoder_hash, keys_hash=keys_hash, mesh=mesh)
+    return Index(stored, settings, groups=groups, encoder_hash=encoder_hash, mesh=mesh)
 
 
-def load_index(
-    folder: Path, *, encoder_hash: str | None = None, keys_hash: str | None = None, mesh: Mesh | None = None
-) -> Index:
+def load_index(folder: Path, *, encoder_hash: str | None = None, mesh: Mesh | None = None) -> Index:
     """Opens a saved index; the embeddings stay on disk until they are used.
 
     Args:
       folder: what `Index.save` wrote.
       encoder_hash: the encoder that will make the queries; None = do not compare.
-      keys_hash: the texts that the rows must stand for; None = do not compare.
       mesh: where an exact index goes; None = one device.
 
     Raises:
-      StaleIndexError: made by another encoder or of other texts.
+      StaleIndexError: made by another encoder.
       DataError: missing, cut or altered files.
       ConfigError: the index needs ScaNN, which is not installed.
     """
@@ -221,12 +213,11 @@ def load_index(
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(f"{folder} holds no index ({_DESCRIPTION} is missing); run the index stage.") from error
     _check_description(about, folder, again)
-    for name, wanted, what in (("encoder_hash", encoder_hash, "encoder"), ("keys_hash", keys_hash, "set of texts")):
-        if wanted is not None and about[name] != wanted:
-            raise StaleIndexError(
-                f"{folder} was made with {what} {about[name]!r}, but {wanted!r} is asked for; its rows would be "
-                f"compared with queries they do not belong to. {again}"
-            )
+    if encoder_hash is not None and about["encoder_hash"] != encoder_hash:
+        raise StaleIndexError(
+            f"{folder} was made with encoder {about['encoder_hash']!r}, but {encoder_hash!r} is asked for; its rows "
+            f"would be compared with queries they do not belong to. {again}"
+        )
     for name, digest in about["files"].items():
         if not (folder / name).is_file() or hash_file(folder / name) != digest:
             raise DataError(f"{folder / name} is missing or has been altered. {again}")
@@ -236,8 +227,9 @@ def load_index(
         raise DataError(f"{error} The index is of another version. {again}") from error
     embeddings = _open(folder / _EMBEDDINGS, (about["rows"], about["dim"]), about["dtype"], again)
     groups = _open(folder / _GROUPS, (about["rows"],), "int32", again) if _GROUPS in about["files"] else None
-    hashes = {"encoder_hash": about["encoder_hash"], "keys_hash": about["keys_hash"]}
-    return Index(embeddings, settings, groups=groups, **hashes, mesh=mesh, scann_folder=folder / _SCANN)
+    return Index(
+        embeddings, settings, groups=groups, encoder_hash=about["encoder_hash"], mesh=mesh, scann_folder=folder / _SCANN
+    )
 
 
 def measure_recall(
@@ -258,7 +250,7 @@ def measure_recall(
 
 def _check_description(about: Any, folder: Path, again: str) -> None:
     expected = {"format": int, "settings": Mapping, "rows": int, "dim": int, "dtype": str,
-                "encoder_hash": str, "keys_hash": str, "files": Mapping}  # fmt: skip
+                "encoder_hash": str, "files": Mapping}  # fmt: skip
     if not isinstance(about, Mapping) or any(not isinstance(about.get(name), kind) for name, kind in expected.items()):
         raise DataError(f"{folder / _DESCRIPTION} does not describe an index ({', '.join(expected)}). {again}")
     if about["format"] != _FORMAT:

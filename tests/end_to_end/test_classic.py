@@ -5,6 +5,7 @@ import pytest
 from configs.classic import FORMS
 from empax.core.files import read_json, read_jsonl
 from empax.core.types import EMOTIONS
+from tests.end_to_end.leaks import assert_gold_is_not_read
 
 
 @pytest.mark.slow
@@ -20,6 +21,7 @@ def test_a_tiny_run(name, command, tmp_path):
     assert ("emotion_accuracy" in metrics) == (name != "transformer")
     if name == "emo_prepend":
         assert {row["notes"]["prepended"] for row in rows} <= set(EMOTIONS)
+    assert_gold_is_not_read(tmp_path)
     refused = command("-m", "empax", "export", f"--workdir={tmp_path}", f"--output={tmp_path / 'out'}")
     assert refused.returncode == 2
     assert "can be exported; it trains classic.generator" in refused.stderr

@@ -1,5 +1,6 @@
 """LEMPEx' recipe in small: judges, labels, exemplars, the generator, and what a report says of them."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -7,6 +8,7 @@ from empax.core.files import read_json, read_jsonl
 from empax.core.types import MECHANISMS
 from empax.serving.session import Session
 from empax.training.checkpoint import load_params
+from tests.end_to_end.leaks import assert_gold_is_not_read
 
 RECIPE = "configs/lempex.py"
 pytestmark = pytest.mark.slow
@@ -67,6 +69,24 @@ def test_a_chat_shows_exemplars_and_the_levels_of_the_reply(workdir):
     assert "nll_of_other_exemplars" not in said.notes
 
 
+def test_the_gold_response_and_emotion_reach_no_answer(workdir):
+    assert_gold_is_not_read(workdir)
+
+
+@pytest.mark.parametrize("stage", ["judges", "sentiment", "generator"])  # the retriever: test_lempex_retriever
+def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path, stage):
+    broken = tmp_path / "run"
+    result = recipe(broken, f"--stop={stage}:3:SIGKILL", config=f"{RECIPE}:tiny")
+    assert result.returncode == -9, result.stderr
+    assert not (broken / stage / "DONE").exists()
+    result = recipe(broken, config=f"{RECIPE}:tiny")
+    assert result.returncode == 0, result.stderr
+    for trained in (stage, "generator"):
+        whole, again = (load_params(folder / trained, "last") for folder in (workdir, broken))
+        jax.tree.map(np.testing.assert_array_equal, whole, again)
+    assert (workdir / "predictions.jsonl").read_bytes() == (broken / "predictions.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize(
     "form", ["t5_glove", "eq10", "unfrozen,time_axis", "t5,gumbel", "no_exemplars,binary", "q=3,weights_1"]
 )
@@ -78,3 +98,12 @@ def test_the_other_forms(recipe, tmp_path, form):
     expected |= {"fusion"} if form not in ("t5_glove", "no_exemplars,binary") else set()
     expected |= {"eq10": {"heads"}, "unfrozen,time_axis": {"judges"}}.get(form, set())
     assert set(params) == expected
+
+
+def test_exemplars_of_the_gold_emotion_are_called_a_leak(recipe, tmp_path):
+    result = recipe(tmp_path / "run", config=f"{RECIPE}:gold_emotion,no_losses,tiny")
+    assert result.returncode == 0, result.stderr
+    assert read_json(tmp_path / "run" / "index" / "index.json")["leak"] == "gold_emotion"
+    assert "leak" in (tmp_path / "run" / "report.md").read_text()
+    with pytest.raises(AssertionError):
+        assert_gold_is_not_read(tmp_path / "run")

@@ -36,8 +36,11 @@ def make_results(folder, value):
         "controls": {"controls": {"canned": {"metrics": {"bleu_2": 0.5}}}},
     }  # fmt: skip
     (run / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
+    command = "python -m empax.main --config=configs/reg.py:small --workdir=runs/small"
+    (run / "report.json").write_text(json.dumps({"run": {"command": command}}), encoding="utf-8")
     rows = [{"name": "small", "run": "reg/small/0"}, {"name": "canned", "run": "reg/small/0", "control": "canned"}]
-    tables = {"small": {"kind": "scores", "metrics": ["bleu_2"], "rows": rows}}
+    table = {"kind": "scores", "metrics": ["bleu_2"], "rows": rows}
+    tables = {"small": table, "commands": {**table, "recipes": True}}
     (folder / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
     return folder
 
@@ -55,8 +58,14 @@ def test_a_table_is_filled_between_its_marks_and_nothing_else_changes(tmp_path):
     assert fill(made, make_results(tmp_path / "b", 2.5)) != made
 
 
+def test_a_table_may_tell_the_recipe_of_each_run(tmp_path):
+    made = fill("<!-- table: commands -->\n<!-- end -->\n", make_results(tmp_path, 2.0))
+    assert "|  | BLEU-2 ↑ | recipe |" in made
+    assert "| small | 2.00 (1.00–3.00) | `reg.py:small` |\n| canned | 0.50 |  |" in made
+
+
 def test_a_table_that_there_is_not_is_named(tmp_path):
-    with pytest.raises(DataError, match="no table 'large'; it has small"):
+    with pytest.raises(DataError, match="no table 'large'; it has commands, small"):
         fill("<!-- table: large -->\n<!-- end -->\n", make_results(tmp_path, 2.0))
 
 

@@ -10,7 +10,7 @@ import pytest
 from configs import classic as classic_recipe
 from configs import emprl_transformer, lempex, reflectdiffu, reg_transformer
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, write_json
+from empax.core.files import WorkDir, read_json, write_json
 from empax.core.run import RunContext
 from empax.core.system import load_system
 from empax.core.types import Instance
@@ -96,11 +96,13 @@ def made_up(task, batch):
 
 
 @pytest.fixture(scope="module")
-def workdirs(tmp_path_factory):
-    """By system, a run whose stages are built and leave parameters without training; made where it is asked for."""
+def workdirs(finished, tmp_path_factory):
+    """By system, a run: REG's is whole; of others, made where they are asked for, stages are built and not trained."""
 
     @functools.cache
     def made(system):
+        if system == "reg":
+            return WorkDir(finished), run.make_plan(read_json(finished / "config.json"))
         config = CONFIGS[system]()
         config["data"]["limit"] = 12
         files, plan = WorkDir(tmp_path_factory.mktemp(system)), run.make_plan(config)

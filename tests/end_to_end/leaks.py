@@ -1,0 +1,30 @@
+"""Whether a finished run answers from the context alone."""
+
+import dataclasses
+from pathlib import Path
+
+from empax.core.files import WorkDir, read_json
+from empax.core.run import RunContext
+from empax.core.types import EMOTIONS
+from empax.data.store import load_instances
+from empax.pipeline.run import make_plan
+from empax.serving.session import Session
+
+CONTEXTS = 8
+
+
+def assert_gold_is_not_read(workdir: Path) -> None:
+    """Other gold responses and emotions change no reply, no exemplar and no emotion of test contexts."""
+    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "evaluate")
+    asked = load_instances(run, "test")[:CONTEXTS]
+    other = [
+        dataclasses.replace(one, response="blue bread", emotion=EMOTIONS[(EMOTIONS.index(one.emotion) + 7) % 32])
+        for one in asked
+    ]
+    answerer = Session.load(workdir).answerer
+    known, unknown = (answerer.respond(rows, batch_size=CONTEXTS, seed=0) for rows in (asked, other))
+    for a, b in zip(known, unknown, strict=True):
+        assert a.response == b.response
+        assert a.exemplars == b.exemplars
+        assert a.notes.get("emotion_by_head") == b.notes.get("emotion_by_head")
+    assert any(a.notes.get("nll") != b.notes.get("nll") for a, b in zip(known, unknown, strict=True))
