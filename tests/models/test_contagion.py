@@ -72,6 +72,7 @@ def test_reasons_reach_the_inputs_and_padding_of_pieces_reaches_nothing():
     assert not np.array_equal(run(*given[:3], reasoning + 1.0, pieces)[1], summary)
 
 
+@pytest.mark.slow
 def test_the_annotator_marks_the_speakers_words_alone_and_ignores_padding():
     encoder = BertEncoder(BertConfig(20, 16, 2, 32, 1, max_positions=12))
     annotator = ReasonAnnotator(encoder)

@@ -74,6 +74,7 @@ def test_states_of_padding_change_nothing(made):
     np.testing.assert_array_equal(run(params, target, changed, mask, source), expected)
 
 
+@pytest.mark.slow
 def test_cached_decoding_equals_teacher_forcing(made):
     """With a word that the vocabulary lacks; the second hypothesis follows another word until it is reordered."""
     model, params, run = made

@@ -84,7 +84,7 @@ def test_forms_change_the_joint_stage_and_go_together():
     assert reflectdiffu.get_config("machine=gpu").generator.optimizer.warmup_steps == 6000
     for form, changes in reflectdiffu.FORMS.items():
         config = reflectdiffu.get_config(form)
-        assert all(plain.generator[name] != value == config.generator[name] for name, value in changes.items())
+        assert all(plain.generator.get(name) != value == config.generator[name] for name, value in changes.items())
         assert run.make_plan(run.plain(config)).stages["generator"].settings
 
 
