@@ -202,6 +202,11 @@ class GeneratorTaskSettings:
             raise ConfigError(f"restore_steps = {self.restore_steps} must be at most state_time = {self.state_time}.")
 
     @property
+    def splits_batches(self) -> bool:
+        """Not with experts: NT-Xent compares the rows of a batch, and most of them may choose the expert."""
+        return self.experts == "none"
+
+    @property
     def reinforced(self) -> bool:
         """Whether a policy learns from rewards."""
         return self.second_intent and self.policy_weight > 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,15 @@ class ReflectDiffu:
     decoder: Decoder
     annotator: ReasonAnnotator | None
     references: tuple[tuple[int, ...], ...]
-    heads: ClassVar[tuple[str, ...]] = ("generator",)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """None where emotions teach nothing."""
+        return ("generator",) if self.stage.emotion_weight else ()
+
+    @property
+    def splits_batches(self) -> bool:
+        return self.stage.splits_batches
 
     @functools.cached_property
     def intents(self) -> IntentTwice:

@@ -102,6 +102,7 @@ REFUSED = {
     "config.generator.intents = 'nowhere'": {"generator__intents": "nowhere"},
     "has no response intents": {"data__name": "jsonl"},
     "num_actions = 4, but Table 1": {"generator__num_actions": 4, "generator__actions": "table_1"},
+    "are each other's negatives": {"generator__accumulate": 2},
     "buckets end at 20": {"reasons__buckets": [20]},
     "ReflectDiffu marks who speaks": {"prepare__tokenizer": {"tags": False, "vocab_size": 600}},
     "holds no RECCON": {"reasons__data": "reccon", "data__dir": "configs"},
