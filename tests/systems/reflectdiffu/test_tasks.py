@@ -276,6 +276,7 @@ TRAINED = {
 def test_every_switch_of_the_loss_changes_it(switch, whole):
     task, params, frozen, run = whole
     rolled, _, _ = run["roll"](example(), task.init_memory())
+    rolled = rolled.replace(emotion=rolled.emotion.at[2].set(rolled.emotion[0]))  # a pair that attracts
     changed = dataclasses.replace(task, stage=dataclasses.replace(task.stage, **TRAINED[switch]))
     found = changed.loss(params, frozen, rolled, jax.random.key(1), train=True)[0].value()
     assert np.isfinite(found)
