@@ -25,7 +25,7 @@ _SAFETY = flags.DEFINE_boolean(
 
 
 def describe(prediction: Any, seconds: float, exemplars: int) -> str:
-    """A reply with the attributes (the context's, or else its own), exemplars and facts behind it."""
+    """A reply with attributes (its own where no others are known), exemplars, facts, reasons and intents."""
     if "answered_by" in prediction.notes:
         return f"empax> {prediction.response}\n       [a fixed answer, not the model's]"
     levels = prediction.attributes or prediction.notes.get("response_attributes", {})
@@ -35,7 +35,20 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
     for exemplar in prediction.exemplars[:exemplars]:
         lines.append(f"       ({exemplar['emotion']}) {exemplar['context'][-1]!r} -> {exemplar['response']!r}")
     lines += [f"       knows: {fact['words']} ({fact['relation']})" for fact in prediction.notes.get("facts", ())]
-    return "\n".join([*lines, f"       {seconds:.2f} s"])
+    return "\n".join([*lines, *_thoughts(prediction), f"       {seconds:.2f} s"])
+
+
+def _thoughts(prediction: Any) -> list[str]:
+    """The reasons that a system has found in the newest turn, and the intents that it thought of, if it has any."""
+    from empax.data.spans import Span, marked
+
+    notes, lines = prediction.notes, []
+    if reasons := notes.get("reasons"):
+        lines.append(f"       reasons: {marked(prediction.context, (Span(*span) for span in reasons))[-1]}")
+    intents = [notes[name] for name in ("intent_first", "intent_second", "intent_prediction") if name in notes]
+    if intents:
+        lines.append(f"       intents: {' -> '.join(intents)}")
+    return lines
 
 
 def main(argv: list[str]) -> None:

@@ -79,6 +79,14 @@ def test_a_fixed_answer_is_named_as_such_and_a_feeling_only_where_there_is_one()
     assert "[you seem sad; sentiment low]" in chat.describe(felt, 0.1, 3)
 
 
+def test_reasons_and_intents_are_shown_where_there_are_any():
+    notes = {"reasons": [[1, 3, 11]], "intent_first": "neutral", "intent_second": "wishing",
+             "intent_prediction": "consoling"}  # fmt: skip
+    shown = chat.describe(Prediction(("Hi.", "My dog died."), "Oh.", reference="", notes=notes), 0.1, 3).split("\n")
+    assert "       reasons: My <em>dog died</em>." in shown
+    assert "       intents: neutral -> wishing -> consoling" in shown
+
+
 @pytest.mark.slow
 def test_danger_gets_the_fixed_answer_and_the_conversation_goes_on(command, finished):
     said = "My dog died.\nI want to kill myself.\nHe was old.\n"

@@ -28,6 +28,15 @@ EMOTIONS: tuple[str, ...] = (
 )  # fmt: skip
 """The 32 emotions of EmpatheticDialogues, alphabetical. Stored by name; a number is only ever an index into this."""
 
+POSITIVE_EMOTIONS = frozenset({
+    "caring", "confident", "content", "excited", "faithful", "grateful", "hopeful", "impressed", "joyful", "prepared",
+    "proud", "surprised", "trusting",
+})  # fmt: skip
+"""The 13 emotions that MIME (Majumder et al. 2020) counts as positive; the other 19 are negative."""
+
+IS_POSITIVE = np.array([emotion in POSITIVE_EMOTIONS for emotion in EMOTIONS])
+"""Of each of EMOTIONS."""
+
 LEVELS: tuple[str, ...] = ("low", "mid", "high")
 """The three levels of every emotion attribute."""
 

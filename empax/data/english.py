@@ -1,4 +1,9 @@
-"""Words of English that a tokenizer and the metrics must treat alike."""
+"""Words of English that more than one part of the library must treat alike."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
 
 MOEL_CONTRACTIONS = {
     "it's": "it is", "don't": "do not", "doesn't": "does not", "didn't": "did not", "you'd": "you would",
@@ -8,6 +13,15 @@ MOEL_CONTRACTIONS = {
     "won't": "will not", "there's": "there is", "there're": "there are",
 }  # fmt: skip
 """What `clean` in the code of MoEL (Lin et al. 2019) writes out, inside of longer words too."""
+
+
+@functools.cache
+def vader_lexicon() -> Mapping[str, float]:
+    """VADER's words and signs, and the mean valence of each, from -4 to 4. Source: Hutto and Gilbert 2014."""
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # reads its lexicon: only when asked
+
+    return SentimentIntensityAnalyzer().lexicon
+
 
 ABBREVIATIONS = (
     "mr mrs ms dr prof st jr sr vs etc inc co ltd corp dept approx est gen sgt capt lt col rev hon mt ft "

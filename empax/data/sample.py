@@ -16,6 +16,7 @@ from empax.data.knowledge import Fact, facts_from
 
 PATH = Path(__file__).with_name("sample.jsonl")
 FACTS = Path(__file__).with_name("sample_facts.jsonl")
+_CAUSES = Path(__file__).with_name("sample_spans.jsonl")
 
 SPLITS = {"train": range(1, 9), "validation": range(9, 10), "test": range(10, 11)}
 """Which of each emotion's ten dialogues, by the number at the end of its id."""
@@ -44,6 +45,11 @@ def load_facts() -> dict[str, list[Fact]]:
 def load_intents() -> dict[str, str]:
     """Response intent by instance id ("sample-sad-03#2")."""
     return {key: turn["intent"] for key, turn in _listener_turns()}
+
+
+def load_cause_texts() -> list[tuple[str, int, tuple[str, ...]]]:
+    """Of 64 speaker turns (dialogue, turn from 0) the words that say why the speaker feels as they do."""
+    return [(row["id"], row["turn"], tuple(row["spans"])) for row in read_jsonl(_CAUSES)]
 
 
 def load_annotated_pairs() -> list[EpitomePair]:

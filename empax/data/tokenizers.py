@@ -128,6 +128,11 @@ class SubwordTokenizer:
         """Ids of each text, all texts in parallel."""
         return [row.ids for row in self._plain.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_with_places(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """`encode_batch`, and for each id the characters of its text that it stands for, as (start, end)."""
+        rows = self._plain.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(row.ids, row.offsets) for row in rows]
+
     def mark(self, frame: str) -> str:
         """`frame`, a text of ours, such that `encode` reads its control tokens as such.
 

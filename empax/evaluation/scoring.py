@@ -49,6 +49,18 @@ _F1_VARIANTS: dict[str, tuple[str, str]] = {
 }
 """Variants of the mechanisms' F1s: what the judge's notes begin with, and the average."""
 
+_INTENT_VARIANTS: dict[str, tuple[str, bool]] = {
+    "first": ("intent_first", False),
+    "second": ("intent_second", False),
+    "emotion_wrong": ("intent_prediction", True),
+    "first_emotion_wrong": ("intent_first", True),
+}
+"""Variants of the accuracy of intents: the note that is judged, and whether where the emotion is wrong alone.
+
+ReflectDiffu claims that a second thought corrects the first where the emotion is misread: "emotion_wrong" against
+"first_emotion_wrong".
+"""
+
 VARIANTS: tuple[str, ...] = (
     "perplexity:utterance_mean",
     "perplexity:mean_of_utterances",
@@ -58,9 +70,11 @@ VARIANTS: tuple[str, ...] = (
     *(f"distinct_{n}:{name}" for name in text.DISTINCT_VARIANTS[1:-1] for n in (1, 2)),
     *MOEL_METRICS,
     "token_f1",
+    *(f"intent_accuracy:{variant}" for variant in _INTENT_VARIANTS),
     *(f"{name}_f1:{variant}" for variant in _F1_VARIANTS for name in ("empathy", *MECHANISMS)),
 )
-"""The same metrics as other papers compute them, token F1, and the mechanisms as the other judges see them."""
+"""The same metrics as other papers compute them, token F1, intents of every thought, and the mechanisms as the other
+judges see them."""
 
 Interval = dict[str, float]
 """`value` with its 95% interval `low`, `high`."""
@@ -235,7 +249,11 @@ def _distinct(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, St
 def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
     makers: Mapping[str, Callable[[], Statistic | None]] = {
         "emotion_accuracy": lambda: _accuracy([(row.emotion, row.emotion_prediction) for row in rows]),
-        "intent_accuracy": lambda: _accuracy([(_note(row, "intent"), _note(row, "intent_prediction")) for row in rows]),
+        "intent_accuracy": lambda: _intent_accuracy(rows),
+        **{
+            f"intent_accuracy:{v}": functools.partial(_intent_accuracy, rows, *how)
+            for v, how in _INTENT_VARIANTS.items()
+        },
         "exemplar_emotion_match": lambda: _exemplar_match(rows),
         "empathy_f1": lambda: _mechanism_f1(rows, MECHANISMS),
         **{f"{name}_f1": functools.partial(_mechanism_f1, rows, (name,)) for name in MECHANISMS},
@@ -277,6 +295,17 @@ def _accuracy(pairs: Sequence[tuple[str, str]]) -> Statistic | None:
     known = np.asarray([bool(label and guess) for label, guess in pairs], np.float64)
     hits = np.asarray([float(label == guess) for label, guess in pairs], np.float64)
     return ratio_statistic(hits * known, known, scale=100.0) if known.any() else None
+
+
+def _intent_accuracy(
+    rows: Sequence[Prediction], guess: str = "intent_prediction", astray: bool = False
+) -> Statistic | None:
+    """Of the note `guess`; `astray`: of the rows alone whose emotion is known and mispredicted."""
+    lost = [bool(row.emotion and row.emotion_prediction) and row.emotion != row.emotion_prediction for row in rows]
+    counted = lost if astray else [True] * len(rows)
+    return _accuracy(
+        [(_note(row, "intent") if own else "", _note(row, guess)) for row, own in zip(rows, counted, strict=True)]
+    )
 
 
 def _exemplar_match(rows: Sequence[Prediction]) -> Statistic | None:

@@ -47,6 +47,7 @@ def html(report: Report) -> str:
         ("Emotion and attributes", _attributes(report)),
         ("Training, heard", "".join(map(_heard, report["replies"]))),
         ("Replies and the exemplars behind them", "".join(map(_example, report["examples"][REPLIES:]))),
+        ("Intents corrected though the emotion was misread", "".join(map(_example, report["corrected"]))),
         ("Facts", _fact_tables(report)),
         ("Settings", _settings(report)),
     ]
@@ -190,6 +191,10 @@ def _example(example: Mapping[str, Any]) -> str:
     tags = [f"emotion {example['emotion']}"] if example["emotion"] else []
     if example["emotion_prediction"]:
         tags.append(f"predicted {example['emotion_prediction']}")
+    if example["intent"]:
+        tags.append(f"intent {example['intent']}")
+    if example["intents"]:
+        tags.append(f"thought {' → '.join(example['intents'])}")
     chips = _chips([*tags, *levels(example["attributes"])])
     exemplars = "".join(
         f"<li>{escape(exemplar_text(item))}{_chips(about(item).split(', '))}</li>" for item in example["exemplars"]

@@ -218,6 +218,7 @@ def build_report(
         "run": dict(run),
         "history": collect_curves(history),
         "examples": [_example(row) for row in _spread(predictions, examples)],
+        "corrected": [_example(row) for row in _spread(corrected(predictions), examples)],
         "replies": [dict(row) for row in replies],
         "evaluations": {name: dict(found) for name, found in (evaluations or {}).items()},
         "attributes": attribute_shares(predictions),
@@ -250,7 +251,7 @@ def write_report(report: Report, folder: Path) -> None:
     Examples and replies quote the corpus, so they are on the pages only: report.json may be passed on, whatever its
     licence.
     """
-    kept = {name: part for name, part in report.items() if name not in ("examples", "replies")}
+    kept = {name: part for name, part in report.items() if name not in ("examples", "corrected", "replies")}
     texts = {"report.json": json_text(kept), "report.md": markdown.markdown(report), "report.html": page.html(report)}
     write_together(folder, texts)
 
@@ -282,9 +283,28 @@ def _spread(items: Sequence[Any], count: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
+_THOUGHTS = ("intent_first", "intent_second", "intent_prediction")
+
+
+def corrected(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The rows whose emotion is misread and whose final intent is right where the first one was wrong.
+
+    Source: the cases of ReflectDiffu, Tables 4 and 5.
+    """
+    found = []
+    for row in predictions:
+        gold, first, final = (row.notes.get(name, "") for name in ("intent", "intent_first", "intent_prediction"))
+        misread = row.emotion and row.emotion_prediction not in ("", row.emotion)
+        if misread and gold and first and gold == final != first:
+            found.append(row)
+    return found
+
+
 def _example(row: Prediction) -> dict[str, Any]:
     return {
         "id": row.id,
+        "intent": row.notes.get("intent") or "",
+        "intents": [row.notes[name] for name in _THOUGHTS if row.notes.get(name)],
         "context": list(row.context),
         "emotion": row.emotion,
         "emotion_prediction": row.emotion_prediction,

@@ -142,7 +142,8 @@ def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:
         trained = ", ".join(f"{stage.task} in {name!r}" for name, stage in plan.stages.items() if stage.task)
         raise ConfigError(
             f"no stage of this run trains a model that can be exported; it trains {trained or 'nothing'}. Judges are "
-            "used where they are: --empathy of empax.evaluate takes this work directory."
+            "used where they are: --empathy of empax.evaluate takes this work directory. Where a stage is evaluated, "
+            "Session.load answers."
         )
     name = settings.stage or next(reversed(exported))
     if name not in exported:

@@ -48,6 +48,8 @@ def full_rows(num=12):
                     "nll": 12.0 + i,
                     "num_tokens": 6,
                     "intent": "encouraging",
+                    "intent_first": "encouraging",
+                    "intent_second": "wishing",
                     "intent_prediction": "wishing" if wrong else "encouraging",
                     "reference_attributes": LEVELS,
                     "response_attributes": {**LEVELS, "exploration": "low" if wrong else "high"},
@@ -241,6 +243,26 @@ def test_macro_f1s_of_three_levels_and_of_two_are_scikit_learns():
             assert variants[f"{name}_f1:{variant}"]["value"] == pytest.approx(f1)
         assert variants[f"empathy_f1:{variant}"]["value"] == pytest.approx(np.mean(expected))
     assert "empathy_f1:macro" not in variants
+
+
+def test_intents_of_every_thought_and_where_the_emotion_is_wrong():
+    thoughts = [  # emotion predicted, intent, first, second, final
+        ("sad", "sad", "wishing", "wishing", "neutral", "wishing"),
+        ("sad", "proud", "wishing", "neutral", "wishing", "wishing"),
+        ("sad", "proud", "wishing", "neutral", "neutral", "neutral"),
+        ("sad", "", "wishing", "wishing", "neutral", "neutral"),
+        ("sad", "proud", "", "wishing", "wishing", "wishing"),
+    ]
+    rows = [
+        Prediction(("a",), "b", "c", emotion=emotion, emotion_prediction=predicted, notes={
+            "intent": gold, "intent_first": first, "intent_second": second, "intent_prediction": final})
+        for emotion, predicted, gold, first, second, final in thoughts
+    ]  # fmt: skip
+    found = score(rows, settings=FAST)
+    assert found.metrics["intent_accuracy"]["value"] == 50.0
+    expected = {"first": 50.0, "second": 25.0, "emotion_wrong": 50.0, "first_emotion_wrong": 0.0}
+    assert {n: found.variants[f"intent_accuracy:{n}"]["value"] for n in expected} == expected
+    assert not [name for name in score([Prediction(("a",), "b", "c")], settings=FAST).variants if "intent" in name]
 
 
 def test_published_tables_are_percentages_under_our_names():

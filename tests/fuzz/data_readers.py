@@ -4,13 +4,14 @@ import functools
 import io
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
-from empax.data import dailydialog, dense_retrieval, empathetic_dialogues, epitome, own
+from empax.core.types import Instance
+from empax.data import dailydialog, dense_retrieval, empathetic_dialogues, epitome, intents, own, spans
 from empax.data.chat import chat_template
 from empax.data.dialogues import to_instances
 from empax.data.store import load_instances
@@ -83,6 +84,16 @@ def given_pairs(raw: bytes) -> Any:
         return dense_retrieval.load_given_pairs(Path(folder), "train")
 
 
+def in_file(read: Callable[[Path], Any], raw: bytes) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        path.write_bytes(raw)
+        return read(path)
+
+
+SPANNED = Instance("a#2", ("My dog died.",), "Oh no.", "sad")
+
+
 def template(raw: bytes) -> Any:
     return chat_template(raw.decode("utf-8", "replace"), bos_token="<s>", eos_token="</s>")
 
@@ -110,6 +121,11 @@ READERS = {
     "epitome": epitome_file,
     "dailydialog": small_talk,
     "given_pairs": given_pairs,
+    "intents": functools.partial(in_file, intents.read_listener_intents),
+    "empathetic_intents": functools.partial(in_file, intents.read_empathetic_intents),
+    "spans": functools.partial(in_file, lambda path: spans.read_spans(path, [SPANNED])),
+    "causes": functools.partial(in_file, spans.read_cause_turns),
+    "reccon": functools.partial(in_file, spans.read_reccon),
     "template": template,
     "work_directory": work_directory,
 }

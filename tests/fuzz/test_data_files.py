@@ -62,6 +62,21 @@ TEMPLATE = (
 )
 
 
+INTENTS = b"conv_id,utterance_idx,actor,label\na,1,speaker,sad\na,2,listener,questioning\na,4,listener,wishing\n"
+EMPATHETIC_INTENTS = "0 <SEP> I ran — café.\n40 <SEP> Good night.\n".encode()
+SPANS = [{"id": "a#2", "turn": 0, "start": 3, "end": 11}, {"id": "a#2", "turn": 0, "start": 0, "end": 2}]
+CAUSES = [{"conv_id": "a", "utters": [["hi"]], "context": "sad", "emotion_cause": [0, 2]}]
+RECCON = {
+    "d": [[
+        {"turn": 1, "speaker": "A", "utterance": "I won , café !", "emotion": "neutral"},
+        {"turn": 2, "speaker": "B", "utterance": "Great !", "emotion": "happiness",
+         "expanded emotion cause evidence": [1, "b"], "expanded emotion cause span": ["I won", "b"]},
+        {"turn": 3, "speaker": "A", "utterance": "So happy .", "emotion": "happiness",
+         "expanded emotion cause evidence": [1], "expanded emotion cause span": ["I won"]},
+    ]],
+}  # fmt: skip
+
+
 def lines(rows: Any) -> bytes:
     """JSON lines, also of what is no list of rows any more."""
     rows = rows if isinstance(rows, list) else [rows]
@@ -140,6 +155,19 @@ def test_epitome():
 
 def test_dailydialog():
     check("dailydialog", one(mutations(SMALL_TALK, donors=(b"__eou__", b"\n", b" "))), (SMALL_TALK,))
+
+
+def test_intents():
+    check("intents", one(mutations(INTENTS, donors=(b",", b"\n", b"sad", INTENTS))), (INTENTS,))
+    both = mutations(EMPATHETIC_INTENTS, donors=(b"<SEP>", b"\n", b"41", EMPATHETIC_INTENTS))
+    check("empathetic_intents", one(both), (EMPATHETIC_INTENTS,))
+
+
+def test_spans_and_causes():
+    check("spans", one(in_bytes_or_values(SPANS, lines)), (lines(SPANS),))
+    check("causes", one(in_bytes_or_values(CAUSES, lines)), (lines(CAUSES),))
+    whole = lambda value: json.dumps(value).encode()  # noqa: E731
+    check("reccon", one(in_bytes_or_values(RECCON, whole)), (whole(RECCON),))
 
 
 def test_templates():

@@ -33,7 +33,7 @@ import tokenizers as rust
 from flax import serialization
 from jax.sharding import AbstractMesh
 
-from configs import classic, emprl_transformer, lempex, nec, reg_transformer
+from configs import classic, emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
 from empax.core import distributed, lock, paths, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
@@ -52,11 +52,13 @@ from empax.data import (
     epitome,
     features,
     gguf,
+    intents,
     joined_wheels,
     knowledge,
     model_files,
     own,
     sources,
+    spans,
     store,
     tokenizers,
     wheels,
@@ -105,6 +107,7 @@ from empax.systems.knowledge.settings import KnowledgeSettings
 from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from empax.systems.lempex.stages import check_vocabulary
+from empax.systems.reflectdiffu.settings import ReflectSettings
 from empax.training import settings as loop
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from tests.data import small_wordnet
@@ -170,7 +173,10 @@ def section(cls, needed, file, said, wrong, advised):
 
 @functools.cache
 def _tiny(name):
-    recipes = {"reg": reg_transformer, "emprl": emprl_transformer, "lempex": lempex, "classic": classic, "nec": nec}
+    recipes = {
+        "reg": reg_transformer, "emprl": emprl_transformer, "lempex": lempex, "classic": classic,
+        "nec": nec, "reflectdiffu": reflectdiffu,
+    }  # fmt: skip
     form = {"classic": "emo_prepend,tiny", "nec": "ranker,tiny"}.get(name, "tiny")
     config = run.plain(recipes[name].get_config(form))
     config["mesh"]["data"] = 1
@@ -1560,7 +1566,45 @@ CLASSIC = [
     ),
 ]  # fmt: skip
 
-CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *CLASSIC, *KNOWLEDGE]
+REFLECTDIFFU = [
+    Case(
+        "data/intents.py", "{} = {} holds no {}; set it to {}", lambda t: intents.find_listener_intents(t.tmp),
+        lambda t: intents.find_listener_intents(corpus(t.tmp, "empathetic_dialogues/listener_intents.csv")),
+    ),
+    Case(
+        "data/intents.py", "of EmpatheticDialogues are not downloaded: set --config.data.dir",
+        lambda t: intents.find_listener_intents(),
+        lambda t: intents.find_listener_intents(corpus(t.tmp, "listener_intents.csv")),
+    ),
+    Case(
+        "data/spans.py", "{} = {} holds no RECCON; set it to {}", lambda t: spans.find_causes(t.tmp),
+        lambda t: spans.find_causes(corpus(t.tmp, "emotion_causes/reccon_dailydialog_train.json")),
+    ),
+    Case(
+        "data/spans.py", "RECCON is not downloaded by itself: set --config.data.dir", lambda t: spans.find_causes(),
+        lambda t: spans.find_causes(corpus(t.tmp, "reccon_dailydialog_train.json")),
+    ),
+    recipe_case(
+        "data/intents.py", "but Table 1 has three intents for each emotion; set it to at most 3",
+        {"generator.actions": "table_1", "generator.num_actions": 4},
+        {"generator.actions": "table_1", "generator.num_actions": 3}, of="reflectdiffu",
+    ),
+    recipe_case(
+        "systems/reflectdiffu/reasons.py", "raise the last bucket to at least that, or lower the setting",
+        {"reasons.buckets": (20,)}, {"reasons.buckets": (40,)}, of="reflectdiffu",
+    ),
+    recipe_case(
+        "systems/reflectdiffu/stages.py", "but ReflectDiffu marks who speaks; set it to True",
+        {"prepare.tokenizer.tags": False}, {"prepare.tokenizer.tags": True}, of="reflectdiffu",
+    ),
+    section(
+        ReflectSettings, {}, "systems/reflectdiffu/settings.py", "count the source's words, which ReflectDiffu copies",
+        {"decoding": {"encoder_no_repeat_ngram": 3}},
+        {"decoding": {"encoder_no_repeat_ngram": 0, "encoder_repetition_penalty": 1.0}},
+    ),
+]  # fmt: skip
+
+CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *CLASSIC, *KNOWLEDGE, *REFLECTDIFFU]
 
 _FETCH = "a file is fetched from the network; in its place, tests read a whole one"
 _RUN = "a stage is run again, which takes a trained run: too long for this table"
@@ -1570,6 +1614,7 @@ _GGUF = "tests/interop/test_gguf.py reads such a file with the package"
 _TOWERS = "tests/systems/lempex/test_retriever.py follows it, on folders of two DPR encoders"
 _EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
 
+_RATERS = "tests/reporting/test_rater_sheets.py follows it"
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
 
 WITHOUT_A_CASE = {
@@ -1626,6 +1671,8 @@ WITHOUT_A_CASE = {
     ("data/store.py", "leave one of the two stages out of"): "tested in data/test_store.py, on written notes",
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
+    ("reporting/rater_sheets.py", "but the two systems answer {} contexts; set it"): _RATERS,
+    ("reporting/rater_sheets.py", "{}, {}; correct the line"): "the lines that are wrong are told, each with its cause",
     ("reporting/report.py", "run again with --redo of the stage that decodes"): _RUN,
     (
         "retrieval/beam.py",
@@ -1642,6 +1689,7 @@ WITHOUT_A_CASE = {
     ("systems/dialogue/trained.py", "export it with --lora=merged"): _RUN,
     ("systems/emprl/stages.py", "export it with --lora=merged"): _RUN,
     ("systems/lempex/retriever.py", "name two encoders of one size"): _TOWERS,
+    ("systems/reflectdiffu/reinforced.py", "In bfloat16 the two round differently: set model.dtype"): _RUN,
     ("systems/lempex/retriever.py", "name two encoders of one vocabulary"): _TOWERS,
     ("systems/reg/stages.py", "since emotion_share = {}; name an index of a trained retriever"): _EARLIER,
     ("training/checkpoint.py", "Restore the settings, or use another workdir"): _RUN,

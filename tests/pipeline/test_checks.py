@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from configs import empathy_identifiers, emprl_transformer, lempex, reg_transformer
+from configs import empathy_identifiers, emprl_transformer, lempex, reflectdiffu, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir
 from empax.core.types import EMOTIONS
@@ -172,7 +172,7 @@ def test_a_pretrained_folder_without_weights_is_told(reg, tmp_path, refused):
     assert str(folder) in refused(config, tmp_path / "run")
 
 
-@pytest.mark.parametrize("recipe", [reg_transformer, emprl_transformer, lempex])
+@pytest.mark.parametrize("recipe", [reg_transformer, emprl_transformer, lempex, reflectdiffu])
 def test_a_sound_recipe_has_no_problems_and_is_checked_at_once(recipe, tmp_path):
     config = run.plain(recipe.get_config("tiny"))
     plan = run.make_plan(config)

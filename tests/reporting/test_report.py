@@ -153,6 +153,26 @@ def test_report_has_the_agreed_keys_and_survives_json(tmp_path, known):
     assert "exploration of responses" not in stored["confusion"]
 
 
+def test_a_page_shows_intents_that_were_corrected_though_the_emotion_was_misread(tmp_path):
+    thoughts = [  # emotion predicted, first, final; the gold ones are afraid and wishing
+        ("sad", "neutral", "wishing"), ("afraid", "neutral", "wishing"), ("sad", "wishing", "wishing"),
+        ("sad", "neutral", "neutral"), ("", "neutral", "wishing"),
+    ]  # fmt: skip
+    rows = [
+        Prediction(("Hi.",), f"reply {n}", "yes", id=f"d{n}#2", emotion="afraid", emotion_prediction=predicted,
+                   notes={"intent": "wishing", "intent_first": first, "intent_prediction": final})
+        for n, (predicted, first, final) in enumerate(thoughts)
+    ]  # fmt: skip
+    found = made(predictions=rows)
+    assert [example["id"] for example in found["corrected"]] == ["d0#2"]
+    report.write_report(found, tmp_path)
+    assert "corrected" not in read_json(tmp_path / "report.json")
+    section = (tmp_path / "report.html").read_text(encoding="utf-8").split('<section id="intents">')[1]
+    assert "thought neutral → wishing" in section.split("</section>")[0]
+    assert "reply 1" not in section.split("</section>")[0]
+    assert not made()["corrected"]
+
+
 def test_page_is_one_whole_safe_file(tmp_path, known):
     report.write_report(made(), tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")

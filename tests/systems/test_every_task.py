@@ -1,12 +1,14 @@
 """What every task of every system can do: it is built, planned, answers and is exported, or says that it does not."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import classic as classic_recipe
-from configs import emprl_transformer, lempex, nec, reg_transformer
+from configs import emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, write_json
 from empax.core.run import RunContext
@@ -17,7 +19,7 @@ from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer
 
-SYSTEMS = ("reg", "emprl", "lempex", "classic", "nec", "attributes")
+SYSTEMS = ("reg", "emprl", "lempex", "classic", "nec", "attributes", "reflectdiffu")
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
 
@@ -70,14 +72,18 @@ def classic():
     return run.plain(classic_recipe.get_config("emo_prepend,tiny"))
 
 
+def reflect():
+    config = run.plain(reflectdiffu.get_config("tiny"))
+    for stage in ("reasons", "intents"):
+        config[stage]["encoder"] = {**SMALL, "num_layers": 1}
+    return config
+
+
 CONFIGS = {
-    "reg": reg,
-    "emprl": emprl,
-    "lempex": lempex_config,
-    "classic": classic,
-    "nec": with_ranker,
+    "reg": reg, "emprl": emprl, "lempex": lempex_config, "classic": classic, "nec": with_ranker,
     "attributes": attributes,
-}
+    "reflectdiffu": reflect,
+}  # fmt: skip
 
 
 def trained(system):
@@ -90,6 +96,7 @@ STAGES = [(system, stage) for system in SYSTEMS for stage in trained(system)]
 COMPILED_ALIKE = (
     ("reg", "generator"), ("emprl", "generator"), ("emprl", "grpo"), ("classic", "emotions"), ("nec", "generator"),
 )  # fmt: skip
+BUILT = [pytest.param(*pair, marks=pytest.mark.slow if pair[0] == "reflectdiffu" else ()) for pair in STAGES]
 
 
 def made_up(task, batch):
@@ -101,9 +108,12 @@ def made_up(task, batch):
 
 @pytest.fixture(scope="module")
 def workdirs(finished, tmp_path_factory):
-    """A run of each system: REG's is whole, the others' stages are built and leave parameters without training."""
-    found = {"reg": (WorkDir(finished), run.make_plan(read_json(finished / "config.json")))}
-    for system in SYSTEMS[1:]:
+    """By system, a run: REG's is whole; of others, made where they are asked for, stages are built and not trained."""
+
+    @functools.cache
+    def made(system):
+        if system == "reg":
+            return WorkDir(finished), run.make_plan(read_json(finished / "config.json"))
         config = CONFIGS[system]()
         config["data"]["limit"] = 12
         files, plan = WorkDir(tmp_path_factory.mktemp(system)), run.make_plan(config)
@@ -124,8 +134,9 @@ def workdirs(finished, tmp_path_factory):
                 checkpointer = Checkpointer(files.stage(stage.name))
                 checkpointer.save_best(1, made_up(assembly.task, jax.tree.map(jnp.asarray, rows)), 0.0)
                 checkpointer.close()
-        found[system] = files, plan
-    return found
+        return files, plan
+
+    return made
 
 
 def test_every_task_is_here():
@@ -144,15 +155,20 @@ def test_a_task_is_planned(system, stage):
 
 @pytest.mark.parametrize(
     ("system", "stage"),
-    [pytest.param(*pair, marks=pytest.mark.slow if pair in COMPILED_ALIKE else ()) for pair in STAGES],
+    [
+        *(
+            pytest.param(*pair.values, marks=pytest.mark.slow) if pair.values in COMPILED_ALIKE else pair
+            for pair in BUILT
+        )
+    ],
 )
 def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
-    files, plan = workdirs[system]
+    files, plan = workdirs(system)
     context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage)
     task = plan.stages[stage].task
     answering = (
         "reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo", "lempex.generator",
-        "classic.generator", "nec.generator", "nec.contrastive",
+        "classic.generator", "nec.generator", "nec.contrastive", "reflectdiffu.generator",
     )  # fmt: skip
     if task not in answering:
         with pytest.raises(
@@ -167,9 +183,9 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     assert all(len(row.exemplars) == shown for row in found)
 
 
-@pytest.mark.parametrize(("system", "stage"), STAGES)
+@pytest.mark.parametrize(("system", "stage"), BUILT)
 def test_a_task_is_exported_or_says_that_it_is_not(workdirs, system, stage, tmp_path):
-    files, plan = workdirs[system]
+    files, plan = workdirs(system)
     models = plan.stages[stage].spec.models
     if not models:
         with pytest.raises(ConfigError, match=stage):
@@ -180,7 +196,7 @@ def test_a_task_is_exported_or_says_that_it_is_not(workdirs, system, stage, tmp_
 
 
 def test_a_run_of_judges_says_what_it_trains_where_a_model_is_wanted(workdirs, tmp_path):
-    files, _ = workdirs["attributes"]
+    files, _ = workdirs("attributes")
     with pytest.raises(ConfigError, match=r"no stage .* can be exported; it trains attributes\.classifier in 'classif"):
         export_run(files.root, tmp_path / "out", ExportSettings())
 

@@ -14,6 +14,7 @@ from empax.core.files import DataError
 from empax.core.paths import expand
 from empax.core.types import Instance
 from empax.data import features
+from empax.data.english import vader_lexicon
 from empax.data.exemplars import emotion_ids, pad_to_level
 from empax.data.knowledge import SOCIAL_RELATIONS, facts_of
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN, SubwordTokenizer
@@ -161,9 +162,7 @@ def check_lexicon(name: str) -> None:
 def _lexicon(name: str) -> frozenset[str]:
     check_lexicon(name)
     if name == "vader":
-        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # reads its lexicon: only when asked
-
-        return frozenset(SentimentIntensityAnalyzer().lexicon)
+        return frozenset(vader_lexicon())
     try:
         return frozenset(line.strip().lower() for line in expand(name).read_text(encoding="utf-8").splitlines()) - {""}
     except UnicodeDecodeError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -12,21 +12,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from empax.core.config import check_numbers
-from empax.core.types import EMOTIONS
+from empax.core.types import EMOTIONS, IS_POSITIVE, POSITIVE_EMOTIONS
+from empax.losses.latent import Gaussian, gaussian_kl
 from empax.models.arithmetic import contract
 from empax.models.heads import masked_mean
+from empax.models.latent import draw
 from empax.models.layers import normal, sinusoidal_positions
 from empax.models.stack import Stack
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.readers import ClassicBatch, Linear, Read, Words, emotion_nll
-
-POSITIVE = frozenset({
-    "caring", "confident", "content", "excited", "faithful", "grateful", "hopeful", "impressed", "joyful", "prepared",
-    "proud", "surprised", "trusting",
-})  # fmt: skip
-"""The 13 emotions that MIME counts as positive; the other 19 are negative."""
-
-IS_POSITIVE = np.array([emotion in POSITIVE for emotion in EMOTIONS])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +38,6 @@ class MimicrySettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "latent", least=1)
-
-
-Gaussian: TypeAlias = tuple[Float[Array, "B L"], Float[Array, "B L"]]
-
-
-def gaussian_kl(first: Gaussian, second: Gaussian) -> Float[Array, " B"]:
-    r"""KL(first || second) of diagonal Gaussians (mean, log-variance), summed over dimensions.
-
-    .. math:: \tfrac12 \sum (\log\sigma_2^2 - \log\sigma_1^2 + (\sigma_1^2 + (\mu_1 - \mu_2)^2) / \sigma_2^2 - 1)
-    """
-    (mean, log_var), (other, other_log_var) = first, second
-    spread = (jnp.exp(log_var) + jnp.square(mean - other)) * jnp.exp(-other_log_var)
-    return 0.5 * jnp.sum(other_log_var - log_var + spread - 1.0, axis=-1)
 
 
 class TwoGaussians(nn.Module):
@@ -129,7 +110,8 @@ class Mimicry(nn.Module):
         self.hidden_pos, self.hidden_neg = Linear(c.d_model), Linear(c.d_model)
         self.prior = TwoGaussians(s.latent, s.published)
         self.posterior = TwoGaussians(s.latent, s.published)
-        self.mixture_pos, self.mixture_neg = Linear(len(POSITIVE)), Linear(len(EMOTIONS) - len(POSITIVE))
+        self.mixture_pos = Linear(len(POSITIVE_EMOTIONS))
+        self.mixture_neg = Linear(len(EMOTIONS) - len(POSITIVE_EMOTIONS))
         self.mimicking, self.other = RefinedContext(c), RefinedContext(c)
         self.combine = GatedPair()
 
@@ -156,11 +138,10 @@ class Mimicry(nn.Module):
     def _drawn(self, gaussians: tuple[Gaussian, Gaussian], train: bool) -> tuple[jax.Array, jax.Array]:
         """A positive and a negative emotion, [B, D] each."""
         found = []
-        for (mean, log_var), mixture, rows in zip(
+        for gaussian, mixture, rows in zip(
             gaussians, (self.mixture_pos, self.mixture_neg), (IS_POSITIVE, ~IS_POSITIVE), strict=True
         ):
-            noise = jax.random.normal(self.make_rng("draws"), mean.shape) if train else 0.0
-            shares = jax.nn.softmax(mixture(mean + jnp.exp(0.5 * log_var) * noise))
+            shares = jax.nn.softmax(mixture(draw(gaussian, self.make_rng("draws") if train else None)))
             found.append(shares @ self.emotions[np.flatnonzero(rows)])
         return found[0], found[1]
 

@@ -1,0 +1,234 @@
+r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought about twice, mimicry by diffusion, copying.
+
+  python -m empax.main --config=configs/reflectdiffu.py --config.data.dir=DATA
+  python -m empax.main --config=configs/reflectdiffu.py:no_reasons         # the paper's w/o ERA
+  python -m empax.main --config=configs/reflectdiffu.py:no_experts         # w/o C-Experts
+  python -m empax.main --config=configs/reflectdiffu.py:no_second_intent   # w/o Intent twice
+  python -m empax.main --config=configs/reflectdiffu.py:no_mimicry         # w/o EMU
+  python -m empax.main --config=configs/reflectdiffu.py:plain              # none of them, no pointer: the backbone
+  python -m empax.main --config=configs/reflectdiffu.py:batch_majority     # Eq. 4 as printed: most rows of a batch
+  python -m empax.main --config=configs/reflectdiffu.py:eq5                # Eq. 5 as printed: sums to more than 1
+  python -m empax.main --config=configs/reflectdiffu.py:eq7                # Eq. 7 as printed, step by step
+  python -m empax.main --config=configs/reflectdiffu.py:eq10               # Eq. 10 as printed: no error of noise, no RL
+  python -m empax.main --config=configs/reflectdiffu.py:table_1            # intents of Table 1 as actions
+  python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # the paper's number of updates
+  python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
+
+Forms go together: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
+DATA has RECCON's spans and the labels of intents beside the corpus (docs/data.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from . import common
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "no_reasons": {"reasons": ""},
+    "no_experts": {"experts": "none"},
+    "no_second_intent": {"second_intent": False},
+    "no_mimicry": {"mimicry": False},
+}
+FORMS: dict[str, dict[str, Any]] = {
+    **ABLATIONS,
+    "plain": {
+        "reasons": "",
+        "experts": "none",
+        "second_intent": False,
+        "mimicry": False,
+        "copying": False,
+        "intent_start": False,
+    },
+    "batch_majority": {"experts": "batch_majority"},
+    "eq5": {"first_intent": "printed"},
+    "eq7": {"restore": "printed"},
+    "eq10": {"noise_error": False, "policy_weight": 0.0},
+    "table_1": {"actions": "table_1"},
+}
+"""What each form changes in the joint stage."""
+
+MACHINES = ("cpu", "gpu")
+CPU = {"num_layers": 3, "unroll": 3}  # of encoders: half of MiniLM's time
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    chosen = common.arguments(arg, "reflectdiffu.py", flags=(*FORMS, "tiny"), machines=MACHINES)
+    config = recipe()
+    budget(config, chosen.machine or "cpu")
+    for form, changes in FORMS.items():
+        if form in chosen.flags:
+            config.generator.update(changes)
+    if not config.generator.reasons:
+        config.run = tuple(name for name in config.run if name != "reasons")
+        del config["reasons"]
+    return shrink(config) if chosen.tiny else config
+
+
+def recipe() -> ConfigDict:
+    """The whole system, but for its budget."""
+    config = common.base(system="reflectdiffu", data="empathetic_dialogues")
+    # In this order a form without reasons shares all stages before the joint one (--reuse).
+    config.run = ("prepare", "intents", "reasons", "generator", "evaluate", "report")
+    config.reflectdiffu = models()
+    config.prepare = ConfigDict(
+        {
+            "kind": "prepare",
+            # ours: words that training has twice, 12,973, as in configs/classic.py
+            "tokenizer": {"kind": "words", "style": "moel", "min_count": 2, "vocab_size": 20_000},
+        }
+    )
+    config.reasons = reasons()
+    config.intents = intents()
+    config.generator = generator()
+    config.evaluate = ConfigDict({"kind": "evaluate", "stage": "generator", "index": "", "buckets": (32, 64, 100)})
+    config.report = ConfigDict({"kind": "report", "paper_row": "ReflectDiffu", "peers": ""})
+    return config
+
+
+def models() -> ConfigDict:
+    """What all stages share."""
+    return ConfigDict(
+        {
+            "model": {  # MoEL's lineage, which Sec. 4.3 follows
+                "d_model": 300,
+                "num_heads": 2,
+                "head_dim": 20,
+                "d_ff": 50,
+                "kernel": 3,
+                "num_encoder_layers": 1,
+                "num_decoder_layers": 1,
+                "dropout": 0.0,
+                "vectors": "spacy-md",  # the paper: GloVe of 300 dimensions, which is in no package
+            },
+            "max_context_tokens": 100,  # ours: 99% of contexts have at most 116 words
+            "max_piece_tokens": 100,
+            "max_target_tokens": 50,  # the lineage
+            "decoding": {"method": "greedy", "max_tokens": 50},  # the lineage
+        }
+    )
+
+
+def reasons() -> ConfigDict:
+    """ERA (Eq. 13 to 16)."""
+    return common.train(
+        task="reasons",
+        encoder={"pretrained": "minilm"},  # the paper: BERT
+        data="reccon",  # the paper: spans by GLM-4, which were not released
+        buckets=(32, 64, 100),
+        learning_rate=1e-4,  # ours
+        best_metric="span_f1",
+        best_mode="max",
+        optimizer={
+            "warmup_steps": 40,
+            "schedule": "linear",
+            "groups": [
+                common.FIXED_EMBEDDING,
+                {"pattern": "^(query|key|emission|emission_bias|transitions)$", "learning_rate_scale": 5.0},
+            ],
+        },
+    )
+
+
+def intents() -> ConfigDict:
+    """p_intent of Eq. 5, of the context alone."""
+    return common.train(
+        task="intents",
+        encoder={"pretrained": "minilm"},  # the paper: BERT
+        buckets=(32, 64, 100),
+        learning_rate=1e-4,  # ours
+        best_metric="accuracy",
+        best_mode="max",
+        optimizer={
+            "warmup_steps": 40,
+            "schedule": "linear",
+            "groups": [common.FIXED_EMBEDDING, {"pattern": "^head/", "learning_rate_scale": 5.0}],
+        },
+    )
+
+
+def generator() -> ConfigDict:
+    """Everything that is trained jointly (Eq. 12)."""
+    return common.train(
+        task="generator",
+        reasons="reasons",
+        intents="intents",
+        experts="row",  # Eq. 4, by row
+        contrastive_weight=1.0,  # Eq. 20
+        temperature=0.07,  # ours; Khosla et al. 2020
+        classifier_share=0.5,  # alpha of Eq. 5: ours
+        second_intent=True,
+        actions="train_statistics",
+        num_actions=3,  # Sec. 3.3.1
+        policy_weight=0.1,  # ours
+        reward="alignment",  # Eq. 9
+        mimicry=True,
+        diffusion={"steps": 1000, "first": 1e-5, "last": 5e-2},  # Sec. 3.3.1 and 4.3
+        state_time=200,  # ours
+        restore="ddim",
+        restore_steps=1,
+        noise_error=True,
+        kl_weight=1.0,  # Eq. 10
+        copying=True,  # Eq. 11
+        intent_start=True,  # ours
+        emotion_weight=1.0,  # delta: ours
+        twice_weight=1.0,  # zeta: ours
+        response_weight=1.0,  # eta: ours
+        buckets=(32, 64, 100),
+        best_metric="nll",
+        learning_rate=1e-3,
+        optimizer={"b2": 0.98, "eps": 1e-9},
+    )
+
+
+def budget(config: ConfigDict, machine: str) -> None:
+    """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
+    rate = config.generator.optimizer
+    if machine == "cpu":
+        sizes = {
+            "reasons": common.sizes(steps=300, batch_size=32, evaluations=3),
+            "intents": common.sizes(steps=300, batch_size=32, evaluations=3),
+            # As many updates as configs/classic.py, whose multi_trs is the backbone alone: x 32 responses, 1.9 epochs.
+            "generator": common.sizes(steps=2400, batch_size=32, evaluations=4),
+        }
+        rate.update({"learning_rate": 1e-3, "schedule": "linear", "warmup_steps": 300})  # as configs/classic.py
+        for stage in (config.reasons, config.intents):
+            stage.encoder.update(CPU)
+        config.evaluate.batch_size = 32
+    else:
+        sizes = {
+            "reasons": common.sizes(steps=1000, batch_size=32, evaluations=5),
+            "intents": common.sizes(steps=2500, batch_size=32, evaluations=5),
+            "generator": common.sizes(steps=16_000, batch_size=32, evaluations=8),  # Sec. 4.3
+        }
+        # Noam with factor 1: 300 ** -0.5 * 6000 ** -0.5 at its highest. The paper's "decay factor of 0.01" would make
+        # it 7.5e-6.
+        rate.update({"learning_rate": 7.5e-4, "schedule": "rsqrt", "warmup_steps": 6000})
+        config.evaluate.batch_size = 64
+    for name, size in sizes.items():
+        config[name].update(size)
+
+
+def shrink(config: ConfigDict) -> ConfigDict:
+    """The same recipe in seconds: the built-in sample, random small models, a few steps."""
+    config.data.name = "sample"
+    small = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 1, "max_positions": 64}
+    config.prepare.tokenizer.min_count = 1
+    config.reflectdiffu.model.update({"d_model": 32, "head_dim": 8, "d_ff": 16, "vectors": ""})
+    config.reflectdiffu.update({"max_context_tokens": 40, "max_piece_tokens": 40, "max_target_tokens": 16})
+    config.reflectdiffu.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
+    config.generator.update({"latent": 4, "hidden": 16})
+    for name in config.run:
+        section = config[name]
+        if section.kind == "train":
+            few = {"steps": 4, "batch_size": 8, "buckets": (40,)}
+            section.update({**few, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2})
+            section.optimizer.warmup_steps = 2
+        if "encoder" in section:
+            section.encoder = ConfigDict(small)
+    if "reasons" in config:
+        config.reasons.data = "sample"
+    config.evaluate.update({"buckets": (40,), "batch_size": 16})
+    return config

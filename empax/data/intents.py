@@ -1,0 +1,207 @@
+"""Response intents: nine things that a listener can be up to, their labels, and how emotions call for them.
+
+Source: Welivita and Pu 2020 (taxonomy and labels of EmpatheticDialogues); Chen et al. 2022a (EmpatheticIntents).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.paths import expand
+from empax.core.run import DataSettings
+from empax.core.text_files import read_lines
+from empax.core.types import EMOTIONS, Instance
+from empax.data import sample
+
+INTENTS: tuple[str, ...] = (
+    "agreeing", "acknowledging", "encouraging", "consoling", "sympathizing", "suggesting", "questioning", "wishing",
+    "neutral",
+)  # fmt: skip
+"""In the order of EmpatheticIntents. Stored by name; a number is only ever an index into this."""
+
+_CSV_COLUMNS = ["conv_id", "utterance_idx", "actor", "label"]
+_CSV = "listener_intents.csv"
+_EMPATHETIC_INTENTS = (*EMOTIONS, *INTENTS)
+"""Labels of EmpatheticIntents by their number; its own `labels.txt` prints 38 for neutral, its data have 40."""
+
+_TABLE_1: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("surprised proud impressed nostalgic trusting faithful prepared", ("acknowledging", "encouraging", "neutral")),
+    ("excited confident joyful grateful content caring", ("encouraging", "sympathizing", "acknowledging")),
+    ("angry disappointed annoyed disgusted furious", ("consoling", "suggesting", "encouraging")),
+    ("hopeful sentimental", ("encouraging", "wishing", "consoling")),
+    (
+        "anticipating lonely afraid anxious guilty embarrassed sad apprehensive terrified jealous devastated ashamed",
+        ("consoling", "encouraging", "neutral"),
+    ),
+)
+"""ReflectDiffu, Table 1. Ours: the groups of the five emotions that it lacks; faithful, which it has twice, stays in
+the first group; the row of hopeful and sentimental, which it has twice, is one."""
+
+TABLE_1: Mapping[str, tuple[str, ...]] = {
+    emotion: intents for emotions, intents in _TABLE_1 for emotion in emotions.split()
+}
+"""Reference intents of each emotion as ReflectDiffu prints them."""
+
+
+def intent_ids(names: Iterable[str]) -> Int[np.ndarray, " N"]:
+    """Index into INTENTS for each name, -1 for any other."""
+    order = {name: i for i, name in enumerate(INTENTS)}
+    return np.array([order.get(name, -1) for name in names], np.int32)
+
+
+def load_intents(data: DataSettings) -> dict[str, str]:
+    """The intent of each listener turn, by instance id; turns that were labelled with an emotion instead are absent.
+
+    Raises:
+      ConfigError: there are no labels for this corpus.
+      DataError: the file of labels is broken.
+    """
+    if data.name == "sample":
+        return sample.load_intents()
+    if data.name == "empathetic_dialogues":
+        return read_listener_intents(find_listener_intents(data.dir))
+    raise ConfigError(
+        f"config.data.name = {data.name!r} has no response intents; ReflectDiffu learns from those of "
+        "'empathetic_dialogues' or 'sample'."
+    )
+
+
+def find_listener_intents(data_dir: str | os.PathLike[str] = "") -> Path:
+    """The labels of EmpatheticDialogues: in `data_dir` (else EMPAX_DATA_DIR), or in `empathetic_dialogues/` in it.
+
+    Raises:
+      ConfigError: no folder is named, or it does not hold the file.
+    """
+    folder, origin = data_dir, "config.data.dir"
+    if not folder:
+        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
+    wanted = f"the folder with {_CSV}, or to one that holds it under empathetic_dialogues/"
+    if not folder:
+        raise ConfigError(
+            f"the intents of EmpatheticDialogues are not downloaded: set --config.data.dir or EMPAX_DATA_DIR to "
+            f"{wanted}."
+        )
+    root = expand(folder)
+    for place in (root / _CSV, root / "empathetic_dialogues" / _CSV):
+        if place.is_file():
+            return place
+    raise ConfigError(f"{origin} = {str(folder)!r} holds no {_CSV}; set it to {wanted}.")
+
+
+def read_listener_intents(path: Path) -> dict[str, str]:
+    """The nine intents of `listener_intents.csv` by instance id; rows of speakers and with emotions are left out.
+
+    Raises:
+      DataError: other columns, or a label that is neither an intent nor an emotion.
+    """
+    lines = read_lines(path)
+    if (header := next(lines, (1, ""))[1]) != ",".join(_CSV_COLUMNS):
+        raise DataError(f"{path}: the columns {header[:60]!r} must be {','.join(_CSV_COLUMNS)}.")
+    found, emotions = {}, frozenset(EMOTIONS)
+    for number, line in lines:
+        row = line.split(",")
+        if len(row) != len(_CSV_COLUMNS):
+            raise DataError(f"{path}, line {number}: {len(row)} fields must be {len(_CSV_COLUMNS)}.")
+        dialogue, turn, actor, label = row
+        if label in INTENTS:
+            if actor == "listener":
+                found[f"{dialogue}#{turn}"] = label
+        elif label not in emotions:
+            raise DataError(f"{path}, line {number}: {label[:60]!r} is neither an intent nor an emotion.")
+    return found
+
+
+def read_empathetic_intents(path: Path) -> list[tuple[str, str]]:
+    """Texts of EmpatheticIntents with their labels, an emotion or an intent, by name. A line is `number <SEP> text`.
+
+    Raises:
+      DataError: a line of another form, or an unknown number.
+    """
+    pairs = []
+    for number, line in read_lines(path):
+        label, separator, text = line.partition("<SEP>")
+        if not separator or not label.strip().isdecimal() or int(label) >= len(_EMPATHETIC_INTENTS):
+            raise DataError(f"{path}, line {number}: {line[:60]!r} must be 'NUMBER <SEP> TEXT', the number below 41.")
+        pairs.append((text.strip(), _EMPATHETIC_INTENTS[int(label)]))
+    return pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class IntentTable:
+    """How often each intent answers each emotion.
+
+    Attributes:
+      counts: [emotions, intents], in the order of EMOTIONS and INTENTS.
+    """
+
+    counts: Int[np.ndarray, "E I"]
+
+    @classmethod
+    def of(cls, instances: Iterable[Instance], intents: Mapping[str, str]) -> IntentTable:
+        """Of the instances whose emotion and intent are known."""
+        counts = np.zeros((len(EMOTIONS), len(INTENTS)), np.int64)
+        emotions = {name: i for i, name in enumerate(EMOTIONS)}
+        known = [(i.emotion, intents[i.id]) for i in instances if i.emotion in emotions and i.id in intents]
+        for emotion, intent in known:
+            counts[emotions[emotion], INTENTS.index(intent)] += 1
+        return cls(counts)
+
+    def top(self, n: int) -> dict[str, tuple[str, ...]]:
+        """The n commonest intents of each emotion, the commonest first; equal ones in the order of INTENTS."""
+        order = np.argsort(-self.counts, axis=1, kind="stable")[:, :n]
+        return {name: tuple(INTENTS[i] for i in row) for name, row in zip(EMOTIONS, order, strict=True)}
+
+    def covered(self, references: Mapping[str, Sequence[str]]) -> float:
+        """Percentage of the instances whose intent is among the references of their emotion: a ceiling of accuracy."""
+        inside = np.array([[intent in references[emotion] for intent in INTENTS] for emotion in EMOTIONS])
+        return 100.0 * float((self.counts * inside).sum() / max(self.counts.sum(), 1))
+
+    def covered_by_any(self, references: Mapping[str, Sequence[str]]) -> float:
+        """Percentage whose intent is a reference of any emotion: the ceiling whatever emotion is predicted."""
+        named = {intent for intents in references.values() for intent in intents}
+        inside = np.array([intent in named for intent in INTENTS])
+        return 100.0 * float(self.counts[:, inside].sum() / max(self.counts.sum(), 1))
+
+
+def references(
+    kind: Literal["train_statistics", "table_1"], train: IntentTable, n: int
+) -> Mapping[str, tuple[str, ...]]:
+    """The reference intents of each emotion: the n commonest in training, or the first n of the paper's Table 1.
+
+    Raises:
+      ConfigError: Table 1 has three for each emotion, and `n` is more.
+    """
+    if kind == "train_statistics":
+        return train.top(n)
+    if n > 3:
+        raise ConfigError(f"num_actions = {n}, but Table 1 has three intents for each emotion; set it to at most 3.")
+    return {emotion: intents[:n] for emotion, intents in TABLE_1.items()}
+
+
+def intent_report(train: IntentTable, judged: IntentTable) -> dict[str, Any]:
+    """What is known of the labels: the heat map of ReflectDiffu's Fig. 3, and the ceilings of an intent's accuracy.
+
+    Args:
+      train: of the training split, whose commonest intents are the references.
+      judged: of the split on which accuracy is measured.
+    """
+    shares = train.counts / np.maximum(train.counts.sum(axis=1, keepdims=True), 1)
+    return {
+        "shares": {
+            emotion: {intent: round(float(share), 4) for intent, share in zip(INTENTS, row, strict=True)}
+            for emotion, row in zip(EMOTIONS, shares, strict=True)
+        },
+        "covered_by_commonest": {str(n): round(judged.covered(train.top(n)), 2) for n in range(1, 6)},
+        "covered_by_table_1": round(judged.covered(TABLE_1), 2),
+        "covered_by_table_1_whatever_the_emotion": round(judged.covered_by_any(TABLE_1), 2),
+        "majority": round(100.0 * float(judged.counts.sum(axis=0).max() / max(judged.counts.sum(), 1)), 2),
+    }

@@ -1,0 +1,321 @@
+"""Emotion-cause spans: which of a speaker's words say why they feel as they do, and where tokens lie in turns.
+
+A span is a range of characters of one turn of a context. Sources of spans: people (RECCON, the built-in sample, a
+file), or a sentiment lexicon (VADER), which marks words of emotion instead of causes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError, read_jsonl, write_jsonl
+from empax.core.paths import expand
+from empax.core.text_files import read_json
+from empax.core.types import Instance
+from empax.data import sample
+from empax.data.dailydialog import written
+from empax.data.english import vader_lexicon
+from empax.data.tokenizers import SubwordTokenizer
+
+RECCON_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+_FOLDER = "emotion_causes"
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+
+
+class Span(NamedTuple):
+    """Characters `start` to `end` (excluded) of the turn with the number `turn`, from 0."""
+
+    turn: int
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanExample:
+    """A context, whose last turn is the speaker's, with the spans in the speaker's turns."""
+
+    id: str
+    context: tuple[str, ...]
+    spans: tuple[Span, ...]
+
+
+def is_speakers(turn: int, num_turns: int) -> bool:
+    """Whether a turn of a context is the speaker's: turns alternate, and the last is."""
+    return (num_turns - 1 - turn) % 2 == 0
+
+
+def read_spans(path: Path, instances: Iterable[Instance]) -> list[SpanExample]:
+    """The instances that a file has spans for. A line is {"id", "turn", "start", "end"}, in characters of the turn.
+
+    Raises:
+      DataError: a line of another form, an id without an instance, or a span that is none of a speaker's turn.
+    """
+    by_id = {instance.id: instance for instance in instances}
+    found: dict[str, list[Span]] = {}
+    for number, row in enumerate(read_jsonl(path), start=1):
+        where = f"{path}, row {number}"
+        if set(row) != {"id", "turn", "start", "end"}:
+            raise DataError(f"{where}: a span has the fields id, turn, start, end; found {', '.join(row) or 'none'}.")
+        if not isinstance(row["id"], str) or row["id"] not in by_id:
+            raise DataError(f"{where}: there is no instance {row['id']!r}; spans are of the run's own instances.")
+        if not all(type(row[name]) is int for name in ("turn", "start", "end")):
+            raise DataError(f"{where}: turn, start and end must be whole numbers.")
+        span, context = Span(row["turn"], row["start"], row["end"]), by_id[row["id"]].context
+        _check(span, context, where)
+        found.setdefault(row["id"], []).append(span)
+    return [SpanExample(name, by_id[name].context, tuple(sorted(spans))) for name, spans in found.items()]
+
+
+def _check(span: Span, context: Sequence[str], where: str) -> None:
+    if not 0 <= span.turn < len(context) or not 0 <= span.start < span.end <= len(context[span.turn]):
+        raise DataError(f"{where}: {span} is no part of a context of {len(context)} turns.")
+    if not is_speakers(span.turn, len(context)):
+        raise DataError(f"{where}: turn {span.turn} is the listener's; reasons are in the speaker's turns.")
+
+
+def write_spans(path: Path, examples: Iterable[SpanExample]) -> None:
+    """The inverse of `read_spans`."""
+    write_jsonl(path, ({"id": one.id, **span._asdict()} for one in examples for span in one.spans))
+
+
+def lexicon_spans(context: Sequence[str], least_valence: float = 1.5) -> tuple[Span, ...]:
+    """Words of the speaker's turns whose valence in VADER's lexicon is at least so far from 0 (of 4).
+
+    Source: Hutto and Gilbert 2014. Words of emotion, not their causes.
+    """
+    lexicon, spans = vader_lexicon(), []
+    for turn, text in enumerate(context):
+        if is_speakers(turn, len(context)):
+            hits = (m for m in _WORD.finditer(text) if abs(lexicon.get(m[0].lower(), 0.0)) >= least_valence)
+            spans += [Span(turn, *hit.span()) for hit in hits]
+    return tuple(spans)
+
+
+def lexicon_examples(instances: Iterable[Instance], least_valence: float) -> list[SpanExample]:
+    """Every instance with `lexicon_spans`."""
+    return [SpanExample(i.id, i.context, lexicon_spans(i.context, least_valence)) for i in instances]
+
+
+def sample_examples(split: str) -> list[SpanExample]:
+    """The first turns of the built-in corpus whose causes people have marked: 32 in "train", 32 in "test"."""
+    turns = {d.id: tuple(u.text for u in d.utterances) for d in sample.load_dialogues()[split]}
+    found = []
+    for dialogue, turn, texts in sample.load_cause_texts():
+        if dialogue in turns:
+            context = turns[dialogue][: turn + 1]
+            places = [context[turn].index(text) for text in texts]
+            spans = (Span(turn, place, place + len(text)) for place, text in zip(places, texts, strict=True))
+            found.append(SpanExample(f"{dialogue}#{turn + 2}", context, tuple(sorted(spans))))
+    return found
+
+
+def find_causes(data_dir: str | os.PathLike[str] = "") -> Path:
+    """The folder `emotion_causes` in `data_dir` (else EMPAX_DATA_DIR), or that folder itself.
+
+    Raises:
+      ConfigError: no folder is named, or it does not hold RECCON's files.
+    """
+    folder, origin = data_dir, "config.data.dir"
+    if not folder:
+        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
+    wanted = f"a folder with reccon_dailydialog_train.json, or to one that holds it under {_FOLDER}/"
+    if not folder:
+        raise ConfigError(f"RECCON is not downloaded by itself: set --config.data.dir or EMPAX_DATA_DIR to {wanted}.")
+    for place in (expand(folder), expand(folder) / _FOLDER):
+        if (place / "reccon_dailydialog_train.json").is_file():
+            return place
+    raise ConfigError(f"{origin} = {str(folder)!r} holds no RECCON; set it to {wanted}.")
+
+
+def read_reccon(path: Path) -> list[SpanExample]:
+    """RECCON's emotional turns, each the last of its context, with the causes in turns of whoever feels it.
+
+    Texts are written as people write (`dailydialog.written`). A cause in the other's turn, or outside of the dialogue,
+    is left out; an emotional turn all of whose causes are such is an example without a span.
+    Source: Poria et al. 2021, RECCON-DD.
+
+    Raises:
+      DataError: the file has another form.
+    """
+    content, examples = read_json(path), []
+    try:
+        for name, (turns,) in content.items():
+            texts = [written(turn["utterance"]) for turn in turns]
+            for last, turn in enumerate(turns):
+                if turn["emotion"] == "neutral":
+                    continue
+                own = zip(
+                    turn.get("expanded emotion cause evidence", ()),
+                    turn.get("expanded emotion cause span", ()),
+                    strict=True,
+                )
+                spans = (_reccon_span(texts[: last + 1], number, written(text)) for number, text in own)
+                kept = tuple(sorted({span for span in spans if span is not None}))
+                examples.append(SpanExample(f"{name}#{last + 1}", tuple(texts[: last + 1]), kept))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: it is no file of RECCON as released ({type(error).__name__}: {error}).") from error
+    return examples
+
+
+def _reccon_span(context: Sequence[str], number: Any, text: str) -> Span | None:
+    """The span of a cause in the turn with that number, from 1; None if it is in none of the speaker's turns."""
+    if not isinstance(number, int) or not 1 <= number <= len(context) or not text:
+        return None
+    start = context[number - 1].find(text)
+    if start < 0 or not is_speakers(number - 1, len(context)):
+        return None
+    return Span(number - 1, start, start + len(text))
+
+
+def read_cause_turns(path: Path) -> dict[str, tuple[int, ...]]:
+    """Cause turns of EmpatheticDialogues by dialogue, from 0, as a detector trained on RECCON has found them.
+
+    Source: Gao et al. 2021, released annotations.
+
+    Raises:
+      DataError: a line of another form.
+    """
+    found = {}
+    for number, row in enumerate(read_jsonl(path), start=1):
+        causes = row.get("emotion_cause")
+        named = isinstance(row.get("conv_id"), str)
+        if not named or not isinstance(causes, list) or not all(type(turn) is int for turn in causes):
+            raise DataError(f"{path}, row {number}: it must have conv_id and emotion_cause, a list of turns.")
+        found[row["conv_id"]] = tuple(causes)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedRow:
+    """Ids of a context, and where in it each of them comes from.
+
+    Attributes:
+      ids: at least one.
+      places: as many; turn -1 for ids that stand for no text (frames, roles).
+    """
+
+    ids: list[int]
+    places: list[Span]
+
+    def labels(self, spans: Iterable[Span]) -> list[int]:
+        """1 for each id of which a character is in a span."""
+        spans = tuple(spans)
+        return [int(any(p.turn == s.turn and p.start < s.end and s.start < p.end for s in spans)) for p in self.places]
+
+    def told(self, num_turns: int) -> list[bool]:
+        """Whether each id is of the speaker's words, in a context of so many turns."""
+        return [place.turn >= 0 and is_speakers(place.turn, num_turns) for place in self.places]
+
+    def spans(self, labels: Iterable[int]) -> tuple[Span, ...]:
+        """Where the ids labelled 1 are; neighbours in one turn are one span."""
+        found: list[Span] = []
+        open_turn = -1
+        for place, label in zip(self.places, labels, strict=False):
+            if not label or place.turn < 0:
+                open_turn = -1
+                continue
+            if place.turn == open_turn:
+                found[-1] = found[-1]._replace(end=place.end)
+            else:
+                found.append(place)
+            open_turn = place.turn
+        return tuple(found)
+
+    def aligned_with(self, other: PlacedRow) -> Int[np.ndarray, " N"]:
+        """For each id the first id of `other` with which it shares a character; -1 = none does."""
+        first: dict[tuple[int, int], int] = {}
+        for number, place in enumerate(other.places):
+            for character in range(place.start, place.end):
+                first.setdefault((place.turn, character), number)
+        found = []
+        for place in self.places:
+            at = ((place.turn, character) for character in range(place.start, place.end))
+            found.append(next((first[key] for key in at if place.turn >= 0 and key in first), -1))
+        return np.array(found, np.int32)
+
+
+_NO_TEXT = Span(-1, 0, 0)
+
+
+def place_contexts(
+    tokenizer: SubwordTokenizer,
+    contexts: Sequence[Sequence[str]],
+    *,
+    max_tokens: int,
+    first: int,
+    roles: tuple[int, int] | None = None,
+    behind: int | None = None,
+) -> list[PlacedRow]:
+    """Each context's turns as ids, with their places; the oldest ids are cut.
+
+    Args:
+      tokenizer: of the turns.
+      contexts: turns, oldest first.
+      max_tokens: of a row, at least 2.
+      first: the id in front of everything; it is never cut.
+      roles: ids of the speaker and of the listener, in front of their turns; None = none.
+      behind: the id behind every turn; None = none.
+    """
+    if max_tokens < 2:
+        raise ConfigError(f"max_tokens = {max_tokens} must be at least 2.")
+    turns = list(dict.fromkeys(turn for context in contexts for turn in context))
+    encoded = dict(zip(turns, tokenizer.encode_with_places(turns), strict=True))
+    rows = []
+    for context in contexts:
+        ids: list[int] = []
+        places: list[Span] = []
+        for turn, text in enumerate(context):
+            if roles is not None:
+                ids.append(roles[0 if is_speakers(turn, len(context)) else 1])
+                places.append(_NO_TEXT)
+            own, offsets = encoded[text]
+            ids += own
+            places += [Span(turn, *offset) for offset in offsets]
+            if behind is not None:
+                ids.append(behind)
+                places.append(_NO_TEXT)
+        cut = max(len(ids) - (max_tokens - 1), 0)
+        rows.append(PlacedRow([first, *ids[cut:]], [_NO_TEXT, *places[cut:]]))
+    return rows
+
+
+def marked(context: Sequence[str], spans: Iterable[Span]) -> list[str]:
+    """The turns with their spans between `<em>` and `</em>`, for people to read."""
+    turns = list(context)
+    for turn, start, end in sorted(spans, reverse=True):
+        text = turns[turn]
+        turns[turn] = f"{text[:start]}<em>{text[start:end]}</em>{text[end:]}"
+    return turns
+
+
+def span_counts(
+    gold: Sequence[Sequence[int]], found: Sequence[Sequence[int]]
+) -> tuple[Int[np.ndarray, " 3"], Int[np.ndarray, " 3"]]:
+    """(true positives, predicted, gold): of labels 1, and of maximal runs of them, which match if they are the same."""
+
+    def runs(labels: Sequence[int]) -> set[tuple[int, int]]:
+        padded = np.diff(np.concatenate([[0], np.asarray(labels, int), [0]]))
+        return set(zip(np.flatnonzero(padded == 1).tolist(), np.flatnonzero(padded == -1).tolist(), strict=True))
+
+    tokens, spans = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    for wanted, given in zip(gold, found, strict=True):
+        wanted_array, given_array = np.asarray(wanted), np.asarray(given)
+        tokens += [(wanted_array & given_array).sum(), given_array.sum(), wanted_array.sum()]
+        wanted_runs, given_runs = runs(wanted), runs(given)
+        spans += [len(wanted_runs & given_runs), len(given_runs), len(wanted_runs)]
+    return tokens, spans
+
+
+def f1(counts: Sequence[int] | np.ndarray) -> float:
+    """F1 in percent of (true positives, predicted, gold); 0 where there is neither."""
+    true, predicted, gold = (int(count) for count in counts)
+    return 200.0 * true / max(predicted + gold, 1)

@@ -1,0 +1,24 @@
+"""The divergence of diagonal Gaussians, the latents of variational models (`models.latent` draws from them)."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Gaussian: TypeAlias = tuple[Float[Array, "B L"], Float[Array, "B L"]]
+"""Mean and log-variance."""
+
+
+def gaussian_kl(first: Gaussian, second: Gaussian | None = None) -> Float[Array, " B"]:
+    r"""KL(first || second), summed over dimensions, in nats; without `second`, to the standard Gaussian.
+
+    .. math:: \tfrac12 \sum (\log\sigma_2^2 - \log\sigma_1^2 + (\sigma_1^2 + (\mu_1 - \mu_2)^2) / \sigma_2^2 - 1)
+
+    Source: Kingma and Welling 2014, Appendix B.
+    """
+    mean, log_var = first
+    other, other_log_var = (jnp.zeros_like(mean), jnp.zeros_like(mean)) if second is None else second
+    spread = (jnp.exp(log_var) + jnp.square(mean - other)) * jnp.exp(-other_log_var)
+    return 0.5 * jnp.sum(other_log_var - log_var + spread - 1.0, axis=-1)

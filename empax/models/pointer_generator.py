@@ -1,0 +1,158 @@
+"""A decoder that can copy words of its source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.models.arithmetic import contract
+from empax.models.layers import normal
+from empax.models.scanned import DecodeCache
+from empax.models.transformer import EncoderDecoder
+
+_LEAST = 1e-9  # of a probability, before its logarithm
+
+
+@flax.struct.dataclass
+class CopyCache:
+    """What decoding remembers: the decoder's cache, and once per example the states and ids that it copies from."""
+
+    decoder: Any  # a DecodeCache
+    states: Any  # [B, S, D]
+    source: Any  # [B, S], ids below V + slots
+
+    def reorder(self, parents: Int[Array, "B K"]) -> CopyCache:
+        return self.replace(decoder=self.decoder.reorder(parents))  # type: ignore[attr-defined]
+
+
+class PointerGenerator(nn.Module):
+    r"""A mixture of the decoder's vocabulary and of the words of its source.
+
+    .. math:: p(w) = g P_{vocab}(w) + (1 - g) \sum_{s: w_s = w} a_s, \quad
+              g = \mathrm{sigmoid}(u [h; c; x] + b)
+
+    with h the decoder's state, c the source's states under the last layer's attention a, x the last word's embedding.
+    What it gives as logits are log-probabilities. Source: See et al. 2017, Eq. 8 and 9; ReflectDiffu, Eq. 11.
+
+    Parameters are the model's under "model", and the gate's.
+
+    Attributes:
+      model: whose states are decoded.
+      slots: ids behind the vocabulary for words of a source that it lacks, numbered in each source anew from V. A
+        decoder reads `unknown_id` in their place.
+      unknown_id: see `slots`.
+    """
+
+    model: EncoderDecoder
+    slots: int = 0
+    unknown_id: int = 0
+
+    def setup(self) -> None:
+        size = 3 * self.model.config.d_model
+        self.gate = self.param("gate", normal(size**-0.5), (size,))
+        self.gate_bias = self.param("gate_bias", nn.initializers.zeros, ())
+
+    @property
+    def config(self) -> Any:
+        """The model's."""
+        return self.model.config
+
+    @nn.nowrap
+    def states_mask(self, source_mask: Bool[Array, "B S"]) -> Bool[Array, "B S"]:
+        """As of the model."""
+        return source_mask
+
+    def encode(self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], **options: Any) -> Any:
+        """As of the model."""
+        return self.model.encode(self.known(source), source_mask, **options)
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """As of the model."""
+        return self.model.embed(self.known(tokens))
+
+    def __call__(
+        self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], target: Int[Array, "B T"]
+    ) -> Float[Array, "B T W"]:
+        """`decode` from the encoder's states."""
+        return self.decode(target, self.encode(source, source_mask), source_mask, source)
+
+    def known(self, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
+        """Ids with `unknown_id` for words that the vocabulary lacks."""
+        return jnp.where(tokens < self.model.config.vocab_size, tokens, self.unknown_id)
+
+    def _mixed(
+        self,
+        hidden: Float[Array, "B T D"],
+        weights: Float[Array, "B T S"],
+        inputs: Float[Array, "B T D"],
+        states: Float[Array, "B S D"],
+        source: Int[Array, "B S"],
+    ) -> Float[Array, "B T W"]:
+        read = contract("BTS,BSD->BTD", weights, states)
+        seen = jnp.concatenate([hidden, read, inputs], axis=-1).astype(jnp.float32)
+        gate = jax.nn.sigmoid(contract("BTD,D->BT", seen, self.gate) + self.gate_bias)[..., None]
+        said = jax.nn.softmax(self.model.logits_from(hidden), axis=-1)
+        said = jnp.pad(said, ((0, 0), (0, 0), (0, self.slots)))
+
+        def copied(ids: Int[Array, " S"], weights: Float[Array, "T S"]) -> Float[Array, "T W"]:
+            return jnp.zeros((weights.shape[0], said.shape[-1])).at[:, ids].add(weights)
+
+        mixture = gate * said + (1.0 - gate) * jax.vmap(copied)(source, weights.astype(jnp.float32))
+        return jnp.log(jnp.maximum(mixture, _LEAST))
+
+    def decode(
+        self,
+        target: Int[Array, "B T"],
+        states: Float[Array, "B S D"],
+        states_mask: Bool[Array, "B S"],
+        source: Int[Array, "B S"],
+        *,
+        start: Float[Array, "B D"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B T W"]:
+        """Log-probabilities of the V words and the slots behind them, teacher-forced.
+
+        Args:
+          target: ids, those of slots too.
+          states: what is attended to.
+          states_mask: True = real; padding is never copied.
+          source: the word that each state stands for, ids as of `target`.
+          start: stands for the scaled embedding of the start token.
+          deterministic: without dropout.
+        """
+        known = self.known(target)
+        hidden, weights = self.model.decode_with_weights(
+            known, states, states_mask, start=start, deterministic=deterministic
+        )
+        first = jnp.full((target.shape[0], 1), self.model.config.start_id, known.dtype)
+        inputs = self.embed(jnp.concatenate([first, known[:, :-1]], axis=1))
+        return self._mixed(hidden, weights, inputs, states, source)
+
+    def start_cache(
+        self,
+        states: Float[Array, "B S D"],
+        states_mask: Bool[Array, "B S"],
+        *,
+        num_hypotheses: int,
+        max_length: int,
+        source: Int[Array, "B S"],
+        start: Float[Array, "B D"] | None = None,
+    ) -> CopyCache:
+        """As of the model; `source` as of `decode`."""
+        cache = self.model.start_cache(
+            states, states_mask, num_hypotheses=num_hypotheses, max_length=max_length, start=start
+        )
+        return CopyCache(cache, states, source)
+
+    def step(self, tokens: Int[Array, "B K"], cache: CopyCache) -> tuple[Float[Array, "B K W"], CopyCache]:
+        """Reads one token of every hypothesis and gives the next one's log-probabilities."""
+        known = self.known(tokens)
+        before: DecodeCache = cache.decoder
+        hidden, after, weights = self.model.step_with_weights(known, before)
+        found = self._mixed(hidden, weights, self.embed(known), cache.states, cache.source)
+        return found, cache.replace(decoder=after)  # type: ignore[attr-defined]

@@ -1,0 +1,33 @@
+"""ReflectDiffu (Yuan et al. 2025): annotator of reasons, classifier of intents, and the generator that reflects."""
+
+from empax.core.system import System, TaskSpec
+from empax.systems.reflectdiffu.intents import build_intents, check_intents, sketch_intents
+from empax.systems.reflectdiffu.reasons import build_reasons, check_reasons, sketch_reasons
+from empax.systems.reflectdiffu.settings import (
+    GeneratorTaskSettings,
+    IntentTaskSettings,
+    ReasonTaskSettings,
+    ReflectSettings,
+)
+from empax.systems.reflectdiffu.stages import (
+    answer_generator,
+    build_generator,
+    check_generator,
+    check_system,
+    sketch_generator,
+)
+
+TASKS = {
+    "reasons": TaskSpec(ReasonTaskSettings, check_reasons, build_reasons, sketch_reasons),
+    "intents": TaskSpec(IntentTaskSettings, check_intents, build_intents, sketch_intents),
+    "generator": TaskSpec(
+        GeneratorTaskSettings,
+        check_generator,
+        build_generator,
+        sketch_generator,
+        answer=answer_generator,
+        unread=("decoding",),
+    ),
+}
+
+SYSTEM = System("reflectdiffu", ReflectSettings, TASKS, check=check_system)

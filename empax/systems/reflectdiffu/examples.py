@@ -1,0 +1,200 @@
+"""Contexts as ReflectDiffu reads them: word by word for the generator, piece by piece for what is pretrained."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.struct
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.protocols import Tokenizer
+from empax.core.types import Batch, Instance
+from empax.data import features
+from empax.data.exemplars import LabelledBatch, emotion_ids, pad_to_level
+from empax.data.intents import INTENTS, intent_ids
+from empax.data.spans import PlacedRow, SpanExample, place_contexts
+from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN, SubwordTokenizer
+from empax.evaluation.empathy import sentiment
+
+
+@flax.struct.dataclass
+class ReasonBatch(Batch):
+    """Contexts in pieces with their tags; the target is empty."""
+
+    tags: Int[Array, "B S"]
+    told: Bool[Array, "B S"]  # True at the speaker's pieces
+
+
+@flax.struct.dataclass
+class ReflectBatch(LabelledBatch):
+    """Contexts, responses, and what is known of them before anything is generated.
+
+    Pieces are there where reasons are annotated. Below them are the fields that a rollout fills in: the annotator's
+    reading, the noise from which emotions are restored, and the policy's choice with its reward.
+    """
+
+    polarity: Int[Array, " B"]  # of the context by VADER: -1, 0, 1
+    turns: Int[Array, " B"]  # of the context
+    intent: Int[Array, " B"]  # index into INTENTS, -1 = unknown
+    prior: Float[Array, "B I"]  # of the classifier of intents
+    number: Int[Array, " B"]  # made of the instance's id
+    piece: Int[Array, "B P"] | None
+    piece_mask: Bool[Array, "B P"] | None
+    told: Bool[Array, "B P"] | None
+    place: Int[Array, "B S"] | None  # the piece of each word, -1 = none
+    reasoning: Float[Array, "B P R"] | None = None
+    reasons: Int[Array, "B S"] | None = None
+    noise: Float[Array, "B 2 D"] | None = None
+    action: Int[Array, " B"] | None = None  # of the row's reference intents
+    log_prob: Float[Array, " B"] | None = None
+    reward: Float[Array, " B"] | None = None
+    advantage: Float[Array, " B"] | None = None
+
+
+def pieces_of(tokenizer: SubwordTokenizer, contexts: Sequence[Sequence[str]], max_tokens: int) -> list[PlacedRow]:
+    """`[CLS] turn [SEP] turn [SEP] ...`, as annotator and classifier read a context; the oldest pieces are cut."""
+    return place_contexts(tokenizer, contexts, max_tokens=max_tokens, first=tokenizer.cls_id, behind=tokenizer.sep_id)
+
+
+class ReasonExamples:
+    """Annotated contexts as random-access examples."""
+
+    def __init__(self, examples: Sequence[SpanExample], tokenizer: SubwordTokenizer, max_tokens: int):
+        self.rows = pieces_of(tokenizer, [one.context for one in examples], max_tokens)
+        self.tags = [row.labels(one.spans) for row, one in zip(self.rows, examples, strict=True)]
+        self.told = [row.told(len(one.context)) for row, one in zip(self.rows, examples, strict=True)]
+        self.pad_id = tokenizer.pad_id
+        self.lengths = np.array([len(row.ids) for row in self.rows])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ReasonBatch:
+        del rng
+        picked = [int(i) for i in indices]
+        source, mask = features.pad([self.rows[i].ids if i >= 0 else [] for i in picked], length, self.pad_id)
+        tags, _ = features.pad([self.tags[i] if i >= 0 else [] for i in picked], length, 0)
+        told, _ = features.pad([[*map(int, self.told[i])] if i >= 0 else [] for i in picked], length, 0)
+        empty = np.zeros((len(picked), 1), np.int32)
+        arrays: dict[str, Any] = {
+            "source": source,
+            "source_mask": mask,
+            "target": empty,
+            "target_mask": empty.astype(bool),
+            "valid": np.array(picked) >= 0,
+            "tags": tags,
+            "told": told.astype(bool),
+        }
+        return ReasonBatch(**arrays)
+
+
+def polarities(contexts: Sequence[Sequence[str]]) -> Int[np.ndarray, " N"]:
+    """-1, 0 or 1 for each context by VADER's compound, at its own thresholds of 0.05."""
+    compounds = np.array([sentiment(features.plain_context(turns)) for turns in contexts])
+    return ((compounds >= 0.05).astype(np.int32) - (compounds <= -0.05)).astype(np.int32)
+
+
+def numbers_of(instances: Sequence[Instance]) -> Int[np.ndarray, " N"]:
+    """A number made of each instance's id, the same in every process and batch: 31 bits of BLAKE2b."""
+    digests = (hashlib.blake2b(i.id.encode(), digest_size=4).digest() for i in instances)
+    return np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How contexts become rows.
+
+    Attributes:
+      tokenizer: of the generator.
+      pieces: the annotator's tokenizer; None = no reasons are annotated.
+      max_context_tokens, max_piece_tokens, max_target_tokens: see `settings.ReflectSettings`.
+    """
+
+    tokenizer: Tokenizer
+    pieces: SubwordTokenizer | None
+    max_context_tokens: int
+    max_piece_tokens: int
+    max_target_tokens: int
+
+
+class ReflectExamples:
+    """Instances as random-access examples (`core.protocols.Examples`).
+
+    Args:
+      instances: N of them.
+      reading: see there.
+      prior: [N, intents], of the classifier.
+      intents: by instance id, of the responses; others are unknown.
+    """
+
+    def __init__(self, instances: Sequence[Instance], reading: Reading, prior: np.ndarray, intents: Mapping[str, str]):
+        contexts, tokenizer = [i.context for i in instances], reading.tokenizer
+        assert isinstance(tokenizer, SubwordTokenizer)  # of a run that has begun
+        self.reading, self.pad_id, self.prior = reading, tokenizer.pad_id, prior
+        roles = tokenizer.token_id(SPEAKER_TOKEN), tokenizer.token_id(LISTENER_TOKEN)
+        rows = place_contexts(
+            tokenizer, contexts, max_tokens=reading.max_context_tokens, first=tokenizer.cls_id, roles=roles
+        )
+        self.sources = [row.ids for row in rows]
+        self.pieces: list[list[int]] = []
+        if reading.pieces is not None:
+            pieces = pieces_of(reading.pieces, contexts, reading.max_piece_tokens)
+            self.pieces = [row.ids for row in pieces]
+            self.told = [[*map(int, row.told(len(c)))] for row, c in zip(pieces, contexts, strict=True)]
+            self.places = [row.aligned_with(other) for row, other in zip(rows, pieces, strict=True)]
+        self.targets = [
+            features.render_target(ids, eos_id=tokenizer.eos_id, max_tokens=reading.max_target_tokens)
+            for ids in tokenizer.encode_batch([i.response for i in instances])
+        ]
+        self.labels = {
+            "emotion": emotion_ids(instances),
+            "intent": intent_ids(intents.get(i.id, "") for i in instances),
+            "polarity": polarities(contexts),
+            "turns": np.array([len(context) for context in contexts], np.int32),
+            "number": numbers_of(instances),
+        }
+        self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ReflectBatch:
+        """Rows `indices` (-1 = filler) as numpy arrays; draws nothing from `rng`."""
+        del rng
+        rows = [int(i) for i in indices]
+        at, valid = np.maximum(rows, 0), np.array(rows) >= 0
+        sources = [_newest(self.sources[i], length) if i >= 0 else [] for i in rows]
+        source, source_mask = features.pad(sources, length, self.pad_id)
+        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.reading.max_target_tokens)
+        arrays: dict[str, Any] = {
+            "source": source,
+            "source_mask": source_mask,
+            "target": target,
+            "target_mask": target_mask,
+            "valid": valid,
+            "prior": np.asarray(self.prior[at], np.float32),
+            **dict.fromkeys(("piece", "piece_mask", "told", "place")),
+            **{name: values[at] for name, values in self.labels.items()},
+        }
+        for name in ("emotion", "intent"):
+            arrays[name] = np.where(valid, arrays[name], -1).astype(np.int32)
+        if self.reading.pieces is not None:
+            most, pad_id = self.reading.max_piece_tokens, self.reading.pieces.pad_id
+            places = [_newest(self.places[i].tolist(), length) if i >= 0 else [] for i in rows]
+            arrays["piece"], arrays["piece_mask"] = pad_to_level(self.pieces, rows, pad_id, most)
+            arrays["told"] = pad_to_level(self.told, rows, 0, most)[0].astype(bool)
+            arrays["place"] = features.pad(places, length, -1)[0]
+        return ReflectBatch(**arrays)
+
+
+def _newest(row: list[int], length: int) -> list[int]:
+    """The row cut to `length`: the first id, which stands for the context, and the last ones."""
+    return row if len(row) <= length else [row[0], *row[len(row) - length + 1 :]]
+
+
+NO_PRIOR = np.full(len(INTENTS), 1.0 / len(INTENTS), np.float32)
+"""Of a classifier that is not there."""

@@ -1,0 +1,212 @@
+"""Settings of ReflectDiffu: what its stages share, and what each of them adds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from empax.core.config import ConfigError, check_numbers
+from empax.data.intents import INTENTS
+from empax.decoding.settings import DecodeSettings
+from empax.interop.pretrained import Dtype, EncoderSettings
+from empax.losses.diffusion import Schedule
+from empax.models.contagion_encoder import Gate
+from empax.models.transformer_config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """The Transformer that answers: that of the MoEL lineage by default, which the paper follows.
+
+    Attributes:
+      vectors: of words, to start from: see `data.word_vectors.load_vectors`; empty = random.
+      kernel: positions that a convolution of the feed-forward reads.
+    """
+
+    vectors: str = ""
+    d_model: int = 300
+    num_heads: int = 2
+    head_dim: int = 20
+    d_ff: int = 50
+    kernel: int = 3
+    num_encoder_layers: int = 1
+    num_decoder_layers: int = 1
+    dropout: float = 0.0
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        sizes = ("d_model", "num_heads", "head_dim", "d_ff", "kernel", "num_encoder_layers", "num_decoder_layers")
+        check_numbers(self, *sizes, least=1)
+        check_numbers(self, "dropout", least=0, below=1)
+
+    def config(self, vocab_size: int, start_id: int) -> TransformerConfig:
+        """Of the encoder and the decoder: pre-norm, convolutions, attention without biases, sinusoids."""
+        return TransformerConfig(
+            vocab_size=vocab_size,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            d_ff=self.d_ff,
+            num_encoder_layers=self.num_encoder_layers,
+            num_decoder_layers=self.num_decoder_layers,
+            dropout=self.dropout,
+            feed_forward_kernel=self.kernel,
+            attention_bias=False,
+            position="sinusoidal",
+            embed_scale=True,
+            embedding_projection=True,
+            tie_embeddings=False,
+            start_id=start_id,
+            dtype=self.dtype,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ReflectSettings:
+    """What all stages share.
+
+    Attributes:
+      max_context_tokens: of a context as the generator reads it; the newest turns stay.
+      max_piece_tokens: of a context as the annotator of reasons and the classifier of intents read it.
+      max_target_tokens: of a response, end-of-sequence included.
+    """
+
+    model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
+    max_context_tokens: int = 100
+    max_piece_tokens: int = 100
+    max_target_tokens: int = 50
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "max_context_tokens", "max_piece_tokens", "max_target_tokens", least=2)
+        if self.decoding.reads_source:
+            raise ConfigError(
+                "encoder_no_repeat_ngram and encoder_repetition_penalty count the source's words, which ReflectDiffu "
+                "copies; set them to 0 and 1 in config.reflectdiffu.decoding."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ReasonTaskSettings:
+    """The annotator of reasons.
+
+    Attributes:
+      data: where spans are from: "reccon" (people's, of DailyDialog), "sample" (people's, of the built-in corpus),
+        "file" (yours), or "lexicon" (words of emotion by VADER, in the run's own contexts).
+      spans: with "file", a folder with train.jsonl and validation.jsonl (`data.spans.read_spans`).
+      least_valence: with "lexicon", see `data.spans.lexicon_spans`.
+      max_validation_examples: 0 = all.
+    """
+
+    encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
+    data: Literal["reccon", "sample", "file", "lexicon"] = "reccon"
+    spans: str = ""
+    least_valence: float = 1.5
+    max_validation_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "least_valence", least=0, most=4)
+        check_numbers(self, "max_validation_examples", least=0)
+        if (self.data == "file") != bool(self.spans):
+            raise ConfigError(f"spans = {self.spans!r} goes with data = 'file', which is {self.data!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class IntentTaskSettings:
+    """The classifier of intents: of the context alone, since nobody has answered yet where it is asked.
+
+    Attributes:
+      max_validation_examples: 0 = all.
+    """
+
+    encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
+    max_validation_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "max_validation_examples", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorTaskSettings:
+    """Everything else, trained jointly (Eq. 12).
+
+    Attributes:
+      reasons: the stage that trained the annotator; empty = w/o ERA.
+      intents: the stage that trained the classifier of intents; empty = every intent is as likely.
+      experts: which expert judges (`models.contagion_encoder.Gate`); "none" = w/o C-Experts, one linear head and no
+        contrastive loss.
+      contrastive_weight: of NT-Xent beside the cross-entropy of emotions.
+      temperature: of NT-Xent; ours, as the paper has none.
+      classifier_share: alpha of Eq. 5; ours.
+      first_intent: "mixed", or Eq. 5 as "printed".
+      second_intent: False = w/o intent twice: the first intent is the final one.
+      actions: the reference intents of an emotion: the commonest in training, or the paper's Table 1.
+      num_actions: n, how many there are.
+      policy_weight: of the policy's loss, which Eq. 10 and 12 lack; ours. 0 = they are right.
+      reward: "alignment" (Eq. 9, of the chosen intent's embedding), or "label", 1 for the intent that the response has.
+      mimicry: False = w/o EMU: the decoder attends to the encoder's states.
+      diffusion: betas and how many steps there are.
+      state_time: how noisy the summary is from which emotions are restored; ours.
+      restore: "ddim", or Eq. 7 as "printed", step by step.
+      restore_steps: of "ddim"; 1 = the estimate of x_0.
+      noise_error: whether the denoisers learn to predict the noise; Eq. 10 has only their KL.
+      kl_weight: of the denoisers' KL.
+      noise: deviation of what is added to the summary when answering; 0 = its mean. It depends on the instance's id.
+      latent, hidden: of the denoisers; ours.
+      copying: whether the decoder has a pointer.
+      intent_start: whether the decoder starts from the final intent; ours, since Eq. 11 shows the decoder no intent.
+      emotion_weight, twice_weight, response_weight: delta, zeta and eta of Eq. 12; ours, equal.
+      max_validation_examples: 0 = all.
+    """
+
+    reasons: str = "reasons"
+    intents: str = "intents"
+    experts: Gate | Literal["none"] = "row"
+    contrastive_weight: float = 1.0
+    temperature: float = 0.07
+    classifier_share: float = 0.5
+    first_intent: Literal["mixed", "printed"] = "mixed"
+    second_intent: bool = True
+    actions: Literal["train_statistics", "table_1"] = "train_statistics"
+    num_actions: int = 3
+    policy_weight: float = 0.1
+    reward: Literal["alignment", "label"] = "alignment"
+    mimicry: bool = True
+    diffusion: Schedule = dataclasses.field(default_factory=Schedule)
+    state_time: int = 200
+    restore: Literal["ddim", "printed"] = "ddim"
+    restore_steps: int = 1
+    noise_error: bool = True
+    kl_weight: float = 1.0
+    noise: float = 0.0
+    latent: int = 64
+    hidden: int = 300
+    copying: bool = True
+    intent_start: bool = True
+    label_smoothing: float = 0.0
+    emotion_weight: float = 1.0
+    twice_weight: float = 1.0
+    response_weight: float = 1.0
+    max_validation_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "temperature", above=0)
+        check_numbers(self, "classifier_share", least=0, most=1)
+        check_numbers(self, "label_smoothing", least=0, below=1)
+        check_numbers(self, "num_actions", least=2, most=len(INTENTS))
+        check_numbers(self, "latent", "hidden", "restore_steps", least=1)
+        weights = ("contrastive_weight", "policy_weight", "kl_weight", "emotion_weight", "twice_weight")
+        check_numbers(self, *weights, "response_weight", "noise", "max_validation_examples", least=0)
+        self.diffusion.check_time("state_time", self.state_time)
+        if self.restore_steps > self.state_time:
+            raise ConfigError(f"restore_steps = {self.restore_steps} must be at most state_time = {self.state_time}.")
+
+    @property
+    def splits_batches(self) -> bool:
+        """Not with experts: NT-Xent compares the rows of a batch, and most of them may choose the expert."""
+        return self.experts == "none"
+
+    @property
+    def reinforced(self) -> bool:
+        """Whether a policy learns from rewards."""
+        return self.second_intent and self.policy_weight > 0

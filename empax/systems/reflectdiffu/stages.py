@@ -1,0 +1,245 @@
+"""The stage "generator": from settings and the work directory to the task with its examples, and to answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from empax.core.config import ConfigError
+from empax.core.files import write_json
+from empax.core.protocols import Tokenizer
+from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.shapes import shapes_of
+from empax.core.system import AnswerOptions
+from empax.core.types import EMOTIONS, Generated, Instance, Params
+from empax.data.intents import INTENTS, IntentTable, intent_ids, intent_report, load_intents, references
+from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
+from empax.data.word_vectors import check_vectors, load_vectors
+from empax.decoding.settings import without_unknown
+from empax.interop.pretrained import LoadedEncoder
+from empax.models.pointer_generator import PointerGenerator
+from empax.models.transformer import EncoderDecoder
+from empax.systems.dialogue.answerer import Answerer, AnswerExamples
+from empax.systems.dialogue.generator import Decoder
+from empax.systems.dialogue.parts import MAX_REFERENCE_TOKENS
+from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectBatch, ReflectExamples
+from empax.systems.reflectdiffu.intents import load_guesser
+from empax.systems.reflectdiffu.reasons import annotator_of, load_finder, load_pieces_encoder
+from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
+from empax.systems.reflectdiffu.tasks import ReflectDiffu
+from empax.training.checkpoint import load_params
+from empax.training.settings import check_whole_batches
+
+_LABELS = ("intent_first", "intent_second", "intent_prediction")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What the stage is put together from.
+
+    Attributes:
+      pieces: the annotator's encoder; None = w/o ERA.
+      intents: of the responses, by instance id.
+      table: how often each intent answers each emotion in training.
+    """
+
+    settings: ReflectSettings
+    tokenizer: Tokenizer
+    pieces: LoadedEncoder | None
+    intents: Mapping[str, str]
+    table: IntentTable
+
+    @classmethod
+    def of(cls, stage: GeneratorTaskSettings, run: RunContext) -> Parts:
+        intents = load_intents(run.plan.data)
+        table = IntentTable.of(load_instances(run, "train"), intents)
+        return cls(
+            run.shared_settings(ReflectSettings), run_tokenizer(run), _pieces_encoder(stage, run), intents, table
+        )
+
+    @classmethod
+    def planned(cls, stage: GeneratorTaskSettings, run: RunContext) -> Parts:
+        """Without any data."""
+        table = IntentTable(np.zeros((len(EMOTIONS), len(INTENTS)), np.int64))
+        pieces = _pieces_encoder(stage, run, planned=True)
+        return cls(run.shared_settings(ReflectSettings), run_tokenizer(run, planned=True), pieces, {}, table)
+
+    def task(self, stage: GeneratorTaskSettings) -> ReflectDiffu:
+        t, settings = self.tokenizer, self.settings
+        plain = EncoderDecoder(settings.model.config(t.vocab_size, t.start_id))
+        found = references(stage.actions, self.table, stage.num_actions)
+        actions = tuple(tuple(int(i) for i in intent_ids(found[emotion])) for emotion in EMOTIONS)
+        make = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
+        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
+        return make(
+            PointerGenerator(plain) if stage.copying else plain,
+            stage,
+            Decoder(without_unknown(settings.decoding, unknown), t.start_id, t.eos_id, t.pad_id),
+            None if self.pieces is None else annotator_of(self.pieces),
+            actions,
+        )
+
+    def reading(self, max_target_tokens: int) -> Reading:
+        s, pieces = self.settings, None if self.pieces is None else self.pieces.tokenizer
+        assert pieces is None or isinstance(pieces, SubwordTokenizer)
+        return Reading(self.tokenizer, pieces, s.max_context_tokens, s.max_piece_tokens, max_target_tokens)
+
+
+def _pieces_encoder(stage: GeneratorTaskSettings, run: RunContext, *, planned: bool = False) -> LoadedEncoder | None:
+    if not stage.reasons:
+        return None
+    encoder = run.settings(stage.reasons, ReasonTaskSettings).encoder
+    return load_pieces_encoder(encoder, run, with_params=False, planned=planned)
+
+
+def _priors(stage: GeneratorTaskSettings, run: RunContext) -> Any:
+    """Instances to the distributions of their intents."""
+    if stage.intents:
+        return load_guesser(run, stage.intents)
+    return lambda instances: np.repeat(NO_PRIOR[None], len(instances), axis=0)
+
+
+def _frozen(stage: GeneratorTaskSettings, run: RunContext) -> Params:
+    return {"reasons": load_params(run.files.stage(stage.reasons))} if stage.reasons else {}
+
+
+def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
+    """Whether the stages that it reads are there, and batches are whole where their rows look at each other.
+
+    Raises:
+      ConfigError: they are not, come later, or leave something else; or there are no intents.
+    """
+    check_prepared(run)
+    check_whole_batches(run.named(run.stage).loop, stage, where=f"config.{run.stage}")
+    if stage.reasons:
+        run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
+    if stage.intents:
+        run.earlier("intents", stage.intents, tasks=("reflectdiffu.intents",))
+    load_intents(run.plan.data)
+    references(stage.actions, IntentTable(np.zeros((len(EMOTIONS), len(INTENTS)), np.int64)), stage.num_actions)
+
+
+def check_system(run: RunContext) -> None:
+    """Whether the word vectors that training starts from are there, and the tokenizer marks turns."""
+    check_prepared(run)
+    check_vectors(run.shared_settings(ReflectSettings).model.vectors)
+    if not run.settings("prepare", PrepareSettings).tokenizer.tags:
+        raise ConfigError("config.prepare.tokenizer.tags = False, but ReflectDiffu marks who speaks; set it to True.")
+
+
+def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
+    parts, prior = Parts.of(stage, run), _priors(stage, run)
+    reading = parts.reading(parts.settings.max_target_tokens)
+
+    def examples(split: str, limit: int) -> ReflectExamples:
+        instances = load_instances(run, split)[: limit or None]
+        return ReflectExamples(instances, reading, prior(instances), parts.intents)
+
+    def initial(params: Params) -> Params:
+        settings, tokenizer = parts.settings.model, parts.tokenizer
+        assert isinstance(tokenizer, SubwordTokenizer)
+        table = load_vectors(settings.vectors, tokenizer, settings.d_model).table
+        return _with_embedding(params, table, copying=stage.copying)
+
+    judged = IntentTable.of(load_instances(run, "test"), parts.intents)
+    write_json(run.directory / "intents.json", intent_report(parts.table, judged))
+    return Assembly(
+        parts.task(stage),
+        examples("train", 0),
+        examples("validation", stage.max_validation_examples),
+        frozen=_frozen(stage, run),
+        initial=initial if parts.settings.model.vectors else None,
+    )
+
+
+def _with_embedding(params: Params, table: np.ndarray, *, copying: bool) -> Params:
+    """`params` with another token embedding, which lies deeper where the model can copy."""
+    if copying:
+        inner = {**params["model"]["model"], "token_embedding": table}
+        return {**params, "model": {**params["model"], "model": inner}}
+    return {**params, "model": {**params["model"], "token_embedding": table}}
+
+
+def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = Parts.planned(stage, run)
+    task, settings = parts.task(stage), parts.settings
+    sizes = {"B": batch_size, "S": length, "T": settings.max_target_tokens, "I": len(INTENTS)}
+    frozen: Params = {}
+    filled = {"action", "log_prob", "reward", "advantage"} if stage.reinforced else set()
+    if parts.pieces is not None:
+        encoder: Any = parts.pieces.model.encoder
+        sizes |= {"P": settings.max_piece_tokens, "R": encoder.config.d_model}
+        filled |= {"reasoning", "reasons"} if stage.reinforced else set()
+        ids = jax.ShapeDtypeStruct((batch_size, settings.max_piece_tokens), np.int32)
+        mask = jax.ShapeDtypeStruct(ids.shape, np.bool_)
+        annotator = task.annotator
+        assert annotator is not None
+        made = jax.eval_shape(lambda ids, mask: annotator.init(jax.random.key(0), ids, mask), ids, mask)
+        frozen = {"reasons": made["params"]}
+    if stage.mimicry:
+        sizes["D"] = settings.model.d_model
+        filled |= {"noise"} if stage.reinforced else set()
+    whole = shapes_of(ReflectBatch, **sizes)
+    later = ("reasoning", "reasons", "noise", "action", "log_prob", "reward", "advantage")
+    given = dataclasses.replace(whole, **dict.fromkeys(later), **({} if stage.reasons else {"place": None}))
+    batch = dataclasses.replace(given, **{name: getattr(whole, name) for name in filled})
+    return Sketch(task, batch, frozen, given=given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answering:
+    """The task for `systems.dialogue.answerer.Answerer`: parameters are {"own", "frozen"}."""
+
+    task: ReflectDiffu
+
+    @property
+    def model(self) -> Any:
+        return self.task.model
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return self.task.heads
+
+    def generate(self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array) -> Generated:
+        del frozen
+        return self.task.generate(params["own"], params["frozen"], batch, rng)
+
+    def read(self, params: Params, batch: ReflectBatch) -> dict[str, Array]:
+        return self.task.read(params["own"], params["frozen"], batch)
+
+
+def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
+    """The trained generator, which reads contexts alone; predictions tell its intents, and the reasons that it saw."""
+    parts, prior = Parts.of(stage, run), _priors(stage, run)
+    finder = load_finder(run, stage.reasons) if stage.reasons else None
+    reading = parts.reading(MAX_REFERENCE_TOKENS)
+
+    def make(instances: Sequence[Instance]) -> AnswerExamples:
+        notes: list[dict[str, Any]] = [{} for _ in instances]
+        contexts = [i.context for i in instances]
+        for note, found in zip(notes, [] if finder is None else finder(contexts), strict=False):
+            note["reasons"] = [list(span) for span in found]  # where, not which words: outputs have none of a corpus
+        for note, instance in zip(notes, instances, strict=True):
+            if instance.id in parts.intents:
+                note["intent"] = parts.intents[instance.id]
+        return AnswerExamples(ReflectExamples(instances, reading, prior(instances), parts.intents), notes)
+
+    params = {"own": load_params(run.files.stage(options.stage)), "frozen": _frozen(stage, run)}
+    named = [name for name in _LABELS if stage.second_intent or name != "intent_second"]
+    return Answerer(
+        Answering(parts.task(stage)),
+        params,
+        make,
+        parts.tokenizer,
+        options.buckets or (parts.settings.max_context_tokens,),
+        labels=dict.fromkeys(named, INTENTS),
+        mesh=run.plan.options.mesh,
+        single=not options.buckets,
+    )

@@ -1,0 +1,97 @@
+"""ReflectDiffu's recipe in small: annotator, intents, the joint stage with rewards and diffusion, and who answers."""
+
+import gzip
+import json
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import empax
+from configs.reflectdiffu import ABLATIONS
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.data.intents import INTENTS
+from empax.training.checkpoint import load_params
+
+RECIPE = "configs/reflectdiffu.py"
+TIMING = {"seconds", "examples_per_second"}
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reflectdiffu") / "run"
+    result = recipe(folder, "--check", config=f"{RECIPE}:tiny")
+    assert result.returncode == 0, result.stderr
+    return WorkDir(folder)
+
+
+def test_predictions_tell_reasons_and_intents_and_a_report_scores_them(whole):
+    rows = list(read_jsonl(whole.predictions))
+    assert len(rows) == 62
+    assert all({"intent_first", "intent_second", "intent_prediction", "reasons"} <= set(row["notes"]) for row in rows)
+    assert any("intent" in row["notes"] for row in rows)
+    assert all(row["notes"]["intent_prediction"] in INTENTS for row in rows)
+    text = gzip.decompress(whole.outputs.read_bytes()).decode()
+    assert not any(word in text for row in rows for word in row["context"])
+    report = read_json(whole.root / "report.json")
+    assert 0 <= report["metrics"]["intent_accuracy"]["value"] <= 100
+    assert read_json(whole.stage("generator") / "intents.json")["covered_by_commonest"]["3"] > 0
+    assert set(read_json(whole.stage("reasons") / "reasons.json")) == {"data", "held_out", "lexicon"}
+
+
+def test_the_joint_stage_logs_rewards_corrections_and_diffusion(whole):
+    logged = [row for row in read_jsonl(whole.metrics) if row["stage"] == "generator"]
+    wanted = {"reward", "baseline", "policy_entropy", "noise_error", "latent_kl", "corrected", "mimicry_gain"}
+    assert wanted <= set(json.dumps(logged).split('"'))
+
+
+def test_it_chats_and_shows_what_it_thought(whole, command):
+    said = command("-m", "empax.chat", f"--workdir={whole.root}", input="I lost my dog.\n")
+    assert said.returncode == 0, said.stderr
+    (intents,) = [line for line in said.stdout.split("\n") if "intents: " in line]
+    assert all(name in INTENTS for name in intents.split("intents: ")[1].split(" -> "))
+    reply = empax.Session.load(whole.root).reply(["I lost my dog."])
+    assert reply.notes["intent_prediction"] in INTENTS
+    with pytest.raises(ConfigError, match=r"trains reflectdiffu\.reasons.*Session\.load answers"):
+        empax.load(whole.root)
+
+
+def history(files):
+    return [{k: v for k, v in row.items() if k not in TIMING} for row in read_jsonl(files.metrics)]
+
+
+def test_a_run_killed_in_the_joint_stage_ends_with_the_same_bits(whole, recipe, tmp_path):
+    """With rewards and diffusion: parameters, the rewards' running mean and all metrics.
+
+    The interrupted process saves, so that the killed one has gone on from a checkpoint between two evaluations.
+    """
+    files = WorkDir(tmp_path / "run")
+    shutil.copytree(whole.root, files.root)
+    for name in ("generator", "evaluate", "report"):
+        shutil.rmtree(files.stage(name))
+    rows = [row for row in read_jsonl(files.metrics) if row["stage"] != "generator"]
+    files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for stop, code in (("generator:3:SIGINT", 130), ("generator:4:SIGKILL", -9)):
+        stopped = recipe(files.root, f"--stop={stop}", config=f"{RECIPE}:tiny")
+        assert stopped.returncode == code, stopped.stderr
+        assert not files.done("generator").exists()
+    resumed = recipe(files.root, config=f"{RECIPE}:tiny")
+    assert resumed.returncode == 0, resumed.stderr
+    assert re.search(r"parameters, from step [34]\.", resumed.stderr)
+    for which in ("best", "last"):
+        jax.tree.map(np.testing.assert_array_equal, *(load_params(f.stage("generator"), which) for f in (whole, files)))
+    assert history(files) == history(whole)  # "baseline" is of the memory
+    assert files.predictions.read_bytes() == whole.predictions.read_bytes()
+
+
+@pytest.mark.parametrize("form", [*ABLATIONS, "plain", "eq10", "batch_majority,eq5,eq7,table_1"])
+def test_every_form_runs(form, recipe, tmp_path):
+    result = recipe(tmp_path, config=f"{RECIPE}:{form},tiny")
+    assert result.returncode == 0, result.stderr
+    row = next(iter(read_jsonl(tmp_path / "predictions.jsonl")))
+    assert ("reasons" in row["notes"]) == (form not in ("no_reasons", "plain"))
+    assert ("intent_second" in row["notes"]) == (form not in ("no_second_intent", "plain"))

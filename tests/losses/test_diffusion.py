@@ -1,0 +1,140 @@
+"""The forward chain by its steps, the backward ones by what they must give back, and a mixture that it learns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from empax.core.config import ConfigError
+from empax.losses.diffusion import Schedule, clean_estimate, ddim, ddpm_step, noise_loss, q_sample
+from empax.losses.latent import gaussian_kl
+from empax.models.intent_diffusion import IntentDenoiser
+
+STANDARD = Schedule()
+
+
+def test_the_published_schedule():
+    expected = {0: 1.0, 100: 0.779, 200: 0.367, 300: 0.104, 500: 0.0018, 1000: 9.0e-12}
+    for time, share in expected.items():
+        assert STANDARD.alpha_bars[time] == pytest.approx(share, rel=0.03)
+    sums = np.cumsum(STANDARD.betas)
+    assert sums[200] < 1 < sums[201]
+
+
+def test_one_draw_is_as_many_steps_of_noise():
+    schedule, draws, clean = Schedule(20, 0.01, 0.3), 50_000, 1.7
+    rng = np.random.default_rng(0)
+    walked = np.full(draws, clean)
+    for beta in schedule.betas[1:13]:
+        walked = np.sqrt(1 - beta) * walked + np.sqrt(beta) * rng.normal(size=draws)
+    noise = jnp.asarray(rng.normal(size=(draws, 1)), jnp.float32)
+    time = jnp.full(draws, 12)
+    jumped = np.asarray(q_sample(schedule, jnp.full((draws, 1), clean), time, noise))[:, 0]
+    deviation = walked.std()
+    assert jumped.mean() == pytest.approx(walked.mean(), abs=3 * deviation * (2 / draws) ** 0.5)
+    assert jumped.var() == pytest.approx(walked.var(), rel=3 * (4 / draws) ** 0.5)
+
+
+def example(time):
+    rng = np.random.default_rng(1)
+    clean, noise = (jnp.asarray(rng.normal(size=(3, 4)), jnp.float32) for _ in range(2))
+    times = jnp.full(3, time)
+    return clean, noise, times, q_sample(STANDARD, clean, times, noise)
+
+
+def test_a_step_back_with_the_true_noise_is_the_posteriors_mean():
+    """Ho et al., Eq. 7, in terms of x_0 and x_t."""
+    for time in (1, 2, 150, 700):
+        clean, noise, times, noisy = example(time)
+        beta, bar, before = STANDARD.betas[time], STANDARD.alpha_bars[time], STANDARD.alpha_bars[time - 1]
+        mean = np.sqrt(before) * beta / (1 - bar) * clean + np.sqrt(1 - beta) * (1 - before) / (1 - bar) * noisy
+        found = ddpm_step(STANDARD, noisy, times, noise, jnp.zeros_like(noise))
+        np.testing.assert_allclose(found, mean, rtol=1e-4, atol=1e-4)
+        moved = ddpm_step(STANDARD, noisy, times, noise, jnp.ones_like(noise)) - found
+        np.testing.assert_allclose(moved, np.sqrt(beta * (1 - before) / (1 - bar)), rtol=1e-2, atol=1e-6)
+
+
+def test_all_steps_with_the_true_noise_give_the_clean_vector():
+    clean, _, _, noisy = example(1000)
+
+    def predict(noisy, time):
+        share = jnp.asarray(STANDARD.alpha_bars, jnp.float32)[time][:, None]
+        return (noisy - jnp.sqrt(share) * clean) / jnp.sqrt(1.0 - share)
+
+    for steps in (10, 1000):
+        np.testing.assert_allclose(ddim(predict, STANDARD, noisy, start=1000, steps=steps), clean, atol=1e-4)
+    _, noise, times, noisy = example(200)
+    clean = clean_estimate(STANDARD, noisy, times, noise)
+    np.testing.assert_allclose(ddim(lambda *_: noise, STANDARD, noisy, start=200, steps=1), clean, atol=1e-5)
+
+
+def test_the_printed_step_has_a_number_where_its_root_has_none():
+    left = 1.0 - np.cumsum(STANDARD.betas)
+    for time, share in ((100, left[100]), (200, left[200]), (201, left[200]), (1000, left[200])):
+        _, noise, times, noisy = example(time)
+        found = np.asarray(ddpm_step(STANDARD, noisy, times, noise, noise, form="printed"))
+        beta = STANDARD.betas[time]
+        np.testing.assert_allclose(found, (noisy - beta / np.sqrt(share) * noise) / np.sqrt(1 - beta), rtol=1e-3)
+
+
+def test_times_that_are_none():
+    with pytest.raises(ConfigError, match=r"start = 1001 must be a time of the schedule, 1 to 1000"):
+        ddim(lambda noisy, _: noisy, STANDARD, jnp.zeros((1, 2)), start=1001, steps=1)
+    with pytest.raises(ConfigError, match=r"steps = 11 must be from 1 to the time that they start from, 10"):
+        ddim(lambda noisy, _: noisy, STANDARD, jnp.zeros((1, 2)), start=10, steps=11)
+
+
+MEANS = np.array([[1.0, 0.0], [-0.5, 0.9], [-0.5, -0.9]], np.float32)
+SPREAD = 0.05
+
+
+def trained(*, shuffled=False, noise_weight=1.0, steps=1000):
+    """Samples by intent, of a denoiser trained on a mixture whose mean the intent names."""
+    schedule, model, rows = Schedule(100, 1e-4, 0.1), IntentDenoiser(latent=4, hidden=64), 128
+
+    def loss(params, rng):
+        a, b, c, d, e, f = jax.random.split(rng, 6)
+        group = jax.random.randint(a, (rows,), 0, 3)
+        clean = jnp.asarray(MEANS)[group] + SPREAD * jax.random.normal(b, (rows, 2))
+        time, noise = jax.random.randint(c, (rows,), 1, 101), jax.random.normal(d, (rows, 2))
+        group = jax.random.permutation(f, group) if shuffled else group
+        noisy = q_sample(schedule, clean, time, noise)
+        found, posterior = model.apply({"params": params}, noisy, time, jax.nn.one_hot(group, 3), e)
+        error = noise_loss(found, noise, jnp.ones(rows, bool)).value()
+        return noise_weight * error + 0.01 * gaussian_kl(posterior).mean(), error
+
+    optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, steps))
+    one = jnp.zeros((1, 2)), jnp.ones(1, jnp.int32), jnp.zeros((1, 3))
+    params = model.init(jax.random.key(0), *one)["params"]
+
+    @jax.jit
+    def step(carry, rng):
+        params, state = carry
+        grads, error = jax.grad(loss, has_aux=True)(params, rng)
+        updates, state = optimizer.update(grads, state)
+        return (optax.apply_updates(params, updates), state), error
+
+    (params, _), errors = jax.lax.scan(
+        step, (params, optimizer.init(params)), jax.random.split(jax.random.key(1), steps)
+    )
+    start = jax.random.normal(jax.random.key(2), (300, 2))
+    intent = jax.nn.one_hot(jnp.repeat(jnp.arange(3), 100), 3)
+    samples = ddim(lambda x, t: model.apply({"params": params}, x, t, intent)[0], schedule, start, start=100, steps=50)
+    return np.asarray(samples).reshape(3, 100, 2), float(errors[-100:].mean())
+
+
+@pytest.mark.slow
+def test_it_learns_a_mixture_by_intent():
+    samples, _ = trained()
+    np.testing.assert_allclose(samples.mean(axis=1), MEANS, atol=0.1)
+    mixed, _ = trained(shuffled=True)
+    assert np.abs(mixed.mean(axis=1) - MEANS).max() > 0.5
+
+
+@pytest.mark.slow
+def test_without_the_error_of_the_noise_nothing_is_learnt():
+    """ReflectDiffu's Eq. 10 to the letter: the posterior becomes the prior, the noise is never predicted."""
+    samples, error = trained(noise_weight=0.0)
+    assert error > 0.9
+    assert np.abs(samples.mean(axis=1) - MEANS).max() > 0.5

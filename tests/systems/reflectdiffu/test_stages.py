@@ -1,0 +1,140 @@
+"""The stages: rows of contexts, what is refused before any work, plans."""
+
+import numpy as np
+import pytest
+
+from configs import reflectdiffu
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir
+from empax.core.types import EMOTIONS, Instance
+from empax.data.bpe import train_bpe
+from empax.data.features import SPECIAL_TOKENS
+from empax.data.intents import INTENTS
+from empax.data.spans import Span, SpanExample
+from empax.pipeline import run
+from empax.planning.sketches import sketch_stage
+from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReasonExamples, ReflectExamples, polarities
+
+CONTEXT = ("My dog died, it is horrible.", "Oh no!", "I miss him.")
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    texts = [" ".join(CONTEXT), "The dog was mine. I miss my dog terribly."]
+    sizes = (290, 310)
+    return [train_bpe(texts, vocab_size=n, lowercase=True, special_tokens=SPECIAL_TOKENS) for n in sizes]
+
+
+def test_rows_know_their_words_pieces_and_labels(tokenizers):
+    words, pieces = tokenizers
+    instances = [Instance("a#4", CONTEXT, "I see.", "sad"), Instance("b#2", ("We won, great!",), "Well done!", "")]
+    prior = np.stack([NO_PRIOR, np.eye(len(INTENTS), dtype=np.float32)[2]])
+    reading = Reading(words, pieces, 40, 40, 10)
+    examples = ReflectExamples(instances, reading, prior, {"a#4": "consoling"})
+    batch = examples.collate(np.array([1, 0, -1]), 40, np.random.default_rng(0))
+    np.testing.assert_array_equal(batch.valid, [True, True, False])
+    np.testing.assert_array_equal(batch.emotion, [-1, EMOTIONS.index("sad"), -1])
+    np.testing.assert_array_equal(batch.intent, [-1, INTENTS.index("consoling"), -1])
+    np.testing.assert_array_equal(batch.polarity[:2], [1, -1])
+    np.testing.assert_array_equal(batch.turns[:2], [1, 3])
+    np.testing.assert_array_equal(batch.prior[0], prior[1])
+    assert batch.source[1, 0] == words.cls_id
+    roles = [words.token_id(t) for t in ("<speaker>", "<listener>", "<speaker>")]
+    assert [i for i in batch.source[1] if i in roles] == roles
+    assert (batch.place[1][batch.source_mask[1]] >= 0).sum() >= len(words.encode(" ".join(CONTEXT))) - 6
+    spoken = words.encode(CONTEXT[0])
+    first = batch.place[1][2 : 2 + len(spoken)]
+    assert batch.told[1][first].all()
+    assert (np.diff(first) >= 0).all()
+    assert batch.number[0] != batch.number[1]
+
+
+def test_a_row_that_is_cut_keeps_the_id_of_the_context_and_its_newest_words(tokenizers):
+    words, pieces = tokenizers
+    examples = ReflectExamples(
+        [Instance("a#4", CONTEXT, "x", "")], Reading(words, pieces, 40, 40, 10), NO_PRIOR[None], {}
+    )
+    whole, cut = (examples.collate(np.array([0]), n, np.random.default_rng(0)) for n in (40, 8))
+    size = int(whole.source_mask.sum())
+    assert cut.source[0].tolist() == [words.cls_id, *whole.source[0, size - 7 : size]]
+    assert cut.place[0].tolist() == [-1, *whole.place[0, size - 7 : size]]
+
+
+def test_annotated_rows_mark_reasons_in_the_speakers_words(tokenizers):
+    _, pieces = tokenizers
+    example = SpanExample("a", CONTEXT, (Span(0, 3, 11),))
+    batch = ReasonExamples([example], pieces, 40).collate(np.array([0, -1]), 40, np.random.default_rng(0))
+    marked = batch.source[0][batch.tags[0] == 1]
+    assert pieces.decode(marked) == "dog died"
+    assert not batch.told[1].any()
+    assert batch.told[0][batch.tags[0] == 1].all()
+    assert not (batch.told & ~batch.source_mask).any()
+
+
+def test_polarity_is_of_the_whole_context():
+    assert polarities([("I hate it.",), ("I love it.",), ("It is a chair.",)]).tolist() == [-1, 1, 0]
+
+
+def test_forms_change_the_joint_stage_and_go_together():
+    plain = reflectdiffu.get_config()
+    both = reflectdiffu.get_config("table_1,no_reasons")
+    assert both.run == tuple(name for name in plain.run if name != "reasons")
+    changed = {name for name, value in both.generator.items() if value != plain.generator[name]}
+    assert changed == {"actions", "reasons"}
+    assert reflectdiffu.get_config("machine=gpu").generator.optimizer.warmup_steps == 6000
+    for form, changes in reflectdiffu.FORMS.items():
+        config = reflectdiffu.get_config(form)
+        assert all(plain.generator.get(name) != value == config.generator[name] for name, value in changes.items())
+        assert run.make_plan(run.plain(config)).stages["generator"].settings
+
+
+def tiny(*words, **changes):
+    config = run.plain(reflectdiffu.get_config(",".join([*words, "tiny"])))
+    config["mesh"]["data"] = 1
+    for path, value in changes.items():
+        section, _, name = path.partition("__")
+        config[section][name] = value
+    return config
+
+
+REFUSED = {
+    "config.generator.reasons = 'intents'": {"generator__reasons": "intents"},
+    "config.generator.intents = 'nowhere'": {"generator__intents": "nowhere"},
+    "has no response intents": {"data__name": "jsonl"},
+    "num_actions = 4, but Table 1": {"generator__num_actions": 4, "generator__actions": "table_1"},
+    "are each other's negatives": {"generator__accumulate": 2},
+    "buckets end at 20": {"reasons__buckets": [20]},
+    "ReflectDiffu marks who speaks": {"prepare__tokenizer": {"tags": False, "vocab_size": 600}},
+    "holds no RECCON": {"reasons__data": "reccon", "data__dir": "configs"},
+    "must hold train.jsonl": {"reasons__data": "file", "reasons__spans": "configs"},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_work_is_refused_before_any_work(said, tmp_path):
+    problems = list(run.find_problems(run.make_plan(tiny(**REFUSED[said])), WorkDir(tmp_path)))
+    assert any(said in str(problem) for problem in problems), problems
+
+
+WRONG = {
+    "state_time = 1001": {"generator__state_time": 1001},
+    "restore_steps = 201": {"generator__restore_steps": 201},
+    "spans = ''": {"reasons__data": "file"},
+    "num_actions": {"generator__num_actions": 1},
+    "encoder_no_repeat_ngram": {"reflectdiffu__decoding": {"encoder_no_repeat_ngram": 3}},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_settings_out_of_range_are_refused(said):
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        run.make_plan(tiny(**WRONG[said]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["", *reflectdiffu.FORMS])
+def test_it_is_planned(form):
+    plan = run.make_plan(tiny(*filter(None, [form])))
+    found = sketch_stage(plan, plan.stages["generator"])
+    assert ("contagion" in found.params) == (form not in ("no_reasons", "plain"))
+    assert ("mimicry" in found.params) == (form not in ("no_mimicry", "plain"))

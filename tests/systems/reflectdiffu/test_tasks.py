@@ -1,0 +1,428 @@
+"""The generator: each part does what its switch says, labels reach losses alone, and the policy learns."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.types import EMOTIONS, IS_POSITIVE
+from empax.data.intents import INTENTS
+from empax.decoding.settings import DecodeSettings
+from empax.losses.cross_entropy import token_log_probs
+from empax.models.bert import BertConfig, BertEncoder
+from empax.models.pointer_generator import PointerGenerator
+from empax.models.reason_annotator import ReasonAnnotator
+from empax.models.transformer import EncoderDecoder
+from empax.systems.dialogue.generator import Decoder
+from empax.systems.reflectdiffu.examples import ReflectBatch
+from empax.systems.reflectdiffu.reasons import Reasons, _span_counts
+from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ModelSettings
+from empax.systems.reflectdiffu.tasks import ReflectDiffu
+from empax.systems.reflectdiffu.thought import Thought, policy_loss, standardized
+from empax.training.accumulation import TrainingError
+
+B, S, T, P, V, N = 4, 7, 5, 9, 23, 3
+SMALL = ModelSettings(d_model=16, num_heads=2, head_dim=6, d_ff=12)
+KEY = jax.random.key(0)
+REFERENCES = tuple(tuple((3 * e + n) % len(INTENTS) for n in range(N)) for e in range(len(EMOTIONS)))
+OFF = {"reasons": "", "experts": "none", "second_intent": False, "mimicry": False, "copying": False,
+       "intent_start": False}  # fmt: skip
+
+
+def make(**changes):
+    """The task of a small model, and made-up parameters of it and of its annotator."""
+    stage = GeneratorTaskSettings(**{"latent": 3, "hidden": 12, **changes})
+    plain = EncoderDecoder(SMALL.config(V, 2))
+    annotator = ReasonAnnotator(BertEncoder(BertConfig(30, 12, 2, 16, 1, max_positions=P))) if stage.reasons else None
+    kind = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
+    decoder = Decoder(DecodeSettings("greedy", T), 2, 1, 0)
+    task = kind(PointerGenerator(plain) if stage.copying else plain, stage, decoder, annotator, REFERENCES)
+    batch, rng = example(reasons=bool(stage.reasons)), np.random.default_rng(5)
+    shapes = {"own": jax.eval_shape(task.init, KEY, batch), "frozen": {}}
+    if annotator is not None:
+        made = jax.eval_shape(lambda: annotator.init(KEY, batch.piece, batch.piece_mask))
+        shapes["frozen"] = {"reasons": made["params"]}
+    params = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes)
+    return task, params["own"], params["frozen"]
+
+
+def example(*, reasons=True):
+    rng = np.random.default_rng(0)
+    lengths, sizes = np.array([[7], [4], [6], [5]]), np.array([[9], [5], [7], [6]])
+    source_mask, piece_mask = np.arange(S) < lengths, np.arange(P) < sizes
+    targets = np.arange(T) < np.array([[5], [3], [4], [2]])
+    batch = ReflectBatch(
+        source=np.where(source_mask, rng.integers(3, V, (B, S)), 0),
+        source_mask=source_mask,
+        target=np.where(targets, rng.integers(3, V, (B, T)), 0),
+        target_mask=targets,
+        valid=np.array([True] * 3 + [False]),
+        emotion=np.array([EMOTIONS.index(e) for e in ("sad", "proud", "angry", "joyful")], np.int32),
+        polarity=np.array([-1, 1, 0, 1], np.int32),
+        turns=np.array([1, 3, 1, 5], np.int32),
+        intent=np.array([3, -1, 6, 0], np.int32),
+        prior=rng.dirichlet(np.ones(len(INTENTS)), B).astype(np.float32),
+        number=np.array([11, 12, 13, 14], np.int32),
+        piece=rng.integers(0, 30, (B, P)) if reasons else None,
+        piece_mask=piece_mask if reasons else None,
+        told=piece_mask & (rng.random((B, P)) < 0.7) if reasons else None,
+        place=np.where(source_mask, rng.integers(-1, 5, (B, S)), -1) if reasons else None,
+    )
+    return jax.tree.map(jnp.asarray, batch)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The whole task with functions that are compiled once."""
+    task, params, frozen = make()
+    read = jax.jit(lambda batch: task.read(params, frozen, batch))
+    think = jax.jit(lambda batch: task.think(params, frozen, batch))
+    roll = jax.jit(lambda batch, memory: task.credit(frozen, task.rollout(params, frozen, batch, KEY), memory))
+    loss = jax.jit(lambda params, batch: task.loss(params, frozen, batch, jax.random.key(1), train=True)[0].value())
+    slope = jax.jit(jax.grad(lambda params, batch: task.loss(params, frozen, batch, KEY, train=True)[0].total))
+    return task, params, frozen, {"read": read, "think": think, "roll": roll, "loss": loss, "slope": slope}
+
+
+def test_labels_of_a_row_change_nothing_that_is_read(whole):
+    """Nor do responses, other rows, or what stands in padding."""
+    *_, run = whole
+    batch = example()
+    expected = run["read"](batch)
+    other = batch.replace(emotion=batch.emotion[::-1], intent=jnp.asarray([0, 1, 2, 3]))
+    found = run["read"](other)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    told = run["read"](batch.replace(target=jnp.where(batch.target_mask, (batch.target + 1) % V, 0)))
+    padded = run["read"](batch.replace(
+        source=jnp.where(batch.source_mask, batch.source, 9), piece=jnp.where(batch.piece_mask, batch.piece, 9),
+        place=jnp.where(batch.source_mask, batch.place, 2),
+    ))  # fmt: skip
+    for name in ("generator", "intent_first", "intent_second", "intent_prediction"):
+        np.testing.assert_array_equal(told[name], expected[name])
+        np.testing.assert_array_equal(padded[name], expected[name])
+    assert not np.allclose(told["nll"], expected["nll"])
+    np.testing.assert_allclose(padded["nll"], expected["nll"], rtol=1e-5)
+
+
+def test_a_row_is_read_alike_in_any_order(whole):
+    *_, run = whole
+    batch = example()
+    order = jnp.asarray([2, 0, 3, 1])
+    expected, found = run["read"](batch), run["read"](jax.tree.map(lambda leaf: leaf[order], batch))
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values[order], rtol=1e-5, err_msg=name)
+
+
+def test_the_fused_states_are_as_long_as_the_context_and_intents_are_of_the_references(whole):
+    _task, _, _, run = whole
+    batch = example()
+    thought = run["think"](batch)
+    assert thought.states.shape == (B, S, SMALL.d_model)
+    emotion = np.asarray(thought.emotion.argmax(axis=1))
+    for row in range(B):
+        assert tuple(np.asarray(thought.actions[row])) == REFERENCES[emotion[row]]
+        assert int(thought.second[row]) in REFERENCES[emotion[row]]
+    np.testing.assert_allclose(np.exp(thought.final).sum(axis=1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(thought.first).sum(axis=1), 1.0, rtol=1e-5)
+
+
+def test_a_rollout_draws_rewards_and_the_update_reads_the_same(whole):
+    """The ratio is 1 before the update; the reward is Eq. 9 of the chosen intent, and the baseline follows it."""
+    task, params, _frozen, run = whole
+    batch, start = example(), task.init_memory()
+    rolled, memory, metrics = run["roll"](batch, start)
+    thought = run["think"](rolled)
+    chosen = np.take_along_axis(np.asarray(thought.actions), np.asarray(rolled.action)[:, None], axis=1)[:, 0]
+    emotion = np.asarray(thought.emotion.argmax(axis=1))
+    side = np.where(IS_POSITIVE[emotion], 0, 1)
+    felt = np.asarray(thought.emotion_embedding)[side, emotion]
+    intents = np.asarray(params["intents"]["intent_embedding"])
+    expected = 1 / (1 + np.exp(-(felt * intents[chosen]).sum(axis=1)))
+    # The emotions are restored from noise that the rollout drew, and not these.
+    np.testing.assert_allclose(rolled.reward, expected, rtol=1e-4)
+    valid = np.asarray(batch.valid)
+    mean = np.asarray(rolled.reward)[valid].mean()
+    np.testing.assert_allclose(rolled.advantage, rolled.reward - mean, atol=1e-6)  # the first has no mean before it
+    np.testing.assert_allclose(memory.total / memory.weight, mean, rtol=1e-5)
+    assert float(metrics["reward_spread"].value()) > 1e-4
+    later, _, _ = run["roll"](batch, Baseline(jnp.float32(0.2), jnp.float32(0.4)))
+    np.testing.assert_allclose(later.advantage, rolled.reward - 0.5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_update_finds_the_rollouts_ratio_and_the_policy_part_follows_the_advantage(whole):
+    task, params, frozen, run = whole
+    rolled, _, _ = run["roll"](example(), task.init_memory())
+    metrics = jax.jit(lambda: task.loss(params, frozen, rolled, KEY, train=False)[1])()
+    assert float(metrics["ratio_error"].value()) < 1e-5
+    task.check_start({"ratio_error": float(metrics["ratio_error"].value())}, step=0)
+    with pytest.raises(TrainingError, match=r"ratio_error = 0\.5"):
+        task.check_start({"ratio_error": 0.5}, step=0)
+    with pytest.raises(TrainingError, match="ratio_error = nan"):
+        task.check_start({"ratio_error": float("nan")}, step=0)
+    gradient = run["slope"](params, rolled)["intents"]["policy_out"]["kernel"]
+    doubled = run["slope"](params, rolled.replace(advantage=2 * rolled.advantage))["intents"]["policy_out"]["kernel"]
+    np.testing.assert_allclose(doubled, 2 * gradient, rtol=1e-4, atol=1e-7)  # from rewards alone
+    assert float(jnp.abs(gradient).max()) > 1e-6
+
+
+@pytest.mark.slow
+def test_every_part_of_the_whole_learns(whole):
+    task, params, _frozen, run = whole
+    rolled, _, _ = run["roll"](example(), task.init_memory())
+    gradients = run["slope"](params, rolled)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
+        assert np.isfinite(leaf).all(), path
+        assert np.abs(leaf).max() > 0, path
+
+
+def test_the_intents_loss_knows_the_listeners_intent_alone(whole):
+    """What the policy has drawn is no label: a public reproduction takes it for one, and always succeeds."""
+    task, *_ = whole
+    rng = np.random.default_rng(2)
+    batch = example(reasons=False)
+    final = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, len(INTENTS))), jnp.float32))
+    thought = task_thought(final)
+    weights = jnp.ones(B)
+    parts, metrics = task.intent_parts(batch, thought, weights)
+    nll = -np.asarray(final)[np.arange(B), np.asarray(batch.intent)]
+    np.testing.assert_allclose(parts[0][1].total, nll[[0, 2]].sum(), rtol=1e-5)  # row 1 has no intent, row 3 is filler
+    drawn = batch.replace(action=jnp.asarray([1, 1, 1, 1]), log_prob=jnp.zeros(B), advantage=jnp.ones(B))
+    other, _ = task.intent_parts(drawn, thought, weights)
+    np.testing.assert_array_equal(other[0][1].total, parts[0][1].total)
+    hits = np.asarray(final.argmax(axis=1)) == np.asarray(batch.intent)
+    np.testing.assert_allclose(metrics["intent_accuracy"].total, hits[[0, 2]].sum())
+    permuted, _ = task.intent_parts(batch.replace(intent=jnp.asarray([4, -1, 2, 0])), thought, weights)
+    assert float(permuted[0][1].total) != float(parts[0][1].total)
+
+
+def task_thought(final):
+    zeros = jnp.zeros((B, S, 2))
+    policy = jax.nn.log_softmax(jnp.zeros((B, N)))
+    emotion = jax.nn.log_softmax(jnp.zeros((B, len(EMOTIONS))))
+    return Thought(zeros, zeros[:, 0], emotion, jnp.zeros((2, len(EMOTIONS), 2)), jnp.exp(final), final, None,
+                   policy=policy, actions=jnp.zeros((B, N), int), second=jnp.zeros(B, int))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_with_every_switch_off_it_is_the_plain_transformer_bit_for_bit():
+    task, params, frozen = make(**OFF)
+    batch = example(reasons=False)
+    assert not isinstance(task, ReinforcedReflectDiffu)
+    run = jax.jit(lambda params, batch: task.log_probs(params, batch, task.think(params, frozen, batch), None))
+    plain = jax.jit(lambda params, batch: EncoderDecoder(SMALL.config(V, 2)).apply(
+        {"params": params}, batch.source, batch.source_mask, batch.target))  # fmt: skip
+    np.testing.assert_array_equal(run(params, batch), plain(params["model"], batch))
+    expected = -np.asarray(token_log_probs(plain(params["model"], batch), batch.target) * batch.target_mask).sum(axis=1)
+    np.testing.assert_allclose(task.read(params, frozen, batch)["nll"], expected, rtol=1e-5)
+
+
+SWITCHES = {
+    "reasons": {"reasons": ""},
+    "experts": {"experts": "vote"},
+    "first intent": {"first_intent": "printed"},
+    "classifier share": {"classifier_share": 0.1},
+    "second intent": {"second_intent": False},
+    "mimicry": {"mimicry": False},
+    "restore": {"restore": "printed", "state_time": 5},
+    "restore steps": {"restore_steps": 4},
+    "state time": {"state_time": 50},
+    "noise": {"noise": 1.0},
+    "copying": {"copying": False},
+    "intent start": {"intent_start": False},
+    "diffusion": {"diffusion": dataclasses.replace(GeneratorTaskSettings().diffusion, last=0.1)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_every_switch_of_what_is_read_changes_the_likelihood(switch, whole):
+    """With the same numbers for the parameters that both have."""
+    _, params, frozen, run = whole
+    task, own, _ = make(**SWITCHES[switch])
+
+    def shared(ours, theirs):
+        if not isinstance(ours, dict):
+            return theirs
+        return {name: shared(value, theirs[name]) if name in theirs else value for name, value in ours.items()}
+
+    given = dict(params)
+    if not task.stage.copying:
+        given["model"] = params["model"]["model"]
+    batch = example(reasons=bool(task.stage.reasons))
+    found = task.read(shared(own, given), frozen if task.stage.reasons else {}, batch)["nll"]
+    assert np.isfinite(found).all()
+    assert not np.allclose(found, run["read"](example())["nll"], rtol=1e-6), switch
+
+
+TRAINED = {
+    "contrastive": {"contrastive_weight": 0.0},
+    "temperature": {"temperature": 0.5},
+    "policy": {"policy_weight": 0.0},
+    "noise error": {"noise_error": False},
+    "latent": {"kl_weight": 0.0},
+    "emotion": {"emotion_weight": 0.5},
+    "twice": {"twice_weight": 0.5},
+    "response": {"response_weight": 0.5},
+    "smoothing": {"label_smoothing": 0.1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", TRAINED)
+def test_every_switch_of_the_loss_changes_it(switch, whole):
+    task, params, frozen, run = whole
+    rolled, _, _ = run["roll"](example(), task.init_memory())
+    rolled = rolled.replace(emotion=rolled.emotion.at[2].set(rolled.emotion[0]))  # a pair that attracts
+    changed = dataclasses.replace(task, stage=dataclasses.replace(task.stage, **TRAINED[switch]))
+    found = changed.loss(params, frozen, rolled, jax.random.key(1), train=True)[0].value()
+    assert np.isfinite(found)
+    assert abs(float(found) - float(run["loss"](params, rolled))) > 1e-6
+
+
+@pytest.mark.slow
+def test_rewards_by_label_are_1_for_the_listeners_intent_and_count_where_it_is_known():
+    task, params, frozen = make(reward="label")
+    batch = example()
+    rolled, _memory, metrics = task.credit(frozen, task.rollout(params, frozen, batch, KEY), task.init_memory())
+    thought = task.think(params, frozen, rolled, noise=rolled.noise)
+    chosen = np.take_along_axis(np.asarray(thought.actions), np.asarray(rolled.action)[:, None], axis=1)[:, 0]
+    np.testing.assert_array_equal(rolled.reward, chosen == np.asarray(batch.intent))
+    assert float(metrics["reward"].weight) == 2
+    np.testing.assert_array_equal(task.rewarded(rolled), [True, False, True, False])
+
+
+@pytest.mark.slow
+def test_noise_at_test_is_of_the_instance_wherever_it_stands():
+    task, _params, _frozen = make(noise=1.0)
+    batch, order = example(), jnp.asarray([3, 1, 0, 2])
+    noise = task.noise_of(batch, None)
+    np.testing.assert_array_equal(task.noise_of(jax.tree.map(lambda leaf: leaf[order], batch), None), noise[order])
+    alone = task.noise_of(jax.tree.map(lambda leaf: leaf[1:2], batch), None)
+    np.testing.assert_array_equal(alone[0], noise[1])
+    assert np.abs(np.asarray(noise)).max() > 1
+    assert make()[0].noise_of(batch, None) is None
+
+
+@pytest.mark.slow
+def test_a_flipped_reason_changes_the_states(whole):
+    task, _params, frozen, run = whole
+    batch = example()
+    reasoning, reasons = task.annotated(frozen, batch)
+    told = np.asarray(batch.told & batch.piece_mask)
+    for b, s in zip(*np.nonzero(np.asarray(reasons)), strict=True):
+        assert told[b, int(batch.place[b, s])]  # only the speaker's words may be reasons
+    given = batch.replace(reasoning=reasoning, reasons=reasons)
+    np.testing.assert_allclose(run["think"](given).states, run["think"](batch).states, rtol=1e-5, atol=1e-6)
+    flipped = run["think"](given.replace(reasons=reasons.at[0, 1].set(1 - reasons[0, 1])))
+    assert np.abs(np.asarray(flipped.states - run["think"](given).states)[0]).max() > 1e-4
+
+
+@pytest.mark.slow
+def test_what_the_denoisers_restore_reaches_the_reply():
+    """Each on its side; zeros in their place would be another reply."""
+    task, params, frozen = make()
+    batch = example()
+    run = jax.jit(lambda params: task.read(params, frozen, batch)["nll"])
+    expected = run(params)
+    for side in range(2):
+        inner = params["mimicry"][f"denoisers_{side}"]
+        changed = {**inner, "out": jax.tree.map(lambda leaf: leaf + 0.5, inner["out"])}
+        found = run({**params, "mimicry": {**params["mimicry"], f"denoisers_{side}": changed}})
+        assert not np.allclose(found, expected, rtol=1e-6)
+
+
+def test_diffusion_that_nobody_listens_to_is_a_warning(caplog, whole):
+    task, *_ = whole
+    with caplog.at_level("WARNING", "empax"):
+        used = task.summarize({"nll": 3.0, "nll_without_mimicry": 3.2})
+        assert used["mimicry_gain"] == pytest.approx(0.2)
+        assert not caplog.messages
+        task.summarize({"nll": 3.0, "nll_without_mimicry": 3.0})
+    assert "EMU unused" in caplog.text
+    assert task.summarize({"nll": 3.0}) == {"nll": 3.0}  # of a model without denoisers
+
+
+@pytest.mark.slow
+def test_an_evaluation_says_what_the_restored_emotions_are_worth(whole):
+    task, params, frozen, run = whole
+    batch = example()
+    metrics = jax.jit(lambda: task.loss(params, frozen, batch, KEY, train=False)[1])()
+    erased = jax.jit(lambda: task.think(params, frozen, batch, erased=True).states)()
+    states = run["think"](batch).states
+    assert np.abs(np.asarray(erased - states)).max() > 1e-3
+    assert float(metrics["nll_without_mimicry"].value()) != float(metrics["nll"].value())
+
+
+@pytest.mark.slow
+def test_replies_are_decoded_with_words_of_the_context():
+    task, params, frozen = make()
+    batch = example()
+    found = task.generate(params, frozen, batch, KEY)
+    assert found.tokens.shape == (B, 1, T)
+    bias = {**params["model"], "gate": jnp.zeros_like(params["model"]["gate"]), "gate_bias": jnp.float32(-50.0)}
+    copied = task.generate({**params, "model": bias}, frozen, batch, KEY).tokens[:, 0]
+    for row in range(B):
+        said = set(np.asarray(copied[row]).tolist()) - {0, 1}
+        assert said <= set(np.asarray(batch.source[row][batch.source_mask[row]]).tolist())
+
+
+def bandit(steps, *, baseline):
+    """P(action) after REINFORCE on rewards .2 .5 .9, and the variance of the gradient at the uniform policy."""
+    rewards, rows = jnp.asarray([0.2, 0.5, 0.9]), 32
+
+    def gradient(logits, rng, mean):
+        log_policy = jax.nn.log_softmax(logits)
+        action = jax.random.categorical(rng, log_policy, shape=(rows,))
+        made = rewards[action]
+
+        def loss(logits):
+            log_prob = jax.nn.log_softmax(logits)[action]
+            given = example_rewards(jax.lax.stop_gradient(log_prob), made - (mean if baseline else 0.0))
+            return policy_loss(log_prob, given, jnp.ones(rows, bool), jnp.ones(rows)).value()
+
+        return jax.grad(loss)(logits), made.mean()
+
+    def step(carry, rng):
+        logits, mean = carry
+        grad, new = gradient(logits, rng, mean)
+        return (logits - 1.0 * grad, 0.9 * mean + 0.1 * new), None
+
+    (logits, _), _ = jax.lax.scan(step, (jnp.zeros(3), jnp.float32(0.5)), jax.random.split(KEY, steps))
+    grads = jax.vmap(lambda rng: gradient(jnp.zeros(3), rng, rewards.mean())[0])(jax.random.split(KEY, 4000))
+    return jax.nn.softmax(logits), grads
+
+
+def example_rewards(log_prob, advantage):
+    return dataclasses.make_dataclass("Rolled", ["log_prob", "advantage"])(log_prob, advantage)
+
+
+def test_the_policy_learns_the_best_of_three_and_a_baseline_changes_the_variance_alone():
+    found, with_baseline = jax.jit(lambda: bandit(300, baseline=True))()
+    assert float(found[2]) > 0.95
+    _, without = jax.jit(lambda: bandit(1, baseline=False))()
+    rewards = np.array([0.2, 0.5, 0.9])
+    expected = -(rewards - rewards.mean()) / 3  # enumerated: sum_a pi(a) R(a) d(-log pi(a)), at the uniform policy
+    for grads in (with_baseline, without):
+        error = np.asarray(grads).std(axis=0) / 4000**0.5
+        assert (np.abs(np.asarray(grads).mean(axis=0) - expected) < 4 * error).all()
+    assert np.asarray(with_baseline).var(axis=0).sum() < 0.5 * np.asarray(without).var(axis=0).sum()
+
+
+def test_standardized_vectors_have_the_scale_of_the_noise():
+    found = np.asarray(standardized(jnp.asarray(7 + 3 * np.random.default_rng(0).normal(size=(2, 300)), jnp.float32)))
+    np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-5)
+    np.testing.assert_allclose(found.std(axis=1), 1, rtol=1e-4)
+
+
+def test_spans_count_as_found_only_whole():
+    gold = jnp.asarray([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]])
+    found = jnp.asarray([[0, 1, 1, 0, 1, 1], [1, 0, 0, 1, 0, 1]])
+    np.testing.assert_array_equal(jnp.stack(_span_counts(gold, found)), [[1, 1], [2, 3], [2, 2]])
+    counts = {"true": 1.0, "predicted": 2.5, "gold": 2.0}
+    given = {f"{kind}_{name}": count for kind in ("token", "span") for name, count in counts.items()}
+    values = Reasons(None).summarize({"loss": 1.0, **given})
+    assert values == {"loss": 1.0, "token_f1": pytest.approx(2 / 4.5), "span_f1": pytest.approx(2 / 4.5)}
