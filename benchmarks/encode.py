@@ -19,7 +19,7 @@ from empax.core.memory import keep_freed_memory
 from empax.data.features import encode_for_bert
 from empax.data.tokenizers import load_tokenizer
 from empax.interop.huggingface import resolve
-from empax.interop.pretrained import EncoderSettings, LoadedEncoder, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, load_encoder
 from empax.models.dual_encoder import Towers
 from empax.retrieval.corpus import embedders
 from empax.retrieval.encode import BUCKETS, embed, plan_batches

@@ -21,7 +21,7 @@ from benchmarks import texts
 from benchmarks.paired import DisagreementError, Row, arguments, cores, report, seconds, timed
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.tokenizers import load_tokenizer
-from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.dual_encoder import Towers
 from empax.retrieval.corpus import CorpusEncoder
 from empax.retrieval.exact import ExactIndex

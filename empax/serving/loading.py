@@ -12,7 +12,8 @@ from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
 from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import load_config, model_config, resolve
-from empax.interop.pretrained import Dtype, EncoderSettings, GeneratorSettings, load_encoder, load_generator
+from empax.interop.pretrained import GeneratorSettings, load_generator
+from empax.interop.pretrained_encoders import Dtype, EncoderSettings, load_encoder
 from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
 from empax.models.transformer import TransformerConfig

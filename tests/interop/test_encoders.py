@@ -15,7 +15,7 @@ from empax.core.files import DataError
 from empax.data.bpe import train_bpe
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.huggingface import export_params, import_params
-from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.bert import BertEncoder
 
 VOCAB, WIDTH = 301, 21

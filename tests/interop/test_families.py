@@ -24,14 +24,10 @@ from empax.data.tokenizers import load_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.export import Generation, export_generator, export_retriever
+from empax.interop.grown_vocabulary import grow_vocabulary
 from empax.interop.huggingface import export_params, load_config, load_pretrained, model_config
-from empax.interop.pretrained import (
-    EncoderSettings,
-    GeneratorSettings,
-    grow_vocabulary,
-    load_encoder,
-    load_generator,
-)
+from empax.interop.pretrained import GeneratorSettings, load_generator
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder

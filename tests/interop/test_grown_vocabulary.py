@@ -16,8 +16,9 @@ from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.tokenizers import load_tokenizer
 from empax.interop.export import Generation, export_generator
+from empax.interop.grown_vocabulary import grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained
-from empax.interop.pretrained import GeneratorSettings, grow_vocabulary, load_generator
+from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.systems.dialogue.parts import places
 
 TEXTS = ["we won the cup", "i lost my job today", "the dog is happy"]

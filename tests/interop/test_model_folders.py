@@ -14,8 +14,9 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.bpe import train_bpe
 from empax.data.tokenizers import load_tokenizer
+from empax.interop.grown_vocabulary import check_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained, model_config
-from empax.interop.pretrained import EncoderSettings, check_vocabulary, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.interop.readers import open_tensors
 from empax.models.bert import BertEncoder
 

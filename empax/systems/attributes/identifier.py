@@ -26,7 +26,7 @@ from empax.core.sharding import local_mesh, place_rows, replicated
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics, Params
 from empax.data import features
 from empax.data.batches import bucket_of, eval_batches
-from empax.interop.pretrained import LoadedEncoder
+from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.empathy_identifier import EmpathyIdentifier
 from empax.systems.attributes.pairs import (
     AttributeBatch,

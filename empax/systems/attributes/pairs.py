@@ -19,7 +19,8 @@ from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.sample import load_annotated_pairs
 from empax.data.store import check_prepared, may_load, run_tokenizer
 from empax.evaluation.empathy import f1_of_confusion
-from empax.interop.pretrained import EncoderSettings, LoadedEncoder, check_fits, check_weights, load_encoder
+from empax.interop.pretrained import check_fits, check_weights
+from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, load_encoder
 
 ClassWeights = tuple[tuple[float, ...], ...]
 """[mechanism][level]."""

@@ -26,7 +26,7 @@ from empax.data import features
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.empathy import sentiment
-from empax.interop.pretrained import EncoderSettings
+from empax.interop.pretrained_encoders import EncoderSettings
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
 from empax.systems.attributes.pairs import check_encoder, load_stage_encoder

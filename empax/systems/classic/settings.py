@@ -8,7 +8,7 @@ from typing import Any
 
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
-from empax.interop.pretrained import Dtype
+from empax.interop.pretrained_encoders import Dtype
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import LOSSES, AdversarySettings
 from empax.systems.classic.mimicry import MimicrySettings

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
-from empax.interop.pretrained import EncoderSettings
+from empax.interop.pretrained_encoders import EncoderSettings
 
 Maker = Literal["file", "nec", "cem", "sample", "atomic", "wordnet", "comet", "llm"]
 

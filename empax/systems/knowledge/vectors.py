@@ -19,7 +19,7 @@ from empax.core.sharding import local_mesh
 from empax.core.tree import hash_tree
 from empax.core.types import Params
 from empax.data import features
-from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.dual_encoder import DualEncoder, Towers
 from empax.retrieval.corpus import KEPT_FROM, embedders
 from empax.retrieval.encode import BUCKETS, embed

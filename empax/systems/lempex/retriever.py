@@ -34,7 +34,8 @@ from empax.data.exemplars import Key, dialogue_groups, emotion_ids, encode_keys,
 from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import LEAST_TEMPERATURE
-from empax.interop.pretrained import LoadedEncoder, check_fits, check_weights, load_encoder
+from empax.interop.pretrained import check_fits, check_weights
+from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
 from empax.losses.contrastive import dense_retrieval_nll
 from empax.models.dual_encoder import Towers
 from empax.retrieval.corpus import CorpusEncoder

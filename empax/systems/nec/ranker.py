@@ -28,7 +28,8 @@ from empax.data.knowledge import Fact, facts_of
 from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
 from empax.data.tokenizers import SEPARATOR, SubwordTokenizer
 from empax.data.wordnet import FUNCTION_WORDS
-from empax.interop.pretrained import LoadedEncoder, check_fits, check_weights, load_encoder
+from empax.interop.pretrained import check_fits, check_weights
+from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
 from empax.retrieval.encode import BUCKETS, Encoder, embed

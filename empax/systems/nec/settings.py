@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import check_numbers
-from empax.interop.pretrained import EncoderSettings
+from empax.interop.pretrained_encoders import EncoderSettings
 from empax.systems.dialogue.settings import ContrastSettings, DialogueSettings
 from empax.systems.knowledge.settings import MINILM
 

@@ -23,7 +23,8 @@ from empax.data import features, spans
 from empax.data.spans import Span, SpanExample
 from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.pretrained import EncoderSettings, LoadedEncoder, check_fits, check_weights, load_encoder
+from empax.interop.pretrained import check_fits, check_weights
+from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, load_encoder
 from empax.models.reason_annotator import ReasonAnnotator
 from empax.systems.dialogue.generator import apply
 from empax.systems.reflectdiffu.examples import ReasonBatch, ReasonExamples, pieces_of

@@ -8,7 +8,7 @@ from typing import Literal
 from empax.core.config import ConfigError, check_numbers
 from empax.data.intents import INTENTS
 from empax.decoding.settings import DecodeSettings
-from empax.interop.pretrained import Dtype, EncoderSettings
+from empax.interop.pretrained_encoders import Dtype, EncoderSettings
 from empax.losses.diffusion import Schedule
 from empax.models.contagion_encoder import Gate
 from empax.models.transformer_config import TransformerConfig

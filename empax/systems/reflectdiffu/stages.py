@@ -22,7 +22,7 @@ from empax.data.store import PrepareSettings, check_prepared, load_instances, ru
 from empax.data.tokenizers import SubwordTokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.decoding.settings import without_unknown
-from empax.interop.pretrained import LoadedEncoder
+from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.pointer_generator import PointerGenerator
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples

@@ -5,7 +5,8 @@ from __future__ import annotations
 from empax.core.config import ConfigError
 from empax.core.run import RunContext
 from empax.data.store import check_prepared, may_load, run_tokenizer
-from empax.interop.pretrained import LoadedEncoder, check_fits, check_weights, load_encoder
+from empax.interop.pretrained import check_fits, check_weights
+from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
 from empax.retrieval.encode import BUCKETS
 from empax.systems.retrieval.settings import RetrievalSettings
 

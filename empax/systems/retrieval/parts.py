@@ -27,7 +27,7 @@ from empax.data.exemplars import (
 )
 from empax.data.sources import SourceForm
 from empax.data.store import load_candidates, load_instances, run_tokenizer
-from empax.interop.pretrained import LoadedEncoder, load_encoder
+from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
 from empax.models.dual_encoder import Towers
 from empax.retrieval.corpus import CorpusEncoder, Embedder
 from empax.retrieval.encode import BUCKETS

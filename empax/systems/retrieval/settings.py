@@ -6,7 +6,7 @@ import dataclasses
 
 from empax.core.config import ConfigError, check_numbers
 from empax.data.exemplars import Key
-from empax.interop.pretrained import EncoderSettings
+from empax.interop.pretrained_encoders import EncoderSettings
 from empax.systems.dialogue.settings import DialogueSettings
 
 

@@ -13,7 +13,7 @@ from empax.core.protocols import SummarizingTask
 from empax.core.types import MECHANISMS
 from empax.data.batches import eval_batches
 from empax.data.bpe import train_bpe
-from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.systems.attributes.identifier import (
     ExchangeExamples,
     IdentifierJudge,

@@ -12,7 +12,7 @@ from empax.core.config import ConfigError
 from empax.core.types import Batch, Instance
 from empax.data import features
 from empax.data.bpe import train_bpe
-from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.systems.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, _task, make_probabilities
 from empax.systems.attributes.pairs import unweighted
 from empax.systems.emprl import rewards

@@ -13,7 +13,7 @@ from empax.data import features
 from empax.data.bpe import train_bpe
 from empax.data.knowledge import Fact
 from empax.data.tokenizers import SEPARATOR
-from empax.interop.pretrained import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.systems.nec.ranker import PairExamples, Ranker, make_pairs, mark_of, mark_places, render, repeats
 
 KNIFE = Fact("knife", "ObjectUse", "cutting bread")

