@@ -100,6 +100,7 @@ def test_danger_gets_the_fixed_answer_and_the_conversation_goes_on(command, fini
     assert without.stdout.count("empax> ") == 3
 
 
+@pytest.mark.slow
 def test_a_run_without_its_checkpoint_is_refused(command, finished, tmp_path):
     for path in finished.iterdir():
         if path.name != "joint":

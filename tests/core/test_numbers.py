@@ -81,6 +81,8 @@ ZERO_REFUSED = (
     "clip_norm", "eps", "num_beam_groups", "num_return_sequences", "typical_p", "repetition_penalty",
     "encoder_repetition_penalty", "decay_rate", "clip_threshold", "min_dim_size_to_factor", "epsilon_high", "delta",
     "min_count", "searched", "width", "latent", "teacher_decay_steps", "kernel",
+    "facts_tokens", "social_tokens", "own_tokens", "max_piece_tokens", "max_candidates", "tails", "entity_facts",
+    "hidden", "num_actions", "restore_steps", "state_time", "weight@dialogue", "weight@nec",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""
 

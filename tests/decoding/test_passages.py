@@ -30,7 +30,10 @@ def params(model, arrays):
     return model.init(jax.random.key(0), *map(jnp.asarray, arrays), jnp.ones((5, 4), jnp.int32))["params"]
 
 
-@pytest.mark.parametrize(("rows", "multiple", "states_multiple"), [(2, 4, 8), (16, 5, 32), (15, 12, 1000)])
+@pytest.mark.parametrize(
+    ("rows", "multiple", "states_multiple"),
+    [(2, 4, 8), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(16, 5, 32), (15, 12, 1000)])],
+)
 def test_states_are_those_of_padded_arrays_side_by_side(model, arrays, params, rows, multiple, states_multiple):
     reader = PassageReader(model, rows=rows, multiple=multiple, states_multiple=states_multiple)
     states, kept = reader(params, *arrays)

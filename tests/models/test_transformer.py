@@ -86,6 +86,7 @@ def test_cached_decoding_equals_teacher_forcing(changes):
     assert int(cache.position) == T
 
 
+@pytest.mark.slow
 def test_a_half_precision_model_decodes_the_same_with_a_wide_cache(monkeypatch):
     """Where a cache is float32, it holds the numbers that a half-precision one would."""
     model, params = make(dtype="bfloat16")

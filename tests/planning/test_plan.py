@@ -84,6 +84,7 @@ def of_rewards(config):
     return {name: value for name, value in config.items() if name not in config["run"] or name in kept} | {"run": kept}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["bfloat16", "int8"])
 def test_a_policy_on_adapters_has_what_they_sit_on_for_its_reference(int8):
     config = emprl_llm.get_config("llama-3.1-8b")

@@ -214,6 +214,7 @@ def test_importing_is_quick_and_brings_no_model_library():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
 @pytest.mark.parametrize("page", ["README.md", pytest.param("docs/python.md", marks=pytest.mark.slow)])
 def test_the_examples_of_the_documents_run(page, folder, tmp_path, monkeypatch, capsys):

@@ -252,6 +252,7 @@ def test_eight_devices_give_the_loss_curve_of_one(tiny, tmp_path):
     assert curves[0][-1] < curves[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.multidevice
 def test_sharded_state_trains_and_resumes_like_a_replicated_one(tiny, tmp_path, monkeypatch):
     from empax.core.sharding import MeshSettings
@@ -293,6 +294,7 @@ def test_initial_parameters_are_loaded(tiny, tmp_path):
         tiny.train(tmp_path / "other", settings=settings, initial=lambda params: {**params, "more": np.zeros(1)})
 
 
+@pytest.mark.slow
 def test_a_profile_names_the_most_expensive_operations(tiny, tmp_path, caplog, unbroken):
     caplog.set_level(logging.INFO, logger="empax")
     found = tiny.train(tmp_path, profile=tmp_path / "profile")

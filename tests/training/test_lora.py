@@ -189,6 +189,7 @@ def test_exploring_is_the_tasks_own(base):
     assert not np.array_equal(expected, own(base, {}, *arguments[2:]).tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
 def test_a_reinforced_task_answers_and_learns_with_the_same_adapters(base, int8):
     """Whatever dropout they had before: else the ratio of what is learnt to what was drawn would be noise."""

@@ -210,6 +210,7 @@ def test_the_gold_responses_likelihood_is_added_once_the_policy_learns(toy, batc
         assert float(found(held, warming)[0]) == float(found(task, warming)[0])
 
 
+@pytest.mark.slow
 def test_gold_responses_count_by_their_merit(toy, batch):
     task = toy.policy()
     params = jax.jit(task.init)(jax.random.key(5), batch)
@@ -394,6 +395,7 @@ def test_each_reward_is_logged_under_its_name(toy, rolled):
     assert credited.parts is None  # nothing that updates must carry
 
 
+@pytest.mark.slow
 def test_settings_of_groups_reach_advantages_and_loss(toy, batch, monkeypatch):
     frozen = toy.frozen()
     params = {"model": toy.frozen(1)["reference"]["model"]}

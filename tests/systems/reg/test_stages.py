@@ -271,6 +271,7 @@ def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
     assert logged == {0.0: {"nll"}, 0.1: {"nll", "emotion_loss", "emotion_accuracy"}}
 
 
+@pytest.mark.slow
 def test_sketches_have_the_shapes_of_what_is_trained(finished):
     """A plan counts the same parameters as a run, without reading any data."""
     for name, settings in (

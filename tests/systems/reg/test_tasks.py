@@ -589,6 +589,7 @@ def test_label_smoothing_changes_what_is_minimised_and_not_what_is_reported():
     assert float(plain_metrics["nll"].value()) == pytest.approx(float(smooth_metrics["nll"].value()), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label_smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 def test_logits_of_few_tokens_at_a_time_change_no_loss_and_no_gradient(label_smoothing):
     batch = plain_batch(explored())
