@@ -172,6 +172,7 @@ def generator() -> ConfigDict:
         noise_error=True,
         kl_weight=1.0,  # Eq. 10
         copying=True,  # Eq. 11
+        slots=20,  # ours
         intent_start=True,  # ours
         emotion_weight=1.0,  # delta: ours
         twice_weight=1.0,  # zeta: ours

@@ -154,6 +154,8 @@ class GeneratorTaskSettings:
       noise: deviation of what is added to the summary when answering; 0 = its mean. It depends on the instance's id.
       latent, hidden: of the denoisers; ours.
       copying: whether the decoder has a pointer.
+      slots: different words of a context that the vocabulary lacks and the pointer can copy; the newest count, others
+        are unknown.
       intent_start: whether the decoder starts from the final intent; ours, since Eq. 11 shows the decoder no intent.
       emotion_weight, twice_weight, response_weight: delta, zeta and eta of Eq. 12; ours, equal.
       max_validation_examples: 0 = all.
@@ -182,6 +184,7 @@ class GeneratorTaskSettings:
     latent: int = 64
     hidden: int = 300
     copying: bool = True
+    slots: int = 20
     intent_start: bool = True
     label_smoothing: float = 0.0
     emotion_weight: float = 1.0
@@ -196,7 +199,7 @@ class GeneratorTaskSettings:
         check_numbers(self, "num_actions", least=2, most=len(INTENTS))
         check_numbers(self, "latent", "hidden", "restore_steps", least=1)
         weights = ("contrastive_weight", "policy_weight", "kl_weight", "emotion_weight", "twice_weight")
-        check_numbers(self, *weights, "response_weight", "noise", "max_validation_examples", least=0)
+        check_numbers(self, *weights, "response_weight", "noise", "slots", "max_validation_examples", least=0)
         self.diffusion.check_time("state_time", self.state_time)
         if self.restore_steps > self.state_time:
             raise ConfigError(f"restore_steps = {self.restore_steps} must be at most state_time = {self.state_time}.")

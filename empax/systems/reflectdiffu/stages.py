@@ -79,17 +79,24 @@ class Parts:
         make = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
         unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
         return make(
-            PointerGenerator(plain) if stage.copying else plain,
+            PointerGenerator(plain, self.slots(stage), unknown or 0) if stage.copying else plain,
             stage,
             Decoder(without_unknown(settings.decoding, unknown), t.start_id, t.eos_id, t.pad_id),
             None if self.pieces is None else annotator_of(self.pieces),
             actions,
         )
 
-    def reading(self, max_target_tokens: int) -> Reading:
+    def slots(self, stage: GeneratorTaskSettings) -> int:
+        """Ids behind the vocabulary; none for a vocabulary that lacks no word."""
+        t = self.tokenizer
+        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
+        return stage.slots if stage.copying and unknown is not None else 0
+
+    def reading(self, stage: GeneratorTaskSettings, max_target_tokens: int) -> Reading:
         s, pieces = self.settings, None if self.pieces is None else self.pieces.tokenizer
         assert pieces is None or isinstance(pieces, SubwordTokenizer)
-        return Reading(self.tokenizer, pieces, s.max_context_tokens, s.max_piece_tokens, max_target_tokens)
+        lengths = s.max_context_tokens, s.max_piece_tokens, max_target_tokens
+        return Reading(self.tokenizer, pieces, *lengths, self.slots(stage))
 
 
 def _pieces_encoder(stage: GeneratorTaskSettings, run: RunContext, *, planned: bool = False) -> LoadedEncoder | None:
@@ -136,7 +143,7 @@ def check_system(run: RunContext) -> None:
 
 def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     parts, prior = Parts.of(stage, run), _priors(stage, run)
-    reading = parts.reading(parts.settings.max_target_tokens)
+    reading = parts.reading(stage, parts.settings.max_target_tokens)
 
     def examples(split: str, limit: int) -> ReflectExamples:
         instances = load_instances(run, split)[: limit or None]
@@ -219,7 +226,7 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
     """The trained generator, which reads contexts alone; predictions tell its intents, and the reasons that it saw."""
     parts, prior = Parts.of(stage, run), _priors(stage, run)
     finder = load_finder(run, stage.reasons) if stage.reasons else None
-    reading = parts.reading(MAX_REFERENCE_TOKENS)
+    reading = parts.reading(stage, MAX_REFERENCE_TOKENS)
 
     def make(instances: Sequence[Instance]) -> AnswerExamples:
         notes: list[dict[str, Any]] = [{} for _ in instances]
@@ -229,7 +236,8 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         for note, instance in zip(notes, instances, strict=True):
             if instance.id in parts.intents:
                 note["intent"] = parts.intents[instance.id]
-        return AnswerExamples(ReflectExamples(instances, reading, prior(instances), parts.intents), notes)
+        examples = ReflectExamples(instances, reading, prior(instances), parts.intents)
+        return AnswerExamples(examples, notes, examples.words)
 
     params = {"own": load_params(run.files.stage(options.stage)), "frozen": _frozen(stage, run)}
     named = [name for name in _LABELS if stage.second_intent or name != "intent_second"]
