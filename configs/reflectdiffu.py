@@ -11,6 +11,7 @@ r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought abo
   python -m empax.main --config=configs/reflectdiffu.py:eq7                # Eq. 7 as printed, step by step
   python -m empax.main --config=configs/reflectdiffu.py:eq10               # Eq. 10 as printed: no error of noise, no RL
   python -m empax.main --config=configs/reflectdiffu.py:table_1            # intents of Table 1 as actions
+  python -m empax.main --config=configs/reflectdiffu.py:empathy_reward     # ours: EmpRL's reward for the second intent
   python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # the paper's number of updates
   python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
 
@@ -24,7 +25,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from . import common
+from . import common, empathy_identifiers
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "no_reasons": {"reasons": ""},
@@ -47,6 +48,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "eq7": {"restore": "printed"},
     "eq10": {"noise_error": False, "policy_weight": 0.0},
     "table_1": {"actions": "table_1"},
+    "empathy_reward": {"reward": "empathy", "judges": ("identifiers",)},
 }
 """What each form changes in the joint stage."""
 
@@ -64,7 +66,12 @@ def get_config(arg: str = "") -> ConfigDict:
     if not config.generator.reasons:
         config.run = tuple(name for name in config.run if name != "reasons")
         del config["reasons"]
-    return shrink(config) if chosen.tiny else config
+    config = shrink(config) if chosen.tiny else config
+    if "empathy_reward" in chosen.flags:
+        config.identifiers = (empathy_identifiers.tiny if chosen.tiny else empathy_identifiers.identifiers)(seed=0)
+        config.run = ("prepare", "identifiers", *config.run[1:])
+        config.evaluate.judge = "identifiers"
+    return config
 
 
 def recipe() -> ConfigDict:

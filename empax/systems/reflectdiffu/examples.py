@@ -33,8 +33,9 @@ class ReasonBatch(Batch):
 class ReflectBatch(LabelledBatch):
     """Contexts, responses, and what is known of them before anything is generated.
 
-    Pieces are there where reasons are annotated. Below them are the fields that a rollout fills in: the annotator's
-    reading, the noise from which emotions are restored, and the policy's choice with its reward.
+    Pieces are there where reasons are annotated. Below them are the row among its examples, and the fields that a
+    rollout fills in: the annotator's reading, the noise from which emotions are restored, and the policy's choice with
+    its reward and, where that is rewarded, its reply.
     """
 
     polarity: Int[Array, " B"]  # of the context by VADER: -1, 0, 1
@@ -46,6 +47,7 @@ class ReflectBatch(LabelledBatch):
     piece_mask: Bool[Array, "B P"] | None
     told: Bool[Array, "B P"] | None
     place: Int[Array, "B S"] | None  # the piece of each word, -1 = none
+    row: Int[Array, " B"] | None = None  # -1 = filler
     reasoning: Float[Array, "B P R"] | None = None
     reasons: Int[Array, "B S"] | None = None
     noise: Float[Array, "B 2 D"] | None = None
@@ -53,6 +55,7 @@ class ReflectBatch(LabelledBatch):
     log_prob: Float[Array, " B"] | None = None
     reward: Float[Array, " B"] | None = None
     advantage: Float[Array, " B"] | None = None
+    reply: Int[Array, "B T"] | None = None
 
 
 def pieces_of(tokenizer: SubwordTokenizer, contexts: Sequence[Sequence[str]], max_tokens: int) -> list[PlacedRow]:
@@ -159,6 +162,7 @@ class ReflectExamples:
     A response has the slot of an unknown word where its context, as the row has it, holds that word.
 
     Attributes:
+      instances: what the rows count.
       words: of each instance, what the slots stand for.
 
     Args:
@@ -171,7 +175,7 @@ class ReflectExamples:
     def __init__(self, instances: Sequence[Instance], reading: Reading, prior: np.ndarray, intents: Mapping[str, str]):
         contexts, tokenizer = [i.context for i in instances], reading.tokenizer
         assert isinstance(tokenizer, SubwordTokenizer)  # of a run that has begun
-        self.reading, self.pad_id, self.prior = reading, tokenizer.pad_id, prior
+        self.instances, self.reading, self.pad_id, self.prior = instances, reading, tokenizer.pad_id, prior
         roles = tokenizer.token_id(SPEAKER_TOKEN), tokenizer.token_id(LISTENER_TOKEN)
         rows = place_contexts(
             tokenizer, contexts, max_tokens=reading.max_context_tokens, first=tokenizer.cls_id, roles=roles
@@ -227,6 +231,7 @@ class ReflectExamples:
             "target": target,
             "target_mask": target_mask,
             "valid": valid,
+            "row": np.array(rows, np.int32),
             "prior": np.asarray(self.prior[at], np.float32),
             **dict.fromkeys(("piece", "piece_mask", "told", "place")),
             **{name: values[at] for name, values in self.labels.items()},

@@ -32,6 +32,7 @@ from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectBatch,
 from empax.systems.reflectdiffu.intents import load_guesser
 from empax.systems.reflectdiffu.reasons import annotator_of, load_finder, load_pieces_encoder
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
+from empax.systems.reflectdiffu.replies import ReplyEmpathy, check_reply_judges, load_reply_judges
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
@@ -127,6 +128,8 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     check_whole_batches(run.named(run.stage).loop, stage, where=f"config.{run.stage}")
     if stage.reasons:
         run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
+    if stage.reward == "empathy":
+        check_reply_judges(stage.judges, run)
     if stage.intents:
         run.earlier("intents", stage.intents, tasks=("reflectdiffu.intents",))
     load_intents(run.plan.data)
@@ -155,11 +158,16 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
         table = load_vectors(settings.vectors, tokenizer, settings.d_model).table
         return _with_embedding(params, table, copying=stage.copying)
 
-    judged = IntentTable.of(load_instances(run, "test"), parts.intents)
-    write_json(run.directory / "intents.json", intent_report(parts.table, judged))
+    asked = IntentTable.of(load_instances(run, "test"), parts.intents)
+    write_json(run.directory / "intents.json", intent_report(parts.table, asked))
+    train, task = examples("train", 0), parts.task(stage)
+    if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
+        assert isinstance(parts.tokenizer, SubwordTokenizer)
+        judged = load_reply_judges(stage.judges, run), parts.tokenizer, train.instances, train.words
+        task = dataclasses.replace(task, empathy=ReplyEmpathy(*judged))
     return Assembly(
-        parts.task(stage),
-        examples("train", 0),
+        task,
+        train,
         examples("validation", stage.max_validation_examples),
         frozen=_frozen(stage, run),
         initial=initial if parts.settings.model.vectors else None,
@@ -194,7 +202,7 @@ def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: 
         sizes["D"] = settings.model.d_model
         filled |= {"noise"} if stage.reinforced else set()
     whole = shapes_of(ReflectBatch, **sizes)
-    later = ("reasoning", "reasons", "noise", "action", "log_prob", "reward", "advantage")
+    later = ("reasoning", "reasons", "noise", "action", "log_prob", "reward", "advantage", "reply")
     given = dataclasses.replace(whole, **dict.fromkeys(later), **({} if stage.reasons else {"place": None}))
     batch = dataclasses.replace(given, **{name: getattr(whole, name) for name in filled})
     return Sketch(task, batch, frozen, given=given)
