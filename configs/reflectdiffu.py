@@ -55,6 +55,15 @@ FORMS: dict[str, dict[str, Any]] = {
 MACHINES = ("cpu", "gpu")
 CPU = {"num_layers": 3, "unroll": 3}  # of encoders: half of MiniLM's time
 
+SMALL = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 1, "max_positions": 64}
+FEW = {
+    "steps": 4,
+    "batch_size": 8,
+    "buckets": (40,),
+    **dict.fromkeys(("log_every_steps", "eval_every_steps", "checkpoint_every_steps"), 2),
+}
+"""Of a trial: encoders and stages."""
+
 
 def get_config(arg: str = "") -> ConfigDict:
     chosen = common.arguments(arg, "reflectdiffu.py", flags=(*FORMS, "tiny"), machines=MACHINES)
@@ -137,6 +146,19 @@ def reasons() -> ConfigDict:
             ],
         },
     )
+
+
+def annotator(*, tiny: bool) -> ConfigDict:
+    """The stage for recipes of other systems, sized for two cores; or in seconds."""
+    stage = reasons()
+    stage.task = "reflectdiffu.reasons"
+    stage.encoder.update(CPU)
+    stage.update(common.sizes(steps=300, batch_size=32, evaluations=3))
+    if tiny:
+        stage.update({"data": "sample", **FEW})
+        stage.encoder = ConfigDict(SMALL)
+        stage.optimizer.warmup_steps = 2
+    return stage
 
 
 def intents() -> ConfigDict:
@@ -222,7 +244,6 @@ def budget(config: ConfigDict, machine: str) -> None:
 def shrink(config: ConfigDict) -> ConfigDict:
     """The same recipe in seconds: the built-in sample, random small models, a few steps."""
     config.data.name = "sample"
-    small = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 1, "max_positions": 64}
     config.prepare.tokenizer.min_count = 1
     config.reflectdiffu.model.update({"d_model": 32, "head_dim": 8, "d_ff": 16, "vectors": ""})
     config.reflectdiffu.update({"max_context_tokens": 40, "max_piece_tokens": 40, "max_target_tokens": 16})
@@ -231,11 +252,10 @@ def shrink(config: ConfigDict) -> ConfigDict:
     for name in config.run:
         section = config[name]
         if section.kind == "train":
-            few = {"steps": 4, "batch_size": 8, "buckets": (40,)}
-            section.update({**few, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2})
+            section.update(FEW)
             section.optimizer.warmup_steps = 2
         if "encoder" in section:
-            section.encoder = ConfigDict(small)
+            section.encoder = ConfigDict(SMALL)
     if "reasons" in config:
         config.reasons.data = "sample"
     config.evaluate.update({"buckets": (40,), "batch_size": 16})
