@@ -11,6 +11,7 @@ r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought abo
   python -m empax.main --config=configs/reflectdiffu.py:eq7                # Eq. 7 as printed, step by step
   python -m empax.main --config=configs/reflectdiffu.py:eq10               # Eq. 10 as printed: no error of noise, no RL
   python -m empax.main --config=configs/reflectdiffu.py:table_1            # intents of Table 1 as actions
+  python -m empax.main --config=configs/reflectdiffu.py:empathy_reward     # ours: EmpRL's reward for the second intent
   python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # the paper's number of updates
   python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
 
@@ -24,7 +25,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from . import common
+from . import common, empathy_identifiers
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "no_reasons": {"reasons": ""},
@@ -47,11 +48,21 @@ FORMS: dict[str, dict[str, Any]] = {
     "eq7": {"restore": "printed"},
     "eq10": {"noise_error": False, "policy_weight": 0.0},
     "table_1": {"actions": "table_1"},
+    "empathy_reward": {"reward": "empathy", "judges": ("identifiers",)},
 }
 """What each form changes in the joint stage."""
 
 MACHINES = ("cpu", "gpu")
 CPU = {"num_layers": 3, "unroll": 3}  # of encoders: half of MiniLM's time
+
+SMALL = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 1, "max_positions": 64}
+FEW = {
+    "steps": 4,
+    "batch_size": 8,
+    "buckets": (40,),
+    **dict.fromkeys(("log_every_steps", "eval_every_steps", "checkpoint_every_steps"), 2),
+}
+"""Of a trial: encoders and stages."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -64,7 +75,12 @@ def get_config(arg: str = "") -> ConfigDict:
     if not config.generator.reasons:
         config.run = tuple(name for name in config.run if name != "reasons")
         del config["reasons"]
-    return shrink(config) if chosen.tiny else config
+    config = shrink(config) if chosen.tiny else config
+    if "empathy_reward" in chosen.flags:
+        config.identifiers = (empathy_identifiers.tiny if chosen.tiny else empathy_identifiers.identifiers)(seed=0)
+        config.run = ("prepare", "identifiers", *config.run[1:])
+        config.evaluate.judge = "identifiers"
+    return config
 
 
 def recipe() -> ConfigDict:
@@ -132,6 +148,19 @@ def reasons() -> ConfigDict:
     )
 
 
+def annotator(*, tiny: bool) -> ConfigDict:
+    """The stage for recipes of other systems, sized for two cores; or in seconds."""
+    stage = reasons()
+    stage.task = "reflectdiffu.reasons"
+    stage.encoder.update(CPU)
+    stage.update(common.sizes(steps=300, batch_size=32, evaluations=3))
+    if tiny:
+        stage.update({"data": "sample", **FEW})
+        stage.encoder = ConfigDict(SMALL)
+        stage.optimizer.warmup_steps = 2
+    return stage
+
+
 def intents() -> ConfigDict:
     """p_intent of Eq. 5, of the context alone."""
     return common.train(
@@ -172,6 +201,7 @@ def generator() -> ConfigDict:
         noise_error=True,
         kl_weight=1.0,  # Eq. 10
         copying=True,  # Eq. 11
+        slots=20,  # ours
         intent_start=True,  # ours
         emotion_weight=1.0,  # delta: ours
         twice_weight=1.0,  # zeta: ours
@@ -214,7 +244,6 @@ def budget(config: ConfigDict, machine: str) -> None:
 def shrink(config: ConfigDict) -> ConfigDict:
     """The same recipe in seconds: the built-in sample, random small models, a few steps."""
     config.data.name = "sample"
-    small = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 1, "max_positions": 64}
     config.prepare.tokenizer.min_count = 1
     config.reflectdiffu.model.update({"d_model": 32, "head_dim": 8, "d_ff": 16, "vectors": ""})
     config.reflectdiffu.update({"max_context_tokens": 40, "max_piece_tokens": 40, "max_target_tokens": 16})
@@ -223,11 +252,10 @@ def shrink(config: ConfigDict) -> ConfigDict:
     for name in config.run:
         section = config[name]
         if section.kind == "train":
-            few = {"steps": 4, "batch_size": 8, "buckets": (40,)}
-            section.update({**few, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2})
+            section.update(FEW)
             section.optimizer.warmup_steps = 2
         if "encoder" in section:
-            section.encoder = ConfigDict(small)
+            section.encoder = ConfigDict(SMALL)
     if "reasons" in config:
         config.reasons.data = "sample"
     config.evaluate.update({"buckets": (40,), "batch_size": 16})

@@ -4,6 +4,7 @@ r"""REG on EmpatheticDialogues with the paper's first backbone, a Transformer fr
   python -m empax.main --config=configs/reg_transformer.py:no_attributes   # the paper's w/o EA
   python -m empax.main --config=configs/reg_transformer.py:no_retrieval    # the generator alone
   python -m empax.main --config=configs/reg_transformer.py:semantic        # no attributes, retriever as pretrained
+  python -m empax.main --config=configs/reg_transformer.py:reasons         # ours: ReflectDiffu's reasons as queries
   python -m empax.main --config=configs/reg_transformer.py:machine=gpu     # sized for an accelerator
   python -m empax.main --config=configs/reg_transformer.py:tiny            # a trial, as ":no_attributes,tiny" is
 
@@ -22,17 +23,23 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from . import common
+from . import common, reflectdiffu
 
-FORMS = ("semantic", "no_retrieval", "no_attributes")
+FORMS = ("semantic", "no_retrieval", "no_attributes", "reasons")
 MACHINES = ("cpu", "gpu")
 STAGES = ("attributes", "annotate", "index", "generator", "emotions", "retriever", "reindex", "joint")
 
 
 def get_config(arg: str = "") -> ConfigDict:
     chosen = common.arguments(arg, "reg_transformer.py", forms=FORMS, machines=MACHINES)
-    config = recipe(chosen.form, chosen.machine or "cpu")
-    return common.shrink(config) if chosen.tiny else config
+    config = recipe("" if chosen.form == "reasons" else chosen.form, chosen.machine or "cpu")
+    config = common.shrink(config) if chosen.tiny else config
+    if chosen.form == "reasons":
+        config.reasons = reflectdiffu.annotator(tiny=chosen.tiny)
+        config.run = ("prepare", "reasons", *config.run[1:])
+        config.annotate.reasons = "reasons"
+        config.reg.query = "reasons"
+    return config
 
 
 def recipe(form: str, machine: str) -> ConfigDict:

@@ -33,6 +33,7 @@ _COMPARE = flags.DEFINE_multi_string(
 _PEERS = flags.DEFINE_string("peers", None, "Folder of *.jsonl with released outputs to compare with.")
 _METRICS = flags.DEFINE_list("metrics", [], "What to compare, chosen beforehand: fewer tests need less correction.")
 _EMPATHY = flags.DEFINE_string("empathy", None, "Judge of empathy: WORKDIR, WORKDIR/STAGE or linear.")
+_BART_SCORE = flags.DEFINE_string("bart_score", None, "Folder of a BART, for BARTScore.")
 _DATA = flags.DEFINE_string("data", None, "Folder or archive of EmpatheticDialogues, for lines that give an id alone.")
 _SKIP = flags.DEFINE_bool("skip_bad_lines", False, "Score the other lines if some are bad; else nothing is scored.")
 _SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
@@ -103,6 +104,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
         settings,
         others=score_file.Others(others, all_pairs=len(files) > 1, peers=peers, metrics=_METRICS.value),
         judge=_EMPATHY.value or "",
+        bart_score=_BART_SCORE.value or "",
         data=_DATA.value or "",
         corpus=corpus,
         corpus_name=name,

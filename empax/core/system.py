@@ -44,6 +44,8 @@ class TaskSpec(Generic[S]):
       searches: whether `answer` needs an index stage.
       encoder: loads the encoder that a stage of the task, by its name, has trained, for index stages; None = it trains
         none.
+      marker: loads what a stage of the task has trained to mark reasons in contexts, contexts to the `data.spans.Span`s
+        of each; None = it marks none.
       models: by name, what `export` can write, the main one first: of the trained stage, and whether its adapters
         alone are wanted (`systems.dialogue.trained.Trained`).
       unread: names in the section of the system that change nothing of what is trained.
@@ -56,6 +58,7 @@ class TaskSpec(Generic[S]):
     answer: Callable[[S, RunContext, AnswerOptions], Answering] | None = None
     searches: bool = False
     encoder: Callable[[RunContext, str], InstanceEncoder] | None = None
+    marker: Callable[[RunContext, str], Callable[[Sequence[Sequence[str]]], Sequence[Any]]] | None = None
     models: Mapping[str, Callable[[S, RunContext, bool], Any]] = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
 

@@ -20,6 +20,9 @@ from empax.data.tokenizers import Reading, SubwordTokenizer
 Key: TypeAlias = Literal["exchange", "response"]
 """What the retriever reads of an exemplar: its context and response, or the response alone."""
 
+Query: TypeAlias = Literal["context", "reasons"]
+"""What it reads of a context: all of it, or the words of the note "reasons" where there are any."""
+
 
 @flax.struct.dataclass
 class LabelledBatch(Batch):
@@ -92,11 +95,18 @@ class Corpus:
         )
 
 
-def encode_queries(tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int) -> list[list[int]]:
+def encode_queries(
+    tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int, query: Query = "context"
+) -> list[list[int]]:
     """Contexts as the retriever reads them; cut on the left, so that the newest turns stay."""
     reading = _reading(tokenizer)
-    texts = [features.plain_context(i.context) for i in instances]
+    texts = [features.plain_context(_query_of(i, query)) for i in instances]
     return _encode(tokenizer, texts, max_tokens, reading, reading.query_prompt)
+
+
+def _query_of(instance: Instance, query: Query) -> Sequence[str]:
+    spans = instance.notes.get("reasons", ()) if query == "reasons" else ()
+    return [instance.context[turn][start:end] for turn, start, end in spans] or instance.context
 
 
 def encode_keys(
@@ -228,11 +238,12 @@ class ExemplarExamples(ContextExamples):
         num_random: int = 0,
         key_embeddings: np.ndarray | None = None,
         response_tokens: int = 0,
+        query: Query = "context",
     ):
         super().__init__(instances, form, corpus=corpus, candidates=candidates)
         self.response_tokens = response_tokens
         self.num_random, self.key_embeddings, self.key_pad_id = num_random, key_embeddings, key_tokenizer.pad_id
-        self.queries = encode_queries(key_tokenizer, instances, form.layout.max_query_tokens)
+        self.queries = encode_queries(key_tokenizer, instances, form.layout.max_query_tokens, query)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ExemplarBatch:
         rows = [int(i) for i in indices]

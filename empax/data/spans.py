@@ -206,6 +206,10 @@ class PlacedRow:
     ids: list[int]
     places: list[Span]
 
+    def texts(self, context: Sequence[str]) -> list[str]:
+        """What each id stands for, in lower case; empty where that is no text of the context."""
+        return [context[p.turn][p.start : p.end].lower() if p.turn >= 0 else "" for p in self.places]
+
     def labels(self, spans: Iterable[Span]) -> list[int]:
         """1 for each id of which a character is in a span."""
         spans = tuple(spans)

@@ -163,7 +163,7 @@ class PlannedTokenizer:
     def mark(self, frame: str) -> str:
         return frame
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], words: Sequence[str] = ()) -> str:
         raise NotImplementedError("a plan writes no text")
 
     def token_id(self, token: str) -> int:

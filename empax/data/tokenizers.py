@@ -6,6 +6,7 @@ import collections
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,12 +141,25 @@ class SubwordTokenizer:
         """
         return self._plain.mark(frame)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text up to the first end-of-sequence id; special and added tokens leave no trace."""
+    def decode(self, ids: Sequence[int], words: Sequence[str] = ()) -> str:
+        """Text up to the first end-of-sequence id; special and added tokens leave no trace.
+
+        Args:
+          ids: of the text.
+          words: of a vocabulary of words: what the ids from `vocab_size` on stand for.
+        """
         plain = [int(i) for i in ids]
         if self.eos_id in plain:
             plain = plain[: plain.index(self.eos_id)]
-        return self.backend.decode(plain, skip_special_tokens=True).strip()
+        if not words:
+            return self.backend.decode(plain, skip_special_tokens=True).strip()
+        said = []
+        for known, run in itertools.groupby(plain, lambda i: i < self.vocab_size):
+            if known:
+                said.append(self.backend.decode(list(run), skip_special_tokens=True))
+            else:
+                said += [words[i - self.vocab_size] for i in run if i - self.vocab_size < len(words)]
+        return " ".join(filter(None, said)).strip()
 
     def lower_cased(self) -> SubwordTokenizer:
         """The same, reading texts in lower case."""

@@ -201,7 +201,7 @@ def _groups(name: str) -> tuple[str, ...]:
         return ("perplexity_per_token", "perplexity") if base == "perplexity" else ("perplexity",)
     if base in ("empathy_f1", "emotional_reaction_f1", "interpretation_f1", "exploration_f1"):
         return (f"mechanisms:{variant}",) if variant else ("mechanisms",)
-    return (base,)
+    return ("bart_score",) if base.startswith("bart_score") else (base,)
 
 
 def _comparable(field: _Field, label: str) -> list[str]:

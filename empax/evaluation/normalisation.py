@@ -24,6 +24,9 @@ _DEFAULTS = {
     "bits_per_byte": "raw",
     "perplexity": "model",
     "perplexity_per_word": "cased",
+    "bart_score_faithfulness": "raw",
+    "bart_score_precision": "raw",
+    "bart_score_recall": "raw",
 }
 """Of metrics that are not of lower-case NLTK words."""
 

@@ -116,8 +116,9 @@ def not_comparable(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -
     """Groups of metrics that paired rows cannot be compared by, and why: their inputs are not of one kind.
 
     Returns:
-      Of "perplexity_per_token", "perplexity", "emotion_accuracy", "intent_accuracy", "mechanisms" and
-      "mechanisms:JUDGE" those that must be left out, each with the reason; "perplexity" stands for every unit.
+      Of "perplexity_per_token", "perplexity", "emotion_accuracy", "intent_accuracy", "mechanisms",
+      "mechanisms:JUDGE" and "bart_score" those that must be left out, each with the reason; "perplexity" stands for
+      every unit.
     """
     other_judge = "different judges: the levels of the references differ"
     notes = {name for row in (*rows_a, *rows_b) for name in row.notes}
@@ -125,6 +126,7 @@ def not_comparable(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -
         "perplexity": ("nll", "likelihoods (nll) are known of different rows"),
         "intent_accuracy": ("intent", "the intents of the references differ"),
         "mechanisms": ("reference_attributes", other_judge),
+        "bart_score": ("bart_score_model", "other models have scored them"),
         **{
             f"mechanisms:{note.removesuffix('_reference_attributes')}": (note, other_judge)
             for note in sorted(notes)

@@ -160,6 +160,10 @@ def _check_levels(name: str, levels: Any) -> None:
         raise DataError(f"{name} must map names to strings")
 
 
+def _is_log_probability(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value <= 0
+
+
 def _check_notes(notes: Mapping[str, Any]) -> None:
     for name in ("nll", "num_tokens"):
         number = notes.get(name)
@@ -176,6 +180,12 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
     for name in ("intent", "intent_first", "intent_second", "intent_prediction"):
         if notes.get(name) is not None and not isinstance(notes[name], str):
             raise DataError(f"{name!r} is of type {type(notes[name]).__name__}, must be a string")
+    scores = notes.get("bart_score")
+    if scores is not None:
+        if not isinstance(scores, dict) or not all(map(_is_log_probability, scores.values())):
+            raise DataError("'bart_score' must map names of directions to mean log-probabilities, which are at most 0")
+        if not isinstance(notes.get("bart_score_model"), str):
+            raise DataError("'bart_score' is there, but 'bart_score_model' does not say of which model")
     for name, levels in notes.items():
         # The mechanisms of EPITOME by name, of whatever judge.
         if name.endswith(("reference_attributes", "response_attributes")) and levels is not None:

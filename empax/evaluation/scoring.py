@@ -26,6 +26,7 @@ METRICS: tuple[str, ...] = (
     "emotion_accuracy", "intent_accuracy",
     "empathy_f1", "emotional_reaction_f1", "interpretation_f1", "exploration_f1",
     "sentiment_mae", "sentence_std", "top5_share", "exemplar_emotion_match",
+    "bart_score_faithfulness", "bart_score_precision", "bart_score_recall",
 )  # fmt: skip
 """Every metric of a report, in its order."""
 
@@ -37,6 +38,12 @@ JUDGES: tuple[str, ...] = ("second_seed", "linear")
 """Judges of the mechanisms beside the first: neural ones of another seed, and `systems.attributes.linear`.
 
 Their notes are those of the first with "NAME_" in front, their metrics those of the first with ":NAME" behind.
+"""
+
+BART_DIRECTIONS: tuple[str, ...] = ("faithfulness", "precision", "recall")
+"""BARTScore from context to response, from reference to response, and from response to reference.
+
+Source: the names are those of Yuan et al. 2021, Sec. 3.2.
 """
 
 _AVERAGES: tuple[str, ...] = ("macro", "macro_binary")
@@ -255,6 +262,7 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
             for v, how in _INTENT_VARIANTS.items()
         },
         "exemplar_emotion_match": lambda: _exemplar_match(rows),
+        **{f"bart_score_{name}": functools.partial(_bart_score, rows, name) for name in BART_DIRECTIONS},
         "empathy_f1": lambda: _mechanism_f1(rows, MECHANISMS),
         **{f"{name}_f1": functools.partial(_mechanism_f1, rows, (name,)) for name in MECHANISMS},
         **{
@@ -311,6 +319,13 @@ def _intent_accuracy(
 def _exemplar_match(rows: Sequence[Prediction]) -> Statistic | None:
     counts = empathy.exemplar_matches(rows)
     return ratio_statistic(counts[:, 0], counts[:, 1], scale=100.0) if counts[:, 1].any() else None
+
+
+def _bart_score(rows: Sequence[Prediction], direction: str) -> Statistic | None:
+    """The mean over the rows that a BART has scored, in nats a token."""
+    found = [(row.notes.get("bart_score") or {}).get(direction) for row in rows]
+    known = np.asarray([score is not None for score in found], np.float64)
+    return ratio_statistic(np.asarray([score or 0.0 for score in found]), known) if known.any() else None
 
 
 def _mechanism_f1(

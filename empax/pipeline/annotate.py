@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,14 @@ class Settings:
     Attributes:
       classifiers: the stages that trained the classifiers; together they must cover all three mechanisms.
       contexts: whether contexts are annotated too. False where nothing reads those, as in LEMPEx.
+      reasons: the stage whose annotator marks reasons in contexts, for the note "reasons" ([turn, start, end] of each,
+        in characters); empty = nobody does.
       sentiment_threshold: VADER's compound at or beyond which a text is "high" (or, negative, "low").
     """
 
     classifiers: tuple[str, ...] = ("attributes",)
     contexts: bool = True
+    reasons: str = ""
     sentiment_threshold: float = 0.05
 
     def __post_init__(self) -> None:
@@ -113,15 +116,26 @@ def check(settings: Settings, run: RunContext) -> None:
         run.earlier("classifiers", stage, tasks=("attributes.classifier",))
     levelled = [attributes.judge_stage(run, stage).mechanisms for stage in settings.classifiers]
     check_coverage(itertools.chain(*levelled), f"config.{run.stage}.classifiers")
+    if settings.reasons:
+        run.earlier("reasons", settings.reasons, able=("marks reasons", lambda spec: spec.marker is not None))
+
+
+def load_marker(settings: Settings, run: RunContext) -> Callable[[Sequence[Sequence[str]]], Sequence[Any]] | None:
+    """What marks reasons in contexts; None where nobody does."""
+    spec = run.named(settings.reasons).spec if settings.reasons else None
+    return spec.marker(run, settings.reasons) if spec is not None and spec.marker is not None else None
 
 
 def run(settings: Settings, run: RunContext) -> None:
-    judges = load_judges(settings, run)
+    judges, mark = load_judges(settings, run), load_marker(settings, run)
     made_by = [judge.hash for judge in judges]
     for split in SPLITS:
         verify(run.files.instances(split))
         instances = [instance_from_row(row) for row in read_jsonl(run.files.instances(split))]
         rows = _annotated(instances, judges, settings, split, hash_json([made_by, settings.sentiment_threshold]))
+        if mark is not None:
+            marked = mark([i.context for i in instances])
+            rows = [{**row, "reasons": list(map(list, spans))} for row, spans in zip(rows, marked, strict=True)]
         write_jsonl(run.files.notes(run.stage, split), rows)
     write_json(run.directory / "classifiers.json", held_out_quality(settings.classifiers, run, judges))
 

@@ -21,6 +21,7 @@ from empax.data.store import check_prepared, load_instances
 from empax.evaluation.rows import released
 from empax.evaluation.scoring import JUDGES
 from empax.pipeline import judging
+from empax.pipeline.bart_score import BartScorer, bart_scored, check_bart
 from empax.training.settings import check_buckets
 
 log = logging.getLogger("empax")
@@ -42,6 +43,7 @@ class Settings:
         a stage that trained identifiers, or a list of such stages; empty = nobody.
       second_judge: the same for variants "...:second_seed": judges of the same kind from another seed, whom nothing was
         trained to please.
+      bart_score: folder of a BART, by which responses are scored (`pipeline.bart_score`); empty = no such scores.
       linear_judge: also judge by `systems.attributes.linear`, for variants "...:linear", where EPITOME is there.
     """
 
@@ -56,6 +58,7 @@ class Settings:
     judge: str | tuple[str, ...] = ""
     second_judge: str | tuple[str, ...] = ""
     linear_judge: bool = False
+    bart_score: str = ""
 
     def __post_init__(self) -> None:
         check_numbers(self, "batch_size", "head_examples", least=1)
@@ -87,6 +90,8 @@ def check(settings: Settings, run: RunContext) -> None:
     for setting in ("judge", "second_judge"):
         if names := getattr(settings, setting):
             judging.check_judges(setting, names, run)
+    if settings.bart_score:
+        check_bart(settings.bart_score)
     if settings.corpus:
         dailydialog.find_dailydialog(run.plan.data.dir, split=settings.split)
 
@@ -118,6 +123,8 @@ def run(settings: Settings, run: RunContext) -> None:
     if settings.linear_judge:
         jury = judging.linear_jury(run.plan.data.dir)
         predictions, about["linear_judge"] = jury(predictions), jury.about()
+    if settings.bart_score:
+        predictions = bart_scored(predictions, BartScorer.load(settings.bart_score))
     path = run.files.predictions
     if run.stage != main_stage(run.plan):
         path = run.files.evaluation(run.stage)

@@ -108,24 +108,35 @@ def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def heat_map(
-    labels: Sequence[str], matrix: Sequence[Sequence[float]], *, row_title: str, column_title: str, cell: int = 14
+    labels: Sequence[str],
+    matrix: Sequence[Sequence[float]],
+    *,
+    row_title: str,
+    column_title: str,
+    columns: Sequence[str] = (),
+    cell: int = 14,
 ) -> str:
-    """A confusion matrix, each row shaded by its share of the row's sum; the count shows on hover, and if it fits."""
-    size = len(labels)
-    margin = 24 + 7 * max(map(len, labels), default=0)
+    """A confusion matrix, each row shaded by its share of the row's sum; the count shows on hover, and if it fits.
+
+    `columns` are their labels, those of the rows by default.
+    """
+    columns = columns or labels
+    margin = 24 + 7 * max(map(len, [*labels, *columns]), default=0)
     svg = []
-    for i, label in enumerate(labels):
-        centre = margin + i * cell + cell / 2
-        svg.append(f'<text class="tick" x="{margin - 5}" y="{centre + 4}" text-anchor="end">{escape(label)}</text>')
+    for j, label in enumerate(columns):
+        centre = margin + j * cell + cell / 2
         svg.append(
             f'<text class="tick" x="{centre + 4}" y="{margin - 5}" transform="rotate(-90 {centre + 4} {margin - 5})">'
             f"{escape(label)}</text>"
         )
+    for i, label in enumerate(labels):
+        centre = margin + i * cell + cell / 2
+        svg.append(f'<text class="tick" x="{margin - 5}" y="{centre + 4}" text-anchor="end">{escape(label)}</text>')
         total = sum(matrix[i])
         for j, count in enumerate(matrix[i]):
             share = count / total if total else 0.0
             x, y = margin + j * cell, margin + i * cell
-            title = f"<title>{escape(label)} → {escape(labels[j])}: {count:g} ({100 * share:.1f}%)</title>"
+            title = f"<title>{escape(label)} → {escape(columns[j])}: {count:g} ({100 * share:.1f}%)</title>"
             svg.append(f'<rect class="cell" x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}"/>')
             if count:
                 svg.append(
@@ -138,11 +149,11 @@ def heat_map(
                     f'<text class="value {shade}" x="{x + cell / 2}" y="{y + cell / 2 + 4}" text-anchor="middle">'
                     f"{100 * share:.0f}%</text>"
                 )
-    middle = margin + size * cell / 2
-    svg.append(_upright(row_title, middle))
-    svg.append(f'<text class="axis" x="{middle}" y="12" text-anchor="middle">{escape(column_title)}</text>')
-    side = margin + size * cell + 4
-    return _svg(side, side, svg, f"{row_title} against {column_title}")
+    height, width = len(labels) * cell, len(columns) * cell
+    svg.append(_upright(row_title, margin + height / 2))
+    across = margin + width / 2
+    svg.append(f'<text class="axis" x="{across}" y="12" text-anchor="middle">{escape(column_title)}</text>')
+    return _svg(margin + width + 4, margin + height + 4, svg, f"{row_title} against {column_title}")
 
 
 def _upright(title: str, middle: float) -> str:

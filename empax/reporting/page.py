@@ -45,6 +45,7 @@ def html(report: Report) -> str:
         ("Ablations in the paper", _ablations(report)),
         ("Learning curves", _curves(report)),
         ("Emotion and attributes", _attributes(report)),
+        ("Emotions and their intents", _intents(report)),
         ("Training, heard", "".join(map(_heard, report["replies"]))),
         ("Replies and the exemplars behind them", "".join(map(_example, report["examples"][REPLIES:]))),
         ("Intents corrected though the emotion was misread", "".join(map(_example, report["corrected"]))),
@@ -181,6 +182,20 @@ def _attributes(report: Report) -> str:
     if parts:
         parts.append('<p class="note">Each row of a matrix is shaded by its shares; hover for counts.</p>')
     return "".join(parts)
+
+
+def _intents(report: Report) -> str:
+    """The heat map of ReflectDiffu's Fig. 3, where a stage has left it."""
+    shares = report["notes"].get("intents", {}).get("shares", {})
+    if not shares:
+        return ""
+    intents = list(next(iter(shares.values())))
+    percent = [[100.0 * row[intent] for intent in intents] for row in shares.values()]
+    titles = {"row_title": "emotion of the dialogue", "column_title": "intent of the listener"}
+    return (
+        f"<figure>{charts.heat_map(list(shares), percent, **titles, columns=intents, cell=17)}</figure>"
+        '<p class="note">Of the training split; each row is shaded by its shares, which show on hover.</p>'
+    )
 
 
 def _example(example: Mapping[str, Any]) -> str:

@@ -30,6 +30,9 @@ from empax.reporting.peers import read_peer_sets, score_peers, why_apart
 
 Report = dict[str, Any]
 
+_NOTES = ("classifiers.json", "intents.json", "evaluate.json")
+"""Files of stages that a report takes whole."""
+
 _MAX_POINTS = 200  # of a learning curve: more than a chart of 460 pixels can show
 
 
@@ -120,7 +123,7 @@ def run(settings: Settings, run: RunContext) -> None:
             "not_comparable": NOT_COMPARABLE.get(table, {}),
             **{
                 path.stem: read_json(path)
-                for path in sorted((*files.root.glob("*/classifiers.json"), *files.root.glob("*/evaluate.json")))
+                for path in sorted(path for name in _NOTES for path in files.root.glob(f"*/{name}"))
                 if path.stem != "evaluate" or path.parent.name not in others
             },
         },

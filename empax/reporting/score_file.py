@@ -19,6 +19,7 @@ from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings, score
 from empax.evaluation.verdict import verdict
 from empax.pipeline import judging
+from empax.pipeline.bart_score import BartScorer, bart_scored
 from empax.reporting import comparisons, controls, report, tables
 
 
@@ -77,6 +78,7 @@ def score_file(
     *,
     others: Others | None = None,
     judge: str = "",
+    bart_score: str = "",
     data: str = "",
     corpus: Mapping[str, Instance] | None = None,
     corpus_name: str = "",
@@ -89,6 +91,7 @@ def score_file(
       settings: of the scores.
       others: what to compare it with; None = nothing.
       judge: a work directory, or a stage in one, whose empathy identifiers are to judge all files; or "linear".
+      bart_score: folder of a BART by which all files are scored; empty = none.
       data: where EPITOME is, see `judging.find_jury`.
       corpus: what lines with an `id` alone leave out, see `evaluation.rows.read_predictions`.
       corpus_name: what tables call it.
@@ -107,6 +110,9 @@ def score_file(
         jury = judging.find_jury(judge, data)
         systems = {label: jury(rows) for label, rows in systems.items()}
         about = jury.about()
+    if bart_score:
+        scorer = BartScorer.load(bart_score)
+        systems = {label: bart_scored(rows, scorer) for label, rows in systems.items()}
     rows = next(iter(systems.values()))
     scores = score(rows, settings=settings)
     comparison: dict[str, Any] = {}

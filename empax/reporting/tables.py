@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, TypeAlias
 
 from empax.evaluation.normalisation import NORMALISATIONS, normalisation
-from empax.evaluation.scoring import LOWER_IS_BETTER
+from empax.evaluation.scoring import BART_DIRECTIONS, LOWER_IS_BETTER
 
 Row: TypeAlias = tuple[str, str, Mapping[str, tuple[str, str]]]
 """Of a results table: one of KINDS, a name, and metric → (value, interval or "")."""
@@ -41,10 +41,18 @@ TITLES: dict[str, str] = {
     "top5_share": "Top-5",
     "exemplar_emotion_match": "Exemplar match",
     "token_f1": "Token F1",
+    "bart_score_faithfulness": "BARTScore faithfulness",
+    "bart_score_precision": "BARTScore precision",
+    "bart_score_recall": "BARTScore recall",
 }
 """Metrics as heads of columns; those of variants are made by `metric_title`."""
 
-_FRACTIONS = frozenset({"rouge_l", "sentiment_mae", "bits_per_byte", "brevity_penalty", "length_ratio"})
+_FRACTIONS = frozenset(
+    {
+        *("rouge_l", "sentiment_mae", "bits_per_byte", "brevity_penalty", "length_ratio"),
+        *(f"bart_score_{name}" for name in BART_DIRECTIONS),
+    }
+)
 _NO_DIRECTION = frozenset({"length_ratio"})
 
 

@@ -30,6 +30,7 @@ class Session:
 
     Attributes:
       judges: classifiers of the attributes; none where the recipe has no `annotate`.
+      mark: marks reasons in contexts; None where the recipe has nobody who does.
       of_replies: whether they judge the reply, and not the context: where the recipe annotates no contexts.
       head: the emotion head that evaluation chose; empty where none has learnt emotions better than chance.
       before: a hook that sees the user's newest text; what it returns is the reply, in the model's place, unless it is
@@ -45,6 +46,7 @@ class Session:
     before: Before | None = None
     after: After | None = None
     of_replies: bool = False
+    mark: Callable[[Sequence[Sequence[str]]], Sequence[Any]] | None = None
 
     @classmethod
     def load(cls, workdir: Path, *, before: Before | None = answer_to_danger, after: After | None = None) -> Session:
@@ -80,7 +82,7 @@ class Session:
         context = RunContext(files, plan, evaluated)
         # No buckets: one compilation, so that every answer is as fast as the second.
         answerer = evaluate.load_answerer(context.settings(evaluated, evaluate.Settings), context, ())
-        judges, threshold, of_replies = (), 0.05, False
+        judges, threshold, of_replies, mark = (), 0.05, False, None
         if "annotate" in stages:
             labels: annotate.Settings = stages["annotate"].settings
             judges = tuple(
@@ -88,13 +90,14 @@ class Session:
                 for judge in annotate.load_judges(labels, context)
             )
             threshold, of_replies = labels.sentiment_threshold, not labels.contexts
+            mark = annotate.load_marker(labels, context)
         about = files.stage(context.stage) / "evaluate.json"
         verify(about)
         head = read_json(about).get("emotion_head", "")
         if head:
             verify(files.predictions)
             head = head if beats_chance(read_jsonl(files.predictions)) else ""
-        return cls(answerer, judges, threshold, head, plan.seed, before, after, of_replies)
+        return cls(answerer, judges, threshold, head, plan.seed, before, after, of_replies, mark)
 
     def reply(self, context: Sequence[str]) -> Prediction:
         """Answers a conversation; `context` alternates and ends with the speaker's turn.
@@ -111,7 +114,7 @@ class Session:
         answer = self.before(turns[-1]) if self.before else None
         if answer is not None:
             return Prediction(turns, answer, reference="", id="chat#1", notes={"answered_by": "before"})
-        notes = {}
+        notes: dict[str, Any] = {} if self.mark is None else {"reasons": self.mark([turns])[0]}
         if self.judges and not self.of_replies:
             notes["context_attributes"] = self._levels(turns, "")
         instance = Instance(id="chat#1", context=turns, response="", emotion="", notes=notes)

@@ -1,5 +1,7 @@
 """Examples with exemplars: what stands in a source, which candidates a row gets, and that collating is pure."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -301,6 +303,17 @@ def test_queries_read_the_newest_of_the_context_and_keys_the_response(tokenizer,
         assert query == [tokenizer.cls_id, *context[-7:], tokenizer.sep_id]
         both = tokenizer.encode(" ".join((*instance.context, instance.response)))
         assert key == [tokenizer.cls_id, *both[-9:], tokenizer.sep_id]
+
+
+def test_a_query_may_be_the_reasons_alone_where_there_are_any(tokenizer, instances):
+    first, second = instances[:2]
+    turn = len(first.context) - 1
+    spans = [[turn, 0, 3], [turn, 4, 9]]
+    marked = [dataclasses.replace(first, notes={"reasons": spans}), dataclasses.replace(second, notes={"reasons": []})]
+    said = f"{first.context[turn][:3]} {first.context[turn][4:9]}"
+    expected = encode_queries(tokenizer, [dataclasses.replace(first, context=(said,)), second], 9)
+    assert encode_queries(tokenizer, marked, 9, "reasons") == expected
+    assert encode_queries(tokenizer, marked, 9) == encode_queries(tokenizer, [first, second], 9) != expected
 
 
 def test_a_key_may_be_the_response_alone_cut_on_the_right(tokenizer, instances):

@@ -6,6 +6,7 @@ import re
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +14,14 @@ import empax
 from configs.reflectdiffu import ABLATIONS
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.run import RunContext
 from empax.data.intents import INTENTS
+from empax.data.store import load_instances
+from empax.data.tokenizers import load_tokenizer
+from empax.pipeline.run import make_plan
+from empax.systems.attributes import load_judge
+from empax.systems.emprl.rewards import empathy_reward
+from empax.systems.reflectdiffu.replies import ReplyEmpathy, load_reply_judges
 from empax.training.checkpoint import load_params
 
 RECIPE = "configs/reflectdiffu.py"
@@ -86,6 +94,34 @@ def test_a_run_killed_in_the_joint_stage_ends_with_the_same_bits(whole, recipe, 
         jax.tree.map(np.testing.assert_array_equal, *(load_params(f.stage("generator"), which) for f in (whole, files)))
     assert history(files) == history(whole)  # "baseline" is of the memory
     assert files.predictions.read_bytes() == whole.predictions.read_bytes()
+
+
+def test_emprls_reward_teaches_its_policy(recipe, tmp_path):
+    """By its recipe alone; and the reward of a reply is EmpRL's of the same text."""
+    result = recipe(tmp_path, config=f"{RECIPE}:empathy_reward,tiny")
+    assert result.returncode == 0, result.stderr
+    files = WorkDir(tmp_path)
+    logged = [row for row in read_jsonl(files.metrics) if row["stage"] == "generator" and "reward" in row]
+    assert logged
+    assert all(0 < row["reward"] <= 1 and row["reward_spread"] > 0 for row in logged)
+    assert "empathy_f1" in read_json(files.root / "report.json")["metrics"]
+
+    run = RunContext(files, make_plan(read_json(files.config)), "generator")
+    instances, tokenizer = load_instances(run, "train")[:3], load_tokenizer(files.tokenizer)
+    reward = ReplyEmpathy(load_reply_judges(("identifiers",), run), tokenizer, instances, [["zorblax"]] * 3)
+    said = ["i am so sorry", "how did it go", "zorblax"]
+    replies = np.full((4, 8), tokenizer.eos_id)
+    for row, text in enumerate(said[:2]):
+        ids = tokenizer.encode(text)
+        replies[row, : len(ids)] = ids
+    replies[2, 0] = tokenizer.vocab_size  # a slot
+    judge = load_judge(run, "identifiers")
+    contexts = [i.context for i in instances]
+    gold = judge(contexts, [i.response for i in instances]).argmax(axis=2)
+    found = np.exp(judge(contexts, [tokenizer.decode(tokenizer.encode(text)) for text in said[:2]] + said[2:]))
+    expected = empathy_reward(jnp.asarray(found), jnp.eye(3)[gold], jnp.ones(3, bool))
+    rewards = reward(np.array([0, 1, 2, -1]), replies)
+    np.testing.assert_allclose(rewards, [*np.asarray(expected), 0.0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", [*ABLATIONS, "plain", "eq10", "batch_majority,eq5,eq7,table_1"])

@@ -51,6 +51,8 @@ def full_rows(num=12):
                     "intent_first": "encouraging",
                     "intent_second": "wishing",
                     "intent_prediction": "wishing" if wrong else "encouraging",
+                    "bart_score": {"faithfulness": -3.0, "precision": -2.0 - i, "recall": -1.0},
+                    "bart_score_model": "made up",
                     "reference_attributes": LEVELS,
                     "response_attributes": {**LEVELS, "exploration": "low" if wrong else "high"},
                     "linear_reference_attributes": LEVELS,

@@ -173,6 +173,24 @@ def test_a_page_shows_intents_that_were_corrected_though_the_emotion_was_misread
     assert not made()["corrected"]
 
 
+def test_a_page_shows_how_often_each_intent_answers_each_emotion(tmp_path):
+    shares = {
+        "afraid": {"asking": 0.75, "wishing": 0.25, "<b>": 0.0},
+        "proud": {"asking": 0.1, "wishing": 0.9, "<b>": 0.0},
+    }
+    report.write_report(made(notes={"intents": {"shares": shares}}), tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    figure = page.split('<section id="emotions">')[1].split("<svg")[1].split("</svg>")[0]
+    cells = re.findall(r'fill-opacity="([\d.]+)"><title>(.*?)</title>', figure)
+    assert cells == [
+        ("0.750", "afraid → asking: 75 (75.0%)"), ("0.250", "afraid → wishing: 25 (25.0%)"),
+        ("0.100", "proud → asking: 10 (10.0%)"), ("0.900", "proud → wishing: 90 (90.0%)"),
+    ]  # fmt: skip
+    assert figure.count('class="cell"') == 6
+    assert figure.count('class="tick"') == 5
+    assert 'id="emotions"' not in report.page.html(made())
+
+
 def test_page_is_one_whole_safe_file(tmp_path, known):
     report.write_report(made(), tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")

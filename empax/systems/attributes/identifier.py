@@ -242,7 +242,9 @@ class IdentifierJudge:
     stage: IdentifierTaskSettings
     hash: str
 
-    def __call__(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Float[np.ndarray, "N C 3"]:
+    def __call__(
+        self, contexts: Sequence[Sequence[str]], responses: Sequence[str], *, progress: bool = True
+    ) -> Float[np.ndarray, "N C 3"]:
         """Log-probabilities for every (context, response)."""
         blank = (0,) * len(self.task.mechanisms)
         pairs = [Pair(tuple(c), r, blank) for c, r in zip(contexts, responses, strict=True)]
@@ -256,7 +258,8 @@ class IdentifierJudge:
         batches = eval_batches(examples, batch_size=size, buckets=sorted({max(longest // 2, 1), longest}))
         apply, mesh = _log_probs(self.task), local_mesh()
         params = self.params if mesh is None else jax.device_put(self.params, replicated(mesh))
-        with tqdm.tqdm(total=len(pairs), desc="identifiers", disable=None if len(pairs) > 1 else True) as bar:
+        shown = None if progress and len(pairs) > 1 else True
+        with tqdm.tqdm(total=len(pairs), desc="identifiers", disable=shown) as bar:
             for indices, batch in batches:
                 real = indices >= 0
                 found[indices[real]] = np.asarray(apply(params, place_rows(batch, mesh)))[real]

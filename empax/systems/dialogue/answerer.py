@@ -32,10 +32,12 @@ class AnswerExamples:
       examples: one per instance, in order.
       notes: of each instance, what its prediction tells beside the answer, by name: knowledge, intents, ...;
         "exemplars" become the prediction's exemplars.
+      words: of each instance, what ids behind the vocabulary stand for in its answer; empty = there are no such ids.
     """
 
     examples: Examples
     notes: Sequence[Mapping[str, Any]]
+    words: Sequence[Sequence[str]] = ()
 
 
 MakeExamples: TypeAlias = Callable[[Sequence[Instance]], AnswerExamples]
@@ -46,7 +48,8 @@ class Answerer:
 
     A word that a vocabulary of words lacks costs what the token for unknown words costs, and the choice among the rare
     words that it stands for, each as likely as the others; else a smaller vocabulary would have the lower perplexity.
-    `num_unknown` of the notes counts such words. Source: Ueberla 1994 (adjusted perplexity), there with the test's
+    `num_unknown` of the notes counts such words; a task that can copy some of them says in `read` how many are left.
+    Source: Ueberla 1994 (adjusted perplexity), there with the test's
     unknown words.
 
     Args:
@@ -122,7 +125,11 @@ class Answerer:
                     if i >= 0:
                         found = {name: values[b] for name, values in read.items()}
                         notes = {**unknown[i], **made_of.notes[i]}
-                        made[i] = self._prediction(instances[i], tokens[b], found, notes)
+                        if "num_unknown" in found:
+                            notes["num_unknown"] = int(found["num_unknown"])
+                        words = made_of.words[i] if made_of.words else ()
+                        answer = self.tokenizer.decode([int(t) for t in tokens[b]], words)
+                        made[i] = self._prediction(instances[i], answer, found, notes)
                 bar.update(int((indices >= 0).sum()))
         return [made[i] for i in range(len(instances))]
 
@@ -151,7 +158,7 @@ class Answerer:
                 give_back_freed_memory()
 
     def _prediction(
-        self, instance: Instance, tokens: np.ndarray, read: Mapping[str, np.ndarray], notes: Mapping[str, Any]
+        self, instance: Instance, response: str, read: Mapping[str, np.ndarray], notes: Mapping[str, Any]
     ) -> Prediction:
         emotions = {head: EMOTIONS[int(read[head])] for head in self.heads}
         rare = self.tokenizer.rare_words if isinstance(self.tokenizer, SubwordTokenizer) else 0
@@ -159,7 +166,7 @@ class Answerer:
         labelled = {name: names[int(read[name])] for name, names in self._labels.items()}
         return Prediction(
             context=instance.context,
-            response=self.tokenizer.decode([int(t) for t in tokens]),
+            response=response,
             reference=instance.response,
             id=instance.id,
             emotion=instance.emotion,

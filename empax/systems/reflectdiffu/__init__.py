@@ -2,7 +2,7 @@
 
 from empax.core.system import System, TaskSpec
 from empax.systems.reflectdiffu.intents import build_intents, check_intents, sketch_intents
-from empax.systems.reflectdiffu.reasons import build_reasons, check_reasons, sketch_reasons
+from empax.systems.reflectdiffu.reasons import build_reasons, check_reasons, load_finder, sketch_reasons
 from empax.systems.reflectdiffu.settings import (
     GeneratorTaskSettings,
     IntentTaskSettings,
@@ -18,7 +18,7 @@ from empax.systems.reflectdiffu.stages import (
 )
 
 TASKS = {
-    "reasons": TaskSpec(ReasonTaskSettings, check_reasons, build_reasons, sketch_reasons),
+    "reasons": TaskSpec(ReasonTaskSettings, check_reasons, build_reasons, sketch_reasons, marker=load_finder),
     "intents": TaskSpec(IntentTaskSettings, check_intents, build_intents, sketch_intents),
     "generator": TaskSpec(
         GeneratorTaskSettings,

@@ -33,8 +33,9 @@ class ReasonBatch(Batch):
 class ReflectBatch(LabelledBatch):
     """Contexts, responses, and what is known of them before anything is generated.
 
-    Pieces are there where reasons are annotated. Below them are the fields that a rollout fills in: the annotator's
-    reading, the noise from which emotions are restored, and the policy's choice with its reward.
+    Pieces are there where reasons are annotated. Below them are the row among its examples, and the fields that a
+    rollout fills in: the annotator's reading, the noise from which emotions are restored, and the policy's choice with
+    its reward and, where that is rewarded, its reply.
     """
 
     polarity: Int[Array, " B"]  # of the context by VADER: -1, 0, 1
@@ -46,6 +47,7 @@ class ReflectBatch(LabelledBatch):
     piece_mask: Bool[Array, "B P"] | None
     told: Bool[Array, "B P"] | None
     place: Int[Array, "B S"] | None  # the piece of each word, -1 = none
+    row: Int[Array, " B"] | None = None  # -1 = filler
     reasoning: Float[Array, "B P R"] | None = None
     reasons: Int[Array, "B S"] | None = None
     noise: Float[Array, "B 2 D"] | None = None
@@ -53,6 +55,7 @@ class ReflectBatch(LabelledBatch):
     log_prob: Float[Array, " B"] | None = None
     reward: Float[Array, " B"] | None = None
     advantage: Float[Array, " B"] | None = None
+    reply: Int[Array, "B T"] | None = None
 
 
 def pieces_of(tokenizer: SubwordTokenizer, contexts: Sequence[Sequence[str]], max_tokens: int) -> list[PlacedRow]:
@@ -112,6 +115,7 @@ class Reading:
       tokenizer: of the generator.
       pieces: the annotator's tokenizer; None = no reasons are annotated.
       max_context_tokens, max_piece_tokens, max_target_tokens: see `settings.ReflectSettings`.
+      slots: ids behind the vocabulary for words of a context that it lacks (`models.pointer_generator`).
     """
 
     tokenizer: Tokenizer
@@ -119,10 +123,47 @@ class Reading:
     max_context_tokens: int
     max_piece_tokens: int
     max_target_tokens: int
+    slots: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """Ids behind a vocabulary for the words of a context that it lacks, numbered in each context anew.
+
+    Attributes:
+      first: id of the first slot.
+      unknown_id: of all other such words.
+      most: how many slots there are.
+    """
+
+    first: int
+    unknown_id: int
+    most: int
+
+    def named(self, ids: Sequence[int], texts: Sequence[str]) -> list[str]:
+        """The words that slots stand for, the newest first."""
+        unknown = (text for i, text in zip(reversed(ids), reversed(texts), strict=True) if i == self.unknown_id)
+        return list(dict.fromkeys(unknown))[: self.most]
+
+    def filled(self, ids: Sequence[int], texts: Sequence[str], words: Sequence[str]) -> list[int]:
+        """The ids with slots for `words`."""
+        slot = {word: self.first + number for number, word in enumerate(words)}
+        return [slot.get(text, i) if i == self.unknown_id else i for i, text in zip(ids, texts, strict=True)]
+
+    def found(self, target: Int[np.ndarray, "B T"], source: Int[np.ndarray, "B S"]) -> Int[np.ndarray, "B T"]:
+        """The target without the slots that its source, which may have been cut, lacks."""
+        lacking = (target >= self.first) & ~(target[:, :, None] == source[:, None, :]).any(axis=2)
+        return np.where(lacking, self.unknown_id, target)
 
 
 class ReflectExamples:
     """Instances as random-access examples (`core.protocols.Examples`).
+
+    A response has the slot of an unknown word where its context, as the row has it, holds that word.
+
+    Attributes:
+      instances: what the rows count.
+      words: of each instance, what the slots stand for.
 
     Args:
       instances: N of them.
@@ -134,12 +175,24 @@ class ReflectExamples:
     def __init__(self, instances: Sequence[Instance], reading: Reading, prior: np.ndarray, intents: Mapping[str, str]):
         contexts, tokenizer = [i.context for i in instances], reading.tokenizer
         assert isinstance(tokenizer, SubwordTokenizer)  # of a run that has begun
-        self.reading, self.pad_id, self.prior = reading, tokenizer.pad_id, prior
+        self.instances, self.reading, self.pad_id, self.prior = instances, reading, tokenizer.pad_id, prior
         roles = tokenizer.token_id(SPEAKER_TOKEN), tokenizer.token_id(LISTENER_TOKEN)
         rows = place_contexts(
             tokenizer, contexts, max_tokens=reading.max_context_tokens, first=tokenizer.cls_id, roles=roles
         )
-        self.sources = [row.ids for row in rows]
+        self.sources, said = [row.ids for row in rows], tokenizer.encode_with_places([i.response for i in instances])
+        responses = [ids for ids, _ in said]
+        self.words: list[list[str]] = [[] for _ in instances]
+        self.slots = None if tokenizer.unk_id is None else Slots(tokenizer.vocab_size, tokenizer.unk_id, reading.slots)
+        if self.slots is not None:
+            texts = [row.texts(context) for row, context in zip(rows, contexts, strict=True)]
+            told = [
+                [i.response[start:end].lower() for start, end in places]
+                for i, (_, places) in zip(instances, said, strict=True)
+            ]
+            self.words = list(map(self.slots.named, self.sources, texts))
+            self.sources = list(map(self.slots.filled, self.sources, texts, self.words))
+            responses = list(map(self.slots.filled, responses, told, self.words))
         self.pieces: list[list[int]] = []
         if reading.pieces is not None:
             pieces = pieces_of(reading.pieces, contexts, reading.max_piece_tokens)
@@ -148,7 +201,7 @@ class ReflectExamples:
             self.places = [row.aligned_with(other) for row, other in zip(rows, pieces, strict=True)]
         self.targets = [
             features.render_target(ids, eos_id=tokenizer.eos_id, max_tokens=reading.max_target_tokens)
-            for ids in tokenizer.encode_batch([i.response for i in instances])
+            for ids in responses
         ]
         self.labels = {
             "emotion": emotion_ids(instances),
@@ -170,12 +223,15 @@ class ReflectExamples:
         sources = [_newest(self.sources[i], length) if i >= 0 else [] for i in rows]
         source, source_mask = features.pad(sources, length, self.pad_id)
         target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.reading.max_target_tokens)
+        if self.slots is not None:
+            target = self.slots.found(target, source)
         arrays: dict[str, Any] = {
             "source": source,
             "source_mask": source_mask,
             "target": target,
             "target_mask": target_mask,
             "valid": valid,
+            "row": np.array(rows, np.int32),
             "prior": np.asarray(self.prior[at], np.float32),
             **dict.fromkeys(("piece", "piece_mask", "told", "place")),
             **{name: values[at] for name, values in self.labels.items()},

@@ -100,6 +100,12 @@ def load_pieces_encoder(
     return load_encoder(settings, tokenizer, with_params=with_params, planned=planned, sentences=False)
 
 
+def max_pieces(run: RunContext, stage: str) -> int:
+    """Of a context as the encoder of `stage` reads it; in a run of another system, what its last bucket holds."""
+    shared = run.plan.system_settings
+    return shared.max_piece_tokens if isinstance(shared, ReflectSettings) else run.named(stage).loop.buckets[-1]
+
+
 def check_pieces_encoder(settings: EncoderSettings, run: RunContext) -> None:
     """Whether the encoder is there and reads contexts as long as the run has them."""
     if not settings.pretrained:
@@ -108,7 +114,7 @@ def check_pieces_encoder(settings: EncoderSettings, run: RunContext) -> None:
         return
     encoder = load_pieces_encoder(settings, run, with_params=False, planned=not settings.pretrained)
     check_weights(settings.pretrained)
-    most = run.shared_settings(ReflectSettings).max_piece_tokens
+    most = max_pieces(run, run.stage)
     check_fits(encoder.model, max_piece_tokens=most)
     longest = run.named(run.stage).loop.buckets[-1]
     if most > longest:
@@ -150,9 +156,9 @@ def load_examples(stage: ReasonTaskSettings, run: RunContext, split: str) -> lis
 
 def build_reasons(stage: ReasonTaskSettings, run: RunContext) -> Assembly:
     encoder = load_pieces_encoder(stage.encoder, run)
-    shared, tokenizer = run.shared_settings(ReflectSettings), encoder.tokenizer
+    most, tokenizer = max_pieces(run, run.stage), encoder.tokenizer
     assert isinstance(tokenizer, SubwordTokenizer)
-    make = functools.partial(ReasonExamples, tokenizer=tokenizer, max_tokens=shared.max_piece_tokens)
+    make = functools.partial(ReasonExamples, tokenizer=tokenizer, max_tokens=most)
     validation = load_examples(stage, run, "validation")[: stage.max_validation_examples or None]
 
     def initial(params: Params) -> Params:
@@ -160,7 +166,7 @@ def build_reasons(stage: ReasonTaskSettings, run: RunContext) -> Assembly:
 
     def on_end(step: int, params: Params) -> None:
         del step
-        finder = ReasonFinder(annotator_of(encoder), params, tokenizer, shared.max_piece_tokens)
+        finder = ReasonFinder(annotator_of(encoder), params, tokenizer, most)
         write_json(run.directory / "reasons.json", quality(finder, stage, run))
 
     return Assembly(
@@ -220,7 +226,7 @@ def load_finder(run: RunContext, stage: str) -> ReasonFinder:
     settings = run.settings(stage, ReasonTaskSettings)
     encoder = load_pieces_encoder(settings.encoder, run, with_params=False)
     assert isinstance(encoder.tokenizer, SubwordTokenizer)
-    most = run.shared_settings(ReflectSettings).max_piece_tokens
+    most = max_pieces(run, stage)
     return ReasonFinder(annotator_of(encoder), load_params(run.files.stage(stage)), encoder.tokenizer, most)
 
 

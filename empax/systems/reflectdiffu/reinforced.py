@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+from empax.core import distributed
 from empax.core.types import IS_POSITIVE, Mean, Metrics, Params
 from empax.systems.reflectdiffu.examples import ReflectBatch
+from empax.systems.reflectdiffu.replies import ReplyEmpathy
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.systems.reflectdiffu.thought import Thought
 from empax.training.accumulation import TrainingError
@@ -35,9 +38,17 @@ class Baseline:
 
 @dataclasses.dataclass(frozen=True)
 class ReinforcedReflectDiffu(ReflectDiffu):
-    """The same with rewards for the second intent: a `core.protocols.ReinforcedTask`."""
+    """The same with rewards for the second intent: a `core.protocols.ReinforcedTask`.
 
-    rates_on_host: ClassVar[bool] = False
+    Attributes:
+      empathy: what rewards replies where reward = "empathy"; None while nothing is trained.
+    """
+
+    empathy: ReplyEmpathy | None = None
+
+    @property
+    def rates_on_host(self) -> bool:
+        return self.stage.reward == "empathy"
 
     def learns_from(self, name: str) -> int:
         del name
@@ -57,8 +68,11 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         assert thought.policy is not None
         action = jax.random.categorical(choose, thought.policy)
         log_prob = jnp.take_along_axis(thought.policy, action[:, None], axis=1)[:, 0]
-        reward = self.reward(params, batch, thought, action)
-        return batch.replace(action=action, log_prob=log_prob, reward=reward)  # type: ignore[attr-defined]
+        batch = batch.replace(action=action, log_prob=log_prob)  # type: ignore[attr-defined]
+        if self.stage.reward == "empathy":
+            reply = self.generate(params, frozen, batch, rng).tokens[:, 0]
+            return batch.replace(reply=reply)  # type: ignore[attr-defined]
+        return batch.replace(reward=self.reward(params, batch, thought, action))  # type: ignore[attr-defined]
 
     def reward(
         self, params: Params, batch: ReflectBatch, thought: Thought, action: Int[Array, " B"]
@@ -80,9 +94,13 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         return jax.nn.sigmoid(jnp.sum(felt * params["intents"]["intent_embedding"][intent], axis=1))
 
     def rate(self, frozen: Params, batch: ReflectBatch) -> ReflectBatch:
-        """The batch as it is: its rewards come from the parameters that drew."""
+        """The batch as it is, whose rewards come from the parameters that drew; or with those of its replies."""
         del frozen
-        return batch
+        if self.stage.reward != "empathy":
+            return batch
+        assert self.empathy is not None
+        rows, replies = (np.asarray(part) for part in distributed.whole((batch.row, batch.reply)))
+        return batch.replace(reward=jnp.asarray(self.empathy(rows, replies)), reply=None)  # type: ignore[attr-defined]
 
     def credit(self, frozen: Params, batch: ReflectBatch, memory: Baseline) -> tuple[ReflectBatch, Baseline, Metrics]:
         """Advantages over the running mean of earlier rewards; over the batch's own mean in the first iteration."""

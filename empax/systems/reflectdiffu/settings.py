@@ -143,7 +143,9 @@ class GeneratorTaskSettings:
       actions: the reference intents of an emotion: the commonest in training, or the paper's Table 1.
       num_actions: n, how many there are.
       policy_weight: of the policy's loss, which Eq. 10 and 12 lack; ours. 0 = they are right.
-      reward: "alignment" (Eq. 9, of the chosen intent's embedding), or "label", 1 for the intent that the response has.
+      reward: "alignment" (Eq. 9, of the chosen intent's embedding), "label", 1 for the intent that the response has, or
+        "empathy", EmpRL's, of the reply to which the chosen intent leads.
+      judges: of "empathy": the stages that trained the identifiers, together one for each mechanism.
       mimicry: False = w/o EMU: the decoder attends to the encoder's states.
       diffusion: betas and how many steps there are.
       state_time: how noisy the summary is from which emotions are restored; ours.
@@ -154,6 +156,8 @@ class GeneratorTaskSettings:
       noise: deviation of what is added to the summary when answering; 0 = its mean. It depends on the instance's id.
       latent, hidden: of the denoisers; ours.
       copying: whether the decoder has a pointer.
+      slots: different words of a context that the vocabulary lacks and the pointer can copy; the newest count, others
+        are unknown.
       intent_start: whether the decoder starts from the final intent; ours, since Eq. 11 shows the decoder no intent.
       emotion_weight, twice_weight, response_weight: delta, zeta and eta of Eq. 12; ours, equal.
       max_validation_examples: 0 = all.
@@ -170,7 +174,8 @@ class GeneratorTaskSettings:
     actions: Literal["train_statistics", "table_1"] = "train_statistics"
     num_actions: int = 3
     policy_weight: float = 0.1
-    reward: Literal["alignment", "label"] = "alignment"
+    reward: Literal["alignment", "label", "empathy"] = "alignment"
+    judges: tuple[str, ...] = ()
     mimicry: bool = True
     diffusion: Schedule = dataclasses.field(default_factory=Schedule)
     state_time: int = 200
@@ -182,6 +187,7 @@ class GeneratorTaskSettings:
     latent: int = 64
     hidden: int = 300
     copying: bool = True
+    slots: int = 20
     intent_start: bool = True
     label_smoothing: float = 0.0
     emotion_weight: float = 1.0
@@ -196,7 +202,11 @@ class GeneratorTaskSettings:
         check_numbers(self, "num_actions", least=2, most=len(INTENTS))
         check_numbers(self, "latent", "hidden", "restore_steps", least=1)
         weights = ("contrastive_weight", "policy_weight", "kl_weight", "emotion_weight", "twice_weight")
-        check_numbers(self, *weights, "response_weight", "noise", "max_validation_examples", least=0)
+        check_numbers(self, *weights, "response_weight", "noise", "slots", "max_validation_examples", least=0)
+        if (self.reward == "empathy") != bool(self.judges):
+            raise ConfigError(f"judges = {self.judges} goes with reward = 'empathy', which is {self.reward!r}.")
+        if self.reward == "empathy" and not self.intent_start:
+            raise ConfigError("reward = 'empathy' needs intent_start = True: else no reply depends on its intent.")
         self.diffusion.check_time("state_time", self.state_time)
         if self.restore_steps > self.state_time:
             raise ConfigError(f"restore_steps = {self.restore_steps} must be at most state_time = {self.state_time}.")

@@ -32,6 +32,7 @@ from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectBatch,
 from empax.systems.reflectdiffu.intents import load_guesser
 from empax.systems.reflectdiffu.reasons import annotator_of, load_finder, load_pieces_encoder
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
+from empax.systems.reflectdiffu.replies import ReplyEmpathy, check_reply_judges, load_reply_judges
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
@@ -79,17 +80,24 @@ class Parts:
         make = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
         unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
         return make(
-            PointerGenerator(plain) if stage.copying else plain,
+            PointerGenerator(plain, self.slots(stage), unknown or 0) if stage.copying else plain,
             stage,
             Decoder(without_unknown(settings.decoding, unknown), t.start_id, t.eos_id, t.pad_id),
             None if self.pieces is None else annotator_of(self.pieces),
             actions,
         )
 
-    def reading(self, max_target_tokens: int) -> Reading:
+    def slots(self, stage: GeneratorTaskSettings) -> int:
+        """Ids behind the vocabulary; none for a vocabulary that lacks no word."""
+        t = self.tokenizer
+        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
+        return stage.slots if stage.copying and unknown is not None else 0
+
+    def reading(self, stage: GeneratorTaskSettings, max_target_tokens: int) -> Reading:
         s, pieces = self.settings, None if self.pieces is None else self.pieces.tokenizer
         assert pieces is None or isinstance(pieces, SubwordTokenizer)
-        return Reading(self.tokenizer, pieces, s.max_context_tokens, s.max_piece_tokens, max_target_tokens)
+        lengths = s.max_context_tokens, s.max_piece_tokens, max_target_tokens
+        return Reading(self.tokenizer, pieces, *lengths, self.slots(stage))
 
 
 def _pieces_encoder(stage: GeneratorTaskSettings, run: RunContext, *, planned: bool = False) -> LoadedEncoder | None:
@@ -120,6 +128,8 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     check_whole_batches(run.named(run.stage).loop, stage, where=f"config.{run.stage}")
     if stage.reasons:
         run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
+    if stage.reward == "empathy":
+        check_reply_judges(stage.judges, run)
     if stage.intents:
         run.earlier("intents", stage.intents, tasks=("reflectdiffu.intents",))
     load_intents(run.plan.data)
@@ -136,7 +146,7 @@ def check_system(run: RunContext) -> None:
 
 def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     parts, prior = Parts.of(stage, run), _priors(stage, run)
-    reading = parts.reading(parts.settings.max_target_tokens)
+    reading = parts.reading(stage, parts.settings.max_target_tokens)
 
     def examples(split: str, limit: int) -> ReflectExamples:
         instances = load_instances(run, split)[: limit or None]
@@ -148,11 +158,16 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
         table = load_vectors(settings.vectors, tokenizer, settings.d_model).table
         return _with_embedding(params, table, copying=stage.copying)
 
-    judged = IntentTable.of(load_instances(run, "test"), parts.intents)
-    write_json(run.directory / "intents.json", intent_report(parts.table, judged))
+    asked = IntentTable.of(load_instances(run, "test"), parts.intents)
+    write_json(run.directory / "intents.json", intent_report(parts.table, asked))
+    train, task = examples("train", 0), parts.task(stage)
+    if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
+        assert isinstance(parts.tokenizer, SubwordTokenizer)
+        judged = load_reply_judges(stage.judges, run), parts.tokenizer, train.instances, train.words
+        task = dataclasses.replace(task, empathy=ReplyEmpathy(*judged))
     return Assembly(
-        parts.task(stage),
-        examples("train", 0),
+        task,
+        train,
         examples("validation", stage.max_validation_examples),
         frozen=_frozen(stage, run),
         initial=initial if parts.settings.model.vectors else None,
@@ -187,7 +202,7 @@ def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: 
         sizes["D"] = settings.model.d_model
         filled |= {"noise"} if stage.reinforced else set()
     whole = shapes_of(ReflectBatch, **sizes)
-    later = ("reasoning", "reasons", "noise", "action", "log_prob", "reward", "advantage")
+    later = ("reasoning", "reasons", "noise", "action", "log_prob", "reward", "advantage", "reply")
     given = dataclasses.replace(whole, **dict.fromkeys(later), **({} if stage.reasons else {"place": None}))
     batch = dataclasses.replace(given, **{name: getattr(whole, name) for name in filled})
     return Sketch(task, batch, frozen, given=given)
@@ -219,7 +234,7 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
     """The trained generator, which reads contexts alone; predictions tell its intents, and the reasons that it saw."""
     parts, prior = Parts.of(stage, run), _priors(stage, run)
     finder = load_finder(run, stage.reasons) if stage.reasons else None
-    reading = parts.reading(MAX_REFERENCE_TOKENS)
+    reading = parts.reading(stage, MAX_REFERENCE_TOKENS)
 
     def make(instances: Sequence[Instance]) -> AnswerExamples:
         notes: list[dict[str, Any]] = [{} for _ in instances]
@@ -229,7 +244,8 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         for note, instance in zip(notes, instances, strict=True):
             if instance.id in parts.intents:
                 note["intent"] = parts.intents[instance.id]
-        return AnswerExamples(ReflectExamples(instances, reading, prior(instances), parts.intents), notes)
+        examples = ReflectExamples(instances, reading, prior(instances), parts.intents)
+        return AnswerExamples(examples, notes, examples.words)
 
     params = {"own": load_params(run.files.stage(options.stage)), "frozen": _frozen(stage, run)}
     named = [name for name in _LABELS if stage.second_intent or name != "intent_second"]

@@ -375,7 +375,10 @@ class ReflectDiffu:
         return self.decoder.from_states(self.model, params["model"], *given, rng, beside=beside)
 
     def read(self, params: Params, frozen: Params, batch: ReflectBatch) -> dict[str, Array]:
-        """For each row: `nll`, `num_tokens`, the emotion, and every intent that was thought of."""
+        """For each row: `nll`, `num_tokens`, the emotion, and every intent that was thought of.
+
+        With slots, `num_unknown` too: the words of the response that the vocabulary and the context lack.
+        """
         thought = self.think(params, frozen, batch, noise=self.noise_of(batch, None))
         found = token_log_probs(self.log_probs(params, batch, thought, None), batch.target)
         read = {
@@ -385,4 +388,6 @@ class ReflectDiffu:
             "intent_first": thought.first.argmax(axis=1),
             "intent_prediction": thought.final.argmax(axis=1),
         }
+        if isinstance(self.model, PointerGenerator) and self.model.slots:
+            read["num_unknown"] = jnp.sum(batch.target_mask & (batch.target == self.model.unknown_id), axis=1)
         return read if thought.second is None else {**read, "intent_second": thought.second}

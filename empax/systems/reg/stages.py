@@ -158,7 +158,7 @@ def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunC
 def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
     parts = emotion_parts(run)
     task, start = emotion_task(parts), parts.retriever_params(run, "")
-    tokenizer, layout = parts.retrieval.encoder.tokenizer, parts.retrieval.settings.layout
+    tokenizer, settings = parts.retrieval.encoder.tokenizer, parts.retrieval.settings
 
     def examples(split: str, most: int) -> SequenceExamples:
         instances = [i for i in load_instances(run, split) if i.emotion]
@@ -166,7 +166,7 @@ def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
             raise ConfigError(NO_EMOTIONS.format(stage=run.stage, split=split))
         instances = instances[: most or None]
         labels = [[int(emotion)] for emotion in emotion_ids(instances)]
-        texts = encode_queries(tokenizer, instances, layout.max_query_tokens)
+        texts = encode_queries(tokenizer, instances, settings.layout.max_query_tokens, settings.query)
         return SequenceExamples(texts, labels, pad_id=tokenizer.pad_id, max_target_tokens=1)
 
     return Assembly(

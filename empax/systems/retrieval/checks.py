@@ -21,6 +21,12 @@ def check_retriever(run: RunContext) -> None:
     check_prepared(run)
     settings = run.shared_settings(RetrievalSettings)
     name, layout = settings.retriever.pretrained, settings.layout
+    annotating = (stage.settings for stage in run.plan.stages.values() if stage.kind == "annotate")
+    if settings.query == "reasons" and not any(stage.reasons for stage in annotating):
+        raise ConfigError(
+            f"{run.shared}.query = 'reasons', but no stage marks reasons; set `reasons` of an annotate stage to a "
+            "stage that trains 'reflectdiffu.reasons', or the query to 'context'."
+        )
     for setting in ("max_query_tokens", "max_key_tokens"):
         if getattr(layout, setting) > BUCKETS[-1]:
             raise ConfigError(

@@ -64,7 +64,8 @@ class RetrievalParts:
     def examples(
         self, instances: Sequence[Instance], corpus: Corpus, candidates: np.ndarray, form: SourceForm, **options: Any
     ) -> ExemplarExamples:
-        return ExemplarExamples(instances, corpus, candidates, form, self.encoder.tokenizer, **options)
+        tokenizer, query = self.encoder.tokenizer, self.settings.query
+        return ExemplarExamples(instances, corpus, candidates, form, tokenizer, query=query, **options)
 
     def searched(
         self, run: RunContext, index: str, split: str, corpus: Corpus, form: SourceForm, limit: int, **options: Any
@@ -84,7 +85,8 @@ class RetrievalParts:
           made_by: those among them that reach a vector.
           more: what else changes a vector.
         """
-        tokenizer, layout, key = self.encoder.tokenizer, self.settings.layout, self.settings.key
+        tokenizer, layout = self.encoder.tokenizer, self.settings.layout
+        key, query = self.settings.key, self.settings.query
         # Not of how it is planned and trained, which changes no vector.
         without = {"preset", "remat", "unroll", "dropout"}
         fields = dataclasses.asdict(self.settings.retriever)
@@ -93,9 +95,9 @@ class RetrievalParts:
             model=model,
             params=params,
             pad_id=tokenizer.pad_id,
-            query_text=functools.partial(encode_queries, tokenizer, max_tokens=layout.max_query_tokens),
+            query_text=functools.partial(encode_queries, tokenizer, max_tokens=layout.max_query_tokens, query=query),
             key_text=functools.partial(encode_keys, tokenizer, max_tokens=layout.max_key_tokens, key=key),
-            hash=hash_json([hash_tree(made_by), settings, key, *more]),
+            hash=hash_json([hash_tree(made_by), settings, key, query, *more]),
         )
 
     def buckets(self, *, single: bool) -> tuple[int, ...]:

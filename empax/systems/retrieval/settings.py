@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from empax.core.config import ConfigError, check_numbers
-from empax.data.exemplars import Key
+from empax.data.exemplars import Key, Query
 from empax.interop.pretrained_encoders import EncoderSettings
 from empax.systems.dialogue.settings import DialogueSettings
 
@@ -17,12 +17,15 @@ class RetrievalSettings(DialogueSettings):
     Attributes:
       retriever: the encoder that embeds contexts and exemplars.
       key: what it reads of an exemplar: "exchange", context and response, or "response" alone.
+      query: what it reads of a context: all of it, or with "reasons" the words that the stage `reasons` of an annotate
+        stage has marked there, all of it where none are marked; ours.
       emotion_share: how much of a retrieval score is the probability that the context has the exemplar's emotion, once
         emotions have been learnt (`systems.reg.encoder`); ours, 0 = nothing. attributes = False takes 0.
     """
 
     retriever: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
     key: Key = "exchange"
+    query: Query = "context"
     emotion_share: float = 0.0
 
     def __post_init__(self) -> None:

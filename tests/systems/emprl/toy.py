@@ -56,7 +56,7 @@ class Words:
 
     pad_id, eos_id, start_id, vocab_size = PAD, EOS, START, VOCABULARY
 
-    def decode(self, ids):
+    def decode(self, ids, words=()):
         return " ".join(f"w{i}" for i in ids if i > START)
 
     def encode_batch(self, texts):

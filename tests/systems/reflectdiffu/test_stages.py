@@ -1,5 +1,7 @@
 """The stages: rows of contexts, what is refused before any work, plans."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -100,6 +102,7 @@ def tiny(*words, **changes):
 REFUSED = {
     "config.generator.reasons = 'intents'": {"generator__reasons": "intents"},
     "config.generator.intents = 'nowhere'": {"generator__intents": "nowhere"},
+    "config.generator.judges = 'intents'": {"generator__reward": "empathy", "generator__judges": ["intents"]},
     "has no response intents": {"data__name": "jsonl"},
     "num_actions = 4, but Table 1": {"generator__num_actions": 4, "generator__actions": "table_1"},
     "are each other's negatives": {"generator__accumulate": 2},
@@ -121,13 +124,19 @@ WRONG = {
     "restore_steps = 201": {"generator__restore_steps": 201},
     "spans = ''": {"reasons__data": "file"},
     "num_actions": {"generator__num_actions": 1},
+    "judges = ()": {"generator__reward": "empathy"},
+    "needs intent_start = True": {
+        "generator__reward": "empathy",
+        "generator__judges": ["intents"],
+        "generator__intent_start": False,
+    },
     "encoder_no_repeat_ngram": {"reflectdiffu__decoding": {"encoder_no_repeat_ngram": 3}},
 }
 
 
 @pytest.mark.parametrize("said", WRONG)
 def test_settings_out_of_range_are_refused(said):
-    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(said)):
         run.make_plan(tiny(**WRONG[said]))
 
 

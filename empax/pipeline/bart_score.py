@@ -1,0 +1,147 @@
+"""BARTScore: how likely a BART finds a response, given its context or its reference, and the reference given it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.config import ConfigError
+from empax.core.tree import hash_tree
+from empax.core.types import Params, Prediction
+from empax.data import features
+from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.evaluation.scoring import BART_DIRECTIONS
+from empax.interop.huggingface import load_config, resolve
+from empax.interop.pretrained import GeneratorSettings, check_weights, load_generator
+from empax.losses.cross_entropy import token_log_probs
+from empax.models.transformer import EncoderDecoder
+
+_SHORTEST = 16
+_ROWS_OF_TOKENS = 1024
+"""Target tokens of a batch, the bound on its logits."""
+
+
+def check_bart(folder: str) -> None:
+    """Whether `folder` holds a BART.
+
+    Raises:
+      ConfigError: it holds no model, or another one.
+      DataError: files are missing or broken.
+    """
+    found = load_config(resolve(folder))["model_type"]
+    if found != "bart":
+        raise ConfigError(f"bart_score = {folder!r} holds a {found!r}; BARTScore wants the folder of a BART.")
+    check_weights(folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class BartScorer:
+    r"""Mean log-probability of a text's tokens given another text.
+
+    .. math:: s(x \to y) = \frac{1}{|y|} \sum_t \log p(y_t | y_{<t}, x)
+
+    The tokens of y are those of its frame too, `<s>` and `</s>`, as in the authors' code. Source: Yuan et al. 2021
+    (BARTScore), Sec. 3.2, all weights equal.
+
+    Attributes:
+      hash: of the parameters.
+    """
+
+    model: EncoderDecoder
+    params: Params
+    tokenizer: SubwordTokenizer
+    hash: str
+
+    @classmethod
+    def load(cls, folder: str) -> BartScorer:
+        """Of a BART's folder; raises as `check_bart`."""
+        check_bart(folder)
+        tokenizer = load_tokenizer(resolve(folder))
+        found = load_generator(GeneratorSettings("bart", pretrained=folder), tokenizer)
+        assert isinstance(found.model, EncoderDecoder)
+        assert found.params is not None
+        return cls(found.model, found.params, tokenizer, hash_tree(found.params))
+
+    def __call__(self, sources: Sequence[str], targets: Sequence[str]) -> Float[np.ndarray, " N"]:
+        """s(source -> target) of each pair, at most 0; of texts that are too long, the first tokens count."""
+        pairs = list(zip(self._framed(sources), self._framed(targets), strict=True))
+        groups: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
+        for number, (source, target) in enumerate(pairs):
+            groups[self._level(source), self._level(target)].append(number)
+        scores = np.zeros(len(pairs), np.float32)
+        model: Any = self.model
+        run = _mean_log_probs(model)
+        with tqdm.tqdm(total=len(pairs), desc="BARTScore", disable=None, unit="text") as bar:
+            for (length, width), rows in sorted(groups.items(), reverse=True):
+                height = max(1, _ROWS_OF_TOKENS // width)
+                for start in range(0, len(rows), height):
+                    own = rows[start : start + height]
+                    filled = [pairs[i] for i in own] + [([], [])] * (height - len(own))
+                    read = [
+                        part
+                        for side, size in zip(zip(*filled, strict=True), (length, width), strict=True)
+                        for part in features.pad(list(side), size, self.tokenizer.pad_id)
+                    ]
+                    scores[own] = np.asarray(run(self.params, *read))[: len(own)]
+                    bar.update(len(own))
+        return scores
+
+    def _framed(self, texts: Sequence[str]) -> list[list[int]]:
+        before, behind = self.tokenizer.framing
+        room = self.model.config.max_positions - len(before) - len(behind)
+        return [[*before, *ids[:room], *behind] for ids in self.tokenizer.encode_batch(texts)]
+
+    def _level(self, ids: Sequence[int]) -> int:
+        """The power of two that a row is padded to: few shapes are compiled."""
+        return min(max(_SHORTEST, 1 << (len(ids) - 1).bit_length()), self.model.config.max_positions)
+
+
+@functools.lru_cache(maxsize=4)
+def _mean_log_probs(model: Any) -> Any:
+    """One function for each model, so that its compiled code is found again."""
+
+    @jax.jit
+    def run(
+        params: Params,
+        source: Int[Array, "B S"],
+        source_mask: Bool[Array, "B S"],
+        target: Int[Array, "B T"],
+        target_mask: Bool[Array, "B T"],
+    ) -> Float[Array, " B"]:
+        found: Any = token_log_probs(model.apply({"params": params}, source, source_mask, target), target)  # type: ignore[arg-type]
+        total = jnp.sum(jnp.where(target_mask, found, 0.0), axis=1)
+        return total / jnp.maximum(target_mask.sum(axis=1), 1)
+
+    return run
+
+
+def bart_scored(predictions: Sequence[Prediction], scorer: BartScorer) -> list[Prediction]:
+    """The predictions with the score of each of `BART_DIRECTIONS` in the note "bart_score", and whose it is."""
+    contexts = [features.plain_context(row.context) for row in predictions]
+    responses, references = [row.response for row in predictions], [row.reference for row in predictions]
+    pairs = {
+        "faithfulness": (contexts, responses),
+        "precision": (references, responses),
+        "recall": (responses, references),
+    }
+    scores = {name: scorer(*pairs[name]) for name in BART_DIRECTIONS}
+    return [
+        dataclasses.replace(
+            row,
+            notes={
+                **row.notes,
+                "bart_score": {name: round(float(found[i]), 5) for name, found in scores.items()},
+                "bart_score_model": scorer.hash,
+            },
+        )
+        for i, row in enumerate(predictions)
+    ]
