@@ -37,7 +37,9 @@ from empax.reporting import report, score_file, seeds
 log = logging.getLogger("empax")
 
 _VARIANTS = tuple(
-    name for name in VARIANTS if name in (*MOEL_METRICS, "token_f1") or name.endswith(("utterance_mean", *JUDGES))
+    name
+    for name in VARIANTS
+    if name in (*MOEL_METRICS, "token_f1") or name.endswith(("utterance_mean", "macro", *JUDGES))
 )
 """The variants that documents quote."""
 
