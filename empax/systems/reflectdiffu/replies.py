@@ -59,7 +59,7 @@ class ReplyEmpathy:
         ids = replies[np.asarray(rows) >= 0].tolist()
         texts = [self.tokenizer.decode(reply, self.words[i]) for i, reply in zip(real, ids, strict=True)]
         found = self._log_probs(real, texts)
-        wanted = np.array([self._levels[i] for i in real]).reshape(len(real), found.shape[1], 1)
+        wanted = np.array([self._levels[i] for i in real], int).reshape(len(real), found.shape[1], 1)
         rewards = np.zeros(len(rows), np.float32)
         rewards[np.asarray(rows) >= 0] = np.exp(np.take_along_axis(found, wanted, axis=2).sum(axis=(1, 2)))
         return rewards
