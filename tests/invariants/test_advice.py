@@ -1593,6 +1593,9 @@ REFLECTDIFFU = [
         {"generator.actions": "table_1", "generator.num_actions": 3}, of="reflectdiffu",
     ),
     recipe_case(
+        "systems/retrieval/checks.py", "or the query to 'context'", {"reg.query": "reasons"}, {"reg.query": "context"},
+    ),
+    recipe_case(
         "systems/reflectdiffu/reasons.py", "raise the last bucket to at least that, or lower the setting",
         {"reasons.buckets": (20,)}, {"reasons.buckets": (40,)}, of="reflectdiffu",
     ),

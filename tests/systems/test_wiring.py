@@ -181,14 +181,14 @@ def test_a_prediction_holds_the_exemplars_with_their_scores():
 
 
 def test_a_prediction_holds_what_was_asked_and_what_was_found():
-    decode = lambda ids: " ".join(map(str, ids))  # noqa: E731
-    tokenizer = types.SimpleNamespace(decode=decode)
-    me = types.SimpleNamespace(heads=("both", "generator"), _labels={"intent": ("ask", "agree")}, tokenizer=tokenizer)
+    me = types.SimpleNamespace(
+        heads=("both", "generator"), _labels={"intent": ("ask", "agree")}, tokenizer=types.SimpleNamespace()
+    )
     asked = dataclasses.replace(CORPUS[0], notes={"context_attributes": {"exploration": "high"}})
     notes = {"both": np.int32(4), "generator": np.int32(7), "intent": np.int32(1), "nll": np.float32(2.5),
              "num_tokens": np.float32(3)}  # fmt: skip
     told = {"exemplars": ({"score": 0.5},), "knowledge": "x"}
-    found = Answerer._prediction(me, asked, np.array([5, 6]), notes, told)
+    found = Answerer._prediction(me, asked, "5 6", notes, told)
     assert (found.response, found.reference, found.context, found.id) == ("5 6", "r0", ("c0",), "d0#2")
     assert (found.emotion, found.emotion_prediction) == ("proud", NAMES[4])
     assert found.attributes == {"exploration": "high"}
