@@ -161,7 +161,9 @@ class Contrast:
             states: Any = module.apply({"params": params}, ids, read.states, read.mask, **options)
             return _projected(own, states, mask)
 
-        return jax.vmap(one, in_axes=1, out_axes=1)(ids, mask)
+        # A loop, not a vmapped axis: XLA has no products of bfloat16 for the shapes of that on a CPU.
+        found = jax.lax.map(lambda given: one(*given), (ids.swapaxes(0, 1), mask.swapaxes(0, 1)))
+        return found.swapaxes(0, 1)
 
     def compared(
         self, params: Params, own: Params, read: Read

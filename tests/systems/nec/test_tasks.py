@@ -260,7 +260,9 @@ def test_the_encoding_of_a_context_leaves_its_last_state_out(made):
     for row in range(4):
         count = int(given.source_mask[row].sum()) - 1
         kernel, bias = params["projection"]["kernel"], params["projection"]["bias"]
-        expected.append(np.maximum(np.asarray(read.states[row, :count] @ kernel + bias), 0.0).mean(axis=0))
+        expected.append(
+            np.maximum(np.asarray(read.states[row, :count]) @ np.asarray(kernel) + np.asarray(bias), 0.0).mean(axis=0)
+        )
     found = task._contrast.encoding(params["projection"], read)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
