@@ -42,6 +42,25 @@ def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
     return dataclasses.replace(defaults, **changes)
 
 
+def word_level(vocab_size: int, **changes: Any) -> TransformerConfig:
+    """MoEL's lineage: pre-norm, attention without biases, sinusoids, projected embeddings.
+
+    Source: the released code of MoEL (Lin et al. 2019), which MIME, EmpDG, CEM and ReflectDiffu follow.
+
+    Args:
+      vocab_size: of the vocabulary of words, special ids included.
+      changes: any field of TransformerConfig; sizes are the caller's.
+    """
+    defaults = TransformerConfig(
+        vocab_size=vocab_size,
+        attention_bias=False,
+        position="sinusoidal",
+        embed_scale=True,
+        embedding_projection=True,
+    )
+    return dataclasses.replace(defaults, **changes)
+
+
 def causal(length: int) -> Bool[Array, "1 T T"]:
     """Which positions may be attended to where nobody sees what comes later."""
     return jnp.tril(jnp.ones((1, length, length), bool))

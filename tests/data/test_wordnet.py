@@ -8,7 +8,15 @@ from empax.core.files import DataError
 from empax.data.wordnet import WordNet
 from tests.data import small_wordnet
 
-REAL = Path("/usr/share/wordnet")
+
+@pytest.fixture
+def real_wordnet(real_data_if_any):
+    """The database as Debian has it, or beside the real corpora."""
+    folders = [Path("/usr/share/wordnet"), *([real_data_if_any / "wordnet"] if real_data_if_any else [])]
+    found = next((folder for folder in folders if (folder / "cntlist.rev").is_file()), None)
+    if found is None:
+        pytest.skip("no WordNet: install Debian's wordnet-base, or put its files into EMPAX_DATA_DIR/wordnet")
+    return found
 
 
 @pytest.fixture
@@ -69,8 +77,7 @@ def test_another_database_has_another_hash(wordnet):
 
 
 @pytest.mark.real_data
-@pytest.mark.skipif(not (REAL / "cntlist.rev").is_file(), reason="wordnet-base is not installed")
-def test_the_real_one_knows_dogs():
-    found = WordNet(REAL)
+def test_the_real_one_knows_dogs(real_wordnet):
+    found = WordNet(real_wordnet)
     assert found.entities("I lost my dogs in the park yesterday.")[:2] == ["dog", "park"]
     assert ("IsA", "canine") in told(found, "dog")

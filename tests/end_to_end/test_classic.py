@@ -5,7 +5,7 @@ import pytest
 from configs.classic import FORMS
 from empax.core.files import read_json, read_jsonl
 from empax.core.types import EMOTIONS
-from tests.end_to_end.leaks import assert_gold_is_not_read
+from tests.end_to_end.promises import assert_gold_is_not_read
 
 
 @pytest.mark.slow

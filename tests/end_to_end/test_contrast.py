@@ -5,7 +5,7 @@ import pytest
 from empax.core.files import read_json, read_jsonl
 from empax.serving.session import Session
 from empax.training.checkpoint import load_params
-from tests.end_to_end.leaks import assert_gold_is_not_read
+from tests.end_to_end.promises import assert_gold_is_not_read
 
 pytestmark = pytest.mark.slow
 

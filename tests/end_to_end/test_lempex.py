@@ -1,6 +1,5 @@
 """LEMPEx' recipe in small: judges, labels, exemplars, the generator, and what a report says of them."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -8,7 +7,7 @@ from empax.core.files import read_json, read_jsonl
 from empax.core.types import MECHANISMS
 from empax.serving.session import Session
 from empax.training.checkpoint import load_params
-from tests.end_to_end.leaks import assert_gold_is_not_read
+from tests.end_to_end.promises import assert_a_killed_run_ends_the_same, assert_gold_is_not_read
 
 RECIPE = "configs/lempex.py"
 pytestmark = pytest.mark.slow
@@ -75,16 +74,7 @@ def test_the_gold_response_and_emotion_reach_no_answer(workdir):
 
 @pytest.mark.parametrize("stage", ["judges", "sentiment", "generator"])  # the retriever: test_lempex_retriever
 def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path, stage):
-    broken = tmp_path / "run"
-    result = recipe(broken, f"--stop={stage}:3:SIGKILL", config=f"{RECIPE}:tiny")
-    assert result.returncode == -9, result.stderr
-    assert not (broken / stage / "DONE").exists()
-    result = recipe(broken, config=f"{RECIPE}:tiny")
-    assert result.returncode == 0, result.stderr
-    for trained in (stage, "generator"):
-        whole, again = (load_params(folder / trained, "last") for folder in (workdir, broken))
-        jax.tree.map(np.testing.assert_array_equal, whole, again)
-    assert (workdir / "predictions.jsonl").read_bytes() == (broken / "predictions.jsonl").read_bytes()
+    assert_a_killed_run_ends_the_same(workdir, tmp_path / "run", recipe, f"{RECIPE}:tiny", stage, "generator")
 
 
 @pytest.mark.parametrize(

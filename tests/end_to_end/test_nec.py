@@ -11,7 +11,7 @@ from empax.data.knowledge import Fact
 from empax.serving.session import Session
 from empax.systems.knowledge import sources
 from empax.training.checkpoint import load_params
-from tests.end_to_end.leaks import assert_gold_is_not_read
+from tests.end_to_end.promises import assert_a_killed_run_ends_the_same, assert_gold_is_not_read
 
 RECIPE = "configs/nec.py"
 pytestmark = pytest.mark.slow
@@ -68,16 +68,7 @@ def test_the_gold_response_and_emotion_reach_no_answer(workdir):
 
 @pytest.mark.parametrize("stage", ["generator", "contrastive"])
 def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path, stage):
-    broken = tmp_path / "run"
-    result = recipe(broken, f"--stop={stage}:3:SIGKILL", config=f"{RECIPE}:scratch,tiny")
-    assert result.returncode == -9, result.stderr
-    assert not (broken / stage / "DONE").exists()
-    result = recipe(broken, config=f"{RECIPE}:scratch,tiny")
-    assert result.returncode == 0, result.stderr
-    for trained in (stage, "contrastive"):
-        whole, again = (load_params(folder / trained, "last") for folder in (workdir, broken))
-        jax.tree.map(np.testing.assert_array_equal, whole, again)
-    assert (workdir / "predictions.jsonl").read_bytes() == (broken / "predictions.jsonl").read_bytes()
+    assert_a_killed_run_ends_the_same(workdir, tmp_path / "run", recipe, f"{RECIPE}:scratch,tiny", stage, "contrastive")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained_encoders import Dtype
+from empax.models.transformer import word_level
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import LOSSES, AdversarySettings
 from empax.systems.classic.mimicry import MimicrySettings
@@ -96,9 +97,9 @@ class ClassicSettings:
         return tuple((name, getattr(self, name, None)) for name in self.readers)
 
     def config(self, vocab_size: int, start_id: int) -> TransformerConfig:
-        """Of the encoder and the decoder: pre-norm, convolutions, attention without biases, sinusoids."""
-        return TransformerConfig(
-            vocab_size=vocab_size,
+        """Of the encoder and the decoder."""
+        return word_level(
+            vocab_size,
             d_model=self.d_model,
             num_heads=self.num_heads,
             head_dim=self.head_dim,
@@ -107,10 +108,6 @@ class ClassicSettings:
             num_decoder_layers=self.num_decoder_layers,
             dropout=self.dropout,
             feed_forward_kernel=self.kernel,
-            attention_bias=False,
-            position="sinusoidal",
-            embed_scale=True,
-            embedding_projection=True,
             start_id=start_id,
             dtype=self.dtype,
         )

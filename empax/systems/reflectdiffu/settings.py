@@ -11,6 +11,7 @@ from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained_encoders import Dtype, EncoderSettings
 from empax.losses.diffusion import Schedule
 from empax.models.contagion_encoder import Gate
+from empax.models.transformer import word_level
 from empax.models.transformer_config import TransformerConfig
 
 
@@ -40,9 +41,9 @@ class ModelSettings:
         check_numbers(self, "dropout", least=0, below=1)
 
     def config(self, vocab_size: int, start_id: int) -> TransformerConfig:
-        """Of the encoder and the decoder: pre-norm, convolutions, attention without biases, sinusoids."""
-        return TransformerConfig(
-            vocab_size=vocab_size,
+        """Of the encoder and the decoder."""
+        return word_level(
+            vocab_size,
             d_model=self.d_model,
             num_heads=self.num_heads,
             head_dim=self.head_dim,
@@ -51,10 +52,6 @@ class ModelSettings:
             num_decoder_layers=self.num_decoder_layers,
             dropout=self.dropout,
             feed_forward_kernel=self.kernel,
-            attention_bias=False,
-            position="sinusoidal",
-            embed_scale=True,
-            embedding_projection=True,
             tie_embeddings=False,
             start_id=start_id,
             dtype=self.dtype,

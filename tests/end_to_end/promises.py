@@ -1,7 +1,10 @@
-"""Whether a finished run answers from the context alone."""
+"""What every system promises: answers from the context alone, and the same bits after a kill."""
 
 import dataclasses
 from pathlib import Path
+
+import jax
+import numpy as np
 
 from empax.core.files import WorkDir, read_json
 from empax.core.run import RunContext
@@ -9,6 +12,7 @@ from empax.core.types import EMOTIONS
 from empax.data.store import load_instances
 from empax.pipeline.run import make_plan
 from empax.serving.session import Session
+from empax.training.checkpoint import load_params
 
 CONTEXTS = 8
 
@@ -28,3 +32,15 @@ def assert_gold_is_not_read(workdir: Path) -> None:
         assert a.exemplars == b.exemplars
         assert a.notes.get("emotion_by_head") == b.notes.get("emotion_by_head")
     assert any(a.notes.get("nll") != b.notes.get("nll") for a, b in zip(known, unknown, strict=True))
+
+
+def assert_a_killed_run_ends_the_same(whole: Path, broken: Path, recipe, config: str, stage: str, last: str) -> None:
+    """Killed at the third update of `stage` and begun again, a run has the parameters and predictions of `whole`."""
+    result = recipe(broken, f"--stop={stage}:3:SIGKILL", config=config)
+    assert result.returncode == -9, result.stderr
+    assert not (broken / stage / "DONE").exists()
+    result = recipe(broken, config=config)
+    assert result.returncode == 0, result.stderr
+    for trained in (stage, last):
+        jax.tree.map(np.testing.assert_array_equal, *(load_params(run / trained, "last") for run in (whole, broken)))
+    assert (whole / "predictions.jsonl").read_bytes() == (broken / "predictions.jsonl").read_bytes()
