@@ -49,16 +49,15 @@ def word_level(vocab_size: int, **changes: Any) -> TransformerConfig:
 
     Args:
       vocab_size: of the vocabulary of words, special ids included.
-      changes: any field of TransformerConfig; sizes are the caller's.
+      changes: the sizes, and any other field of TransformerConfig.
     """
-    defaults = TransformerConfig(
-        vocab_size=vocab_size,
-        attention_bias=False,
-        position="sinusoidal",
-        embed_scale=True,
-        embedding_projection=True,
-    )
-    return dataclasses.replace(defaults, **changes)
+    lineage: dict[str, Any] = {
+        "attention_bias": False,
+        "position": "sinusoidal",
+        "embed_scale": True,
+        "embedding_projection": True,
+    }
+    return TransformerConfig(vocab_size, **{**lineage, **changes})
 
 
 def causal(length: int) -> Bool[Array, "1 T T"]:
