@@ -1,7 +1,8 @@
 r"""The systems that everybody compares with: one word-level model, composed as each of them is.
 
   python -m empax.main --config=configs/classic.py:NAME --config.data.dir=DATA
-  python -m empax.main --config=configs/classic.py:NAME,tiny      # a trial on the built-in sample
+  python -m empax.main --config=configs/classic.py:NAME,machine=gpu   # as many updates as the lineage has
+  python -m empax.main --config=configs/classic.py:NAME,tiny          # a trial on the built-in sample
 
 NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem. All train on the same
 words, for as many updates. CEM reads what follows from the last turn: tails of the nearest event of ATOMIC (in
@@ -20,7 +21,10 @@ from ml_collections import ConfigDict
 
 from . import common
 
-STEPS = 2400  # ours, for two CPU cores; x 32 responses: 1.9 epochs. The lineage stops after about 13,000 x 16
+STEPS = {
+    "cpu": 2400,  # ours, for two CPU cores; x 32 responses: 1.9 epochs
+    "gpu": 6500,  # the lineage stops after about 13,000 updates of 16
+}
 
 FORMS: dict[str, dict[str, Any]] = {
     # MoEL's baselines. Its repository gives both 2 layers; ours have 1, as all others.
@@ -31,7 +35,7 @@ FORMS: dict[str, dict[str, Any]] = {
     # One listener for each emotion and a shared one, then the decoder's layer.
     "moel": {
         "readers": ("emotion", "listeners"),
-        "listeners": {"teacher_decay_steps": STEPS // 3},  # 10,000 in its code, of about as many updates
+        "listeners": {},
         "weights": {"emotion": 1 / 240},
     },
     "mime": {"readers": ("mimicry",), "weights": {"emotion": 1 / 240, "kl": 1 / 15}},
@@ -60,9 +64,11 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "classic.py", forms=tuple(FORMS))
-    name = chosen.form or "transformer"
+    chosen = common.arguments(arg, "classic.py", forms=tuple(FORMS), machines=tuple(STEPS))
+    name, steps = chosen.form or "transformer", STEPS[chosen.machine or "cpu"]
     form = dict(FORMS[name])
+    if "listeners" in form:
+        form["listeners"] = {"teacher_decay_steps": steps // 3}  # 10,000 in its code, of about as many updates
     config = common.base(system="classic", data="empathetic_dialogues")
     config.run = ("prepare", "generator", "evaluate", "report")
     config.prepare = ConfigDict(
@@ -90,12 +96,12 @@ def get_config(arg: str = "") -> ConfigDict:
         convert_dict=True,
     )
     config.generator = common.train(
-        task="generator", steps=STEPS, batch_size=32, buckets=(32, 64, 128), weights=weights,
+        task="generator", steps=steps, batch_size=32, buckets=(32, 64, 128), weights=weights,
         label_smoothing=0.1,  # MoEL's code
-        best_metric="nll", eval_every_steps=STEPS // 6, log_every_steps=50, checkpoint_every_steps=STEPS // 6,
+        best_metric="nll", eval_every_steps=steps // 6, log_every_steps=50, checkpoint_every_steps=steps // 6,
         # ours, as REG's generator. Its code has Noam's rate with a warm-up of 8,000, which is more than a run has.
         learning_rate=1e-3,
-        optimizer={"warmup_steps": STEPS // 8, "schedule": "linear", "b2": 0.98, "eps": 1e-9},
+        optimizer={"warmup_steps": steps // 8, "schedule": "linear", "b2": 0.98, "eps": 1e-9},
     )  # fmt: skip
     config.evaluate = ConfigDict(
         {"kind": "evaluate", "stage": "generator", "buckets": (32, 64, 128), "batch_size": 32, "linear_judge": True}
@@ -118,7 +124,7 @@ def _classify_first(config: ConfigDict) -> None:
     config.emotions = ConfigDict(config.generator.to_dict(), convert_dict=True)
     config.emotions.update(
         {"weights": {"nll": 0.0, "emotion": 1.0}, "best_metric": "emotion_accuracy", "best_mode": "max",
-         "steps": STEPS // 2, "eval_every_steps": STEPS // 12}
+         "steps": config.generator.steps // 2, "eval_every_steps": config.generator.steps // 12}
     )  # fmt: skip
     config.generator.prepend = "emotions"
 

@@ -16,6 +16,7 @@ r"""LEMPEx on EmpatheticDialogues (Majumder et al.): exemplars and four empathet
   python -m empax.main --config=configs/lempex.py:weights_1             # losses that weigh 1: vapid, says Sec. 3.5
   python -m empax.main --config=configs/lempex.py:q=10                  # ten exemplars
   python -m empax.main --config=configs/lempex.py:no_judges             # exemplars alone; EPITOME is not needed
+  python -m empax.main --config=configs/lempex.py:machine=gpu           # four epochs instead of one
   python -m empax.main --config=configs/lempex.py:full_size             # the paper's layers and learning rate
   python -m empax.main --config=configs/lempex.py:tiny                  # a trial on the built-in sample
 
@@ -32,14 +33,17 @@ from . import common, lempex_retriever
 
 FORMS = ("no_losses", "no_exemplars", "t5_glove", "no_judges", "t5", "pretrained_retriever", "predicted_emotion",
          "gold_emotion", "eq10", "unfrozen", "time_axis", "gumbel", "binary", "weights_1", "full_size")  # fmt: skip
+MACHINES = ("cpu", "gpu")
 WHEEL = "flan-t5-small-titles"
 CPU = {"dtype": "bfloat16", "unroll": 6}  # a quarter to a half of the time of float32 in a plain scan
 RHYTHM = {"log_every_steps": 50, "checkpoint_every_steps": 200}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "lempex.py", flags=(*FORMS, "tiny"), numbers=("q",))
+    chosen = common.arguments(arg, "lempex.py", flags=(*FORMS, "tiny"), machines=MACHINES, numbers=("q",))
     config = recipe()
+    if chosen.machine == "gpu":
+        on_gpu(config)
     for form in FORMS:
         if form in chosen.flags:
             change(config, form)
@@ -179,6 +183,20 @@ def generator() -> ConfigDict:
         eval_every_steps=250,
         **RHYTHM,
     )
+
+
+def on_gpu(config: ConfigDict) -> None:
+    """The budget of a GPU: the same models, which learn for longer (its code: fifty epochs)."""
+    for model in (config.lempex.generator, config.lempex.retriever, config.sentiment.encoder):
+        model.unroll = 1
+    for judge in (config.judges, config.second_seed):
+        judge.encoder.unroll = 1
+        judge.update({"steps": 600, "eval_every_steps": 150})
+    config.retriever.update({"steps": 2500, "eval_every_steps": 500, "checkpoint_every_steps": 500})
+    config.retriever.optimizer.warmup_steps = 100
+    config.sentiment.update({"steps": 800, "max_examples": 25_600, "eval_every_steps": 200})
+    config.generator.update({"steps": 5000, "eval_every_steps": 1000, "checkpoint_every_steps": 1000})
+    config.generator.optimizer.warmup_steps = 500
 
 
 def drop(config: ConfigDict, *stages: str) -> None:

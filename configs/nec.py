@@ -204,8 +204,8 @@ def budget(config: ConfigDict, machine: str) -> None:
         config.evaluate.batch_size = 32
     else:
         config.nec.generator.update({"dtype": "bfloat16", "remat": "full"})
-        config.generator.update(common.sizes(steps=12_000, batch_size=32, evaluations=12))
-        config.contrastive.update(common.sizes(steps=5000, batch_size=16, evaluations=10))
+        config.generator.update(common.sizes(steps=5000, batch_size=32, evaluations=5))
+        config.contrastive.update(common.sizes(steps=600, batch_size=16, evaluations=3))
         config.evaluate.batch_size = 64
 
 

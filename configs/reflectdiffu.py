@@ -12,7 +12,7 @@ r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought abo
   python -m empax.main --config=configs/reflectdiffu.py:eq10               # Eq. 10 as printed: no error of noise, no RL
   python -m empax.main --config=configs/reflectdiffu.py:table_1            # intents of Table 1 as actions
   python -m empax.main --config=configs/reflectdiffu.py:empathy_reward     # ours: EmpRL's reward for the second intent
-  python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # the paper's number of updates
+  python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # as many updates as the lineage has
   python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
 
 Forms go together: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
@@ -231,11 +231,10 @@ def budget(config: ConfigDict, machine: str) -> None:
         sizes = {
             "reasons": common.sizes(steps=1000, batch_size=32, evaluations=5),
             "intents": common.sizes(steps=2500, batch_size=32, evaluations=5),
-            "generator": common.sizes(steps=16_000, batch_size=32, evaluations=8),  # Sec. 4.3
+            "generator": common.sizes(steps=6500, batch_size=32, evaluations=5),  # Sec. 4.3: 16,000
         }
-        # Noam with factor 1: 300 ** -0.5 * 6000 ** -0.5 at its highest. The paper's "decay factor of 0.01" would make
-        # it 7.5e-6.
-        rate.update({"learning_rate": 7.5e-4, "schedule": "rsqrt", "warmup_steps": 6000})
+        # Its Noam rate with a "decay factor of 0.01" would be 7.5e-6 at its highest.
+        rate.update({"learning_rate": 1e-3, "schedule": "linear", "warmup_steps": 812})  # as configs/classic.py
         config.evaluate.batch_size = 64
     for name, size in sizes.items():
         config[name].update(size)
