@@ -115,6 +115,8 @@ def get_config(arg: str = "") -> ConfigDict:
         config.generator.label_smoothing = 0.0
     if "adversary" in form:
         config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
+    if chosen.machine == "gpu":
+        common.one_bucket(config)
     return _shrunk(config) if chosen.tiny else config
 
 

@@ -124,6 +124,13 @@ def sizes(*, steps: int, batch_size: int, evaluations: int, **more: Any) -> dict
     return {"steps": steps, "batch_size": batch_size, **rhythm, **more}
 
 
+def one_bucket(config: ConfigDict) -> None:
+    """Pads all sources to the longest: on an accelerator each further shape costs 20 seconds of compiling, or more."""
+    for name in config.run:
+        if name in config and "buckets" in config[name]:
+            config[name].buckets = config[name].buckets[-1:]
+
+
 FIXED_EMBEDDING = {"pattern": "encoder/token_embedding$", "frozen": True}
 """A parameter group for pretrained encoders: half of MiniLM is word embeddings, and few steps change them little."""
 

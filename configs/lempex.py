@@ -44,6 +44,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = recipe()
     if chosen.machine == "gpu":
         on_gpu(config)
+        common.one_bucket(config)
     for form in FORMS:
         if form in chosen.flags:
             change(config, form)

@@ -207,6 +207,7 @@ def budget(config: ConfigDict, machine: str) -> None:
         config.generator.update(common.sizes(steps=5000, batch_size=32, evaluations=5))
         config.contrastive.update(common.sizes(steps=600, batch_size=16, evaluations=3))
         config.evaluate.batch_size = 64
+        common.one_bucket(config)
 
 
 def change(config: ConfigDict, form: str) -> None:

@@ -238,6 +238,8 @@ def budget(config: ConfigDict, machine: str) -> None:
         config.evaluate.batch_size = 64
     for name, size in sizes.items():
         config[name].update(size)
+    if machine == "gpu":
+        common.one_bucket(config)
 
 
 def shrink(config: ConfigDict) -> ConfigDict:

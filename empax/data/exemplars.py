@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import flax.struct
+import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -308,9 +309,12 @@ class ExemplarExamples(ContextExamples):
 def pad_to_level(
     texts: Sequence[list[int]], rows: Sequence[int] | np.ndarray, pad_id: int, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `texts` (-1 = none) padded to 20, 40, 80, ... or `max_tokens`: few shapes, few compilations."""
+    """Rows of `texts` (-1 = none) padded to 20, 40, 80, ... or `max_tokens`: few shapes, few compilations.
+
+    Accelerators begin with 80: there a compilation takes longer than what it would save.
+    """
     picked = [texts[i] if i >= 0 else [] for i in rows]
-    level = 20
+    level = 20 if jax.default_backend() == "cpu" else 80
     while level < max(map(len, picked), default=1):
         level *= 2
     return features.pad(picked, min(level, max_tokens), pad_id)

@@ -343,3 +343,11 @@ def test_levels_keep_the_shapes_few():
     ids, mask = pad_to_level(texts, [2, -1], 9, 40)
     assert ids[0, 21] == 9
     assert mask.sum(axis=1).tolist() == [21, 0]
+
+
+def test_an_accelerator_has_fewer_levels(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    texts = [[1] * n for n in (3, 60, 81)]
+    assert pad_to_level(texts, [0], 0, 60)[0].shape == (1, 60)
+    assert pad_to_level(texts, [0, 1], 0, 200)[0].shape == (2, 80)
+    assert pad_to_level(texts, [2], 0, 200)[0].shape == (1, 160)

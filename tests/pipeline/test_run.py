@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs import (
+    classic,
     comet_t5,
     empathy_identifiers,
     emprl_llm,
@@ -14,6 +15,7 @@ from configs import (
     lempex,
     nec,
     quickstart,
+    reflectdiffu,
     reg_llm,
     reg_t5,
     reg_transformer,
@@ -207,7 +209,7 @@ def test_every_form_of_lempex_is_another_one_is_sound_and_has_a_trial(form, tmp_
 
 def test_an_unknown_form_of_lempex_is_named():
     for form in ("no_loss", "q=0", "q"):
-        with pytest.raises(ValueError, match=rf"'{form}' is unknown; it takes no_losses, no_exemplars, .*; q=NUMBER"):
+        with pytest.raises(ValueError, match=rf"'{form}' is unknown; it takes no_losses, no_exemplars, .*, q=NUMBER"):
             lempex.get_config(f"tiny,{form}")
 
 
@@ -220,6 +222,20 @@ def test_every_form_of_nec_is_another_one_is_sound_and_has_a_trial(form, tmp_pat
     assert list(plan.stages) == list(run.make_plan(whole).stages)
     assert small["data"]["name"] == "sample"
     assert not list(run.find_problems(plan, WorkDir(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "form"),
+    [(classic, "transformer"), (classic, "emo_prepend"), (lempex, ""), (nec, "scratch"), (reflectdiffu, "")],
+)
+def test_a_gpu_compiles_for_one_length_and_learns_for_longer(recipe, form):
+    of = lambda machine: run.plain(recipe.get_config(f"{form},machine={machine}"))  # noqa: E731
+    cpu, gpu = of("cpu"), of("gpu")
+    assert cpu["run"] == gpu["run"]
+    assert run.make_plan(gpu).stages["generator"].loop.steps > cpu["generator"]["steps"]
+    for name in gpu["run"]:
+        if "buckets" in gpu[name]:
+            assert gpu[name]["buckets"] == cpu[name]["buckets"][-1:]
 
 
 def test_an_unknown_form_of_nec_is_named():

@@ -83,7 +83,7 @@ def test_forms_change_the_joint_stage_and_go_together():
     assert both.run == tuple(name for name in plain.run if name != "reasons")
     changed = {name for name, value in both.generator.items() if value != plain.generator[name]}
     assert changed == {"actions", "reasons"}
-    assert reflectdiffu.get_config("machine=gpu").generator.optimizer.warmup_steps == 6000
+    assert reflectdiffu.get_config("machine=gpu").generator.steps == 6500
     for form, changes in reflectdiffu.FORMS.items():
         config = reflectdiffu.get_config(form)
         assert all(plain.generator.get(name) != value == config.generator[name] for name, value in changes.items())
