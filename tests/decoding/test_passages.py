@@ -1,5 +1,7 @@
 """Passages read without padding: the states are those of reading the padded arrays."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +29,12 @@ def arrays():
 
 @pytest.fixture(scope="module")
 def params(model, arrays):
-    return model.init(jax.random.key(0), *map(jnp.asarray, arrays), jnp.ones((5, 4), jnp.int32))["params"]
+    return jax.jit(model.init)(jax.random.key(0), *map(jnp.asarray, arrays), jnp.ones((5, 4), jnp.int32))["params"]
+
+
+def encoded(model, params, *arrays):
+    encode = jax.jit(functools.partial(model.apply, method="encode"))
+    return np.asarray(encode({"params": params}, *map(jnp.asarray, arrays)))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +44,7 @@ def params(model, arrays):
 def test_states_are_those_of_padded_arrays_side_by_side(model, arrays, params, rows, multiple, states_multiple):
     reader = PassageReader(model, rows=rows, multiple=multiple, states_multiple=states_multiple)
     states, kept = reader(params, *arrays)
-    padded = np.asarray(model.apply({"params": params}, *map(jnp.asarray, arrays), method="encode"))
+    padded = encoded(model, params, *arrays)
     real = arrays[1].reshape(5, -1)
     assert states.shape[1] == kept.shape[1] == min(-(-36 // states_multiple) * states_multiple, 36)
     for found, some, whole, mask in zip(states, kept, padded, real, strict=True):
@@ -50,8 +57,9 @@ def test_answers_are_the_same(model, arrays, params):
     target = jnp.asarray(np.random.default_rng(1).integers(5, 60, (5, 4)), jnp.int32)
     variables = {"params": params}
     states, kept = PassageReader(model, rows=4, multiple=4, states_multiple=8)(params, *arrays)
-    found = model.apply(variables, target, jnp.asarray(states), jnp.asarray(kept), method="decode")
-    expected = model.apply(variables, *map(jnp.asarray, arrays), target)
+    decode = jax.jit(functools.partial(model.apply, method="decode"))
+    found = decode(variables, target, jnp.asarray(states), jnp.asarray(kept))
+    expected = jax.jit(model.apply)(variables, *map(jnp.asarray, arrays), target)
     some = [0, 1, 3, 4]  # the third has nothing to read
     np.testing.assert_allclose(found[np.array(some)], expected[np.array(some)], rtol=1e-4, atol=1e-4)
     assert np.isfinite(found).all()
@@ -61,7 +69,7 @@ def test_gaps_within_a_passage_stay_out(model, arrays, params):
     ids, mask = arrays[0][:2], arrays[1][:2].copy()
     mask[0, 2, 3:5] = False
     states, kept = PassageReader(model, rows=3, multiple=4, states_multiple=4)(params, ids, mask)
-    padded = np.asarray(model.apply({"params": params}, jnp.asarray(ids), jnp.asarray(mask), method="encode"))
+    padded = encoded(model, params, ids, mask)
     np.testing.assert_allclose(states[0][kept[0]], padded[0][mask[0].ravel()], rtol=1e-5, atol=1e-5)
 
 

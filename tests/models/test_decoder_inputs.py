@@ -54,9 +54,13 @@ def logits(model, params, source, mask, target, *, added=None, embedded=None, **
 
 def cached(model, params, source, mask, target, **more):
     """Logits of `target` by cached steps of two hypotheses, the second reordered to be the first after two tokens."""
-    states = model.apply({"params": params}, source, mask, method="encode")
-    options = {"num_hypotheses": 2, "max_length": T, **more}
-    cache = model.apply({"params": params}, states, mask, **options, method="start_cache")
+
+    def begin(params, more):
+        states = model.apply({"params": params}, source, mask, method="encode")
+        options = {"num_hypotheses": 2, "max_length": T, **more}
+        return model.apply({"params": params}, states, mask, **options, method="start_cache")
+
+    cache = jax.jit(begin)(params, more)
     step = jax.jit(lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"))
     tokens, rows = jnp.full((B, 2), model.config.start_id), []
     for t in range(T):

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,12 +23,17 @@ def tower():
 
 
 def embed(params, ids, mask, **settings):
-    return DualEncoder(BertEncoder(CONFIG), **settings).apply({"params": params}, ids, mask, method="embed")
+    return program(**settings)({"params": params}, ids, mask)
+
+
+@functools.cache
+def program(**settings):
+    return jax.jit(functools.partial(DualEncoder(BertEncoder(CONFIG), **settings).apply, method="embed"))
 
 
 def test_pooling_and_normalising(tower):
     params, ids, mask = tower
-    states = np.asarray(BertEncoder(CONFIG).apply({"params": params["encoder"]}, ids, mask))
+    states = np.asarray(jax.jit(BertEncoder(CONFIG).apply)({"params": params["encoder"]}, ids, mask))
     expected = np.stack([row[real].mean(0) for row, real in zip(states, np.asarray(mask), strict=True)])
     np.testing.assert_allclose(embed(params, ids, mask), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(embed(params, ids, mask, pooling="cls"), states[:, 0], rtol=1e-6)

@@ -1,5 +1,7 @@
 """LEMPEx' exemplars beside the states of the context (Eq. 4 to 6), and the sizes of its models."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,9 +40,10 @@ def test_each_state_is_joined_to_the_mean_of_means(params):
         return (fused(params, states, EXEMPLARS, MASK) * weights).sum()
 
     weights = jnp.asarray(RNG.normal(size=STATES.shape), jnp.float32)
-    value, (grads, state_grads) = jax.value_and_grad(loss, argnums=(0, 1))(params, STATES, weights)
+    value, (grads, state_grads) = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, STATES, weights)
     # The exemplars' states are ours; what becomes of them is torch's.
-    encoded = encoder.apply({"params": params["encoder"]}, EXEMPLARS.reshape(-1, P), MASK.reshape(-1, P))
+    read = jax.jit(encoder.apply)
+    encoded = read({"params": params["encoder"]}, EXEMPLARS.reshape(-1, P), MASK.reshape(-1, P))
     encoded = torch.tensor(np.array(encoded).reshape(2, K, P, D))
     kernel, bias, states = (
         torch.tensor(np.array(x), requires_grad=True) for x in (params["kernel"], params["bias"], STATES)
@@ -56,7 +59,8 @@ def test_each_state_is_joined_to_the_mean_of_means(params):
     np.testing.assert_allclose(grads["bias"], bias.grad, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(state_grads, states.grad, rtol=1e-4, atol=1e-5)
     # ... and that mean is not the one over all tokens at once.
-    together = MODEL.apply({"params": params}, EXEMPLARS, MASK, method="represent")[0]
+    represent = jax.jit(functools.partial(MODEL.apply, method="represent"))
+    together = represent({"params": params}, EXEMPLARS, MASK)[0]
     tokens = torch.cat([encoded[0, k, :n] for k, n in enumerate(lengths[0])])
     assert not np.allclose(together, tokens.mean(0), atol=1e-2)
     np.testing.assert_allclose(together, chi[0], rtol=1e-4, atol=1e-5)

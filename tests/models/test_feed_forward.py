@@ -16,10 +16,10 @@ def make(kernel, causal):
     rng = np.random.default_rng(0)
     states = jnp.asarray(rng.normal(size=(B, T, D)), jnp.float32)
     mask = jnp.asarray([[1] * 6, [1] * 4 + [0] * 2], bool)
-    params = layer.init(jax.random.key(0), states, mask, deterministic=True)["params"]
+    shapes = jax.eval_shape(lambda: layer.init(jax.random.key(0), states, mask, deterministic=True))["params"]
     return (
         layer,
-        {name: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32) for name, leaf in params.items()},
+        {name: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32) for name, leaf in shapes.items()},
         states,
         mask,
     )
@@ -49,7 +49,7 @@ def test_values_and_gradients_match_torch(kernel, causal):
 
     found = layer.apply({"params": params}, states, mask, deterministic=True)
     np.testing.assert_allclose(found, hidden.detach().numpy(), rtol=1e-5, atol=1e-5)
-    by_params, by_states = jax.grad(value, argnums=(0, 1))(params, states)
+    by_params, by_states = jax.jit(jax.grad(value, argnums=(0, 1)))(params, states)
     np.testing.assert_allclose(by_states, inputs.grad.numpy(), rtol=1e-5, atol=1e-4)
     for name, gradient in by_params.items():
         np.testing.assert_allclose(gradient, weights[name].grad.numpy(), rtol=1e-5, atol=1e-4)

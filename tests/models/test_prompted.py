@@ -28,7 +28,7 @@ B, S, T = 3, 6, 4
 def parts(config):
     model = DecoderOnly(config)
     ids = jnp.zeros((1, 2), jnp.int32)
-    params = model.init(jax.random.key(0), ids, jnp.ones((1, 2), bool))["params"]
+    params = jax.jit(model.init)(jax.random.key(0), ids, jnp.ones((1, 2), bool))["params"]
     params = jax.tree.map(lambda leaf: leaf * 4 if leaf.ndim > 1 else leaf, params)
     return model, PromptedDecoder(model, PREFIX, START), {"params": params}
 
@@ -43,10 +43,10 @@ def sources(passages=None):
 
 def in_one_go(model, variables, rows, target):
     """Logits of `target` behind each row of plain ids, by the plain model without padding."""
-    made = []
+    made, apply = [], jax.jit(model.apply)
     for ids, response in zip(rows, np.asarray(target), strict=True):
         whole = jnp.array([[*PREFIX, *ids, START, *response[:-1]]], jnp.int32)
-        logits = model.apply(variables, whole, jnp.ones(whole.shape, bool))
+        logits = apply(variables, whole, jnp.ones(whole.shape, bool))
         made.append(logits[0, -len(response) :])
     return np.stack(made)
 
@@ -56,7 +56,7 @@ def test_logits_are_those_of_the_whole_text(config):
     model, prompted, variables = parts(config)
     ids, mask, target = sources()
     expected = in_one_go(model, variables, [row[real] for row, real in zip(ids, mask, strict=True)], target)
-    found = prompted.apply(variables, jnp.asarray(ids), jnp.asarray(mask), target)
+    found = jax.jit(prompted.apply)(variables, jnp.asarray(ids), jnp.asarray(mask), target)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -97,7 +97,9 @@ def names(tree):
     return set(named_leaves(tree))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("float32", "int8")), "bfloat16"]
+)
 def test_a_step_moves_adapters_and_named_parameters_and_keeps_state_for_no_other(base, kind):
     dtype = "bfloat16" if kind == "bfloat16" else "float32"
     toy = Toy(EncoderDecoder(dataclasses.replace(MODEL.config, dtype=dtype)), whole="^emotion/")

@@ -65,7 +65,7 @@ def test_a_rollouts_log_probabilities_are_the_policys_own_in_a_plain_forward_pas
         (params["model"], rollout.log_probs),
         (frozen["reference"]["model"], rollout.reference_log_probs),
     ):
-        logits = toy.MODEL.apply({"params": own}, inputs.source, inputs.source_mask, rollout.tokens)
+        logits = jax.jit(toy.MODEL.apply)({"params": own}, inputs.source, inputs.source_mask, rollout.tokens)
         logits = np.asarray(logits, np.float64)
         log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         expected = np.take_along_axis(log_probs, np.asarray(rollout.tokens)[..., None], axis=-1)[..., 0]
