@@ -26,7 +26,7 @@ from empax.core.types import Prediction
 from empax.evaluation import words
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, make_statistics, score
-from empax.evaluation.significance import estimate
+from empax.evaluation.statistics import estimate
 
 HELD_EQUAL = (
     "one process, one thread; the same responses and references",

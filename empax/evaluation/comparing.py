@@ -14,13 +14,8 @@ from jaxtyping import Int
 from empax.core.types import Prediction
 from empax.evaluation.pairing import describe_rows, dialogues_of, not_comparable, pair_rows, shared_rows
 from empax.evaluation.scoring import METRICS, Interval, ScoringSettings, make_statistics
-from empax.evaluation.significance import (
-    Statistic,
-    confidence_intervals,
-    estimate,
-    holm,
-    paired_tests,
-)
+from empax.evaluation.significance import confidence_intervals, holm, paired_tests
+from empax.evaluation.statistics import Statistic, estimate
 
 Comparison = dict[str, Any]
 

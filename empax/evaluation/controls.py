@@ -12,7 +12,7 @@ import numpy as np
 from empax.core.types import LEVELS, MECHANISMS, Instance, Prediction
 from empax.evaluation import scoring, text
 from empax.evaluation.empathy import cohens_kappa, f1_of_confusion, kappa_of_confusion
-from empax.evaluation.significance import estimate
+from empax.evaluation.statistics import estimate
 
 CANNED = "oh no, i am so sorry to hear that. what did you do about it?"
 """One reply for every context."""

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from empax.core.types import LEVELS, Prediction
-from empax.evaluation.significance import SumStatistic, divide
+from empax.evaluation.statistics import SumStatistic, divide
 
 Average = Literal["weighted", "macro"]
 

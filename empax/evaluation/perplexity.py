@@ -12,7 +12,7 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-from empax.evaluation.significance import SumStatistic, divide, ratio_statistic
+from empax.evaluation.statistics import SumStatistic, divide, ratio_statistic
 
 
 def perplexity_statistics(

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from empax.evaluation.counting import DistinctStatistic
-from empax.evaluation.significance import Statistic, confidence_intervals, estimate, ratio_statistic
+from empax.evaluation.significance import confidence_intervals
+from empax.evaluation.statistics import Statistic, estimate, ratio_statistic
 
 RECALL_AT = (1, 10, 100)
 MATCH_AT = (5, 10)

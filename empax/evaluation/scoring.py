@@ -17,7 +17,8 @@ from empax.evaluation import empathy, text, words
 from empax.evaluation.normalisation import MOEL_METRICS
 from empax.evaluation.pairing import describe_rows, dialogues_of
 from empax.evaluation.perplexity import perplexity_statistics
-from empax.evaluation.significance import Statistic, confidence_intervals, estimate, ratio_statistic
+from empax.evaluation.significance import confidence_intervals
+from empax.evaluation.statistics import Statistic, estimate, ratio_statistic
 
 METRICS: tuple[str, ...] = (
     "perplexity", "perplexity_per_word", "bits_per_byte",

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from empax.evaluation.counting import CountStatistic, DistinctStatistic
-from empax.evaluation.significance import Statistic, SumStatistic, divide, estimate, ratio_statistic
+from empax.evaluation.statistics import Statistic, SumStatistic, divide, estimate, ratio_statistic
 from empax.evaluation.words import lower_tokens, moel_tokens, tokenize, tokenize_13a
 
 MAX_ORDER = 4

@@ -28,7 +28,7 @@ from empax.evaluation.controls import score_controls
 from empax.evaluation.normalisation import MOEL_METRICS
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import JUDGES, VARIANTS, ScoringSettings, make_statistics, score
-from empax.evaluation.significance import estimate
+from empax.evaluation.statistics import estimate
 from empax.evaluation.verdict import verdict
 from empax.pipeline import judging
 from empax.reporting import controls as report_controls

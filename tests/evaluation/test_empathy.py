@@ -7,7 +7,7 @@ from sklearn.metrics import confusion_matrix, f1_score
 
 from empax.core.types import Prediction
 from empax.evaluation import empathy
-from empax.evaluation.significance import estimate
+from empax.evaluation.statistics import estimate
 
 NAMES = ("low", "mid", "high", "never")
 

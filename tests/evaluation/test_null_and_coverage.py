@@ -13,7 +13,8 @@ import pytest
 from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.normalisation import MOEL_METRICS
 from empax.evaluation.scoring import METRICS, make_statistics
-from empax.evaluation.significance import confidence_intervals, estimate, paired_tests
+from empax.evaluation.significance import confidence_intervals, paired_tests
+from empax.evaluation.statistics import estimate
 
 COUNTING = ("distinct_1", "distinct_2", "sentence_std", "top5_share")
 NAMES = (*METRICS, *MOEL_METRICS)

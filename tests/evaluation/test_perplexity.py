@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from empax.evaluation import perplexity as ppl
-from empax.evaluation.significance import estimate
+from empax.evaluation.statistics import estimate
 
 NLL = np.asarray([10.0, 30.0, 4.0])
 TOKENS = np.asarray([5.0, 10.0, 4.0])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from empax.evaluation.retrieval import exemplar_statistics, gold_ranks, recall_statistics, with_intervals
-from empax.evaluation.significance import estimate
+from empax.evaluation.statistics import estimate
 
 
 def test_the_place_of_the_gold_response_among_all_others():

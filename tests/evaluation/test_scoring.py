@@ -24,7 +24,7 @@ from empax.evaluation.published import (
 )
 from empax.evaluation.rows import read_predictions, released, to_prediction
 from empax.evaluation.scoring import ScoringSettings, score
-from empax.evaluation.significance import estimate
+from empax.evaluation.statistics import estimate
 from empax.reporting.score_file import load_corpus
 
 FAST = ScoringSettings(bootstrap_samples=20)

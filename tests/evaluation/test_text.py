@@ -11,7 +11,7 @@ from nltk.translate.bleu_score import corpus_bleu
 from sacrebleu.metrics.bleu import BLEU
 
 from empax.evaluation import text, words
-from empax.evaluation.significance import estimate
+from empax.evaluation.statistics import estimate
 
 VOCABULARY = "i am so sorry to hear that . what happened ? oh no ! it's great , don't worry ... U.S. 3.5 100% (yes) a-b"
 WORDS = VOCABULARY.split()
