@@ -17,7 +17,7 @@ from benchmarks import texts
 from benchmarks.paired import DisagreementError, Row, arguments, cores, in_turns, report, seconds
 from empax.core.memory import keep_freed_memory
 from empax.data.features import encode_for_bert
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.huggingface import resolve
 from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, load_encoder
 from empax.models.dual_encoder import Towers

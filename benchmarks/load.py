@@ -77,7 +77,8 @@ def write_random(folder: Path, fields: dict[str, Any], dtype: str) -> None:
     import safetensors.numpy
 
     from empax.interop.architectures import ARCHITECTURES
-    from empax.interop.huggingface import export_params, model_config
+    from empax.interop.huggingface import model_config
+    from empax.interop.parameters import export_params
 
     name, config = fields["model_type"], model_config(fields)
     rng = np.random.default_rng(0)

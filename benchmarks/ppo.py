@@ -35,10 +35,11 @@ from empax.decoding.settings import DecodeSettings
 from empax.losses.advantages import response_mask
 from empax.models.heads import ClassificationHead
 from empax.systems.dialogue.generator import Decoder, Generator
+from empax.systems.emprl.policy import value_head
 from empax.systems.emprl.rewards import CompiledReward, Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout
 from empax.systems.emprl.settings import PpoTaskSettings
-from empax.systems.emprl.tasks import Ppo, value_head
+from empax.systems.emprl.tasks import Ppo
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from empax.training.step import make_iteration_start, make_train_step
 

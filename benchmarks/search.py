@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import texts
 from benchmarks.paired import DisagreementError, Row, arguments, cores, report, seconds, timed
 from empax.data.exemplars import encode_keys, encode_queries
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.dual_encoder import Towers
 from empax.retrieval.corpus import CorpusEncoder

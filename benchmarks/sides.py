@@ -13,7 +13,8 @@ from jax.typing import DTypeLike
 
 from benchmarks.paired import DisagreementError, cores
 from benchmarks.shapes import auto_class, kind_of
-from empax.interop.huggingface import import_params, model_config
+from empax.interop.huggingface import model_config
+from empax.interop.parameters import import_params
 from empax.models.bert import BertEncoder
 from empax.models.decoder_only import DecoderOnly
 from empax.models.transformer import EncoderDecoder

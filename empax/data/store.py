@@ -17,7 +17,8 @@ from empax.core.run import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 from empax.data.wheels import WHEELS
 from empax.data.words import Style
 

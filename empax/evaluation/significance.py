@@ -14,6 +14,8 @@ from statistics import NormalDist
 import numpy as np
 from jaxtyping import Float, Int
 
+from empax.evaluation.statistics import DifferenceStatistic, Statistic, estimate
+
 _CHUNK = 100  # resamples held at once: 100 x 5,000 rows of float64 are 4 MB
 _PARTS = 4
 _PAIRINGS = ((0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2))

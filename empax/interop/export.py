@@ -9,34 +9,28 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import tokenizers as rust
 from tokenizers import processors
 
-from empax.core.config import ConfigError, to_settings
-from empax.core.files import DataError, read_json, write_json, write_text
-from empax.core.tree import named_leaves
+from empax.core.config import ConfigError
+from empax.core.files import write_json, write_text
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.architectures import Config
-from empax.interop.huggingface import LazyTensor, foreign_tensors
-from empax.interop.readers import open_tensors
+from empax.interop.own_format import own_fields, own_tensors
+from empax.interop.parameters import foreign_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
 from empax.interop.sentence_modules import write_modules
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from empax.models.dual_encoder import DualEncoder, Projection
+from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 Format: TypeAlias = Literal["transformers", "empax"]
 
-MODEL_TYPE = "empax"
-"""`model_type` in the config.json of a folder with our own names."""
 
 _OPTIONS: dict[str, tuple[str, Any]] = {
     "no_repeat_ngram": ("no_repeat_ngram_size", 0),
@@ -151,7 +145,7 @@ def export_generator(
             raise ConfigError("a decoder-only model is written beside the config.json of the model that it began as.")
         tensors = foreign_tensors(fields["model_type"], params, config)
     else:
-        fields, tensors = _own_fields(model), _own_tensors(model, params)
+        fields, tensors = own_fields(model), own_tensors(model, params)
     with new_folder(folder) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
@@ -197,7 +191,7 @@ def export_retriever(
         if isinstance(encoder, BertEncoder):
             max_tokens = min(max_tokens, encoder.config.max_tokens())
     else:
-        fields, tensors = _own_fields(model), _own_tensors(model, params)
+        fields, tensors = own_fields(model), own_tensors(model, params)
     with new_folder(folder) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
@@ -249,7 +243,7 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
         raise ConfigError(
             "this generator cannot be written for transformers, which has no architecture with its layers: "
             f"{', '.join(differences)}. A generator of config.reg.generator.architecture = 't5' can; "
-            "--format=empax writes this one under our own names, for empax.interop.export.load_exported."
+            "--format=empax writes this one under our own names, for empax.interop.own_format.load_exported."
         )
     return {
         "model_type": "t5",
@@ -309,94 +303,6 @@ def generation_fields(generation: Generation, config: Config) -> dict[str, Any]:
             # transformers 5 makes the decoder's cache with as many layers as the encoder has, and fails at the next.
             fields["use_cache"] = False
     return fields
-
-
-class Exported(NamedTuple):
-    """What a folder with our own names holds."""
-
-    model: EncoderDecoder | DualEncoder
-    params: Params
-
-
-_ENCODERS = {"bert": (BertConfig, BertEncoder), "t5_encoder": (TransformerConfig, T5Encoder)}
-
-
-def load_exported(folder: Path) -> Exported:
-    """Reads what `format="empax"` wrote: the model and its parameters, bit for bit.
-
-    Raises:
-      DataError: the folder is another model's, a file is missing or broken, or names and shapes do not fit.
-    """
-    file = folder / "config.json"
-    if not file.is_file():
-        raise DataError(f"{folder} holds no config.json; give a folder that empax.export wrote with --format=empax.")
-    fields = read_json(file)
-    found = fields["model_type"] if isinstance(fields, dict) and "model_type" in fields else "model of no known kind"
-    if found != MODEL_TYPE:
-        raise DataError(f"{folder} holds a {found!r}, not a model of our own: `load_pretrained` reads it.")
-    try:
-        model = _own_model(fields)
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{folder / 'config.json'} is not what empax writes ({error}); export the model again."
-        ) from error
-    found, expected = open_tensors(folder), named_leaves(_shapes(model))
-    problems = [f"missing {name}" for name in expected if name not in found]
-    problems += [f"surplus {name}" for name in sorted(found) if name not in expected]
-    problems += [
-        f"{name} has shape {list(found[name].shape)}, must be {list(leaf.shape)}"
-        for name, leaf in expected.items()
-        if name in found and found[name].shape != leaf.shape
-    ]
-    if problems:
-        listing = "\n  ".join(problems)
-        raise DataError(f"The weights in {folder} do not fit its config ({len(problems)} problems):\n  {listing}")
-    params = jax.tree.map(
-        jnp.asarray,
-        jax.tree.unflatten(jax.tree.structure(_shapes(model)), [np.asarray(found[name]) for name in expected]),
-    )
-    return Exported(model, params)
-
-
-def _own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, Any]:
-    if isinstance(model, DecoderOnly):
-        raise ConfigError("a decoder-only model is written for transformers alone; leave out --format=empax.")
-    if isinstance(model, EncoderDecoder):
-        return {"model_type": MODEL_TYPE, "model": "encoder_decoder", "config": dataclasses.asdict(model.config)}
-    name = next(name for name, (_, module) in _ENCODERS.items() if isinstance(model.encoder, module))
-    config = dataclasses.asdict(model.encoder.config)  # pyright: ignore[reportAttributeAccessIssue]
-    pooling: dict[str, Any] = {"pooling": model.pooling, "normalize": model.normalize}
-    pooling["projections"] = [dataclasses.asdict(projection) for projection in model.projections]
-    return {"model_type": MODEL_TYPE, "model": "dual_encoder", "encoder": name, **pooling, "config": config}
-
-
-def _own_model(fields: Mapping[str, Any]) -> EncoderDecoder | DualEncoder:
-    if fields["model"] == "encoder_decoder":
-        return EncoderDecoder(to_settings(TransformerConfig, fields["config"], where="config"))
-    config, module = _ENCODERS[fields["encoder"]]
-    return DualEncoder(
-        module(to_settings(config, fields["config"], where="config")),
-        fields["pooling"],
-        fields["normalize"],
-        tuple(to_settings(Projection, values, where="projections") for values in fields["projections"]),
-    )
-
-
-def _shapes(model: EncoderDecoder | DecoderOnly | DualEncoder) -> Params:
-    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    inputs = (ids, mask, ids) if isinstance(model, EncoderDecoder) else (ids, mask)
-    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
-
-
-def _own_tensors(model: EncoderDecoder | DecoderOnly | DualEncoder, params: Params) -> dict[str, LazyTensor]:
-    leaves, expected = named_leaves(params), named_leaves(_shapes(model))
-    if set(leaves) != set(expected):
-        wrong = ", ".join(sorted(set(leaves) ^ set(expected)))
-        raise DataError(f"These are not the parameters of this {type(model).__name__}; missing or surplus: {wrong}.")
-    return {
-        name: LazyTensor(tuple(leaf.shape), np.dtype(leaf.dtype), lambda leaf=leaf: np.asarray(leaf))
-        for name, leaf in leaves.items()
-    }
 
 
 def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_tokens: int) -> None:

@@ -11,7 +11,8 @@ from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:

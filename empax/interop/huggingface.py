@@ -2,228 +2,36 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
-from flax.traverse_util import unflatten_dict
-from jax.typing import DTypeLike
+from typing import Any, NamedTuple
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.paths import expand
-from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import read_model_json
 from empax.data.wheels import WHEELS
-from empax.interop import mappings
 from empax.interop.adapter_files import Adapters, grown_vocabulary, read_adapter_config, read_adapters
 from empax.interop.architectures import ARCHITECTURES, Config, architecture_of
 from empax.interop.config_fields import check_fields, their_words, without_nulls
 from empax.interop.gguf import gguf_fields
 from empax.interop.layouts import plain_names
 from empax.interop.onnx_files import has_onnx
-from empax.interop.placement import LeafBuilder
+from empax.interop.parameters import import_params
 from empax.interop.readers import is_adapter, merge_advice, open_tensors
 from empax.interop.t5_fields import t5_fields
 from empax.interop.t5x import has_t5x
-from empax.interop.tensors import Tensor, Tensors
-from empax.interop.tied_embeddings import disagreements, mt5_fields, untie
+from empax.interop.tied_embeddings import mt5_fields
 from empax.models.bert import BertConfig
 from empax.models.lora import LoraSettings, merge
-from empax.models.transformer import TransformerConfig
-
-_Part: TypeAlias = tuple[str, int | None, tuple[int, ...]]
-"""Foreign name, layer (None = it is the whole parameter), our shape of the part."""
-
-_READERS = 2
-"""Layers that are read at the same time: copying and transposing keeps a core busy, not the disk."""
 
 _SMALL = ("*.json", "*.model", "*.txt")
 """What of a model on the hub is fetched beside its weights."""
 
 _WEIGHTS = (("*.safetensors",), ("pytorch_model*.bin", "adapter_model.bin"), ("flax_model*.msgpack",))
 """Whole or in shards; the first that a model has are fetched."""
-
-
-def import_params(
-    architecture: str,
-    tensors: Tensors,
-    config: Config,
-    *,
-    shardings: Any = None,
-    dtype: DTypeLike = np.float32,
-) -> Params:
-    """Foreign tensors as our parameters, layers stacked; a tensor is read into where it shall lie and let go.
-
-    Host memory: the parameters that this process's devices hold, and one tensor, or two layers' tensors of one kind.
-
-    Args:
-      architecture: a `model_type` of ARCHITECTURES.
-      tensors: by their foreign names.
-      config: of the model that shall hold them.
-      shardings: a tree like the parameters of `NamedSharding`, or a function that makes it of their shapes; None = all
-        on the default device.
-      dtype: of the parameters.
-
-    Raises:
-      DataError: one message for everything that is missing, surplus or of the wrong shape, before anything is read.
-      ConfigError: `shardings` has no place for a parameter.
-    """
-    entry = architecture_of(architecture)
-    mapping = entry.mapping(config)
-    named = {mapping.canonical(name): tensor for name, tensor in tensors.items()}
-    _check_names(tensors, mapping)
-    _check_layers(config, len(tensors))
-    wanted = entry.shapes(config)
-    shapes = {name: leaf.shape for name, leaf in named_leaves(wanted).items()}
-    shardings = shardings(wanted) if callable(shardings) else shardings
-    places = dict.fromkeys(shapes) if shardings is None else named_leaves(shardings)
-    if unplaced := sorted(set(shapes) - set(places)):
-        raise ConfigError(f"shardings has no place for {', '.join(unplaced)} of this {architecture}.")
-    embedding = mapping.embedding()
-    if isinstance(config, TransformerConfig) and not config.tie_embeddings:
-        untie(named, embedding)
-    problems = _misfits(named, mapping, shapes)
-    if not problems and not isinstance(config, BertConfig):
-        headless = isinstance(config, TransformerConfig) and not config.num_decoder_layers
-        problems = disagreements(named, embedding, tied=config.tie_embeddings and not headless)
-    if problems:
-        listing = "\n  ".join(problems)
-        raise DataError(f"The weights do not fit this {architecture} ({len(problems)} problems):\n  {listing}")
-    leaves: dict[str, Any] = {}
-    with ThreadPoolExecutor(_READERS) as pool:
-        for row in mapping.rows:
-            leaf = LeafBuilder(shapes[row.ours], dtype, places[row.ours])
-            read = functools.partial(_read, leaf, row, named)
-            for _ in pool.map(read, _parts(row, shapes[row.ours])):
-                pass
-            leaves[row.ours] = leaf.finish()
-    return unflatten_dict(leaves, sep="/")
-
-
-def _check_names(tensors: Tensors, mapping: mappings.Mapping) -> None:
-    """Raises DataError where two foreign names stand for one parameter."""
-    names: dict[str, str] = {}
-    for name in tensors:
-        other = names.setdefault(mapping.canonical(name), name)
-        if other != name and not mapping.ignores(mapping.canonical(name)):
-            raise DataError(f"{other} and {name} are one and the same weight of a model; take one of them away.")
-
-
-def _check_layers(config: Config, num_tensors: int) -> None:
-    """Raises DataError for more layers than there can be, before anything is made for each of them."""
-    sizes = vars(config)
-    layers = sum(sizes.get(name, 0) for name in ("num_layers", "num_encoder_layers", "num_decoder_layers"))
-    if layers > num_tensors:
-        raise DataError(f"The config asks for {layers} layers, but there are no more than {num_tensors} weights.")
-
-
-def _read(leaf: LeafBuilder, row: mappings.Row, tensors: Tensors, part: _Part) -> None:
-    """One of `_parts` into its place; a tensor that may be absent is zeros."""
-    name, layer, shape = part
-    absent = row.optional and name not in tensors
-    leaf.put(np.zeros(shape, np.float32) if absent else row.layout.to_ours(np.asarray(tensors[name]), shape), layer)
-
-
-def _parts(row: mappings.Row, shape: tuple[int, ...]) -> list[_Part]:
-    """What makes up our parameter of `shape`."""
-    if "{layer}" not in row.foreign:
-        return [(row.foreign, None, shape)]
-    return [(row.foreign.format(layer=layer), layer, shape[1:]) for layer in range(shape[0])]
-
-
-def _misfits(tensors: Tensors, mapping: mappings.Mapping, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Everything missing, surplus or of the wrong shape, by names and shapes alone."""
-    problems = []
-    used: set[str] = set()
-    for row in mapping.rows:
-        for name, _, one in _parts(row, shapes[row.ours]):
-            used.add(name)
-            expected = row.layout.foreign_shape(one)
-            if name not in tensors:
-                problems += [] if row.optional else [f"missing {name} {list(expected)}"]
-            elif tensors[name].shape != expected:
-                problems.append(f"{name} has shape {list(tensors[name].shape)}, must be {list(expected)}")
-    for constant in mapping.constants:
-        used.add(constant.foreign)
-        if constant.foreign in tensors:
-            problems += _other_constant(constant, tensors[constant.foreign])
-    problems += [f"surplus {name}" for name in sorted(tensors) if name not in used and not mapping.ignores(name)]
-    return list(dict.fromkeys(problems))  # a tensor that several rows share is one problem
-
-
-_ROUNDED = 4e-3
-"""How far a constant of about 1 may be off in a file of half precision."""
-
-
-def _other_constant(constant: mappings.Constant, tensor: Tensor) -> list[str]:
-    expected = constant.make()
-    if tensor.shape != expected.shape:
-        return [f"{constant.foreign} has shape {list(tensor.shape)}, must be {list(expected.shape)}"]
-    if np.abs(np.asarray(tensor).astype(np.float32) - expected).max() > _ROUNDED:
-        return [f"{constant.foreign} holds other numbers than the sines and cosines that a model of this kind has"]
-    return []
-
-
-class LazyTensor(NamedTuple):
-    """A foreign tensor that is made when it is written, so that not all of them are in memory at once."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    make: Callable[[], np.ndarray]
-
-
-def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[str, LazyTensor]:
-    """Our parameters under their foreign names, none of them made yet.
-
-    Raises:
-      DataError: `params` lacks a parameter of the architecture, or has one that it knows nothing of.
-    """
-    mapping = architecture_of(architecture).mapping(config)
-    leaves = named_leaves(params)
-    missing = [row.ours for row in mapping.rows if row.ours not in leaves]
-    if missing:
-        raise DataError(f"These are not the parameters of this {architecture}: {', '.join(missing)} missing.")
-    if surplus := sorted(set(leaves) - {row.ours for row in mapping.rows}):
-        raise DataError(f"These are not the parameters of this {architecture}: {', '.join(surplus)} would be lost.")
-    rows: dict[str, list[tuple[mappings.Row, int | None]]] = {}
-    for row in mapping.rows:
-        for name, layer, _ in _parts(row, leaves[row.ours].shape):
-            rows.setdefault(name, []).append((row, layer))
-    tensors = {}
-    for name, parts in rows.items():
-        row, layer = parts[0]
-        leaf = leaves[row.ours]
-        shape = row.layout.foreign_shape(tuple(leaf.shape if layer is None else leaf.shape[1:]))
-        tensors[name] = LazyTensor(shape, np.dtype(leaf.dtype), functools.partial(_make_foreign, leaves, parts))
-    tensors |= dict.fromkeys(mapping.copies, tensors[mapping.embedding()])
-    for constant in mapping.constants:
-        made = constant.make()
-        tensors[constant.foreign] = LazyTensor(made.shape, made.dtype, constant.make)
-    return tensors
-
-
-def _make_foreign(leaves: Mapping[str, Any], parts: Sequence[tuple[mappings.Row, int | None]]) -> np.ndarray:
-    """One foreign tensor, of the parameters (or of one layer of them) that share it."""
-    arrays = []
-    for row, layer in parts:
-        leaf = leaves[row.ours]
-        arrays.append(row.layout.to_foreign(np.asarray(leaf if layer is None else leaf[layer])))
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1)
-
-
-def export_params(architecture: str, params: Params, config: Config) -> dict[str, np.ndarray]:
-    """Our parameters under their foreign names: the inverse of `import_params`.
-
-    Raises:
-      DataError: `params` are not those of the architecture.
-    """
-    return {name: tensor.make() for name, tensor in foreign_tensors(architecture, params, config).items()}
 
 
 class Pretrained(NamedTuple):

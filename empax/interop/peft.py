@@ -16,8 +16,9 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.adapter_files import Module, grown_vocabulary, modules_of, read_adapter_config
 from empax.interop.architectures import ARCHITECTURES, Config
 from empax.interop.export import Generation, generation_fields
-from empax.interop.huggingface import LazyTensor, resolve
+from empax.interop.huggingface import resolve
 from empax.interop.mappings import LINEAR, Layout
+from empax.interop.parameters import LazyTensor
 from empax.interop.readers import is_adapter
 from empax.interop.safetensors_out import new_folder, write_tensors
 from empax.models.lora import LoraSettings

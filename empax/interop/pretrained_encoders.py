@@ -12,7 +12,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
 from empax.data.store import PlannedTokenizer
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.grown_vocabulary import check_vocabulary, grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained, model_config, resolve
 from empax.interop.sentence_modules import SentenceModules, read_modules

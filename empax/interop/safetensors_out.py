@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from empax.core.config import ConfigError
 from empax.core.files import write_atomically, write_json
-from empax.interop.huggingface import LazyTensor
+from empax.interop.parameters import LazyTensor
 
 SHARD_BYTES = 5_000_000_000
 """The most bytes of tensors in one file: what the Hub's tools expect."""

@@ -14,7 +14,7 @@ from empax.core.files import DataError, write_json
 from empax.core.types import Params
 from empax.data.model_files import read_model_json
 from empax.data.tokenizers import Reading
-from empax.interop.huggingface import LazyTensor
+from empax.interop.parameters import LazyTensor
 from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import write_tensors
 from empax.models.dual_encoder import DualEncoder, Pooling, Projection

@@ -18,7 +18,8 @@ from empax.core.config import ConfigError
 from empax.core.tree import hash_tree
 from empax.core.types import Params, Prediction
 from empax.data import features
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 from empax.evaluation.scoring import BART_DIRECTIONS
 from empax.interop.huggingface import load_config, resolve
 from empax.interop.pretrained import GeneratorSettings, check_weights, load_generator

@@ -13,19 +13,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_BYTES = {
-    "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "bf16": 2,
-    "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "token": 0, "opaque": 0,
-}  # fmt: skip
+from empax.planning.hlo_text import (
+    NAME,
+    Computation,
+    Instruction,
+    array_bytes,
+    arrays_of,
+    attribute,
+    dims_of,
+    parse,
+    type_bytes,
+)
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _NO_TRAFFIC = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
                "after-all", "iota", "partition-id", "async-start", "opt-barrier")  # fmt: skip
 _BEGUN_BEFORE = ("-done", "-update")  # how names end of what is counted where it starts
-
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
-_NAME = re.compile(r"%([\w.\-]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,35 +68,6 @@ class Work:
     collectives: tuple[Collective, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Instruction:
-    name: str
-    type: str
-    opcode: str
-    operands: tuple[str, ...]
-    text: str  # what stands between the operation's parentheses
-    attributes: str
-    root: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class _Computation:
-    instructions: dict[str, _Instruction]
-
-    @property
-    def root(self) -> _Instruction:
-        return next(one for one in self.instructions.values() if one.root)
-
-    def users(self, name: str) -> Iterator[_Instruction]:
-        """Of a value, looking through bitcasts."""
-        for one in self.instructions.values():
-            if name in one.operands:
-                if one.opcode == "bitcast" and not one.root:
-                    yield from self.users(one.name)
-                else:
-                    yield one
-
-
 class Program:
     """A compiled module, from `jax.stages.Compiled.as_text()`.
 
@@ -101,7 +76,7 @@ class Program:
     """
 
     def __init__(self, text: str):
-        self.computations, self.entry = _parse(text)
+        self.computations, self.entry = parse(text)
 
     def work(self) -> Work:
         """See `Work`."""
@@ -122,7 +97,7 @@ class Program:
                 if kind == "all-reduce" and "reduce-scatter" in name:  # how TPUs write one: reduce, keep a slice
                     kind = "reduce-scatter"
                 # One that runs beside other work is written down where it starts, goes on and ends.
-                channel = _attribute(one, "channel_id")
+                channel = attribute(one, "channel_id")
                 if channel and (channel, times) in seen:
                     continue
                 seen.add((channel, times))
@@ -143,24 +118,24 @@ class Program:
         yield name, times, fused
         for one in self.computations[name].instructions.values():
             if one.opcode == "while":
-                body, condition = _attribute(one, "body"), _attribute(one, "condition")
+                body, condition = attribute(one, "body"), attribute(one, "condition")
                 yield from self._runs(body, times * self._trips(name, one, condition), fused=fused)
             elif one.opcode == "conditional":
                 branches = re.findall(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))",
                                       one.attributes)  # fmt: skip
-                for branch in _NAME.findall(" ".join(" ".join(pair) for pair in branches)):
+                for branch in NAME.findall(" ".join(" ".join(pair) for pair in branches)):
                     yield from self._runs(branch, times, fused=fused)
-            elif callee := _attribute(one, "calls") or (_attribute(one, "to_apply") if one.opcode == "call" else ""):
+            elif callee := attribute(one, "calls") or (attribute(one, "to_apply") if one.opcode == "call" else ""):
                 yield from self._runs(callee, times, fused=fused or one.opcode == "fusion")
 
-    def _trips(self, name: str, loop: _Instruction, condition: str) -> int:
+    def _trips(self, name: str, loop: Instruction, condition: str) -> int:
         if known := re.search(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)', loop.attributes):
             return int(known.group(1))
         inner = self.computations[condition]
         compare, arguments = inner.root, None
         if compare.opcode == "fusion":
             arguments = compare.operands
-            inner = self.computations[_attribute(compare, "calls")]
+            inner = self.computations[attribute(compare, "calls")]
             compare = inner.root
         limits = [self._constant(inner, operand, name, loop) for operand in compare.operands]
         bounds = [limit for limit in limits if limit is not None]
@@ -172,48 +147,48 @@ class Program:
         stop = bounds[-1] + ("direction=LE" in compare.attributes)
         if counter is None or counter.opcode != "get-tuple-element":
             return stop
-        start, step = self._counting(name, loop, int(_attribute(counter, "index")))
+        start, step = self._counting(name, loop, int(attribute(counter, "index")))
         return -(-(stop - start) // step)
 
-    def _stays(self, loop: _Instruction, index: int) -> bool:
+    def _stays(self, loop: Instruction, index: int) -> bool:
         """Whether a turn leaves that element of the loop's state as it is: what counts the turns does not stay."""
-        body = self.computations[_attribute(loop, "body")]
+        body = self.computations[attribute(loop, "body")]
         if body.root.opcode != "tuple":
             return False
         kept = _through_bitcasts(body, body.root.operands[index])
-        return kept.opcode == "get-tuple-element" and int(_attribute(kept, "index")) == index
+        return kept.opcode == "get-tuple-element" and int(attribute(kept, "index")) == index
 
-    def _counting(self, name: str, loop: _Instruction, index: int) -> tuple[int, int]:
+    def _counting(self, name: str, loop: Instruction, index: int) -> tuple[int, int]:
         """What an element of a loop's state begins with, and what each turn adds; 0 and 1 where that is not plain."""
         given = self.computations[name].instructions[loop.operands[0]]
         first = given.operands[index] if given.opcode == "tuple" else ""
         start = self._literal(self.computations[name], first) if first else None
-        body = self.computations[_attribute(loop, "body")]
+        body = self.computations[attribute(loop, "body")]
         added = body.instructions[body.root.operands[index]] if body.root.opcode == "tuple" else body.root
         steps: list[int | None] = []
         if added.opcode == "add":
             steps = [self._literal(body, operand) for operand in added.operands]
         elif added.opcode == "fusion":
-            inner = self.computations[_attribute(added, "calls")]
+            inner = self.computations[attribute(added, "calls")]
             if inner.root.opcode == "add":
                 steps = [self._literal(inner, operand) for operand in inner.root.operands]
         step = next((step for step in steps if step), 1)
         return start or 0, step
 
     @staticmethod
-    def _literal(inner: _Computation, name: str) -> int | None:
+    def _literal(inner: Computation, name: str) -> int | None:
         one = inner.instructions[name]
         while one.opcode in ("copy", "bitcast"):
             one = inner.instructions[one.operands[0]]
         return int(one.text) if one.opcode == "constant" and re.fullmatch(r"-?\d+", one.text) else None
 
-    def _constant(self, inner: _Computation, operand: str, outer: str, loop: _Instruction) -> int | None:
+    def _constant(self, inner: Computation, operand: str, outer: str, loop: Instruction) -> int | None:
         """A number that a condition compares with, in it or handed in by the tuple that the loop starts from."""
         literal, one = self._literal(inner, operand), inner.instructions[operand]
         if literal is not None or one.opcode != "get-tuple-element":
             return literal
         start = self.computations[outer].instructions[loop.operands[0]]
-        index = int(_attribute(one, "index"))
+        index = int(attribute(one, "index"))
         if start.opcode != "tuple" or not self._stays(loop, index):
             return None
         source = start.operands[index]
@@ -221,35 +196,35 @@ class Program:
             return None
         return self._constant(self.computations[outer], source, outer, loop)
 
-    def _flops(self, name: str, one: _Instruction) -> float:
+    def _flops(self, name: str, one: Instruction) -> float:
         if one.opcode == "dot":
-            left = _dims(self._type(name, one.operands[0]))
-            axes = _attribute(one, "lhs_contracting_dims", r"\{([\d,]*)\}")
+            left = dims_of(self._type(name, one.operands[0]))
+            axes = attribute(one, "lhs_contracting_dims", r"\{([\d,]*)\}")
             contracted = math.prod(left[int(axis)] for axis in axes.split(",") if axis)
-            return 2.0 * math.prod(_dims(one.type)) * contracted
+            return 2.0 * math.prod(dims_of(one.type)) * contracted
         if one.opcode == "convolution":
-            source, kernel = (_dims(self._type(name, operand)) for operand in one.operands[:2])
+            source, kernel = (dims_of(self._type(name, operand)) for operand in one.operands[:2])
             return _convolution_flops(one, source, kernel)
         return 0.0
 
-    def _traffic(self, name: str, one: _Instruction) -> float:
+    def _traffic(self, name: str, one: Instruction) -> float:
         if one.opcode in _NO_TRAFFIC or one.opcode.endswith(_BEGUN_BEFORE):
             return 0.0
         if one.opcode == "fusion":
             return self._fusion_traffic(name, one)
         if one.opcode in ("dynamic-slice", "slice"):
-            return 2 * _bytes(one.type, hbm=True)
+            return 2 * type_bytes(one.type, hbm=True)
         if one.opcode == "dynamic-update-slice":
-            return 2 * _bytes(self._type(name, one.operands[1]), hbm=True)
-        inward = sum(_bytes(self._type(name, operand), hbm=True) for operand in one.operands)
-        return inward + _bytes(one.type, hbm=True)
+            return 2 * type_bytes(self._type(name, one.operands[1]), hbm=True)
+        inward = sum(type_bytes(self._type(name, operand), hbm=True) for operand in one.operands)
+        return inward + type_bytes(one.type, hbm=True)
 
-    def _fusion_traffic(self, name: str, one: _Instruction) -> float:
+    def _fusion_traffic(self, name: str, one: Instruction) -> float:
         """Operands and results; of what is only sliced the slices, of what is updated in place the updates.
 
         What only passes through, as a collective's buffers do that runs beside, costs nothing.
         """
-        inner = self.computations[_attribute(one, "calls")]
+        inner = self.computations[attribute(one, "calls")]
         total, updated = 0.0, set()
         for part in inner.instructions.values():
             if part.opcode != "dynamic-update-slice":
@@ -257,9 +232,9 @@ class Program:
             target = _through_bitcasts(inner, part.operands[0])
             if target.opcode == "parameter":
                 updated.add(target.name)
-                total += 2 * _bytes(inner.instructions[part.operands[1]].type)
-        in_place = sum(_bytes(inner.instructions[parameter].type) for parameter in updated)
-        results = _arrays(one.type)
+                total += 2 * type_bytes(inner.instructions[part.operands[1]].type)
+        in_place = sum(type_bytes(inner.instructions[parameter].type) for parameter in updated)
+        results = arrays_of(one.type)
         if inner.root.opcode == "tuple" and len(inner.root.operands) == len(results):
             made = [_through_bitcasts(inner, operand).opcode != "parameter" for operand in inner.root.operands]
             results = [array for array, kept in zip(results, made, strict=True) if kept]
@@ -267,111 +242,40 @@ class Program:
             if part.opcode != "parameter" or part.name in updated:
                 continue
             outside = self._type(name, one.operands[int(part.text)])
-            if whole := _bytes(outside, hbm=True):
+            if whole := type_bytes(outside, hbm=True):
                 total += min(self._read(inner, part), whole)
-        return total + max(sum(_array_bytes(array, hbm=True) for array in results) - in_place, 0.0)
+        return total + max(sum(array_bytes(array, hbm=True) for array in results) - in_place, 0.0)
 
-    def _read(self, inner: _Computation, value: _Instruction) -> float:
+    def _read(self, inner: Computation, value: Instruction) -> float:
         """Bytes of a value that a fused computation reads, fusions in it included."""
         total = 0.0
         for user in inner.users(value.name):
             if user.opcode in ("dynamic-slice", "slice"):
-                total += _bytes(user.type)
+                total += type_bytes(user.type)
             elif user.opcode == "fusion":
-                nested = self.computations[_attribute(user, "calls")]
+                nested = self.computations[attribute(user, "calls")]
                 for part in nested.instructions.values():
                     if part.opcode == "parameter" and _through_bitcasts(inner, user.operands[int(part.text)]) is value:
                         total += self._read(nested, part)
             elif not (user.root and user.opcode == "tuple"):
-                total += _bytes(value.type)
+                total += type_bytes(value.type)
         return total
 
-    def _size(self, name: str, one: _Instruction) -> float:
+    def _size(self, name: str, one: Instruction) -> float:
         """Bytes of a collective's larger side."""
-        return max(sum(_bytes(self._type(name, operand)) for operand in one.operands), _bytes(one.type))
+        return max(sum(type_bytes(self._type(name, operand)) for operand in one.operands), type_bytes(one.type))
 
     def _type(self, name: str, operand: str) -> str:
         return self.computations[name].instructions[operand].type
 
 
-def _parse(text: str) -> tuple[dict[str, _Computation], str]:
-    computations: dict[str, _Computation] = {}
-    entry = name = ""
-    found: dict[str, _Instruction] = {}
-    for line in text.splitlines():
-        if line.startswith(("%", "ENTRY")) and line.rstrip().endswith("{"):
-            name = _NAME.search(line).group(1)  # type: ignore[union-attr]
-            entry, found = (name if line.startswith("ENTRY") else entry), {}
-        elif line.startswith("}"):
-            computations[name] = _Computation(found)
-        elif " = " in line and line.startswith(" "):
-            one = _instruction(line)
-            found[one.name] = one
-    if not entry:
-        raise ValueError("this is no text of a compiled module: it has no ENTRY.")
-    return computations, entry
-
-
-def _instruction(line: str) -> _Instruction:
-    head, rest = re.sub(r"/\*.*?\*/", "", line).split(" = ", 1)
-    end = _balanced(rest, 0) if rest.startswith("(") else rest.index(" ")
-    kind, rest = rest[:end], rest[end:].lstrip()
-    start = rest.index("(")
-    end = _balanced(rest, start)
-    inside = rest[start + 1 : end - 1]
-    name = _NAME.search(head)
-    assert name is not None
-    operands = tuple(_NAME.findall(inside))
-    root = head.lstrip().startswith("ROOT")
-    return _started(_Instruction(name.group(1), kind, rest[:start], operands, inside, rest[end:], root))
-
-
-def _started(one: _Instruction) -> _Instruction:
-    """The start of what runs beside other work as the operation itself, with its result alone for a type.
-
-    What starts has (operands, result, marks) for a type; but a copy (result, operand, mark), and an all-reduce its
-    result. What `async-start` starts is a computation of its own, and counted there.
-    """
-    opcode = one.opcode.removesuffix("-start")
-    if opcode in (one.opcode, "async"):
-        return one
-    kind = one.type if opcode == "all-reduce" else _elements(one.type)[0 if opcode == "copy" else 1]
-    return dataclasses.replace(one, opcode=opcode, type=kind)
-
-
-def _elements(kind: str) -> list[str]:
-    """Of a tuple's type, the types."""
-    parts, depth, start = [], 0, 1
-    for i, letter in enumerate(kind):
-        depth += (letter in "({[") - (letter in ")}]")
-        if (letter == "," and depth == 1) or depth == 0:
-            parts.append(kind[start:i])
-            start = i + 1
-    return parts
-
-
-def _balanced(text: str, start: int) -> int:
-    """Behind the parenthesis that closes the one at `start`."""
-    depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] == "(") - (text[i] == ")")
-        if depth == 0:
-            return i + 1
-    raise ValueError(f"a parenthesis is never closed: {text[:200]}")
-
-
-def _attribute(one: _Instruction, name: str, value: str = r"%?([\w.\-]+)") -> str:
-    found = re.search(rf"\b{name}={value}", one.attributes)
-    return found.group(1) if found else ""
-
-
-def _convolution_flops(one: _Instruction, source: list[int], kernel: list[int]) -> float:
+def _convolution_flops(one: Instruction, source: list[int], kernel: list[int]) -> float:
     """Only products with an element of the source: TPUs write the batch axes of a product as a dilated axis, where all
     but one place of the window fall on holes."""
-    labels = _attribute(one, "dim_labels", r"([\w?]+_[\w?]+->[\w?]+)")
+    labels = attribute(one, "dim_labels", r"([\w?]+_[\w?]+->[\w?]+)")
     of_source, rest = labels.split("_")
     of_kernel, of_result = rest.split("->")
-    result = _dims(one.type)
+    result = dims_of(one.type)
     products = kernel[of_kernel.index("i")] * math.prod(result[of_result.index(axis)] for axis in "bf")
     axes = sorted(set(of_kernel) - {"i", "o"})
     window = {key: _window(one, key, len(axes)) for key in ("stride", "pad", "lhs_dilate", "rhs_dilate")}
@@ -384,40 +288,20 @@ def _convolution_flops(one: _Instruction, source: list[int], kernel: list[int]) 
     return 2.0 * products
 
 
-def _window(one: _Instruction, key: str, axes: int) -> list[int]:
+def _window(one: Instruction, key: str, axes: int) -> list[int]:
     """A field of window={...} for every axis; of padding what stands before."""
-    found = re.search(rf"\b{key}=([\d_x\-]+)", _attribute(one, "window", r"\{([^}]*)\}"))
+    found = re.search(rf"\b{key}=([\d_x\-]+)", attribute(one, "window", r"\{([^}]*)\}"))
     if not found:
         return [0 if key == "pad" else 1] * axes
     return [int(value.partition("_")[0]) for value in found.group(1).split("x")]
 
 
-def _arrays(kind: str) -> list[tuple[str, str, str]]:
-    return _ARRAY.findall(kind)
-
-
-def _array_bytes(array: tuple[str, str, str], *, hbm: bool = False) -> float:
-    dtype, dims, layout = array
-    if hbm and re.search(r"S\([1-9]", layout):
-        return 0.0
-    return _BYTES.get(dtype, 4) * math.prod(int(size) for size in dims.split(",") if size)
-
-
-def _bytes(kind: str, *, hbm: bool = False) -> float:
-    """Of all arrays of a type; with `hbm`, of those that lie in main memory."""
-    return sum(_array_bytes(array, hbm=hbm) for array in _arrays(kind))
-
-
-def _dims(kind: str) -> list[int]:
-    return [int(size) for size in _arrays(kind)[0][1].split(",") if size]
-
-
-def _through_bitcasts(inner: _Computation, name: str) -> _Instruction:
+def _through_bitcasts(inner: Computation, name: str) -> Instruction:
     one = inner.instructions[name]
     return _through_bitcasts(inner, one.operands[0]) if one.opcode == "bitcast" else one
 
 
-def _group_size(one: _Instruction) -> int:
+def _group_size(one: Instruction) -> int:
     """How many devices take part: {{0,1},{2,3}}, [2,2]<=[4] or mesh['a'=2,'b'=4] {'b'}."""
     if found := re.search(r"replica_groups=\{\{([\d,]*)\}", one.attributes):
         return len(found.group(1).split(","))

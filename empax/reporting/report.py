@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError, json_text, read_json, read_jsonl, write_together
 from empax.core.paths import expand
 from empax.core.run import RunContext
-from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
+from empax.core.types import Instance, Prediction
 from empax.evaluation import controls, published
-from empax.evaluation.empathy import confusion_matrix
 from empax.evaluation.pairing import describe_rows
 from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, REG_PAPER, TABLES, TestSet
 from empax.evaluation.rows import read_predictions
@@ -25,6 +23,7 @@ from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, 
 from empax.evaluation.verdict import verdict
 from empax.pipeline.evaluate import main_stage
 from empax.reporting import findings, markdown, other_corpora, page
+from empax.reporting.attributes import attribute_shares, confusions
 from empax.reporting.controls import key
 from empax.reporting.peers import read_peer_sets, score_peers, why_apart
 
@@ -316,57 +315,6 @@ def _example(row: Prediction) -> dict[str, Any]:
         "reference": row.reference,
         "exemplars": [dict(exemplar) for exemplar in row.exemplars],
     }
-
-
-def attribute_shares(predictions: Sequence[Prediction]) -> dict[str, dict[str, dict[str, float]]]:
-    """How often each level of each attribute occurs: whose ("contexts", "exemplars") → attribute → level → share."""
-    sources = {
-        "contexts": [row.attributes for row in predictions],
-        "exemplars": [exemplar.get("attributes") or {} for row in predictions for exemplar in row.exemplars],
-    }
-    shares: dict[str, dict[str, dict[str, float]]] = {}
-    for whose, attributes in sources.items():
-        for name in ATTRIBUTES:
-            counts = Counter(levels[name] for levels in attributes if levels.get(name))
-            if counts:
-                order = [*LEVELS, *sorted(set(counts) - set(LEVELS))]
-                shares.setdefault(whose, {})[name] = {level: counts[level] / counts.total() for level in order}
-    return shares
-
-
-def _level(attributes: Any, name: str) -> str:
-    return (attributes or {}).get(name) or ""
-
-
-def confusions(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
-    """Confusion matrices of whatever the rows hold: emotion, attributes of exemplars, mechanisms of responses."""
-    pairs: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
-        "emotion": ("emotion of the dialogue", "predicted", [(r.emotion, r.emotion_prediction) for r in predictions])
-    }
-    for name in ATTRIBUTES:
-        matched = [
-            (_level(row.attributes, name), _level(exemplar.get("attributes"), name))
-            for row in predictions
-            for exemplar in row.exemplars
-        ]
-        pairs[f"{name} of exemplars"] = ("context", "its exemplars", matched)
-    for name in MECHANISMS:
-        levels = [
-            (_level(row.notes.get("reference_attributes"), name), _level(row.notes.get("response_attributes"), name))
-            for row in predictions
-        ]
-        pairs[f"{name} of responses"] = ("reference", "response", levels)
-    found = {}
-    for title, (row_title, column_title, values) in pairs.items():
-        known = [(label, guess) for label, guess in values if label and guess]
-        if not known:
-            continue
-        labels, guesses = [label for label, _ in known], [guess for _, guess in known]
-        usual = EMOTIONS if title == "emotion" else LEVELS
-        names = [*usual, *sorted({*labels, *guesses} - set(usual))]
-        matrix = confusion_matrix(labels, guesses, names).tolist()
-        found[title] = {"labels": names, "matrix": matrix, "rows": row_title, "columns": column_title}
-    return found
 
 
 def of_predictions(

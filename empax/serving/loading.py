@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from empax.core.config import ConfigError
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import load_config, model_config, resolve

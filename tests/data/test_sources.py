@@ -13,7 +13,8 @@ from empax.core.types import ATTRIBUTES, Instance
 from empax.data.chat import PLAIN, ChatTemplate, chat_template
 from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples
 from empax.data.sources import INSTRUCTION, ChatForm, LayoutSettings, PlainForm
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 
 TEMPLATE = ChatTemplate(
     opening="<|im_start|>system\n",

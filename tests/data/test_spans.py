@@ -12,7 +12,7 @@ from empax.data import spans
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.spans import PlacedRow, Span, SpanExample, place_contexts
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 
 CONTEXT = ("My dog died.", "Oh no!", "I miss him terribly.")
 INSTANCE = Instance("a#4", CONTEXT, "Of course.", "sad")

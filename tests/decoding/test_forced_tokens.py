@@ -29,7 +29,7 @@ from empax.core.config import ConfigError, to_settings
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.architectures import ARCHITECTURES
-from empax.interop.huggingface import import_params
+from empax.interop.parameters import import_params
 from empax.models.transformer import EncoderDecoder
 
 VOCAB, LENGTH, BATCH = 61, 9, 12

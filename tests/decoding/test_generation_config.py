@@ -19,7 +19,7 @@ from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.export import Generation
-from empax.interop.huggingface import import_params
+from empax.interop.parameters import import_params
 from empax.models.decoder_only import DecoderOnly, last_tokens
 from empax.models.transformer import EncoderDecoder
 

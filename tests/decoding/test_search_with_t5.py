@@ -11,7 +11,7 @@ from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
-from empax.interop.huggingface import import_params
+from empax.interop.parameters import import_params
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 

@@ -10,7 +10,7 @@ from empax.core.config import ConfigError
 from empax.core.files import read_json, read_jsonl
 from empax.core.tree import hash_tree
 from empax.core.types import MECHANISMS
-from empax.interop.export import load_exported
+from empax.interop.own_format import load_exported
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import load_params
 

@@ -17,7 +17,7 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
 from empax.data.intents import INTENTS
 from empax.data.store import load_instances
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.pipeline.run import make_plan
 from empax.systems.attributes import load_judge
 from empax.systems.emprl.rewards import empathy_reward

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from empax.core.types import Prediction
-from empax.evaluation import scoring, significance, text
+from empax.evaluation import scoring, significance, statistics, text
 from empax.evaluation.normalisation import MOEL_METRICS
 
 
@@ -23,7 +23,7 @@ def metric(name):
 
 
 def mean_statistic(values):
-    return significance.ratio_statistic(values, np.ones(len(values)))
+    return statistics.ratio_statistic(values, np.ones(len(values)))
 
 
 def interval(statistic, **options):
@@ -75,31 +75,31 @@ def test_weights_are_repetitions_of_rows(name):
     statistic = metric(name)(rows)
     for drawn in (rng.integers(30, size=30), rng.permutation(30)[:7]):
         weights = np.bincount(drawn, minlength=30).astype(np.float64)[None]
-        expected = significance.estimate(metric(name)([rows[i] for i in drawn]))
+        expected = statistics.estimate(metric(name)([rows[i] for i in drawn]))
         assert statistic(weights)[0] == pytest.approx(expected, rel=1e-9)
-        assert significance.estimate(statistic.take(drawn)) == pytest.approx(expected, rel=1e-9)
+        assert statistics.estimate(statistic.take(drawn)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_intervals_of_distinct_things_are_not_of_repeated_rows():
     # Every response different: a resample repeats rows and has fewer distinct words; a part of the rows has not.
     statistic = text.distinct_statistic([f"a{i} b{i} c{i}" for i in range(50)], 1)
-    assert significance.estimate(statistic) == 100.0
+    assert statistics.estimate(statistic) == 100.0
     assert interval(statistic, samples=100) == (100.0, 100.0)
     drawn = np.random.default_rng(0).zipf(1.5, size=(40, 5))
     some = text.distinct_statistic([" ".join(f"w{number}" for number in row) for row in drawn], 1)
     low, high = interval(some, samples=100)
-    assert 0.0 <= low < significance.estimate(some) < high <= 100.0
+    assert 0.0 <= low < statistics.estimate(some) < high <= 100.0
 
 
 def test_interval_edge_cases():
     one = mean_statistic(np.asarray([3.0]))
     assert interval(one, samples=5) == (3.0, 3.0)
-    rare = significance.ratio_statistic(np.asarray([1.0] + [0.0] * 3), np.asarray([1.0] + [0.0] * 3))
+    rare = statistics.ratio_statistic(np.asarray([1.0] + [0.0] * 3), np.asarray([1.0] + [0.0] * 3))
     assert interval(rare, samples=50) == (1.0, 1.0)  # resamples without the row say nothing
     for responses in (["a b"], ["a b", "a"], ["a b", "a", "a c"]):
         statistic = text.distinct_statistic(responses, 1)
         low, high = interval(statistic)
-        assert 0.0 <= low <= significance.estimate(statistic) <= high <= 100.0
+        assert 0.0 <= low <= statistics.estimate(statistic) <= high <= 100.0
     assert significance.confidence_intervals({}) == {}
     with pytest.raises(ValueError, match="at least one sample"):
         interval(one, samples=0)
@@ -151,7 +151,7 @@ def test_a_better_system_is_found_and_an_equal_one_is_not(name):
         return significance.paired_tests({"": metric(name)([*first, *second])}, samples=200, **options)[""]
 
     found = tests(better, worse)
-    values = [significance.estimate(metric(name)(rows)) for rows in (better, worse)]
+    values = [statistics.estimate(metric(name)(rows)) for rows in (better, worse)]
     assert found["difference"] == pytest.approx(values[0] - values[1])
     assert 0 < found["low"] < found["difference"] < found["high"]
     assert found["p_value"] == found["p_randomisation"] == pytest.approx(1 / 201)

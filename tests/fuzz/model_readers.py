@@ -12,7 +12,7 @@ import numpy as np
 
 from empax.core.files import DataError
 from empax.data.gguf import read_gguf
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.huggingface import load_config, load_pretrained, model_config
 from empax.interop.readers import open_tensors
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from flax.traverse_util import unflatten_dict
 
-from empax.interop.huggingface import export_params
+from empax.interop.parameters import export_params
 
 
 def perturbed(model, seed=0):

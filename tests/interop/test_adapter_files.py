@@ -17,7 +17,8 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
-from empax.interop.huggingface import export_params, load_adapted, load_config, load_pretrained
+from empax.interop.huggingface import load_adapted, load_config, load_pretrained
+from empax.interop.parameters import export_params
 from empax.interop.peft import base_beneath, export_adapters
 from empax.interop.pretrained import GeneratorSettings, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
@@ -362,7 +363,7 @@ def test_what_adapters_sit_on_that_are_trained_further(plain, bases, tmp_path):
 
 def test_the_tokenizer_is_the_models_where_an_adapter_has_none(tmp_path, bases):
     from empax.data.bpe import train_bpe
-    from empax.data.tokenizers import load_tokenizer
+    from empax.data.tokenizer_folders import load_tokenizer
 
     shutil.copytree(bases / "llama", tmp_path / "base")
     train_bpe(["a b"], vocab_size=300).save(tmp_path / "base")

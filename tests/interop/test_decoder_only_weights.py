@@ -13,7 +13,8 @@ import transformers
 from empax.core.files import DataError
 from empax.core.tree import count_params, named_leaves
 from empax.interop.architectures import ARCHITECTURES
-from empax.interop.huggingface import export_params, import_params, load_pretrained
+from empax.interop.huggingface import load_pretrained
+from empax.interop.parameters import export_params, import_params
 from empax.models.decoder_only import DecoderOnly
 
 

@@ -15,7 +15,8 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
 from empax.interop.architectures import ARCHITECTURES
-from empax.interop.huggingface import export_params, import_params, load_pretrained
+from empax.interop.huggingface import load_pretrained
+from empax.interop.parameters import export_params, import_params
 from empax.models.t5 import T5Encoder, t5_config
 from empax.models.transformer import EncoderDecoder
 

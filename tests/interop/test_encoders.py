@@ -14,7 +14,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.bpe import train_bpe
 from empax.interop.architectures import ARCHITECTURES
-from empax.interop.huggingface import export_params, import_params
+from empax.interop.parameters import export_params, import_params
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.bert import BertEncoder
 

@@ -18,10 +18,12 @@ from empax.core.files import DataError
 from empax.core.tree import map_named, named_leaves
 from empax.data.bpe import train_bpe
 from empax.data.features import encode_for_bert, pad
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.decoding.settings import DecodeSettings
-from empax.interop.export import Generation, export_generator, export_retriever, load_exported, t5_fields
-from empax.interop.huggingface import LazyTensor, export_params, load_pretrained
+from empax.interop.export import Generation, export_generator, export_retriever, t5_fields
+from empax.interop.huggingface import load_pretrained
+from empax.interop.own_format import load_exported
+from empax.interop.parameters import LazyTensor, export_params
 from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import write_tensors
 from empax.models.bert import BertConfig, BertEncoder

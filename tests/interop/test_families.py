@@ -20,12 +20,13 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
 from empax.data.bpe import train_bpe
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.export import Generation, export_generator, export_retriever
 from empax.interop.grown_vocabulary import grow_vocabulary
-from empax.interop.huggingface import export_params, load_config, load_pretrained, model_config
+from empax.interop.huggingface import load_config, load_pretrained, model_config
+from empax.interop.parameters import export_params
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.bert import BertEncoder

@@ -14,7 +14,7 @@ from empax.core.files import read_json
 from empax.core.sharding import MeshSettings, make_mesh
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.export import Generation, export_generator
 from empax.interop.grown_vocabulary import grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained

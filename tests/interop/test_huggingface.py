@@ -15,7 +15,8 @@ from empax.core.tree import named_leaves
 from empax.data import sample
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
 from empax.interop import architectures, huggingface
-from empax.interop.huggingface import export_params, import_params, load_pretrained, resolve
+from empax.interop.huggingface import load_pretrained, resolve
+from empax.interop.parameters import export_params, import_params
 from empax.interop.readers import open_tensors
 from empax.models.bert import BertEncoder, bert_config
 from empax.models.dual_encoder import DualEncoder

@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from empax.core.files import DataError
-from empax.interop.huggingface import import_params, load_pretrained
+from empax.interop.huggingface import load_pretrained
 from empax.interop.layouts import plain_names
+from empax.interop.parameters import import_params
 from empax.models.bert import bert_config
 from empax.models.t5 import t5_config
 

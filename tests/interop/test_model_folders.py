@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.bpe import train_bpe
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.grown_vocabulary import check_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained, model_config
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder

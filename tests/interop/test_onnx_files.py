@@ -11,7 +11,7 @@ import transformers
 
 from empax.core.files import DataError
 from empax.core.tree import count_params
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.wheels import FLAN_T5
 from empax.interop.huggingface import load_config, load_pretrained, resolve
 from empax.interop.onnx_files import read_onnx, read_onnx_t5

@@ -15,7 +15,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
 from empax.interop.architectures import ARCHITECTURES
-from empax.interop.huggingface import import_params
+from empax.interop.parameters import import_params
 from empax.interop.peft import adapter_tensors, export_adapters
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig

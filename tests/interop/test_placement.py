@@ -16,7 +16,8 @@ from empax.core.files import DataError
 from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import named_leaves
 from empax.interop.architectures import ARCHITECTURES
-from empax.interop.huggingface import export_params, import_params, load_pretrained
+from empax.interop.huggingface import load_pretrained
+from empax.interop.parameters import export_params, import_params
 from empax.interop.placement import LeafBuilder
 from empax.models.t5 import t5_config
 

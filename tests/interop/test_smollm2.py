@@ -10,7 +10,7 @@ import pytest
 
 from empax.data.chat import chat_template
 from empax.data.sample import load_dialogues
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import load_pretrained, resolve

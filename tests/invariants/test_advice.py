@@ -60,7 +60,7 @@ from empax.data import (
     sources,
     spans,
     store,
-    tokenizers,
+    tokenizer_folders,
     wheels,
     word_vectors,
     words,
@@ -81,6 +81,7 @@ from empax.interop import (
     grown_vocabulary,
     huggingface,
     onnx_files,
+    parameters,
     pretrained,
     readers,
     safetensors_out,
@@ -776,10 +777,10 @@ FILES = [
         lambda t: absent("pymilvus")(t, lambda: index.check_installed(index.IndexSettings("exact"))),
     ),
     Case(
-        "data/tokenizers.py", "put the model's tokenizer.json into its folder",
-        lambda t: tokenizers.load_tokenizer(t.write("bert/config.json", '{"model_type": "bert"}').parent),
+        "data/tokenizer_folders.py", "put the model's tokenizer.json into its folder",
+        lambda t: tokenizer_folders.load_tokenizer(t.write("bert/config.json", '{"model_type": "bert"}').parent),
         lambda t: (bpe.train_bpe(["a"], vocab_size=300).save(t.tmp / "bert"),
-                   tokenizers.load_tokenizer(t.tmp / "bert")),
+                   tokenizer_folders.load_tokenizer(t.tmp / "bert")),
     ),
     pair(
         "data/tokenizers.py", "add it with extra_tokens (a pretrained tokenizer) or special_tokens",
@@ -962,7 +963,7 @@ def judged_by(tools, kind):
 
 
 def generator(architecture, model):
-    found = tokenizers.load_tokenizer(model)
+    found = tokenizer_folders.load_tokenizer(model)
     settings = GeneratorSettings(architecture=architecture, pretrained=model)
     return pretrained.load_generator(settings, found, with_params=False)
 
@@ -1004,15 +1005,15 @@ MODELS = [
         lambda t: gguf.read_gguf(gguf.find_gguf(wheels.smollm2_folder())),
     ),
     Case(
-        "data/tokenizers.py", "name it as eos_token in its tokenizer_config.json",
-        lambda t: tokenizers.load_tokenizer(without_end(t)),
+        "data/tokenizer_folders.py", "name it as eos_token in its tokenizer_config.json",
+        lambda t: tokenizer_folders.load_tokenizer(without_end(t)),
         lambda t: (t.write("tokenizer/tokenizer_config.json", '{"eos_token": "<stop>"}'),
-                   tokenizers.load_tokenizer(t.tmp / "tokenizer")),
+                   tokenizer_folders.load_tokenizer(t.tmp / "tokenizer")),
     ),
     Case(
-        "data/tokenizers.py", "or pass one of these as an extra token",
-        lambda t: tokenizers.load_tokenizer(without_end(t)),
-        lambda t: tokenizers.load_tokenizer(t.tmp / "tokenizer", extra_tokens=("</s>",)),
+        "data/tokenizer_folders.py", "or pass one of these as an extra token",
+        lambda t: tokenizer_folders.load_tokenizer(without_end(t)),
+        lambda t: tokenizer_folders.load_tokenizer(t.tmp / "tokenizer", extra_tokens=("</s>",)),
     ),
     pair(
         "interop/pretrained_encoders.py", "is a decoder, which has no encoder; name a model that has one",
@@ -1029,13 +1030,13 @@ MODELS = [
     ),
     pair(
         "interop/grown_vocabulary.py", "Take the model's own tokenizer; tokens may be added to it",
-        lambda model: grown_vocabulary.check_vocabulary(tokenizers.load_tokenizer(model), 30_522, "minilm"),
+        lambda model: grown_vocabulary.check_vocabulary(tokenizer_folders.load_tokenizer(model), 30_522, "minilm"),
         {"model": "smollm2"}, {"model": "minilm"},
     ),
     pair(
         "interop/grown_vocabulary.py", "Take the model's own (config.prepare.tokenizer.pretrained)",
         lambda model: grown_vocabulary.rows_for(
-            tokenizers.load_tokenizer(model, extra_tokens=("<new>",)), wheels.minilm_folder(), 30_522, "minilm"
+            tokenizer_folders.load_tokenizer(model, extra_tokens=("<new>",)), wheels.minilm_folder(), 30_522, "minilm"
         ),
         {"model": "smollm2"}, {"model": "minilm"},
     ),
@@ -1148,13 +1149,13 @@ def same_ids(tools, *, separator):
     fields = json.loads(words.to_str())
     fields["model"]["vocab"]["[SEP]"] = separator
     tools.write("words/tokenizer.json", json.dumps(fields))
-    return tokenizers.load_tokenizer(tools.tmp / "words")
+    return tokenizer_folders.load_tokenizer(tools.tmp / "words")
 
 
 def with_template(tools, content):
     tokenizer().save(tools.tmp / "words")
     (tools.tmp / "words" / "chat_template.jinja").write_bytes(content)
-    return tokenizers.load_tokenizer(tools.tmp / "words")
+    return tokenizer_folders.load_tokenizer(tools.tmp / "words")
 
 
 def onnx_file():
@@ -1250,7 +1251,7 @@ def with_shards(tools, index):
 def names_of_bert(*names):
     norm = "embeddings.LayerNorm"
     mapping = architectures.architecture_of("bert").mapping(bert.bert_config(BERT))
-    return huggingface._check_names({f"{norm}.{name}": np.ones(4) for name in names}, mapping)
+    return parameters._check_names({f"{norm}.{name}": np.ones(4) for name in names}, mapping)
 
 
 def flax_file():
@@ -1292,11 +1293,11 @@ MODEL_FILES = [
         "data/model_files.py", "is not valid JSON ({}); fetch the model again", model_files.read_model_json, "{", "{}"
     ),
     Case(
-        "data/tokenizers.py", "have the same id {}; fetch the model's tokenizer again",
+        "data/tokenizer_folders.py", "have the same id {}; fetch the model's tokenizer again",
         lambda t: same_ids(t, separator=1), lambda t: same_ids(t, separator=0),
     ),
     Case(
-        "data/tokenizers.py", "is not UTF-8 ({}); save it so, or fetch the model again",
+        "data/tokenizer_folders.py", "is not UTF-8 ({}); save it so, or fetch the model again",
         lambda t: with_template(t, TEMPLATE.encode() + "é".encode("latin-1")),
         lambda t: with_template(t, TEMPLATE.encode() + "é".encode()),
     ),
@@ -1305,7 +1306,7 @@ MODEL_FILES = [
         lambda: flax_file()[:-5], flax_file,
     ),
     pair(
-        "interop/huggingface.py", "are one and the same weight of a model; take one of them away",
+        "interop/parameters.py", "are one and the same weight of a model; take one of them away",
         lambda names: names_of_bert(*names), {"names": ("gamma", "weight")}, {"names": ("gamma",)},
     ),
     replaced("interop/onnx_files.py", "is empty; fetch the model again", onnx_files.read_onnx, bytes, onnx_file),
@@ -1634,7 +1635,7 @@ WITHOUT_A_CASE = {
     ("systems/nec/examples.py", "set contrast.different = 0"): "systems/nec/test_examples.py, on instances",
     ("systems/nec/ranker.py", "leave it out, with {}.ranker"): _RUN,
     ("api.py", "give at least two to compare"): _FRONT_DOOR,
-    ("serving/text_model.py", "give a list of texts"): _FRONT_DOOR,
+    ("serving/pairs.py", "give a list of texts"): _FRONT_DOOR,
     ("serving/text_model.py", "give at least one (source, target)"): _FRONT_DOOR,
     ("serving/text_model.py", "shorten it"): _FRONT_DOOR,
     ("serving/text_model.py", "name another folder"): _FRONT_DOOR,
@@ -1647,13 +1648,13 @@ WITHOUT_A_CASE = {
     ("data/gguf.py", "in its metadata; fetch or convert the model again"): _FETCH,
     ("data/gguf.py", "is cut short; fetch the model again"): _FETCH,
     ("data/gguf.py", "has a string that is not UTF-8 ({}); fetch the model again"): _FETCH,
-    ("data/tokenizers.py", "has no fast version; give the folder of one"): _FETCH,
-    ("data/tokenizers.py", "({}) has no fast version; give the folder of one"): _FETCH,
-    ("data/tokenizers.py", "a fast one by the packages sentencepiece and protobuf: install both"): _FETCH,
-    ("data/tokenizers.py", "Without network, give the path of the model's folder"): _FETCH,
-    ("interop/export.py", "give a folder that empax.export wrote"): _RUN,
-    ("interop/export.py", "leave out --format=empax"): _RUN,
-    ("interop/export.py", "export the model again"): _RUN,
+    ("data/tokenizer_folders.py", "has no fast version; give the folder of one"): _FETCH,
+    ("data/tokenizer_folders.py", "({}) has no fast version; give the folder of one"): _FETCH,
+    ("data/tokenizer_folders.py", "a fast one by the packages sentencepiece and protobuf: install both"): _FETCH,
+    ("data/tokenizer_folders.py", "Without network, give the path of the model's folder"): _FETCH,
+    ("interop/own_format.py", "give a folder that empax.export wrote"): _RUN,
+    ("interop/own_format.py", "leave out --format=empax"): _RUN,
+    ("interop/own_format.py", "export the model again"): _RUN,
     ("interop/gguf.py", "fetch or convert the model again"): _FETCH,
     ("interop/adapter_files.py", "fetch the adapter again"): _FETCH,
     ("interop/gguf.py", "run `pip install empax[gguf]`, or take a file"): _GGUF,
@@ -1691,7 +1692,7 @@ WITHOUT_A_CASE = {
     ("systems/dialogue/parts.py", "set generator.pretrained beside it, or drop it"): _EARLIER,
     ("systems/emprl/stages.py", "name a stage of the tasks 'generator' or 'reg.joint'"): _EARLIER,
     ("systems/emprl/stages.py", "set its task to 'attributes.identifier'"): _EARLIER,
-    ("systems/emprl/tasks.py", "or raise guard_tolerance if that is all"): _RUN,
+    ("systems/emprl/policy.py", "or raise guard_tolerance if that is all"): _RUN,
     ("systems/dialogue/trained.py", "export it with --lora=merged"): _RUN,
     ("systems/emprl/stages.py", "export it with --lora=merged"): _RUN,
     ("systems/lempex/retriever.py", "name two encoders of one size"): _TOWERS,

@@ -15,7 +15,7 @@ from empax.core.config import ConfigError
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.architectures import ARCHITECTURES
-from empax.interop.huggingface import export_params, import_params
+from empax.interop.parameters import export_params, import_params
 from empax.models.decoder_only import DecoderOnly, gpt2_config, last_tokens, llama_config
 from empax.models.rotary import rotation_rates, rotation_size
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from empax.data import features
-from empax.interop.huggingface import export_params, import_params
+from empax.interop.parameters import export_params, import_params
 from empax.models.bert import BertEncoder, bert_config
 from empax.models.empathy_identifier import EmpathyIdentifier, frame
 from empax.models.heads import masked_max

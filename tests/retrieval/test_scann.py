@@ -11,7 +11,7 @@ from empax.core.files import DataError
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
 from empax.data.exemplars import encode_keys, encode_queries
-from empax.data.tokenizers import load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.wheels import minilm_folder
 from empax.interop.huggingface import load_pretrained
 from empax.models.bert import BertEncoder

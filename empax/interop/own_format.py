@@ -1,0 +1,115 @@
+"""Folders with our own names (`--format=empax`), read back bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.files import DataError, read_json
+from empax.core.tree import named_leaves
+from empax.core.types import Params
+from empax.interop.parameters import LazyTensor
+from empax.interop.readers import open_tensors
+from empax.models.bert import BertConfig, BertEncoder
+from empax.models.decoder_only import DecoderOnly
+from empax.models.dual_encoder import DualEncoder, Projection
+from empax.models.t5 import T5Encoder
+from empax.models.transformer import EncoderDecoder, TransformerConfig
+
+MODEL_TYPE = "empax"
+"""`model_type` in the config.json of a folder with our own names."""
+
+
+class Exported(NamedTuple):
+    """What a folder with our own names holds."""
+
+    model: EncoderDecoder | DualEncoder
+    params: Params
+
+
+_ENCODERS = {"bert": (BertConfig, BertEncoder), "t5_encoder": (TransformerConfig, T5Encoder)}
+
+
+def load_exported(folder: Path) -> Exported:
+    """Reads what `format="empax"` wrote: the model and its parameters, bit for bit.
+
+    Raises:
+      DataError: the folder is another model's, a file is missing or broken, or names and shapes do not fit.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise DataError(f"{folder} holds no config.json; give a folder that empax.export wrote with --format=empax.")
+    fields = read_json(file)
+    found = fields["model_type"] if isinstance(fields, dict) and "model_type" in fields else "model of no known kind"
+    if found != MODEL_TYPE:
+        raise DataError(f"{folder} holds a {found!r}, not a model of our own: `load_pretrained` reads it.")
+    try:
+        model = _own_model(fields)
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / 'config.json'} is not what empax writes ({error}); export the model again."
+        ) from error
+    found, expected = open_tensors(folder), named_leaves(_shapes(model))
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"surplus {name}" for name in sorted(found) if name not in expected]
+    problems += [
+        f"{name} has shape {list(found[name].shape)}, must be {list(leaf.shape)}"
+        for name, leaf in expected.items()
+        if name in found and found[name].shape != leaf.shape
+    ]
+    if problems:
+        listing = "\n  ".join(problems)
+        raise DataError(f"The weights in {folder} do not fit its config ({len(problems)} problems):\n  {listing}")
+    params = jax.tree.map(
+        jnp.asarray,
+        jax.tree.unflatten(jax.tree.structure(_shapes(model)), [np.asarray(found[name]) for name in expected]),
+    )
+    return Exported(model, params)
+
+
+def own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, Any]:
+    if isinstance(model, DecoderOnly):
+        raise ConfigError("a decoder-only model is written for transformers alone; leave out --format=empax.")
+    if isinstance(model, EncoderDecoder):
+        return {"model_type": MODEL_TYPE, "model": "encoder_decoder", "config": dataclasses.asdict(model.config)}
+    name = next(name for name, (_, module) in _ENCODERS.items() if isinstance(model.encoder, module))
+    config = dataclasses.asdict(model.encoder.config)  # pyright: ignore[reportAttributeAccessIssue]
+    pooling: dict[str, Any] = {"pooling": model.pooling, "normalize": model.normalize}
+    pooling["projections"] = [dataclasses.asdict(projection) for projection in model.projections]
+    return {"model_type": MODEL_TYPE, "model": "dual_encoder", "encoder": name, **pooling, "config": config}
+
+
+def _own_model(fields: Mapping[str, Any]) -> EncoderDecoder | DualEncoder:
+    if fields["model"] == "encoder_decoder":
+        return EncoderDecoder(to_settings(TransformerConfig, fields["config"], where="config"))
+    config, module = _ENCODERS[fields["encoder"]]
+    return DualEncoder(
+        module(to_settings(config, fields["config"], where="config")),
+        fields["pooling"],
+        fields["normalize"],
+        tuple(to_settings(Projection, values, where="projections") for values in fields["projections"]),
+    )
+
+
+def _shapes(model: EncoderDecoder | DecoderOnly | DualEncoder) -> Params:
+    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
+    inputs = (ids, mask, ids) if isinstance(model, EncoderDecoder) else (ids, mask)
+    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
+
+
+def own_tensors(model: EncoderDecoder | DecoderOnly | DualEncoder, params: Params) -> dict[str, LazyTensor]:
+    leaves, expected = named_leaves(params), named_leaves(_shapes(model))
+    if set(leaves) != set(expected):
+        wrong = ", ".join(sorted(set(leaves) ^ set(expected)))
+        raise DataError(f"These are not the parameters of this {type(model).__name__}; missing or surplus: {wrong}.")
+    return {
+        name: LazyTensor(tuple(leaf.shape), np.dtype(leaf.dtype), lambda leaf=leaf: np.asarray(leaf))
+        for name, leaf in leaves.items()
+    }

@@ -1,0 +1,139 @@
+"""The text of a compiled program, read: computations, their instructions, the sizes of their types."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+_BYTES = {
+    "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "bf16": 2,
+    "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "token": 0, "opaque": 0,
+}  # fmt: skip
+
+
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+
+
+NAME = re.compile(r"%([\w.\-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+    text: str  # what stands between the operation's parentheses
+    attributes: str
+    root: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    instructions: dict[str, Instruction]
+
+    @property
+    def root(self) -> Instruction:
+        return next(one for one in self.instructions.values() if one.root)
+
+    def users(self, name: str) -> Iterator[Instruction]:
+        """Of a value, looking through bitcasts."""
+        for one in self.instructions.values():
+            if name in one.operands:
+                if one.opcode == "bitcast" and not one.root:
+                    yield from self.users(one.name)
+                else:
+                    yield one
+
+
+def parse(text: str) -> tuple[dict[str, Computation], str]:
+    computations: dict[str, Computation] = {}
+    entry = name = ""
+    found: dict[str, Instruction] = {}
+    for line in text.splitlines():
+        if line.startswith(("%", "ENTRY")) and line.rstrip().endswith("{"):
+            name = NAME.search(line).group(1)  # type: ignore[union-attr]
+            entry, found = (name if line.startswith("ENTRY") else entry), {}
+        elif line.startswith("}"):
+            computations[name] = Computation(found)
+        elif " = " in line and line.startswith(" "):
+            one = _instruction(line)
+            found[one.name] = one
+    if not entry:
+        raise ValueError("this is no text of a compiled module: it has no ENTRY.")
+    return computations, entry
+
+
+def _instruction(line: str) -> Instruction:
+    head, rest = re.sub(r"/\*.*?\*/", "", line).split(" = ", 1)
+    end = _balanced(rest, 0) if rest.startswith("(") else rest.index(" ")
+    kind, rest = rest[:end], rest[end:].lstrip()
+    start = rest.index("(")
+    end = _balanced(rest, start)
+    inside = rest[start + 1 : end - 1]
+    name = NAME.search(head)
+    assert name is not None
+    operands = tuple(NAME.findall(inside))
+    root = head.lstrip().startswith("ROOT")
+    return _started(Instruction(name.group(1), kind, rest[:start], operands, inside, rest[end:], root))
+
+
+def _started(one: Instruction) -> Instruction:
+    """The start of what runs beside other work as the operation itself, with its result alone for a type.
+
+    What starts has (operands, result, marks) for a type; but a copy (result, operand, mark), and an all-reduce its
+    result. What `async-start` starts is a computation of its own, and counted there.
+    """
+    opcode = one.opcode.removesuffix("-start")
+    if opcode in (one.opcode, "async"):
+        return one
+    kind = one.type if opcode == "all-reduce" else elements(one.type)[0 if opcode == "copy" else 1]
+    return dataclasses.replace(one, opcode=opcode, type=kind)
+
+
+def elements(kind: str) -> list[str]:
+    """Of a tuple's type, the types."""
+    parts, depth, start = [], 0, 1
+    for i, letter in enumerate(kind):
+        depth += (letter in "({[") - (letter in ")}]")
+        if (letter == "," and depth == 1) or depth == 0:
+            parts.append(kind[start:i])
+            start = i + 1
+    return parts
+
+
+def _balanced(text: str, start: int) -> int:
+    """Behind the parenthesis that closes the one at `start`."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i + 1
+    raise ValueError(f"a parenthesis is never closed: {text[:200]}")
+
+
+def attribute(one: Instruction, name: str, value: str = r"%?([\w.\-]+)") -> str:
+    found = re.search(rf"\b{name}={value}", one.attributes)
+    return found.group(1) if found else ""
+
+
+def arrays_of(kind: str) -> list[tuple[str, str, str]]:
+    return _ARRAY.findall(kind)
+
+
+def array_bytes(array: tuple[str, str, str], *, hbm: bool = False) -> float:
+    dtype, dims, layout = array
+    if hbm and re.search(r"S\([1-9]", layout):
+        return 0.0
+    return _BYTES.get(dtype, 4) * math.prod(int(size) for size in dims.split(",") if size)
+
+
+def type_bytes(kind: str, *, hbm: bool = False) -> float:
+    """Of all arrays of a type; with `hbm`, of those that lie in main memory."""
+    return sum(array_bytes(array, hbm=hbm) for array in arrays_of(kind))
+
+
+def dims_of(kind: str) -> list[int]:
+    return [int(size) for size in arrays_of(kind)[0][1].split(",") if size]

@@ -1,0 +1,47 @@
+"""Pairs of texts: checked, and padded to few lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Int
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Examples
+from empax.core.types import Batch
+from empax.data.batches import eval_batches
+
+Pairs: TypeAlias = Sequence[tuple[str, str]]
+"""Sources and targets."""
+
+
+_LEAST_LENGTH = 16
+"""Sources are padded to this many tokens or to the next power of two: few shapes, few compilations."""
+
+
+def batches_of(examples: Examples, batch_size: int) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
+    if not len(examples):
+        return iter(())
+    return eval_batches(examples, batch_size=batch_size, buckets=buckets_of(examples))
+
+
+def buckets_of(*several: Examples) -> tuple[int, ...]:
+    longest = max(int(examples.lengths.reshape(len(examples), -1)[:, 0].max()) for examples in several)
+    sizes = [_LEAST_LENGTH]
+    while sizes[-1] < longest:
+        sizes.append(2 * sizes[-1])
+    return tuple(sizes)
+
+
+def checked_texts(texts: Sequence[str]) -> list[str]:
+    if isinstance(texts, str):
+        raise ConfigError(f"texts is one text ({texts[:30]!r}); give a list of texts.")
+    return list(texts)
+
+
+def zipped(sources: Sequence[str], targets: Sequence[str]) -> Pairs:
+    if len(checked_texts(sources)) != len(checked_texts(targets)):
+        raise ConfigError(f"{len(sources)} sources and {len(targets)} targets; there must be one for each.")
+    return list(zip(sources, targets, strict=True))
