@@ -96,7 +96,8 @@ def scan_layers(
         split_rngs={"params": True, "dropout": True},
         in_axes=(0, *(nn.broadcast,) * len(shared)),  # type: ignore[arg-type]
         length=length,
-        unroll=min(unroll, length),
+        # Parameters do not depend on it, and what is computed beside them is thrown away.
+        unroll=1 if layers.is_initializing() else min(unroll, length),
     )
     return scanned(layers, carry, per_layer, *shared)
 
