@@ -112,7 +112,8 @@ def supervised_contrastive(
       The mean over the rows that share their label with another.
     """
     unit = features.astype(jnp.float32)
-    unit = unit / jnp.maximum(jnp.linalg.norm(unit, axis=-1, keepdims=True), 1e-8)
+    # Not by a norm, whose gradient at a filler row of zeros is NaN.
+    unit = unit * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(unit), axis=-1, keepdims=True), 1e-16))
     others = valid[:, None] & valid[None, :] & ~jnp.eye(features.shape[0], dtype=bool)
     similar = jnp.where(others, jnp.einsum("ND,MD->NM", unit, unit) / temperature, _MASKED)
     log_probs = similar - jax.nn.logsumexp(similar, axis=1, keepdims=True)

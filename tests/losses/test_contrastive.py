@@ -110,6 +110,14 @@ def test_supervised_contrastive_of_worked_numbers():
     assert float(found.weight) == 2  # the third has no partner
 
 
+def test_a_filler_row_of_zeros_has_no_gradient():
+    features = jax.random.normal(jax.random.key(0), (4, 5)).at[3].set(0.0)
+    labels, valid = jnp.array([0, 0, 1, 0]), jnp.array([True, True, True, False])
+    found = jax.grad(lambda features: supervised_contrastive(features, labels, valid).value())(features)
+    assert np.isfinite(found).all()
+    assert not found[3].any()
+
+
 @pytest.mark.oracle
 def test_supervised_contrastive_matches_torch():
     rng = np.random.default_rng(5)

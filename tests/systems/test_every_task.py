@@ -21,6 +21,7 @@ from empax.training.checkpoint import Checkpointer
 
 SYSTEMS = ("reg", "emprl", "lempex", "classic", "nec", "attributes", "reflectdiffu")
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
+KEY = jax.random.key(0)
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
 
 
@@ -181,6 +182,21 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     assert all(row.notes["num_tokens"] > 0 for row in found)
     shown = 2 if task in ("reg.joint", "lempex.generator") else 0
     assert all(len(row.exemplars) == shown for row in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("system", "stage"), [pair for pair in STAGES if pair[1] not in ("ppo", "grpo")])
+def test_the_last_batch_of_an_epoch_with_its_fillers_has_a_finite_gradient(workdirs, system, stage):
+    """Rows of nothing, whose norms and means are 0 / 0 to a careless loss; PPO's tasks learn from rollouts alone."""
+    files, plan = workdirs(system)
+    whole = plan.stages[stage]
+    assembly = whole.spec.build(whole.settings, RunContext(files, plan, stage))
+    rows = np.array([0, -1, -1, -1])
+    batch = assembly.train.collate(rows, whole.loop.buckets[-1], np.random.default_rng(0))
+    frozen, batch = jax.tree.map(jnp.asarray, (assembly.frozen, batch))
+    gradient = jax.jit(jax.grad(lambda params: assembly.task.loss(params, frozen, batch, KEY, train=True)[0].total))
+    for leaf in jax.tree.leaves(gradient(made_up(assembly.task, batch))):
+        assert np.isfinite(leaf).all()
 
 
 @pytest.mark.parametrize(("system", "stage"), BUILT)
