@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Generated
+from empax.core.vectors import unit
 from empax.decoding.settings import DecodeSettings, SimilarityLikelihood
 
 Utility: TypeAlias = Callable[..., Float[Array, " N"]]
@@ -123,8 +124,8 @@ class Similarity:
     def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
         batch, num, length = hypotheses.tokens.shape
         flat = hypotheses.tokens.reshape(-1, length), hypotheses.mask.reshape(-1, length)
-        said = _unit(hypotheses.encode(*flat)).reshape(batch, num, -1)
-        similar = jnp.einsum("BD,BKD->BK", _unit(hypotheses.encoding()), said)
+        said = unit(hypotheses.encode(*flat)).reshape(batch, num, -1)
+        similar = jnp.einsum("BD,BKD->BK", unit(hypotheses.encoding()), said)
         return (1.0 - self.weight) * self._likely(hypotheses) + self.weight * similar
 
     def _likely(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
@@ -153,7 +154,3 @@ def rerank(generated: Generated, worth: Float[Array, "B K"]) -> Generated:
         tokens=jnp.take_along_axis(generated.tokens, order[:, :, None], axis=1),
         log_probs=jnp.take_along_axis(generated.log_probs, order, axis=1),
     )
-
-
-def _unit(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)

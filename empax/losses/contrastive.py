@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Mean, Metrics
+from empax.core.vectors import unit
 
 _MASKED = -1e9  # not -inf: a row without a negative must give numbers, not NaN
 
@@ -111,11 +112,9 @@ def supervised_contrastive(
     Returns:
       The mean over the rows that share their label with another.
     """
-    unit = features.astype(jnp.float32)
-    # Not by a norm, whose gradient at a filler row of zeros is NaN.
-    unit = unit * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(unit), axis=-1, keepdims=True), 1e-16))
+    rows = unit(features.astype(jnp.float32))
     others = valid[:, None] & valid[None, :] & ~jnp.eye(features.shape[0], dtype=bool)
-    similar = jnp.where(others, jnp.einsum("ND,MD->NM", unit, unit) / temperature, _MASKED)
+    similar = jnp.where(others, jnp.einsum("ND,MD->NM", rows, rows) / temperature, _MASKED)
     log_probs = similar - jax.nn.logsumexp(similar, axis=1, keepdims=True)
     positive = others & (labels[:, None] == labels[None, :])
     count = jnp.sum(positive, axis=1)

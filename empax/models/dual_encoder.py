@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Params
+from empax.core.vectors import unit
 from empax.models.heads import masked_max, masked_mean
 
 Pooling: TypeAlias = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "weightedmean"]
@@ -116,10 +117,7 @@ class DualEncoder(nn.Module):
         vectors = pooled(self.encoder(ids, mask, deterministic=deterministic, **options), mask, self.pooling)
         for layer, projection in zip(self.dense, self.projections, strict=True):
             vectors = _ACTIVATIONS[projection.activation](layer(vectors))
-        if not self.normalize:
-            return vectors
-        # The square root of a sum, not a norm: its gradient at zero is 0 and not NaN.
-        return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(vectors**2, axis=-1, keepdims=True), 1e-24))
+        return unit(vectors) if self.normalize else vectors
 
 
 @dataclasses.dataclass(frozen=True)

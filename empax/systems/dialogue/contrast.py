@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Mean, Params
+from empax.core.vectors import unit
 from empax.evaluation.device_metrics import ngram_precision
 from empax.losses.contrastive import rank_margin
 from empax.models.heads import masked_mean
@@ -128,7 +129,7 @@ class Contrast:
     ) -> Float[Array, "B C"]:
         """Cosines of each row's context and candidates (Eq. 12 and 13)."""
         said = self.encoded(params, own, read, ids, mask, rng)
-        return jnp.einsum("BE,BCE->BC", _unit(self.encoding(own, read)), _unit(said))
+        return jnp.einsum("BE,BCE->BC", unit(self.encoding(own, read)), unit(said))
 
     def encoding(self, own: Params, read: Read) -> Float[Array, "B E"]:
         """z of each context: of its states but the last."""
@@ -208,8 +209,3 @@ def _projected(own: Params, states: Float[Array, "B T D"], mask: Bool[Array, "B 
 def _widened(values: Array, width: int) -> Array:
     """Columns of zeros (False) behind."""
     return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])])
-
-
-def _unit(vectors: Float[Array, "..."]) -> Float[Array, "..."]:
-    # The square root of a sum, not a norm: its gradient at zero is 0 and not NaN.
-    return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(vectors**2, axis=-1, keepdims=True), 1e-16))
