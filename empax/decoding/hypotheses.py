@@ -98,4 +98,5 @@ def gather(values: Array, order: Int[Array, "B N"]) -> Array:
 
 
 def column(history: Int[Array, "B K T"], index: Int[Array, ""]) -> Int[Array, "B K"]:
+    """What each hypothesis has at place `index`."""
     return jax.lax.dynamic_index_in_dim(history, index, axis=2, keepdims=False)

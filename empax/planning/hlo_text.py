@@ -21,6 +21,8 @@ NAME = re.compile(r"%([\w.\-]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
+    """One line of a computation."""
+
     name: str
     type: str
     opcode: str
@@ -32,6 +34,8 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
+    """Instructions by name, in their order."""
+
     instructions: dict[str, Instruction]
 
     @property
@@ -49,6 +53,7 @@ class Computation:
 
 
 def parse(text: str) -> tuple[dict[str, Computation], str]:
+    """Computations of a program by name, and the name of the one that it enters."""
     computations: dict[str, Computation] = {}
     entry = name = ""
     found: dict[str, Instruction] = {}
@@ -115,15 +120,18 @@ def _balanced(text: str, start: int) -> int:
 
 
 def attribute(one: Instruction, name: str, value: str = r"%?([\w.\-]+)") -> str:
+    """The value of an attribute of an instruction; empty if it has none of that name."""
     found = re.search(rf"\b{name}={value}", one.attributes)
     return found.group(1) if found else ""
 
 
 def arrays_of(kind: str) -> list[tuple[str, str, str]]:
+    """The arrays of a type: element type, sizes, layout."""
     return _ARRAY.findall(kind)
 
 
 def array_bytes(array: tuple[str, str, str], *, hbm: bool = False) -> float:
+    """Of one array of `arrays_of`; with `hbm`, 0 where it does not lie in main memory."""
     dtype, dims, layout = array
     if hbm and re.search(r"S\([1-9]", layout):
         return 0.0
@@ -136,4 +144,5 @@ def type_bytes(kind: str, *, hbm: bool = False) -> float:
 
 
 def dims_of(kind: str) -> list[int]:
+    """The sizes of the first array of a type."""
     return [int(size) for size in arrays_of(kind)[0][1].split(",") if size]
