@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -38,6 +39,15 @@ APART = "†"
 CLEANED_ALIKE = "both sides cleaned and split into words as MoEL's (“:moel”)"
 
 
+_RECIPE = re.compile(r"--config[= ](?:[^\s:]*/)?(\S+)")
+
+
+def recipe_of(report: Report) -> str:
+    """The recipe of the run, as its command names it ("classic.py:mime"); else the system."""
+    found = _RECIPE.search(report["run"].get("command", ""))
+    return found[1] if found else str(report["system"])
+
+
 class Results(NamedTuple):
     """A results table: whose rows, normalised how; its metrics and rows; and what is absent, with the reason."""
 
@@ -49,8 +59,8 @@ class Results(NamedTuple):
 
 def results_tables(report: Report) -> list[Results]:
     """The run beside what was published of the same rows; then beside released outputs, all cleaned alike."""
-    ours: Row = ("ours", str(report["system"]), intervals({**report["metrics"], **report["variants"]}))
-    title = report["test_set"]["title"]
+    ours: Row = ("ours", recipe_of(report), intervals({**report["metrics"], **report["variants"]}))
+    test_set = report["test_set"]["title"]
     published = [(name, published_cells(report, values)) for name, values in report["published"].items()]
     rows = [
         ours,
@@ -64,7 +74,7 @@ def results_tables(report: Report) -> list[Results]:
     names = [name for name in METRICS if name in report["metrics"]]
     named = {name for values in report["published"].values() for name in values}
     names += [name for name in report["variants"] if name in named]
-    tables = [Results(f"{title}; {how}.", names, rows, why)]
+    tables = [Results(f"{test_set}; {how}.", names, rows, why)]
     if report["peers"] or report["peers_absent"]:
         tables.append(_beside_peers(report))
     return tables
@@ -95,7 +105,7 @@ def _beside_peers(report: Report) -> Results:
     def cells(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         return intervals({name: values[keys[name]] for name in names if keys[name] in values})
 
-    rows: list[Row] = [("ours", str(report["system"]), cells({**report["metrics"], **report["variants"]}))]
+    rows: list[Row] = [("ours", recipe_of(report), cells({**report["metrics"], **report["variants"]}))]
     rows += [("peer", _with_rows(report, name), cells(values)) for name, values in report["peers"].items()]
     alike = any(key.endswith(CLEANED) for key in keys.values())
     how = CLEANED_ALIKE if alike else f"{AS_IT_IS}, which the others' authors cleaned: no like beside like"

@@ -20,6 +20,7 @@ from empax.core.files import DataError, read_json, write_atomically
 from empax.core.paths import expand
 from empax.core.types import LEVELS, MECHANISMS
 from empax.evaluation.published import TABLES
+from empax.reporting.content import recipe_of
 from empax.reporting.tables import describe, format_difference, format_value, markdown_table, metric_title
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -88,9 +89,7 @@ def _recipe(row: Mapping[str, Any], results: Path) -> str:
     """Of a run, as its command has it; empty for other rows."""
     if "run" not in row or "control" in row:
         return ""
-    command = _read(results / "runs" / row["run"] / "report.json")["run"]["command"]
-    found = re.search(r"--config=(?:configs/)?(\S+)", command)
-    return f"`{found[1]}`" if found else ""
+    return f"`{recipe_of(_read(results / 'runs' / row['run'] / 'report.json'))}`"
 
 
 def _path(row: Mapping[str, Any], results: Path) -> Path:

@@ -15,6 +15,7 @@ from empax.reporting.content import (
     exemplar_text,
     facts,
     headline,
+    recipe_of,
     results_tables,
 )
 from empax.reporting.tables import intervals, markdown_results, markdown_table, metric_title
@@ -27,14 +28,14 @@ _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 def markdown(report: Report) -> str:
     """The report as Markdown: verdict, a few metrics and replies; then results, data, speed, all examples, the run."""
     lines = [
-        f"# {_plain(report['system'])}: report",
+        f"# {_plain(recipe_of(report))}: report",
         "",
         f"**{_plain(report['verdict']['line'])}**",
         "",
         *markdown_table(
             ["metric", "value"],
             [
-                (metric_title(name), " ".join(filter(None, (value, interval))))
+                (metric_title(name), f"{value} ({interval})" if interval else value)
                 for name, (value, interval) in intervals(headline(report)).items()
             ],
         ),

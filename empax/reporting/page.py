@@ -21,6 +21,7 @@ from empax.reporting.content import (
     headline,
     levels,
     published_cells,
+    recipe_of,
     results_tables,
 )
 from empax.reporting.tables import format_value, html_cell, html_results, intervals, metric_title
@@ -37,6 +38,7 @@ def html(report: Report) -> str:
         for name, (value, interval) in intervals(headline(report)).items()
     )
     template = Template(resources.files("empax.reporting").joinpath("page.html").read_text(encoding="utf-8"))
+    more = "Replies and their exemplars" if any(one["exemplars"] for one in report["examples"]) else "Replies"
     sections = [
         ("Results", _results(report)),
         ("Comparison", comparisons.section(report)),
@@ -47,7 +49,7 @@ def html(report: Report) -> str:
         ("Emotion and attributes", _attributes(report)),
         ("Emotions and their intents", _intents(report)),
         ("Training, heard", "".join(map(_heard, report["replies"]))),
-        ("Replies and the exemplars behind them", "".join(map(_example, report["examples"][REPLIES:]))),
+        (more, "".join(map(_example, report["examples"][REPLIES:]))),
         ("Intents corrected though the emotion was misread", "".join(map(_example, report["corrected"]))),
         ("Facts", _fact_tables(report)),
         ("Settings", _settings(report)),
@@ -55,8 +57,7 @@ def html(report: Report) -> str:
     shown = [(title, body) for title, body in sections if body]
     anchors = {title: title.split()[0].lower() for title, _ in shown}
     return template.substitute(
-        title=escape(f"{report['system']}: report"),
-        system=escape(str(report["system"])),
+        title=escape(recipe_of(report)),
         subtitle=escape(_subtitle(report)),
         verdict=_verdict(report["verdict"]),
         cards=cards,

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -23,8 +22,8 @@ from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.manifest import read_sealed, write_sealed
 from empax.core.memory import give_back_freed_memory
-from empax.core.protocols import Examples, OnlineTask, ReinforcedTask, SummarizingTask, Task
-from empax.core.sharding import LOGICAL, batch_sharding, batch_shards, make_mesh, replicated, shard_params
+from empax.core.protocols import Examples, ReinforcedTask, SummarizingTask, Task
+from empax.core.sharding import LOGICAL, batch_sharding, batch_shards, make_mesh, shard_params
 from empax.core.tree import count_params
 from empax.core.types import AnyBatch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, some_of, train_batches
@@ -33,10 +32,9 @@ from empax.training.accumulation import Counters, NonFiniteError, RunAhead, Wind
 from empax.training.checkpoint import RESULT, Checkpointer, load_params, meet
 from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
-from empax.training.optimizer import averaged, first_updates, learning_rate, make_optimizer, trained_mask
 from empax.training.profiling import Profiler
+from empax.training.programs import make_programs
 from empax.training.settings import LoopSettings, check_batch_sizes, check_whole_batches
-from empax.training.step import make_eval_step, make_explore_step, make_iteration_start, make_train_step
 
 log = logging.getLogger("empax")
 
@@ -184,58 +182,21 @@ class _Run:
         self.since = time.monotonic()
 
     def start(self, initial: Callable[[Params], Params] | None) -> None:
-        """Makes the state, straight into its shards, or restores it; compiles nothing but the initialiser."""
-        settings, mesh = self.settings, self.mesh
-        init_rng, rng = jax.random.split(jax.random.key(settings.seed))
+        """Makes the state, or restores it; compiles nothing but the initialiser."""
         batch = next(iter(self._batches(0, 1)))
-        shapes = jax.eval_shape(self.task.init, init_rng, batch)
-        reinforced = self.task if isinstance(self.task, ReinforcedTask) else None
-        starts = first_updates(self.task, shapes, settings.updates_per_batch)
-        optimizer = make_optimizer(settings.optimizer, shapes, settings.updates, starts=starts)
-
-        def make(init_rng: jax.Array, rng: jax.Array, batch: AnyBatch) -> TrainState:
-            params = self.task.init(init_rng, batch)
-            memory = reinforced.init_memory() if reinforced else {}
-            return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), rng, memory)
-
-        template = jax.eval_shape(make, init_rng, rng, batch)
-        shardings = shard_params(template, mesh, axes=logical_axes, logical=self.logical)
-        template = jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), template, shardings
-        )
-        restored = self.checkpointer.restore_latest(template)
+        programs = make_programs(self.task, self.settings, batch, mesh=self.mesh, logical=self.logical)
+        restored = self.checkpointer.restore_latest(programs.template)
         if restored is not None:
             self.step, self.state, extra = restored
             self.rows = extra.pop("rows")
             self.counters = Counters(**extra)
             self.window = Window.restored(self.counters.window)
         else:
-            self.state = jax.jit(make, out_shardings=shardings)(init_rng, rng, batch)
-            if initial is not None:
-                params = _checked(initial(self.state.params), shapes, self.stage)
-                # A copy: the state is donated, and what these came from may be frozen beside it.
-                params = distributed.place(params, shardings.params, may_alias=False)
-                self.state = dataclasses.replace(self.state, params=params)
-        log.info("%s: %d parameters, from step %d.", self.stage, count_params(shapes), self.step)
-        self.train_step = make_train_step(
-            self.task,
-            optimizer,
-            state=shardings,
-            batch=batch_sharding(mesh),
-            replicated=replicated(mesh),
-            accumulate=settings.accumulate,
-            epochs=settings.epochs,
-            minibatches=settings.minibatches,
-            trained=trained_mask(settings.optimizer, shapes),
-        )
-        places = {"batch": batch_sharding(mesh)}
-        self.eval_step = make_eval_step(self.task, **places, replicated=replicated(mesh))
-        self.average = jax.jit(averaged)
-        self.explore = make_explore_step(self.task, **places) if isinstance(self.task, OnlineTask) else None
-        places["replicated"] = replicated(mesh)
-        self.begin = make_iteration_start(reinforced, **places) if reinforced else None
-        self.unchecked = reinforced  # until its first answers of this process have been looked at
-        self.schedule = learning_rate(settings.optimizer, settings.updates)
+            self.state = programs.first_state(initial)
+        log.info("%s: %d parameters, from step %d.", self.stage, count_params(programs.template.params), self.step)
+        self.programs, self.train_step = programs, programs.train
+        # Until the first answers of this process have been looked at.
+        self.unchecked = self.task if isinstance(self.task, ReinforcedTask) else None
 
     def train_to_end(self) -> None:
         self.since = time.monotonic()
@@ -283,11 +244,11 @@ class _Run:
             self.shapes.add(shapes)
             self.tidied = now
         batch = distributed.place(batch, batch_sharding(self.mesh))
-        if self.explore is not None:
-            batch = self.explore(self.state, self.frozen, batch)
+        if self.programs.explore is not None:
+            batch = self.programs.explore(self.state, self.frozen, batch)
         logged: Metrics = {}
-        if self.begin is not None:
-            self.state, batch, logged = self.begin(self.state, self.frozen, batch)
+        if self.programs.begin is not None:
+            self.state, batch, logged = self.programs.begin(self.state, self.frozen, batch)
             self._check_start(batch)
         self.state, metrics = self.train_step(self.state, self.frozen, batch)
         metrics = distributed.local({**logged, **metrics})
@@ -301,13 +262,9 @@ class _Run:
         """What `loss` says of the first answers must be what `rollout` said of them."""
         if self.unchecked is None:
             return
-        window = add_metrics(
-            Window.starting_from({}),
-            distributed.local(
-                self.eval_step(self.state.params, self.frozen, batch, jax.random.key(self.settings.seed))
-            ),
-            self.step + 1,
-        )
+        rng = jax.random.key(self.settings.seed)
+        metrics = distributed.local(self.programs.evaluate(self.state.params, self.frozen, batch, rng))
+        window = add_metrics(Window.starting_from({}), metrics, self.step + 1)
         self.unchecked.check_start(averages(window.fetch()), step=self.step)
         self.unchecked = None
 
@@ -368,7 +325,7 @@ class _Run:
     def _log(self) -> None:
         window, counters = self._sync(), self.counters
         values = averages(window)
-        values["learning_rate"] = float(self.schedule(self.step * self.settings.updates_per_batch - 1))
+        values["learning_rate"] = float(self.programs.learning_rate(self.step * self.settings.updates_per_batch - 1))
         if isinstance(self.task, ReinforcedTask):
             self.task.check_progress(values, step=self.step)
         rate = counters.rate_since_row()
@@ -388,7 +345,7 @@ class _Run:
         batches = eval_batches(validation, batch_size=size, buckets=settings.buckets)
         for number, (_, batch) in enumerate(batches):
             batch = distributed.place(batch, batch_sharding(self.mesh))
-            metrics = self.eval_step(params, self.frozen, batch, jax.random.fold_in(rng, number))
+            metrics = self.programs.evaluate(params, self.frozen, batch, jax.random.fold_in(rng, number))
             metrics = distributed.local(metrics)
             window = add_metrics(window, metrics, self.step)
             self.ahead.push(metrics["loss"].total)
@@ -411,7 +368,7 @@ class _Run:
         """What is evaluated and kept: the last update's, or the running mean."""
         if not self.settings.optimizer.ema_decay:
             return self.state.params
-        return self.average(self.state.opt_state, self.state.params)
+        return self.programs.average(self.state.opt_state, self.state.params)
 
     def _compare(self, values: dict[str, float]) -> None:
         """Keeps the parameters if they are the best so far."""
@@ -430,12 +387,3 @@ class _Run:
         rows = self.log.rows if self.log is not None else []
         self.checkpointer.save(self.step, self.state, {**dataclasses.asdict(self.counters), "rows": list(rows)})
         self.since = time.monotonic()
-
-
-def _checked(params: Params, shapes: Params, stage: str) -> Params:
-    """`params`, if they have the structure and shapes of `shapes`."""
-    wanted = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), shapes)
-    found = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
-    if wanted != found:
-        raise ValueError(f"{stage}: the initial parameters have other names, shapes or types than the model's.")
-    return params

@@ -153,6 +153,23 @@ def test_report_has_the_agreed_keys_and_survives_json(tmp_path, known):
     assert "exploration of responses" not in stored["confusion"]
 
 
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [
+        ("python -m empax.main --config=configs/classic.py:mime --workdir=runs/a", "classic.py:mime"),
+        ("empax run --config=/my/recipes/reg_t5.py:/my/model,tiny", "reg_t5.py:/my/model,tiny"),
+        ("python my_script.py", "reg"),
+        ("", "reg"),
+    ],
+)
+def test_a_report_is_named_after_its_recipe(tmp_path, command, title):
+    report.write_report(made(system="reg", run={"command": command}), tmp_path)
+    assert f"<h1>{title}</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()[0].replace(
+        "\\", ""
+    ) == f"# {title}: report"
+
+
 def test_a_page_shows_intents_that_were_corrected_though_the_emotion_was_misread(tmp_path):
     thoughts = [  # emotion predicted, first, final; the gold ones are afraid and wishing
         ("sad", "neutral", "wishing"), ("afraid", "neutral", "wishing"), ("sad", "wishing", "wishing"),
