@@ -15,10 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from empax.core.cache import kept_array
 from empax.core.config import ConfigError
-from empax.core.run import Assembly, RunContext, Sketch
+from empax.core.files import hash_json
+from empax.core.run import Assembly, RunContext, Sketch, cache_dir
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
+from empax.core.tree import hash_tree
 from empax.core.types import Batch, Instance, Mean, Metrics, Params
 from empax.data.batches import SequenceExamples
 from empax.data.intents import INTENTS, intent_ids, load_intents
@@ -26,6 +29,7 @@ from empax.data.store import check_prepared, load_instances
 from empax.data.tokenizers import SubwordTokenizer
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
+from empax.retrieval.corpus import KEPT_FROM
 from empax.retrieval.encode import BUCKETS, Encoder, embed
 from empax.systems.dialogue.generator import apply
 from empax.systems.reflectdiffu.examples import pieces_of
@@ -118,16 +122,18 @@ class IntentGuesser:
     max_tokens: int
 
     def __call__(self, instances: Sequence[Instance]) -> Float[np.ndarray, "N I"]:
-        """Of the response to each; nothing of the response is read."""
+        """Of the response to each; nothing of the response is read. Those of a whole split are kept across runs."""
         rows = pieces_of(self.tokenizer, [i.context for i in instances], self.max_tokens)
-        return embed(
-            _probabilities(self.task),
-            self.params,
-            [row.ids for row in rows],
-            pad_id=self.tokenizer.pad_id,
-            mesh=local_mesh(),
-            progress="intents" if len(rows) > 1 else None,
-        )
+        ids = [row.ids for row in rows]
+
+        def make() -> Float[np.ndarray, "N I"]:
+            options = {"mesh": local_mesh(), "progress": "intents" if len(rows) > 1 else None}
+            return embed(_probabilities(self.task), self.params, ids, pad_id=self.tokenizer.pad_id, **options)
+
+        if len(rows) < KEPT_FROM:
+            return make()
+        key = hash_json([hash_tree(self.params), self.task.encoder.pooling, ids])
+        return kept_array(cache_dir() / "intents" / f"{key}.npy", make)
 
 
 def load_guesser(run: RunContext, stage: str) -> IntentGuesser:
