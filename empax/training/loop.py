@@ -178,6 +178,7 @@ class _Run:
         self.window = Window.starting_from({})
         self.ahead = RunAhead()
         self.shapes: set[str] = set()  # of the batches so far
+        self.compiled = False  # whether the last update compiled something
         self.tidied = 0.0
         self.since = time.monotonic()
 
@@ -238,11 +239,13 @@ class _Run:
         examples = int(np.sum(batch.valid))
         shapes = str(jax.tree.map(np.shape, batch))
         now = time.monotonic()
-        # What is compiled now takes buffers of other sizes; and batches of one shape leave pieces that fit no other.
-        if shapes not in self.shapes or now - self.tidied > _TIDY_SECONDS:
+        # A compiler leaves pieces that fit no buffer, and so do batches of another shape.
+        new = shapes not in self.shapes
+        if new or self.compiled or now - self.tidied > _TIDY_SECONDS:
             give_back_freed_memory()
             self.shapes.add(shapes)
             self.tidied = now
+        self.compiled = new
         batch = distributed.place(batch, batch_sharding(self.mesh))
         if self.programs.explore is not None:
             batch = self.programs.explore(self.state, self.frozen, batch)

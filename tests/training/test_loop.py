@@ -194,6 +194,20 @@ def test_without_validation_the_last_parameters_count(tiny, tmp_path):
     assert hash_tree(result.params) == hash_tree(load_params(tmp_path / "tiny", "last"))
 
 
+def test_freed_memory_is_given_back_before_and_after_what_is_compiled(tiny, tmp_path, monkeypatch):
+    events, make = [], loop.make_programs
+
+    def watched(*args, **options):
+        programs = make(*args, **options)
+        return dataclasses.replace(programs, train=lambda *given: (events.append("step"), programs.train(*given))[1])
+
+    monkeypatch.setattr(loop, "make_programs", watched)
+    monkeypatch.setattr(loop, "give_back_freed_memory", lambda: events.append("given back"))
+    monkeypatch.setattr(loop, "_TIDY_SECONDS", 1e9)
+    tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=4))
+    assert events == ["given back", "step", "given back", "step", "step", "step"]
+
+
 def test_the_running_mean_is_what_counts(tiny, tmp_path):
     constant = dataclasses.replace(tiny.settings().optimizer, schedule="constant")
     runs = [
