@@ -197,7 +197,7 @@ def test_report_has_the_agreed_names(finished, config, predictions):
     page = (finished / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") >= 4
     assert predictions[0]["reference"].split(",")[0][:20] in page
-    assert "| **reg** | this run |" in (finished / "report.md").read_text(encoding="utf-8")
+    assert "| **reg\\_transformer.py:tiny** | this run |" in (finished / "report.md").read_text(encoding="utf-8")
 
 
 def test_running_again_redoes_nothing(finished, config, caplog):

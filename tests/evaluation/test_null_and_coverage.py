@@ -132,6 +132,7 @@ def simulate(systems, names, *, num_dialogues, trials, samples, singles=True):
     return shares
 
 
+@pytest.mark.slow
 def test_nothing_is_found_too_often_in_small():
     names = (*COUNTING, "bleu_2", "length_ratio", "emotion_accuracy")
     systems = with_inputs(synthetic_rows(600))

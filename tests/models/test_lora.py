@@ -170,6 +170,7 @@ def test_eight_bits_are_off_by_half_a_step_of_each_output_at_most():
     assert not np.any(boxes["encoder"]["layers"]["attention"]["out"].unbox()[:, :, :, 2])
 
 
+@pytest.mark.slow
 def test_a_model_with_eight_bit_weights_computes_with_what_they_stand_for():
     model, base = model_and_params()
     adapters = filled(init_adapters(jax.random.key(0), base, ALL), 1)

@@ -91,6 +91,7 @@ def name(tmp_path, monkeypatch, request):
     return f"{module}:SYSTEM"
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_a_system_of_its_own(name, tmp_path):
     files = WorkDir(tmp_path / "run")
     config = CONFIG | {"system": name}
