@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import grain
 import numpy as np
@@ -12,6 +13,8 @@ from empax.core.config import ConfigError
 from empax.core.protocols import Examples
 from empax.core.types import AnyBatch, Batch
 from empax.data.features import pad
+
+T = TypeVar("T")
 
 WINDOW_BATCHES = 64
 """Examples are sorted by length within windows of so many batches: few pads, and still nearly random batches."""
@@ -184,8 +187,21 @@ def some_of(examples: Examples, limit: int | None, *, seed: int) -> Examples:
     """At most `limit` of the examples, drawn with `seed`, in their order; None = all."""
     if limit is None or limit >= len(examples):
         return examples
-    rows = np.random.default_rng(seed).permutation(len(examples))[:limit]
-    return _Some(examples, np.sort(rows))
+    return _Some(examples, draw_rows(len(examples), limit, seed=seed))
+
+
+def draw_rows(count: int, most: int, *, seed: int = 0) -> Int[np.ndarray, " n"]:
+    """At most `most` of `count` rows, drawn with `seed`, in their order; 0 = all."""
+    return np.sort(np.random.default_rng(seed).permutation(count)[: most or None])
+
+
+def draw(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` of the items, in their order, the same ones whatever the run's seed; 0 = all.
+
+    The first ones of a corpus are no sample of it: emotions of the first thousand validation contexts of
+    EmpatheticDialogues are guessed by eight points less often than others.
+    """
+    return [items[row] for row in draw_rows(len(items), most)]
 
 
 class SequenceExamples:

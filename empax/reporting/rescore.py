@@ -39,7 +39,9 @@ log = logging.getLogger("empax")
 _VARIANTS = tuple(
     name
     for name in VARIANTS
-    if name in (*MOEL_METRICS, "token_f1") or name.endswith(("utterance_mean", "macro", *JUDGES))
+    if name in (*MOEL_METRICS, "token_f1")
+    or name.startswith("intent_accuracy:")
+    or name.endswith(("utterance_mean", "macro", *JUDGES))
 )
 """The variants that documents quote."""
 

@@ -7,7 +7,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Examples
-from empax.data.batches import BatchPlan, SequenceExamples, bucket_of, eval_batches, train_batches
+from empax.data.batches import BatchPlan, SequenceExamples, bucket_of, draw, eval_batches, train_batches
 
 BUCKETS = (8, 16, 32)
 PAD = 0
@@ -187,3 +187,15 @@ def test_no_examples_and_no_targets_are_refused():
         SequenceExamples([[1]], [[]], pad_id=PAD, max_target_tokens=4)
     with pytest.raises(ValueError, match="1 sources and 2 targets"):
         SequenceExamples([[1]], [[1], [2]], pad_id=PAD, max_target_tokens=4)
+
+
+def test_some_items_are_drawn_from_all_of_them_and_stay_in_order():
+    items = [f"item {n}" for n in range(1000)]
+    assert draw(items, 0) == draw(items, 1000) == draw(items, 2000) == items
+    some = draw(items, 100)
+    places = [items.index(item) for item in some]
+    assert places == sorted(set(places))
+    assert len(some) == 100
+    assert 400 < np.mean(places) < 600  # the first ones would have 49.5
+    assert draw(items, 100) == some
+    assert draw([], 5) == []

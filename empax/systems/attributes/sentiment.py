@@ -23,6 +23,7 @@ from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.types import Batch, Mean, Metrics, Params
 from empax.data import features
+from empax.data.batches import draw
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.empathy import sentiment
@@ -159,7 +160,7 @@ def build_sentiment(stage: SentimentTaskSettings, run: RunContext) -> Assembly:
         train, validation = ([i.response for i in load_instances(run, split)] for split in ("train", "validation"))
 
     def examples(texts: list[str], most: int) -> SentimentExamples:
-        return SentimentExamples(texts[: most or None], encoder.tokenizer, stage.max_tokens)
+        return SentimentExamples(draw(texts, most), encoder.tokenizer, stage.max_tokens)
 
     def initial(params: Params) -> Params:
         return params if encoder.params is None else {**params, "encoder": encoder.params}

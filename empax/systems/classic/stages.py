@@ -17,6 +17,7 @@ from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, TaskSpec
 from empax.core.types import Instance, Params
+from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
@@ -158,7 +159,7 @@ class ClassicParts:
 
 def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:
     parts = ClassicParts.of(run)
-    validation = load_instances(run, "validation")[: stage.max_validation_examples or None]
+    validation = draw(load_instances(run, "validation"), stage.max_validation_examples)
     emotions_of = _prepended(stage, run)
     train = load_instances(run, "train")
     examples = (

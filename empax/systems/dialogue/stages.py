@@ -13,6 +13,7 @@ from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, TaskSpec
 from empax.core.types import Params
+from empax.data.batches import draw
 from empax.data.exemplars import ContextExamples, Corpus, LabelledBatch
 from empax.data.store import load_candidates, load_instances
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples, MakeExamples
@@ -66,7 +67,7 @@ def _examples(
             "candidates": candidates,
             "exemplar_probability": stage.exemplar_probability,
         }
-    validation = load_instances(run, "validation")[: stage.max_validation_examples or None]
+    validation = draw(load_instances(run, "validation"), stage.max_validation_examples)
     return ContextExamples(instances, form, **shown), ContextExamples(validation, form)
 
 

@@ -19,6 +19,7 @@ from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
 from empax.core.system import AnswerOptions, load_encoder_of
 from empax.core.types import Instance, Params
+from empax.data.batches import draw
 from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.models.heads import EMOTION_HEAD
@@ -205,7 +206,7 @@ def _examples(
 ) -> ContextExamples:
     instances = load_instances(run, split)
     if not stage.index:
-        return ContextExamples(instances[: limit or None], parts.form(exemplars=False))
+        return ContextExamples(draw(instances, limit), parts.form(exemplars=False))
     retrieval, form = RetrievalParts.of(run, parts.tokenizer, with_params=False), parts.form()
     corpus = retrieval.corpus(instances if split == "train" else load_instances(run, "train"), form)
     embeddings = load_index(run.files.index(stage.index)).embeddings

@@ -16,6 +16,7 @@ from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
 from empax.core.system import AnswerOptions, TaskSpec, load_encoder_of
 from empax.core.types import Instance, Params
+from empax.data.batches import draw, draw_rows
 from empax.data.exemplars import Corpus
 from empax.data.store import (
     PrepareSettings,
@@ -215,12 +216,12 @@ def _examples(
     """Of those instances that were searched, where there are exemplars."""
     instances = load_instances(run, split)
     if not stage.index:
-        return LempexExamples(instances[: limit or None], form, judged=judged)
+        return LempexExamples(draw(instances, limit), form, judged=judged)
     positions, ids = load_candidates(run, stage.index, split)
-    limit = limit or len(positions)
-    chosen = [instances[p] for p in positions[:limit]]
+    rows = draw_rows(len(positions), limit)
+    chosen = [instances[p] for p in positions[rows]]
     count = run.shared_settings(LempexSettings).passages
-    return LempexExamples(chosen, form, corpus=corpus, candidates=ids[:limit, :count], judged=judged)
+    return LempexExamples(chosen, form, corpus=corpus, candidates=ids[rows, :count], judged=judged)
 
 
 def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:

@@ -24,6 +24,7 @@ from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
 from empax.core.types import Batch, Instance, Mean, Metrics, Params
 from empax.data import features
+from empax.data.batches import draw
 from empax.data.knowledge import Fact, facts_of
 from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
 from empax.data.tokenizers import SEPARATOR, SubwordTokenizer
@@ -253,7 +254,7 @@ def build_ranker(stage: RankerTaskSettings, run: RunContext) -> Assembly:
             f"no training response repeats one of its facts about things, so config.{run.stage} has nothing to learn; "
             f"leave it out, with {run.shared}.ranker = ''."
         )
-    validation = validation[: stage.max_validation_examples or None] or train[:1]
+    validation = draw(validation, stage.max_validation_examples) or train[:1]
 
     def initial(params: Params) -> Params:
         return params if encoder.params is None else {**params, "encoder": encoder.params}

@@ -11,6 +11,7 @@ from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions
 from empax.core.types import Instance, Params
+from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.sources import TaggedForm
 from empax.data.store import check_prepared, load_instances
@@ -142,7 +143,7 @@ def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
 def build_nec(stage: NecTaskSettings, run: RunContext) -> Assembly:
     parts, form = _with_form(run)
     splits = {split: load_instances(run, split) for split in ("train", "validation")}
-    splits["validation"] = splits["validation"][: stage.max_validation_examples or None]
+    splits["validation"] = draw(splits["validation"], stage.max_validation_examples)
     negatives = _negatives(parts, stage, splits["train"])
     if parts.settings.reads_facts:
         choose = Chooser.of(run)

@@ -23,7 +23,7 @@ from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
 from empax.core.tree import hash_tree
 from empax.core.types import Batch, Instance, Mean, Metrics, Params
-from empax.data.batches import SequenceExamples
+from empax.data.batches import SequenceExamples, draw
 from empax.data.intents import INTENTS, intent_ids, load_intents
 from empax.data.store import check_prepared, load_instances
 from empax.data.tokenizers import SubwordTokenizer
@@ -85,7 +85,7 @@ def build_intents(stage: IntentTaskSettings, run: RunContext) -> Assembly:
     most = run.shared_settings(ReflectSettings).max_piece_tokens
 
     def examples(split: str, limit: int) -> SequenceExamples:
-        instances = [i for i in load_instances(run, split) if i.id in labels][: limit or None]
+        instances = draw([i for i in load_instances(run, split) if i.id in labels], limit)
         rows = pieces_of(tokenizer, [i.context for i in instances], most)
         targets = [[int(number)] for number in intent_ids(labels[i.id] for i in instances)]
         return SequenceExamples([row.ids for row in rows], targets, pad_id=tokenizer.pad_id, max_target_tokens=1)

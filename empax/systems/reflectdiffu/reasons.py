@@ -20,6 +20,7 @@ from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.types import Batch, Instance, Mean, Metrics, Params
 from empax.data import features, spans
+from empax.data.batches import draw
 from empax.data.spans import Span, SpanExample
 from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
@@ -159,7 +160,7 @@ def build_reasons(stage: ReasonTaskSettings, run: RunContext) -> Assembly:
     most, tokenizer = max_pieces(run, run.stage), encoder.tokenizer
     assert isinstance(tokenizer, SubwordTokenizer)
     make = functools.partial(ReasonExamples, tokenizer=tokenizer, max_tokens=most)
-    validation = load_examples(stage, run, "validation")[: stage.max_validation_examples or None]
+    validation = draw(load_examples(stage, run, "validation"), stage.max_validation_examples)
 
     def initial(params: Params) -> Params:
         return params if encoder.params is None else {**params, "encoder": encoder.params["encoder"]}

@@ -17,6 +17,7 @@ from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions
 from empax.core.types import EMOTIONS, Generated, Instance, Params
+from empax.data.batches import draw
 from empax.data.intents import INTENTS, IntentTable, intent_ids, intent_report, load_intents, references
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
@@ -149,7 +150,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     reading = parts.reading(stage, parts.settings.max_target_tokens)
 
     def examples(split: str, limit: int) -> ReflectExamples:
-        instances = load_instances(run, split)[: limit or None]
+        instances = draw(load_instances(run, split), limit)
         return ReflectExamples(instances, reading, prior(instances), parts.intents)
 
     def initial(params: Params) -> Params:

@@ -17,6 +17,7 @@ from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
+from empax.data.batches import draw_rows
 from empax.data.exemplars import (
     Corpus,
     ExemplarExamples,
@@ -72,9 +73,9 @@ class RetrievalParts:
     ) -> ExemplarExamples:
         """Examples of those instances of a split that have candidates, at most `limit` (0 = all)."""
         positions, ids = load_candidates(run, index, split)
-        limit = limit or len(positions)
+        rows = draw_rows(len(positions), limit)
         instances = load_instances(run, split)
-        return self.examples([instances[p] for p in positions[:limit]], corpus, ids[:limit], form, **options)
+        return self.examples([instances[p] for p in positions[rows]], corpus, ids[rows], form, **options)
 
     def corpus_encoder(self, model: Embedder, params: Params, made_by: Params, *more: Any) -> CorpusEncoder:
         """Instances to vectors.
