@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -29,6 +29,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(XLA_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
+MAPS = Path("/proc/self/maps")
+MOST_MAPS = 30_000
+"""A compiled program takes a dozen maps of memory; Linux gives a process 65,530, and XLA crashes without more."""
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -36,6 +40,16 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def out_of_the_collectors_sight() -> None:
     """What imports and earlier tests made is not searched by the garbage collector, which training often calls."""
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_compiled_programs() -> Iterator[None]:
+    """Forgets what earlier modules compiled before there is too much of it."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.unfreeze()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
