@@ -16,7 +16,7 @@ r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought abo
   python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
 
 Forms go together: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
-DATA has RECCON's spans and the labels of intents beside the corpus (docs/data.md). The first took 1.4 hours on two CPU
+DATA has RECCON's spans and the labels of intents beside the corpus (docs/data.md). The first took 1.5 hours on two CPU
 cores: perplexity 48.2 a token, BLEU-2 5.3, emotion 43.3%, intent 43.3% (docs/results/reflectdiffu.md).
 """
 

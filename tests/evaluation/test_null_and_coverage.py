@@ -133,17 +133,6 @@ def simulate(systems, names, *, num_dialogues, trials, samples, singles=True):
 
 
 @pytest.mark.slow
-def test_nothing_is_found_too_often_in_small():
-    names = (*COUNTING, "bleu_2", "length_ratio", "emotion_accuracy")
-    systems = with_inputs(synthetic_rows(600))
-    shares = simulate(systems, names, num_dialogues=80, trials=60, samples=100)
-    for name, found in shares.items():
-        # 60 trials: three standard deviations are 8 points. A bootstrap of Distinct-n finds something in a third.
-        assert max(found["p_value"], found["p_randomisation"]) <= 0.15, (name, found)
-        assert min(found["zero"], found["truth"]) >= 0.84, (name, found)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["smooth", "counting"])
 def test_false_positives_and_coverage_are_what_they_claim(real_data_if_any, part):
     """Of every metric that `comparing.compare_systems` takes by default.

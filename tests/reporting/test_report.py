@@ -165,9 +165,8 @@ def test_report_has_the_agreed_keys_and_survives_json(tmp_path, known):
 def test_a_report_is_named_after_its_recipe(tmp_path, command, title):
     report.write_report(made(system="reg", run={"command": command}), tmp_path)
     assert f"<h1>{title}</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()[0].replace(
-        "\\", ""
-    ) == f"# {title}: report"
+    first = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()[0]
+    assert first.replace("\\", "") == f"# {title}: report"
 
 
 def test_a_page_shows_intents_that_were_corrected_though_the_emotion_was_misread(tmp_path):
