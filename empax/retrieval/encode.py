@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -14,6 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Params
 
+log = logging.getLogger("empax")
+
 Encoder: TypeAlias = Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], Float[Array, "B D"]]
 """`(params, ids, mask) -> embeddings`; jax-traceable, and rows must not look at each other."""
 
@@ -21,6 +24,8 @@ BUCKETS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 200, 256)
 """Lengths in tokens to which texts are padded."""
 
 _STEP, _FULL_BATCHES = 4, 8  # between the buckets: multiples of so many tokens that fill so many batches
+
+_ANNOUNCED = 10_000  # texts: fewer take seconds on a CPU
 
 _IN_FLIGHT = 2  # one batch computes while the next is being assembled; more only costs memory
 
@@ -58,7 +63,8 @@ def embed(
       buckets: allowed padded lengths.
       mesh: spreads the rows of a batch over its `axis`; None = the default device.
       axis: name of the mesh axis that holds the data.
-      progress: label of a progress bar on standard error; None = no bar.
+      progress: label of a progress bar on standard error, and of a line in the log for 10,000 texts or more; None =
+        neither.
 
     Returns:
       float32, one row per text.
@@ -87,6 +93,8 @@ def embed(
         embeddings[rows] = np.asarray(output, np.float32)[: len(rows)]  # the rest are filler rows
         bar.update(len(rows))
 
+    if progress and len(lengths) >= _ANNOUNCED:  # a bar is not seen in a log file
+        log.info("%s: embedding %d texts", progress, len(lengths))
     with tqdm.tqdm(total=len(lengths), desc=progress, disable=None if progress else True, unit="text") as bar:
         for rows, length, height in plan_batches(lengths, ordered, tokens_per_batch, shards):
             ids, mask = _pad([token_ids[row] for row in rows], length, height, pad_id)

@@ -116,6 +116,14 @@ def test_shows_progress_on_a_terminal_when_asked(params, capsys, monkeypatch, te
     assert ("corpus" in capsys.readouterr().err) == (terminal and progress is not None)
 
 
+@pytest.mark.parametrize(("least", "progress"), [(3, None), (3, "facts"), (4, "facts")])
+def test_announces_many_texts_in_the_log(params, caplog, monkeypatch, least, progress):
+    monkeypatch.setattr("empax.retrieval.encode._ANNOUNCED", least)
+    with caplog.at_level("INFO", logger="empax"):
+        embed(mean_encoder, params, texts(3), pad_id=PAD, progress=progress)
+    assert caplog.messages == (["facts: embedding 3 texts"] if progress and least == 3 else [])
+
+
 def test_no_texts(params):
     assert embed(mean_encoder, params, [], pad_id=PAD).shape == (0, 6)
 
