@@ -198,6 +198,18 @@ def test_changed_code_is_told_with_the_stages(files, caplog):
     assert "--redo=generator" in caplog.text
 
 
+@pytest.mark.parametrize(("source", "told"), [("of yesterday", True), (None, False)])
+def test_what_another_system_alone_imports_has_not_changed(files, caplog, source, told):
+    done = read_json(files.done("generator"))
+    done.pop("checksum")
+    shared = {name: found for name, found in done["code"].items() if not name.startswith("empax.systems.reg")}
+    done["code"] = shared | {"empax.systems.emprl": "its own"} | ({"empax.core.files": source} if source else {})
+    write_sealed(files.done("generator"), done)
+    records_of(files).check(first=True)
+    assert ("generator (empax.core.files)" in caplog.text) == told
+    assert ("THE CODE HAS CHANGED" in caplog.text) == told
+
+
 def test_code_that_changes_while_a_stage_runs_is_never_the_code_of_its_result(files, caplog):
     files.done("index").unlink()
     begun = read_json(files.begun("index"))
