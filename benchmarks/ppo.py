@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -166,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "--dtype", nargs="*", choices=DTYPES, default=DTYPES[1:], help="of the model's arithmetic (float32)"
     )
     parser.add_argument("--batch", type=int, default=32, help="rows of a rollout (32)")
-    parser.add_argument("--batches", type=int, default=2, help="rollouts of contexts in a round (2)")
+    parser.add_argument("--batches", type=int, default=1, help="rollouts of contexts in a round (1)")
     parser.add_argument(
         "--buckets", type=int, nargs="+", default=[32, 48, 72, 112, 200], help="ours (32 48 72 112 200)"
     )
@@ -228,12 +229,14 @@ def measure(
     shape: str, dtype: str, work: Mapping[str, tuple[list[Inputs], list[Inputs]]], options: argparse.Namespace
 ) -> dict[str, Row]:
     """Whole iterations; how long their parts took, and how long the responses were, are facts about them."""
+    print(f"{shape}, {dtype}: compiling, and comparing both sides", file=sys.stderr, flush=True)
     sides, value, inputs = prepare(shape, dtype, options)
     settings = stage(options.new_tokens)
     # In one mini-batch no order of rows can differ.
     whole = {"epochs": options.epochs, "minibatches": 1}
     sound = OurPpo(sides, value, settings, [inputs], **whole), TheirPpo(sides, value, settings, [inputs], **whole)
     error = check(*sound, inputs)
+    print(f"{shape}, {dtype}: both sides agree to {error:.2g}", file=sys.stderr, flush=True)
     updates = {"epochs": options.epochs, "minibatches": options.minibatches}
     rows = {}
     for name, batches in work.items():
@@ -241,6 +244,7 @@ def measure(
             side(sides, value, settings, own, **updates) for side, own in zip((OurPpo, TheirPpo), batches, strict=True)
         )
         compiling = seconds(ours.run)
+        print(f"{shape}, {dtype}, {name}: compiled in {compiling:.0f} s", file=sys.stderr, flush=True)
         took = [[one / len(batches[0]) for one in side] for side in timed(ours.run, theirs.run, options.rounds)]
         facts: dict[str, Any] = {"largest_error": float(f"{error:.2g}"), "compile_seconds": round(compiling, 2)}
         for whose, side, own in zip(("ours", "theirs"), (ours, theirs), batches, strict=True):

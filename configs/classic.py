@@ -6,7 +6,8 @@ r"""The systems that everybody compares with: one word-level model, composed as 
 
 NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem. All train on the same
 words, for as many updates. CEM reads what follows from the last turn: tails of the nearest event of ATOMIC (in
-DATA/knowledge), or what a COMET says (configs/comet_t5.py).
+DATA/knowledge), or what a COMET says (configs/comet_t5.py). "machine=gpu" took three to nine minutes on a shared H200
+(docs/results/classic.md).
 
 Weights of losses. Released code sums some losses over a batch where ours are means: `nll` over the tokens of responses,
 all others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over

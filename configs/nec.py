@@ -15,11 +15,12 @@ r"""NEC on EmpatheticDialogues (Huangfu et al. 2024): commonsense, and contrast 
   python -m empax.main --config=configs/nec.py:tiny                                # a trial on the built-in sample
 
 Forms go together: ":scratch,no_social,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
-None of these budgets has been run.
 "machine=cpu" and "machine=gpu" size a run; FLAN-T5-small and the Transformer are sized for two CPU cores by default.
 Facts about people are those of the nearest event of ATOMIC (DATA/knowledge), facts about things WordNet's (Debian's
 package wordnet-base; another folder is `--config.knowledge.entity.path`). With a COMET (configs/comet_t5.py):
 `--config.knowledge.social.source=comet --config.knowledge.social.path=COMET`.
+":scratch,machine=gpu" took ten minutes on a shared H200: perplexity 36.6 a token, BLEU-2 7.8 (docs/results/nec.md). The
+other budgets have not been run.
 """
 
 from __future__ import annotations

@@ -56,13 +56,15 @@ def read_predictions(
 
 
 def released(row: Prediction) -> dict[str, Any]:
-    """What a system made of an instance, without a word of the corpus: to be published where the corpus may not be.
+    """What a system made of an instance, without a word of the corpus or of facts that it read: to be published where
+    those may not be.
 
-    `read_predictions` puts the corpus back.
+    `read_predictions` puts the corpus back, but no facts.
     """
     exemplars = [{"id": exemplar["id"], "score": exemplar["score"]} for exemplar in row.exemplars]
     made = {"id": row.id, "response": row.response, "emotion_prediction": row.emotion_prediction}
-    return {**made, "attributes": dict(row.attributes), "exemplars": exemplars, **row.notes}
+    notes = {name: note for name, note in row.notes.items() if name != "facts"}
+    return {**made, "attributes": dict(row.attributes), "exemplars": exemplars, **notes}
 
 
 def _completed(value: dict[str, Any], corpus: Mapping[str, Instance]) -> dict[str, Any]:

@@ -134,14 +134,16 @@ def _pairs(table: Table, results: Path) -> list[str]:
     found = _read(results / "comparisons.json")[table["group"]]
     tested = {(pair["first"], pair["second"]): pair for pair in found["pairs"]}
     names = table["metrics"]
-    rows = []
-    for row in table["rows"]:
-        cells = tested[tuple(row["pair"])]["metrics"]
-        rows.append([row["name"], *(_difference(name, cells.get(name)) for name in names)])
-    made = found["correction"]
+    pairs = [tested[tuple(row["pair"])] for row in table["rows"]]
+    rows = [
+        [row["name"], *(_difference(name, pair["metrics"].get(name)) for name in names)]
+        for row, pair in zip(table["rows"], pairs, strict=True)
+    ]
+    made, sizes = found["correction"], sorted({pair["rows"] for pair in pairs})  # released outputs may lack rows
     note = (
-        f"Differences with 95% intervals over {found['rows']['resampled']}, {found['rows']['rows']:,} rows. Bold: p < "
-        f".05 after Holm's correction over {made['tests']} tests."
+        f"Differences with 95% intervals over {found['rows']['resampled']}, "
+        f"{' to '.join(f'{size:,}' for size in dict.fromkeys((sizes[0], sizes[-1])))} rows. Bold: p < .05 after Holm's "
+        f"correction over {made['tests']} tests."
     )
     return [*markdown_table(_head(table), rows), "", note]
 

@@ -41,7 +41,7 @@ _VARIANTS = tuple(
     for name in VARIANTS
     if name in (*MOEL_METRICS, "token_f1")
     or name.startswith("intent_accuracy:")
-    or name.endswith(("utterance_mean", "macro", *JUDGES))
+    or name.endswith(("utterance_mean", "macro", "macro_binary", *JUDGES))
 )
 """The variants that documents quote."""
 

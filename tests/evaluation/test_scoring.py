@@ -296,7 +296,8 @@ def test_released_rows_have_no_word_of_the_corpus_and_get_them_back(tmp_path):
         exemplars=({**exemplar, "score": 1},),
     )
     path = tmp_path / "outputs.jsonl.gz"
-    write_jsonl(path, [released(row), {"id": "elsewhere#2", "response": "Oh."}])
+    with_facts = dataclasses.replace(row, notes={**row.notes, "facts": [{"tail": "said by ATOMIC"}]})
+    write_jsonl(path, [released(with_facts), {"id": "elsewhere#2", "response": "Oh."}])
     assert "said" not in gzip.decompress(path.read_bytes()).decode()
     rows, bad = read_predictions(path, corpus)
     assert rows == [row]
