@@ -22,7 +22,7 @@ from empax.interop.huggingface import resolve
 from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, load_encoder
 from empax.models.dual_encoder import Towers
 from empax.retrieval.corpus import embedders
-from empax.retrieval.encode import BUCKETS, embed, plan_batches
+from empax.retrieval.encode import BUCKETS, economy, embed, plan_batches
 
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
@@ -90,7 +90,7 @@ def compile_all(loaded: LoadedEncoder, corpus: Sequence[str], tokens_per_batch: 
     _, apply = embedders(Towers(loaded.model))
     run = jax.jit(apply)
     lengths = np.array([len(ids) for ids in tokens(loaded, corpus)])
-    plan = plan_batches(lengths, np.array(BUCKETS), tokens_per_batch)
+    plan = plan_batches(lengths, np.array(BUCKETS), economy(tokens_per_batch))
     for shape in sorted({(rows, length) for _, length, rows in plan}):
         jax.block_until_ready(run({"encoder": loaded.params}, np.ones(shape, np.int32), np.ones(shape, bool)))
 

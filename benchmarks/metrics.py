@@ -23,6 +23,7 @@ from sacrebleu.metrics.bleu import BLEU
 from benchmarks import texts
 from benchmarks.paired import DisagreementError, Row, arguments, report, seconds, timed
 from empax.core.types import Prediction
+from empax.data.english import ABBREVIATIONS
 from empax.evaluation import words
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, make_statistics, score
@@ -124,7 +125,7 @@ def their_numbers(responses: Sequence[str], references: Sequence[str]) -> dict[s
 def tokenize(sentences: Sequence[str]) -> list[list[str]]:
     """What `nltk.word_tokenize` does, with a sentence model that needs no download."""
     parameters = PunktParameters()
-    parameters.abbrev_types = set(words._ABBREVIATIONS)  # as ours, so that the tokens are the same
+    parameters.abbrev_types = set(ABBREVIATIONS)  # as ours, so that the tokens are the same
     parts, split = PunktSentenceTokenizer(parameters).tokenize, NLTKWordTokenizer().tokenize
     return [[token for part in parts(sentence) for token in split(part)] for sentence in sentences]
 

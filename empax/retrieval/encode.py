@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -23,7 +24,35 @@ Encoder: TypeAlias = Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], F
 BUCKETS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 200, 256)
 """Lengths in tokens to which texts are padded."""
 
-_STEP, _FULL_BATCHES = 4, 8  # between the buckets: multiples of so many tokens that fill so many batches
+_STEP = 4  # between the buckets: multiples of so many tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Economy:
+    """What a compiled shape is worth.
+
+    Attributes:
+      tokens_per_batch: padded tokens in one batch.
+      full_batches: texts of a length between two buckets are padded to it, not to the bucket, if they fill so many.
+      growth: batches of fewer texts than fill one have a power of this as their rows.
+    """
+
+    tokens_per_batch: int
+    full_batches: int
+    growth: int
+
+
+# The layers of a small batch find what the last one wrote in the cache, and a shape compiles within a second.
+CPU = Economy(tokens_per_batch=1024, full_batches=8, growth=2)
+# A batch takes milliseconds, and a shape ten seconds or more to compile.
+ACCELERATOR = Economy(tokens_per_batch=8192, full_batches=4000, growth=16)
+
+
+def economy(tokens_per_batch: int | None = None) -> Economy:
+    """That of the default backend; `tokens_per_batch` if given replaces its own."""
+    found = CPU if jax.default_backend() == "cpu" else ACCELERATOR
+    return found if tokens_per_batch is None else dataclasses.replace(found, tokens_per_batch=tokens_per_batch)
+
 
 _ANNOUNCED = 10_000  # texts: fewer take seconds on a CPU
 
@@ -44,10 +73,11 @@ def embed(
 ) -> Float[np.ndarray, "N D"]:
     """Embeds every text of a corpus, in the order given.
 
-    Texts are sorted by length and padded to the next bucket, or to a multiple of 4 below it that fills many batches.
-    One length always runs with the same number of rows (`tokens_per_batch // length`, fewer only if it has fewer
-    texts), the last batch being filled up. So a corpus compiles once per length in use, and embedding it again
-    compiles nothing, provided `apply` is the same object.
+    Texts are sorted by length and padded to the next bucket, or to a multiple of 4 below it that fills many batches:
+    8 on a CPU, 4,000 elsewhere, where compiling takes longer than what that saves. One length always runs with the
+    same number of rows (`tokens_per_batch // length`, fewer only if it has fewer texts), the last batch being filled
+    up. So a corpus compiles once per length in use, and embedding it again compiles nothing, provided `apply` is the
+    same object.
 
     The same call gives the same bits. An embedding depends on its own text alone: the neighbours and the padding are
     masked, and change it only by the rounding of a differently shaped matrix product (about 1e-6).
@@ -58,8 +88,7 @@ def embed(
       token_ids: N texts with their special tokens, each of 1 to `max(buckets)` tokens. Cutting is the caller's work,
         since only the caller knows which end matters.
       pad_id: what to fill with; masked.
-      tokens_per_batch: padded tokens in one batch, the bound on memory; None = 8,192, on a CPU 1,024, whose layers then
-        find what the last one wrote in the cache.
+      tokens_per_batch: padded tokens in one batch, the bound on memory; None = 8,192, on a CPU 1,024.
       buckets: allowed padded lengths.
       mesh: spreads the rows of a batch over its `axis`; None = the default device.
       axis: name of the mesh axis that holds the data.
@@ -72,9 +101,8 @@ def embed(
     Raises:
       ValueError: a text with no token or with more than `max(buckets)`, no bucket, or `tokens_per_batch` < 1.
     """
-    if tokens_per_batch is None:
-        tokens_per_batch = 1024 if jax.default_backend() == "cpu" else 8192
-    if not buckets or tokens_per_batch < 1:
+    worth = economy(tokens_per_batch)
+    if not buckets or worth.tokens_per_batch < 1:
         raise ValueError(f"buckets = {tuple(buckets)}, tokens_per_batch = {tokens_per_batch}: both must be positive.")
     lengths = np.array([len(ids) for ids in token_ids], np.int64)
     ordered = np.array(sorted(buckets))
@@ -96,7 +124,7 @@ def embed(
     if progress and len(lengths) >= _ANNOUNCED:  # a bar is not seen in a log file
         log.info("%s: embedding %d texts", progress, len(lengths))
     with tqdm.tqdm(total=len(lengths), desc=progress, disable=None if progress else True, unit="text") as bar:
-        for rows, length, height in plan_batches(lengths, ordered, tokens_per_batch, shards):
+        for rows, length, height in plan_batches(lengths, ordered, worth, shards):
             ids, mask = _pad([token_ids[row] for row in rows], length, height, pad_id)
             if sharding is not None:
                 ids, mask = jax.device_put((ids, mask), sharding)
@@ -117,27 +145,30 @@ def _check_lengths(lengths: np.ndarray, longest: int) -> None:
 
 
 def plan_batches(
-    lengths: np.ndarray, buckets: np.ndarray, tokens_per_batch: int, shards: int = 1
+    lengths: np.ndarray, buckets: np.ndarray, worth: Economy, shards: int = 1
 ) -> Iterator[tuple[np.ndarray, int, int]]:
     """Yields (texts, padded length, rows of the batch), longest first: memory trouble shows at once."""
     order = np.argsort(-lengths, kind="stable")
-    padded = _padded_lengths(lengths, buckets, tokens_per_batch)[order]
+    padded = _padded_lengths(lengths, buckets, worth)[order]
     for length in np.unique(padded)[::-1].tolist():
         texts = order[padded == length]
-        height = max(1, tokens_per_batch // length)
-        # A lone query must not pay for hundreds of filler rows; powers of two keep the shapes few.
-        height = min(height, 1 << (len(texts) - 1).bit_length())
+        # A lone query must not pay for hundreds of filler rows; powers keep the shapes few.
+        height = 1
+        while height < len(texts):
+            height *= worth.growth
+        height = min(height, max(1, worth.tokens_per_batch // length))
         height = -(-height // shards) * shards
         for start in range(0, len(texts), height):
             yield texts[start : start + height], length, height
 
 
-def _padded_lengths(lengths: np.ndarray, buckets: np.ndarray, tokens_per_batch: int) -> Int[np.ndarray, " N"]:
+def _padded_lengths(lengths: np.ndarray, buckets: np.ndarray, worth: Economy) -> Int[np.ndarray, " N"]:
     """The length that each text is padded to."""
     bucket = buckets[np.searchsorted(buckets, lengths)]
     finer = np.minimum(-(-lengths // _STEP) * _STEP, bucket)
     texts = np.bincount(finer, minlength=1)  # of each length
-    return np.where((texts * np.arange(len(texts)))[finer] >= _FULL_BATCHES * tokens_per_batch, finer, bucket)
+    many = worth.full_batches * worth.tokens_per_batch
+    return np.where((texts * np.arange(len(texts)))[finer] >= many, finer, bucket)
 
 
 def _pad(

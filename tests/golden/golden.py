@@ -30,6 +30,8 @@ RECIPES = (
     "empathy_identifiers.py:tiny",
     "classic.py:mime,tiny",
     "lempex.py:tiny",
+    "nec.py:scratch,tiny",
+    "reflectdiffu.py:tiny",
 )
 LEFT_OUT = ("speed", "run", "peak_memory_mb", "versions")
 """Keys whose values say when and where, not what; so do all whose names begin or end with a word of TIMES."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.retrieval.encode import embed
+from empax.retrieval.encode import BUCKETS, economy, embed, plan_batches
 
 PAD = 0
 
@@ -99,6 +99,19 @@ def test_one_query_is_not_padded_to_a_whole_batch(params):
 
     embed(traced, params, [[3, 4, 5]], pad_id=PAD)
     assert shapes[-1] == (1, 16)
+
+
+def test_an_accelerator_compiles_few_shapes(params, monkeypatch):
+    token_ids = texts(60)
+    on_cpu = embed(mean_encoder, params, token_ids, pad_id=PAD)
+    lengths = np.minimum(np.random.default_rng(0).lognormal(3.0, 0.6, 40_000).astype(int) + 2, BUCKETS[-1])
+    many = {(rows, length) for _, length, rows in plan_batches(lengths, np.array(BUCKETS), economy())}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    few = {(rows, length) for _, length, rows in plan_batches(lengths, np.array(BUCKETS), economy())}
+    assert len(few) <= len(BUCKETS) < len(many)
+    assert all(rows in (1, 16, 256, 8192 // length) for rows, length in few)
+    assert shapes_of(token_ids, params) == {(256, 16), (256, 24), (16, 32)}
+    np.testing.assert_allclose(embed(mean_encoder, params, token_ids, pad_id=PAD), on_cpu, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.multidevice
