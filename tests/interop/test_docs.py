@@ -62,7 +62,9 @@ def tiny(name):
         return t.Qwen2ForCausalLM(t.Qwen2Config(**SIZES, num_key_value_heads=1))
     if "Llama" in name:
         return t.LlamaForCausalLM(t.LlamaConfig(**SIZES))
-    return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=SIZES["vocab_size"], n_embd=12, n_head=2, n_layer=1))
+    return t.GPT2LMHeadModel(
+        t.GPT2Config(vocab_size=SIZES["vocab_size"], n_embd=12, n_head=2, n_layer=1, eos_token_id=1)
+    )
 
 
 NAMES = [re.search(r'resolve\("(.*?)"\)', text)[1] for text in EXAMPLES]
