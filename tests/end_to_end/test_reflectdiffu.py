@@ -23,6 +23,7 @@ from empax.systems.attributes import load_judge
 from empax.systems.emprl.rewards import empathy_reward
 from empax.systems.reflectdiffu.replies import ReplyEmpathy, load_reply_judges
 from empax.training.checkpoint import load_params
+from tests.end_to_end.promises import assert_a_killed_run_ends_the_same
 
 RECIPE = "configs/reflectdiffu.py"
 TIMING = {"seconds", "examples_per_second"}
@@ -96,11 +97,22 @@ def test_a_run_killed_in_the_joint_stage_ends_with_the_same_bits(whole, recipe, 
     assert files.predictions.read_bytes() == whole.predictions.read_bytes()
 
 
-def test_emprls_reward_teaches_its_policy(recipe, tmp_path):
-    """By its recipe alone; and the reward of a reply is EmpRL's of the same text."""
-    result = recipe(tmp_path, config=f"{RECIPE}:empathy_reward,tiny")
+@pytest.fixture(scope="module")
+def rewarded(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rewarded") / "run"
+    result = recipe(folder, config=f"{RECIPE}:empathy_reward,tiny")
     assert result.returncode == 0, result.stderr
-    files = WorkDir(tmp_path)
+    return WorkDir(folder)
+
+
+def test_a_run_with_emprls_reward_that_was_killed_ends_with_the_same_bits(rewarded, recipe, tmp_path):
+    config = f"{RECIPE}:empathy_reward,tiny"
+    assert_a_killed_run_ends_the_same(rewarded.root, tmp_path / "run", recipe, config, "generator", "generator")
+
+
+def test_emprls_reward_teaches_its_policy(rewarded):
+    """By its recipe alone; and the reward of a reply is EmpRL's of the same text."""
+    files = rewarded
     logged = [row for row in read_jsonl(files.metrics) if row["stage"] == "generator" and "reward" in row]
     assert logged
     assert all(0 < row["reward"] <= 1 and row["reward_spread"] > 0 for row in logged)
