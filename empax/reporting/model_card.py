@@ -49,6 +49,8 @@ class Exported:
       lora: the adapters that were trained; None = the weights themselves.
       adapters: whether the folder holds those alone; else they are merged into the weights.
       rounded: whether the weights beneath the adapters had fewer bits in training than those that `base` names.
+      key: what a retriever's keys are made of, "exchange" or "response".
+      towers: "separate" if queries and keys have encoders of their own.
     """
 
     what: str
@@ -62,6 +64,8 @@ class Exported:
     lora: LoraSettings | None = None
     adapters: bool = False
     rounded: bool = False
+    key: str = "exchange"
+    towers: str = "shared"
 
     @property
     def base_name(self) -> str:
@@ -88,7 +92,7 @@ def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, 
         f"The {about.what} of stage `{about.stage}` of a run of the system `{config['system']}` with empax, "
         f"{about.size:,} parameters" + _begun_from(about) + ".\n",
         "## Use\n",
-        _use(about, config[config["system"]]),
+        _use(about),
         "## Data\n",
         _data(data, report),
         "## Results\n",
@@ -127,7 +131,7 @@ def _front_matter(about: Exported, licence: str) -> str:
     return "\n".join([*lines, "tags:", *tags, "---", ""])
 
 
-def _use(about: Exported, settings: Mapping[str, Any]) -> str:
+def _use(about: Exported) -> str:
     if about.format == "empax":
         call = "from empax.interop.export import load_exported\n\nmodel, params = load_exported(Path(FOLDER))"
         return f"```python\n{call}\n```\n"
@@ -136,13 +140,12 @@ def _use(about: Exported, settings: Mapping[str, Any]) -> str:
             "from sentence_transformers import SentenceTransformer\n\n"
             'vectors = SentenceTransformer(FOLDER).encode(["I lost my job.", "We won the cup!"])'
         )
-        alone = settings.get("key") == "response"
-        key = "a response alone" if alone else "the same with the response behind it"
+        key = "a response alone" if about.key == "response" else "the same with the response behind it"
         about_texts = (
             f"A query is the turns of a context, joined by single spaces; a key is {key}. "
             "The dot product is the relevance."
         )
-        if settings.get("towers") == "separate":
+        if about.towers == "separate":
             about_texts += (
                 " Two encoders were exported apart: `--what=retriever` for queries, `key_retriever` for keys."
             )

@@ -78,6 +78,8 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         lora=found.lora,
         adapters=adapters,
         rounded=adapters and (found.lora.int8 or not (resolve(beneath) / "config.json").is_file()),  # or in a GGUF
+        key=getattr(plan.system_settings, "key", "exchange"),
+        towers=getattr(plan.system_settings, "towers", "shared"),
     )
     report = files.root / "report.json"
     if report.exists() and files.stage("report").is_dir():

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from configs import common, reg_t5
 
 def get_config():
-    config = common.shrink(reg_t5.on_two_cores("sft"))
+    config = common.shrink(reg_t5.get_config("sft"))
     pretrained = {{"architecture": "pretrained", "pretrained": {folder!r}}}
     config.reg.generator = ConfigDict({{**pretrained, "adapters": {adapters!r}}})
     config.reg.lora = ConfigDict({{"rank": 4, "alpha": 8.0, "pattern": "attention/(query|value)$|feed_forward/wo$"}})

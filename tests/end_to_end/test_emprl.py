@@ -1,7 +1,5 @@
 """EmpRL's recipe in small: fine-tuning, identifiers, PPO, evaluation, report; then the tasks that differ."""
 
-import shutil
-
 import jax
 import numpy as np
 import pytest
@@ -80,11 +78,8 @@ def test_the_other_forms(recipe, workdir, tmp_path, form):
 
 
 def test_a_policy_that_reads_exemplars_begins_with_regs_generator(recipe, finished, tmp_path):
-    """REG's stages up to its retriever are those of the finished run; the rest is EmpRL's to do."""
     workdir = tmp_path / "run"
-    for stage in ("prepare", "attributes", "annotate", "index", "generator", "emotions", "retriever"):
-        shutil.copytree(finished / stage, workdir / stage)
-    result = recipe(workdir, config="configs/emprl_transformer.py:retrieval,tiny")
+    result = recipe(workdir, f"--reuse={finished}", config="configs/emprl_transformer.py:retrieval,tiny")
     assert result.returncode == 0, result.stderr[-3000:]
     joint, policy = load_params(workdir / "joint")["generator"]["model"], load_params(workdir / "ppo")
     assert set(policy) == {"model", "value"}
