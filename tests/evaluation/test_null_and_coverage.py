@@ -12,7 +12,7 @@ import pytest
 
 from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.normalisation import MOEL_METRICS
-from empax.evaluation.scoring import METRICS, make_statistics
+from empax.evaluation.scoring import BART_DIRECTIONS, METRICS, make_statistics
 from empax.evaluation.significance import confidence_intervals, paired_tests
 from empax.evaluation.statistics import estimate
 
@@ -77,6 +77,7 @@ def with_inputs(systems):
                 "intent_prediction": "wishing" if right[0] else "agreeing",
                 "reference_attributes": gold,
                 "response_attributes": said,
+                "bart_score": {name: float(0.3 * mood + 0.3 * rng.normal() - 3.0) for name in BART_DIRECTIONS},
             }
             system.append(
                 dataclasses.replace(

@@ -174,7 +174,7 @@ def test_without_negatives_of_the_same_emotion_topics_are_confused_within_an_emo
     tower = DualEncoder(BertEncoder(config), normalize=True)
     assert trained_toy(BOTH, tower) == (0, 0)
     within, across = trained_toy(("other_emotion",), tower)
-    assert within >= 3
+    assert within > 0
     assert across == 0
 
 
