@@ -8,28 +8,24 @@ from typing import Any
 
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
-from empax.interop.pretrained_encoders import Dtype
-from empax.models.transformer import word_level
-from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import LOSSES, AdversarySettings
 from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import READERS
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings
+from empax.systems.dialogue.word_level import WordLevelSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassicSettings:
-    """What all stages share: the section `config.classic`. The defaults are the lineage's sizes.
+class ClassicSettings(WordLevelSettings):
+    """What all stages share: the section `config.classic`, with the sizes of the model.
 
     Attributes:
       readers: which parts read a context, in order: "emotion", "emotion_words", "listeners" (behind "emotion"),
         "mimicry", "refinement".
       emotion, listeners, mimicry: settings of these.
       adversary: critics that see soft responses and the turn that follows (`systems.classic.adversary`); None = none.
-      vectors: of words, to start from: see `data.word_vectors.load_vectors`; empty = random.
       lexicon: the words of emotion that "emotion_words" and critics read: "vader", or a file with a word on each line.
       facts_tokens: of the facts of a relation that "refinement" reads.
-      kernel: positions that a convolution of the feed-forward reads.
       max_context_tokens: of a context, with what stands before it; the newest words stay.
       max_target_tokens: of a response in training, its end included.
     """
@@ -39,27 +35,15 @@ class ClassicSettings:
     listeners: ListenersSettings = dataclasses.field(default_factory=ListenersSettings)
     mimicry: MimicrySettings = dataclasses.field(default_factory=MimicrySettings)
     adversary: AdversarySettings | None = None
-    vectors: str = ""
     lexicon: str = "vader"
-    d_model: int = 300
-    num_heads: int = 2
-    head_dim: int = 20
-    d_ff: int = 50
-    kernel: int = 3
-    num_encoder_layers: int = 1
-    num_decoder_layers: int = 1
-    dropout: float = 0.0
-    dtype: Dtype = "float32"
     max_context_tokens: int = 128
     max_target_tokens: int = 50
     facts_tokens: int = 24
     decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
 
     def __post_init__(self) -> None:
-        sizes = ("d_model", "num_heads", "head_dim", "d_ff", "kernel", "num_encoder_layers", "num_decoder_layers")
-        check_numbers(self, *sizes, least=1)
+        super().__post_init__()
         check_numbers(self, "max_context_tokens", "max_target_tokens", "facts_tokens", least=2)
-        check_numbers(self, "dropout", least=0, below=1)
         for name in self.readers:
             if name not in READERS:
                 raise ConfigError(f"readers holds {name!r}; it takes {', '.join(READERS)}.")
@@ -95,22 +79,6 @@ class ClassicSettings:
     def reader_settings(self) -> tuple[tuple[str, Any], ...]:
         """The readers' names with their settings."""
         return tuple((name, getattr(self, name, None)) for name in self.readers)
-
-    def config(self, vocab_size: int, start_id: int) -> TransformerConfig:
-        """Of the encoder and the decoder."""
-        return word_level(
-            vocab_size,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            d_ff=self.d_ff,
-            num_encoder_layers=self.num_encoder_layers,
-            num_decoder_layers=self.num_decoder_layers,
-            dropout=self.dropout,
-            feed_forward_kernel=self.kernel,
-            start_id=start_id,
-            dtype=self.dtype,
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,54 +8,10 @@ from typing import Literal
 from empax.core.config import ConfigError, check_numbers
 from empax.data.intents import INTENTS
 from empax.decoding.settings import DecodeSettings
-from empax.interop.pretrained_encoders import Dtype, EncoderSettings
+from empax.interop.pretrained_encoders import EncoderSettings
 from empax.losses.diffusion import Schedule
 from empax.models.contagion_encoder import Gate
-from empax.models.transformer import word_level
-from empax.models.transformer_config import TransformerConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelSettings:
-    """The Transformer that answers: that of the MoEL lineage by default, which the paper follows.
-
-    Attributes:
-      vectors: of words, to start from: see `data.word_vectors.load_vectors`; empty = random.
-      kernel: positions that a convolution of the feed-forward reads.
-    """
-
-    vectors: str = ""
-    d_model: int = 300
-    num_heads: int = 2
-    head_dim: int = 20
-    d_ff: int = 50
-    kernel: int = 3
-    num_encoder_layers: int = 1
-    num_decoder_layers: int = 1
-    dropout: float = 0.0
-    dtype: Dtype = "float32"
-
-    def __post_init__(self) -> None:
-        sizes = ("d_model", "num_heads", "head_dim", "d_ff", "kernel", "num_encoder_layers", "num_decoder_layers")
-        check_numbers(self, *sizes, least=1)
-        check_numbers(self, "dropout", least=0, below=1)
-
-    def config(self, vocab_size: int, start_id: int) -> TransformerConfig:
-        """Of the encoder and the decoder."""
-        return word_level(
-            vocab_size,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            d_ff=self.d_ff,
-            num_encoder_layers=self.num_encoder_layers,
-            num_decoder_layers=self.num_decoder_layers,
-            dropout=self.dropout,
-            feed_forward_kernel=self.kernel,
-            tie_embeddings=False,
-            start_id=start_id,
-            dtype=self.dtype,
-        )
+from empax.systems.dialogue.word_level import WordLevelSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +24,7 @@ class ReflectSettings:
       max_target_tokens: of a response, end-of-sequence included.
     """
 
-    model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    model: WordLevelSettings = dataclasses.field(default_factory=WordLevelSettings)
     decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
     max_context_tokens: int = 100
     max_piece_tokens: int = 100

@@ -75,7 +75,7 @@ class Parts:
 
     def task(self, stage: GeneratorTaskSettings) -> ReflectDiffu:
         t, settings = self.tokenizer, self.settings
-        plain = EncoderDecoder(settings.model.config(t.vocab_size, t.start_id))
+        plain = EncoderDecoder(settings.model.config(t.vocab_size, t.start_id, tie_embeddings=False))
         found = references(stage.actions, self.table, stage.num_actions)
         actions = tuple(tuple(int(i) for i in intent_ids(found[emotion])) for emotion in EMOTIONS)
         make = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu

@@ -16,8 +16,9 @@ from empax.models.pointer_generator import PointerGenerator
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples
 from empax.systems.dialogue.generator import Decoder
+from empax.systems.dialogue.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectExamples
-from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ModelSettings, ReflectSettings
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.stages import Answering, Parts
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 
@@ -78,7 +79,11 @@ def test_a_stage_has_the_slots_of_its_settings(changes, slots):
 @pytest.fixture(scope="module")
 def answerer():
     """Of a generator whose gate only copies; it says the context's words."""
-    plain = EncoderDecoder(ModelSettings(d_model=8, num_heads=2, head_dim=4, d_ff=8).config(V, TOKENIZER.start_id))
+    plain = EncoderDecoder(
+        WordLevelSettings(d_model=8, num_heads=2, head_dim=4, d_ff=8).config(
+            V, TOKENIZER.start_id, tie_embeddings=False
+        )
+    )
     settings = DecodeSettings("greedy", 4, suppress_tokens=(UNK, TOKENIZER.cls_id, TOKENIZER.token_id(SPEAKER_TOKEN)))
     decoder = Decoder(settings, TOKENIZER.start_id, TOKENIZER.eos_id, TOKENIZER.pad_id)
     task = ReflectDiffu(PointerGenerator(plain, SLOTS, UNK), FORM, decoder, None, ((0, 1, 2),) * 32)

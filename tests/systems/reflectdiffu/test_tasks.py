@@ -16,16 +16,17 @@ from empax.models.pointer_generator import PointerGenerator
 from empax.models.reason_annotator import ReasonAnnotator
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.generator import Decoder
+from empax.systems.dialogue.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.reasons import Reasons, _span_counts
 from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu
-from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ModelSettings
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.systems.reflectdiffu.thought import Thought, policy_loss, standardized
 from empax.training.accumulation import TrainingError
 
 B, S, T, P, V, N = 4, 7, 5, 9, 23, 3
-SMALL = ModelSettings(d_model=16, num_heads=2, head_dim=6, d_ff=12)
+SMALL = WordLevelSettings(d_model=16, num_heads=2, head_dim=6, d_ff=12)
 KEY = jax.random.key(0)
 REFERENCES = tuple(tuple((3 * e + n) % len(INTENTS) for n in range(N)) for e in range(len(EMOTIONS)))
 OFF = {"reasons": "", "experts": "none", "second_intent": False, "mimicry": False, "copying": False,
@@ -35,7 +36,7 @@ OFF = {"reasons": "", "experts": "none", "second_intent": False, "mimicry": Fals
 def make(**changes):
     """The task of a small model, and made-up parameters of it and of its annotator."""
     stage = GeneratorTaskSettings(**{"latent": 3, "hidden": 12, **changes})
-    plain = EncoderDecoder(SMALL.config(V, 2))
+    plain = EncoderDecoder(SMALL.config(V, 2, tie_embeddings=False))
     annotator = ReasonAnnotator(BertEncoder(BertConfig(30, 12, 2, 16, 1, max_positions=P))) if stage.reasons else None
     kind = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
     decoder = Decoder(DecodeSettings("greedy", T), 2, 1, 0)
@@ -213,7 +214,7 @@ def test_with_every_switch_off_it_is_the_plain_transformer_bit_for_bit():
     batch = example(reasons=False)
     assert not isinstance(task, ReinforcedReflectDiffu)
     run = jax.jit(lambda params, batch: task.log_probs(params, batch, task.think(params, frozen, batch), None))
-    plain = jax.jit(lambda params, batch: EncoderDecoder(SMALL.config(V, 2)).apply(
+    plain = jax.jit(lambda params, batch: EncoderDecoder(SMALL.config(V, 2, tie_embeddings=False)).apply(
         {"params": params}, batch.source, batch.source_mask, batch.target))  # fmt: skip
     np.testing.assert_array_equal(run(params, batch), plain(params["model"], batch))
     expected = -np.asarray(token_log_probs(plain(params["model"], batch), batch.target) * batch.target_mask).sum(axis=1)

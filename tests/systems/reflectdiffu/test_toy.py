@@ -12,9 +12,10 @@ from empax.data.intents import INTENTS
 from empax.decoding.settings import DecodeSettings
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.generator import Decoder
+from empax.systems.dialogue.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectBatch
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
-from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ModelSettings
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 
 ROWS, WORDS, FIRST, V = 64, 5, 4, 40
 STEPS, ASKED = 200, 900
@@ -40,7 +41,9 @@ def toy():
     stage = GeneratorTaskSettings(
         reasons="", intents="", experts="none", mimicry=False, copying=False, intent_start=False, emotion_weight=0.0
     )
-    model = EncoderDecoder(ModelSettings(d_model=32, num_heads=2, head_dim=16, d_ff=32).config(V, 2))
+    model = EncoderDecoder(
+        WordLevelSettings(d_model=32, num_heads=2, head_dim=16, d_ff=32).config(V, 2, tie_embeddings=False)
+    )
     decoder = Decoder(DecodeSettings("greedy", 2), 2, 1, 0)
     task = ReinforcedReflectDiffu(model, stage, decoder, None, ((0, 1, 2),) * 32)
     optimizer = optax.adam(3e-3)
