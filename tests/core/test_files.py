@@ -155,14 +155,22 @@ def test_hashes_depend_on_content_alone(tmp_path):
 
 def test_work_dir_layout():
     work = WorkDir(Path("w"))
-    assert work.done("generator") == work.stage("generator") / "DONE" == Path("w/generator/DONE")
-    assert work.metrics == Path("w/metrics.jsonl")
-    files = (
-        work.config,
-        work.provenance,
-        work.metrics,
-        work.predictions,
-        work.instances("a"),
-        work.notes("annotate", "a"),
-    )
-    assert len(set(files)) == 6
+    found = {
+        "generator": work.stage("generator"),
+        "generator/DONE": work.done("generator"),
+        "generator/BEGUN": work.begun("generator"),
+        "LOCK": work.lock,
+        "CHECKSUMS": work.checksums,
+        "config.json": work.config,
+        "run.json": work.provenance,
+        "metrics.jsonl": work.metrics,
+        "tensorboard/generator": work.tensorboard("generator"),
+        "predictions.jsonl": work.predictions,
+        "outputs.jsonl.gz": work.outputs,
+        "zero_shot/predictions.jsonl": work.evaluation("zero_shot"),
+        "prepare/test.jsonl": work.instances("test"),
+        "index/store": work.index("index"),
+        "prepare/tokenizer": work.tokenizer,
+        "annotate/test.jsonl": work.notes("annotate", "test"),
+    }
+    assert found == {name: Path("w") / name for name in found}

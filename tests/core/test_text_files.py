@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from empax.core import text_files
 from empax.core.files import DataError, read_json, read_jsonl
 from empax.core.text_files import parse_json
 from empax.data import dailydialog, empathetic_dialogues, epitome, own
@@ -286,3 +287,26 @@ def test_json_files_of_a_run_hold_json(tmp_path, change):
 )
 def test_what_is_just_allowed_is_read(text):
     assert parse_json(text) == json.loads(text)
+
+
+def test_the_bounds_are_the_last_that_are_taken(tmp_path, monkeypatch):
+    assert text_files.parse_object(json.dumps({"a": "x" * 100_000})) == {"a": "x" * 100_000}
+    with pytest.raises(DataError, match="a text of 100001 characters; at most 100000"):
+        text_files.parse_object(json.dumps({"a": "x" * 100_001}))
+    assert parse_json("[" * 64 + "]" * 64)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"abc\nabcd\n")
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 5)
+    assert list(text_files.read_lines(path)) == [(1, "abc"), (2, "abcd")]
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 4)
+    with pytest.raises(DataError, match="line 2: more than"):
+        list(text_files.read_lines(path))
+    monkeypatch.setattr(text_files, "MAX_FILE_BYTES", 9)
+    assert text_files.read_text(path) == "abc\nabcd\n"
+    monkeypatch.setattr(text_files, "MAX_FILE_BYTES", 8)
+    with pytest.raises(DataError, match="holds more than"):
+        text_files.read_text(path)
+
+
+def test_the_bounds_are_as_documented():
+    assert (text_files.MAX_LINE_BYTES, text_files.MAX_FILE_BYTES, text_files.MAX_DEPTH) == (2**26, 2**30, 64)

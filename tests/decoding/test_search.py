@@ -62,6 +62,14 @@ def ours(table, settings, seed=0):
     return jax.tree.map(np.asarray, decode(jnp.asarray(table), settings, jax.random.key(seed)))
 
 
+@flax.struct.dataclass
+class Nothing:
+    """A cache of a model that remembers nothing."""
+
+    def reorder(self, parents):
+        return self
+
+
 class TableConfig(PretrainedConfig):
     model_type = "table"
 
@@ -359,3 +367,24 @@ def test_an_unknown_method_is_refused():
 def test_sampling_needs_a_key():
     with pytest.raises(ValueError, match="PRNG key"):
         decode(jnp.asarray(make_table(0)), DecodeSettings("sample"), None)
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt", "banned"), [((3,), None, 3), (None, (3,), 3), ((3,), (4,), 3), ((4,), (3,), 4)]
+)
+def test_the_source_is_the_prompt_unless_there_is_another(source, prompt, banned):
+    """Tokens 3 and 4 are the likeliest; whoever may not repeat the source takes the other one."""
+    logits = jnp.zeros(VOCAB).at[jnp.array([3, 4])].set(9.0)
+    read = [None if ids is None else (jnp.array([ids]), jnp.ones((1, 1), bool)) for ids in (source, prompt)]
+    found = generate(
+        lambda tokens, cache: (jnp.broadcast_to(logits, (*tokens.shape, VOCAB)), cache),
+        Nothing(),
+        batch_size=1,
+        start_id=START,
+        eos_id=EOS,
+        pad_id=PAD,
+        settings=DecodeSettings("greedy", 2, encoder_no_repeat_ngram=1),
+        source=read[0],
+        prompt=read[1],
+    )
+    assert found.tokens.tolist() == [[[7 - banned] * 2]]

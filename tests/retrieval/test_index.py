@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from empax.core.files import DataError
+from empax.retrieval.exact import ExactIndex
 from empax.retrieval.index import Index, IndexSettings, StaleIndexError, build_index, load_index, measure_recall
-from empax.retrieval.scann import ScannSettings
+from empax.retrieval.scann import ScannIndex, ScannSettings
 
 ROWS, DIM = 1_200, 16
 METHODS = ["exact", "scann"]
@@ -40,6 +41,13 @@ def saved(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param) / "index"
     index.save(folder)
     return index, folder
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_method_says_who_searches(method):
+    index = build(method, rows=60)
+    assert type(index.searcher) is {"exact": ExactIndex, "scann": ScannIndex}[method]
+    assert type(index.exact) is ExactIndex
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
 import resource
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -222,6 +224,25 @@ def test_full_disk_names_what_failed_and_leaves_the_earlier_checkpoint(tmp_path,
     checkpointer.save(9, big, {})  # room again
     checkpointer.close()
     assert hash_tree(load_params(tmp_path, "last")) == hash_tree(big.params)
+
+
+def test_check_tells_of_a_failed_background_save_and_waits_for_none(tmp_path, monkeypatch):
+    checkpointer, disk_is_full = Checkpointer(tmp_path), threading.Event()
+    checkpointer.check()  # nothing to tell
+
+    def finish(*_):
+        checkpointer._orbax.wait_until_finished()
+        disk_is_full.wait()
+        raise OSError("no space left")
+
+    monkeypatch.setattr(checkpointer, "_finish", finish)
+    checkpointer.save(3, make_state(), {})
+    checkpointer.check()  # still under way
+    disk_is_full.set()
+    concurrent.futures.wait([checkpointer._pending[1]])
+    with pytest.raises(CheckpointError, match=r"saving .*/3 failed .*no space left"):
+        checkpointer.check()
+    checkpointer.close()
 
 
 def test_half_written_folders_of_a_killed_process_are_removed(tmp_path):
