@@ -92,6 +92,7 @@ def test_what_is_no_json_is_named(tmp_path, content):
 def test_json_round_trip_of_what_settings_hold(tmp_path):
     path = tmp_path / "new" / "a.json"
     write_json(path, {"n": np.float32(0.5), "path": Path("x/y"), "text": "ü"})
+    assert path.read_text(encoding="utf-8") == '{\n  "n": 0.5,\n  "path": "x/y",\n  "text": "ü"\n}\n'
     assert read_json(path) == {"n": 0.5, "path": "x/y", "text": "ü"}
     path.write_text('{"n": ')
     with pytest.raises(DataError, match=r"a\.json: not valid JSON"):
@@ -106,9 +107,10 @@ class Row:
 
 def test_jsonl_round_trip_skips_blank_lines(tmp_path):
     path = tmp_path / "a.jsonl"
-    write_jsonl(path, [Row("a", (1, 2)), {"name": "b"}])
-    path.write_text(path.read_text() + "\n\n")
-    assert list(read_jsonl(path)) == [{"name": "a", "parts": [1, 2]}, {"name": "b"}]
+    write_jsonl(path, [Row("ä", (1, 2)), {"name": "b"}])
+    assert path.read_text(encoding="utf-8") == '{"name": "ä", "parts": [1, 2]}\n{"name": "b"}\n'
+    path.write_text(path.read_text(encoding="utf-8") + "\n\n", encoding="utf-8")
+    assert list(read_jsonl(path)) == [{"name": "ä", "parts": [1, 2]}, {"name": "b"}]
 
 
 @pytest.mark.parametrize(("line", "reason"), [("{broken", "not valid JSON"), ("[1]", "a list, must be a JSON object")])
@@ -149,6 +151,8 @@ def test_files_are_written_together_or_not_at_all(tmp_path):
 def test_hashes_depend_on_content_alone(tmp_path):
     assert hash_json({"a": 1, "b": (2, 3)}) == hash_json({"b": [2, 3], "a": 1})
     assert hash_json({"a": 1}) != hash_json({"a": 2})
+    # Work directories hold such hashes: another one would make them stale.
+    assert (hash_json({"a": 1, "b": (2, 3)}), hash_json({"ü": None})) == ("fd28b17488e0d3ec", "82c8b3528d56d8c1")
     (tmp_path / "f").write_bytes(b"abc")
     assert hash_file(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 

@@ -7,7 +7,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 from empax.core.config import ConfigError
-from empax.decoding.constraints import check_ids, constrain, penalise
+from empax.decoding.constraints import check_ids, constrain, force, penalise
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings
 
@@ -98,6 +98,15 @@ def test_padding_of_the_source_is_no_token_of_it():
     found = processed(scores, text, 5, settings, source=short)
     np.testing.assert_array_equal(found, processed(scores, text, 5, settings, source=short[:, :6]))
     assert not np.array_equal(found, processed(scores, text, 5, settings, source=SOURCE % 4))
+
+
+def test_a_forced_token_is_certain_in_its_rows_alone():
+    logits = jnp.arange(12.0).reshape(2, 1, 6)
+    assert force(logits, None) is logits
+    forced = np.asarray(force(logits, jnp.array([3, -1])))
+    np.testing.assert_array_equal(forced[1], logits[1])
+    np.testing.assert_array_equal(forced[0, 0], np.where(np.arange(6) == 3, 0.0, -np.inf))
+    np.testing.assert_array_equal(force(logits, jnp.array([0]))[..., 0], [[0.0], [0.0]])
 
 
 def test_what_is_suppressed_at_first_comes_second_behind_a_forced_token():
