@@ -3,8 +3,9 @@
   python tests/mutation/mutate.py [--sample=30] [--seed=0] [--only=losses,decoding] [--jobs=1] [--tests=not slow]
 
 A mutant counts as found if a test fails or runs out of time. One that survives the tests that mirror its module meets
-all others that import the module. cosmic-ray makes the mutants. Annotations, decorators of data classes, caches and
-compilation, and `strict=` of `zip` are left as they are: no result depends on them.
+those of its package and all that import the module. cosmic-ray makes the mutants. Annotations, decorators of data classes, caches and
+compilation, and `strict=` of `zip` are left as they are: no result depends on them. harmless.jsonl holds survivors that
+somebody looked at and found to change no result; they are counted apart.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 """The groups that are counted, and their modules."""
 
+HARMLESS = Path(__file__).with_name("harmless.jsonl")
+"""Rows with `module`, `line` before the change, `operator`, and `why` no result depends on it."""
+
 _LEFT_OUT = (
     "VariableReplacer",  # take arguments
     "VariableInserter",
@@ -84,6 +88,11 @@ class Mutant:
         except SyntaxError:
             return False
         return ast.dump(before) != ast.dump(after) and _kinds_of_arguments(before) == _kinds_of_arguments(after)
+
+    def named(self) -> tuple[str, str, str]:
+        """As HARMLESS names it: module, line before the change, operator."""
+        line = self.source().splitlines()[self.place[0] - 1].strip()
+        return str(self.module.relative_to(ROOT)), line, self.operator.removeprefix("core/")
 
     def source(self) -> str:
         return self.module.read_text(encoding="utf-8")
@@ -151,10 +160,15 @@ def tests_of(module: Path) -> list[str]:
 
 
 def other_tests_of(module: Path) -> list[str]:
-    """The other test files that import a module."""
+    """The other test files of a module's package, and all others that import the module."""
     package, name = ".".join(module.relative_to(ROOT).parent.parts), module.stem
     imports = re.compile(rf"from {package}\.{name} import|from {package} import [^\n]*\b{name}\b")
-    files = (path for path in (ROOT / "tests").rglob("test_*.py") if imports.search(path.read_text(encoding="utf-8")))
+    beside = ROOT / "tests" / module.relative_to(ROOT / "empax").parent
+    files = (
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path.parent == beside or imports.search(path.read_text(encoding="utf-8"))
+    )
     return sorted({str(path.relative_to(ROOT)) for path in files} - set(tests_of(module)))
 
 
@@ -232,14 +246,17 @@ def _run_all(groups: dict[str, list[Mutant]], folder: Path, options: argparse.Na
 
 
 def _tell(groups: dict[str, list[Mutant]], outcomes: dict[Mutant, str]) -> int:
-    survivors = [mutant for mutant, outcome in outcomes.items() if outcome == "passed"]
-    print("\nsurvivors:", *(mutant.diff() for mutant in survivors), sep="\n")
-    counts = {}
-    for name, mutants in groups.items():
-        found = sum(outcomes[mutant] != "passed" for mutant in mutants)
-        counts[name] = {"mutants": len(mutants), "found": found, "survived": len(mutants) - found}
-    total = {key: sum(count[key] for count in counts.values()) for key in ("mutants", "found", "survived")}
-    print(json.dumps({**counts, "total": total}))
+    rows = map(json.loads, HARMLESS.read_text(encoding="utf-8").splitlines())
+    harmless = {(row["module"], row["line"], row["operator"]) for row in rows}
+
+    def kind(mutant: Mutant) -> str:
+        if outcomes[mutant] != "passed":
+            return "found"
+        return "harmless" if mutant.named() in harmless else "survived"
+
+    print("\nsurvivors:", *(mutant.diff() for mutant in outcomes if kind(mutant) == "survived"), sep="\n")
+    counts = {name: collections.Counter(map(kind, mutants)) for name, mutants in groups.items()}
+    print(json.dumps({**counts, "total": sum(counts.values(), collections.Counter())}))
     return 0
 
 
