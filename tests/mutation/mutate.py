@@ -3,9 +3,9 @@
   python tests/mutation/mutate.py [--sample=30] [--seed=0] [--only=losses,decoding] [--jobs=1] [--tests=not slow]
 
 A mutant counts as found if a test fails or runs out of time. One that survives the tests that mirror its module meets
-those of its package and all that import the module. cosmic-ray makes the mutants. Annotations, decorators of data classes, caches and
-compilation, and `strict=` of `zip` are left as they are: no result depends on them. harmless.jsonl holds survivors that
-somebody looked at and found to change no result; they are counted apart.
+those of its package and all that import the module. cosmic-ray makes the mutants. Annotations, decorators of data
+classes, caches and compilation, and `strict=` of `zip` are left as they are: no result depends on them. harmless.jsonl
+holds survivors that somebody looked at and found to change no result; they are counted apart.
 """
 
 from __future__ import annotations
