@@ -160,7 +160,7 @@ def tests_of(module: Path) -> list[str]:
 
 
 def other_tests_of(module: Path) -> list[str]:
-    """The other test files of a module's package, and all that import the module, whole runs left out: they take long."""
+    """The other test files of a module's package, and all that import it; not whole runs, which take long."""
     package, name = ".".join(module.relative_to(ROOT).parent.parts), module.stem
     imports = re.compile(rf"from {package}\.{name} import|from {package} import [^\n]*\b{name}\b")
     beside = ROOT / "tests" / module.relative_to(ROOT / "empax").parent
