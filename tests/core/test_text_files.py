@@ -308,5 +308,16 @@ def test_the_bounds_are_the_last_that_are_taken(tmp_path, monkeypatch):
         text_files.read_text(path)
 
 
+def test_the_bounds_are_told_in_mebibytes(tmp_path, monkeypatch):
+    path, most = tmp_path / "a.txt", 3 << 20
+    path.write_bytes(b"x" * (most + 1))
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", most)
+    monkeypatch.setattr(text_files, "MAX_FILE_BYTES", most)
+    with pytest.raises(DataError, match="line 1: more than 3 MiB"):
+        list(text_files.read_lines(path))
+    with pytest.raises(DataError, match="holds more than 3 MiB"):
+        text_files.read_text(path)
+
+
 def test_the_bounds_are_as_documented():
     assert (text_files.MAX_LINE_BYTES, text_files.MAX_FILE_BYTES, text_files.MAX_DEPTH) == (2**26, 2**30, 64)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from empax.core.config import ConfigError
-from empax.losses.diffusion import Schedule, clean_estimate, ddim, ddpm_step, noise_loss, q_sample
+from empax.losses.diffusion import Schedule, clean_estimate, ddim, ddpm, ddpm_step, noise_loss, q_sample
 from empax.losses.latent import gaussian_kl
 from empax.models.intent_diffusion import IntentDenoiser
 
@@ -64,9 +64,24 @@ def test_all_steps_with_the_true_noise_give_the_clean_vector():
 
     for steps in (10, 1000):
         np.testing.assert_allclose(ddim(predict, STANDARD, noisy, start=1000, steps=steps), clean, atol=1e-4)
+    np.testing.assert_allclose(ddpm(predict, STANDARD, noisy, start=1000), clean, atol=1e-4)
     _, noise, times, noisy = example(200)
     clean = clean_estimate(STANDARD, noisy, times, noise)
     np.testing.assert_allclose(ddim(lambda *_: noise, STANDARD, noisy, start=200, steps=1), clean, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["ho", "printed"])
+def test_all_steps_are_one_after_the_other_at_its_mean(form):
+    _, noise, _, noisy = example(3)
+
+    def predict(noisy, time):
+        return noise * time[:, None] + noisy
+
+    walked = noisy
+    for time in (3, 2, 1):
+        times = jnp.full(3, time)
+        walked = ddpm_step(STANDARD, walked, times, predict(walked, times), jnp.zeros_like(noise), form=form)
+    np.testing.assert_allclose(ddpm(predict, STANDARD, noisy, start=3, form=form), walked, rtol=1e-4, atol=1e-4)
 
 
 def test_the_printed_step_has_a_number_where_its_root_has_none():

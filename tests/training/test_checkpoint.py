@@ -158,6 +158,14 @@ def test_best_saved_after_the_restored_step_is_forgotten(tmp_path):
     assert hash_tree(load_params(tmp_path)) == hash_tree(make_state(2).params)
 
 
+def test_best_saved_before_any_checkpoint_is_forgotten(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save_best(0, make_state().params, None)
+    checkpointer.close()
+    assert restore(tmp_path) is None
+    assert list((tmp_path / "best").iterdir()) == []
+
+
 def test_best_saved_at_the_restored_step_stays(tmp_path):
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save_best(2, make_state(2).params, 1.0)
