@@ -27,13 +27,14 @@ def get_config(arg: str = "") -> ConfigDict:
     # One bucket: most of so short a run would be compilation.
     config.generator = common.train(
         task="generator",
+        index="index",
         emotion_weight=0.0,
-        buckets=(64,),
+        buckets=(96,),
         learning_rate=1e-3,
         best_metric=None,
-        max_validation_examples=48,
-        optimizer={"warmup_steps": 5, "schedule": "linear"},
-        **common.sizes(steps=64, batch_size=16, evaluations=2),
+        max_validation_examples=24,
+        optimizer={"warmup_steps": 2, "schedule": "linear"},
+        **common.sizes(steps=20, batch_size=16, evaluations=1),
     )
     config.joint = common.train(
         task="joint",
