@@ -64,7 +64,7 @@ def measure(name: str, options: argparse.Namespace) -> Row:
     """One architecture."""
     fields = fields_of(name, small=options.smoke)
     dtype = jnp.dtype(options.dtype)
-    # No architecture has as many layers: the scan takes at most those that there are.
+    # No architecture has as many layers: the scan takes all there are.
     sides = random_model(fields, param_dtype=dtype, dtype=options.dtype, unroll=options.unroll or 1000)
     inputs = random_inputs(fields["vocab_size"], options.batch, options.source, options.target)
     ours, theirs = our_call(sides, inputs), their_call(sides, inputs, fields["model_type"], options.dtype)

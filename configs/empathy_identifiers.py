@@ -22,7 +22,7 @@ MECHANISMS = ("emotional_reaction", "interpretation", "exploration")
 
 
 def identifiers(**more: Any) -> ConfigDict:
-    """The stage, for this recipe and for those that reward or judge with it; `more` are settings that differ."""
+    """The stage, for this recipe and for recipes that reward or judge with it; `more` are settings that differ."""
     heads = {"pattern": f"^({'|'.join(MECHANISMS)})/", "learning_rate_scale": 5.0}  # they start from nothing
     settings = {
         "task": "attributes.identifier",

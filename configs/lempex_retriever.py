@@ -41,7 +41,7 @@ def index(*, encoder: str, queries: dict[str, int]) -> ConfigDict:
 
 
 def retriever(**more: Any) -> ConfigDict:
-    """The stage, for this recipe and for those that read its exemplars; `more` are settings that differ."""
+    """The stage, for this recipe and for recipes that read its exemplars; `more` are settings that differ."""
     settings = {
         "task": "retriever",
         "steps": 400,  # a third of an epoch, some 25 minutes on two cores; the authors: 8 epochs

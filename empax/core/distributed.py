@@ -53,7 +53,7 @@ def initialize() -> None:
             "first."
         )
     if int(numbers[0]) > 1:
-        # Not detected: on a node of SLURM, JAX would take one GPU of those that the process sees.
+        # Not detected: on a node of SLURM, JAX would take one GPU of all that the process sees.
         _join(
             coordinator_address=address,
             num_processes=int(numbers[0]),

@@ -41,7 +41,7 @@ class ReinforcedTask(Task, Protocol):
     """What learns from rated answers of its own, several updates from each batch of them.
 
     One iteration: `rollout`, `rate`, `credit`, then `loss` on mini-batches of what `credit` gave. `rollout` finds the
-    parameters that training began with, as far as they were trained before, in `frozen["reference"]`.
+    parameters that training began with, if an earlier stage trained them, in `frozen["reference"]`.
     """
 
     rates_on_host: bool
@@ -96,7 +96,7 @@ class WholeBatchTask(Task, Protocol):
 @runtime_checkable
 class SummarizingTask(Task, Protocol):
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
-        """The metrics of an evaluation, from their averages over all of it: for those that no mean can hold (F1)."""
+        """The metrics of an evaluation, from their averages over all of it: for metrics that are no mean (F1)."""
         ...
 
 

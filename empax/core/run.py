@@ -222,7 +222,7 @@ class RunContext:
           able: what its task must be able to do, in words ("answers"), and whether one is.
 
         Raises:
-          ConfigError: the run has no such stage before this one; names those that fit.
+          ConfigError: the run has no such stage before this one; the message names stages that fit.
         """
 
         def fits(stage: Stage) -> bool:

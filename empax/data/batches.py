@@ -199,7 +199,7 @@ def draw(items: Sequence[T], most: int) -> list[T]:
     """At most `most` of the items, in their order, the same ones whatever the run's seed; 0 = all.
 
     The first rows of a corpus are no sample of it: ReflectDiffu's emotion head names 38.7% of the first thousand
-    validation contexts of EmpatheticDialogues right, and 47.5% of those that are drawn.
+    validation contexts of EmpatheticDialogues right, and 47.5% of the sampled ones.
     """
     return [items[row] for row in draw_rows(len(items), most)]
 

@@ -70,11 +70,11 @@ def load_dialogues(path: Path | str) -> list[Dialogue]:
             blank = blank or number
             continue
         if blank:
-            raise DataError(f"{path}, line {blank}: blank, and dialogues follow; take the file as it was released.")
+            raise DataError(f"{path}, line {blank}: blank, and dialogues follow; take the released file.")
         turns = _turns(line, f"{path}, line {number}")
         dialogues.append(Dialogue(f"dailydialog-{prefix}-{number}", "", "", turns))
     if not dialogues:
-        raise DataError(f"{path}, line {max(blank, 1)}: the file ends without a dialogue; take it as it was released.")
+        raise DataError(f"{path}, line {max(blank, 1)}: the file ends without a dialogue; take the released file.")
     return dialogues
 
 

@@ -126,7 +126,7 @@ class _Found:
     parents: Int[Array, "R C"]
     tokens: Int[Array, "R C"]
     stops: Bool[Array, "R C"]
-    running: Float[Array, "R W"]  # log-probabilities of those that go on
+    running: Float[Array, "R W"]  # log-probabilities of the hypotheses that go on
     best: Int[Array, "R W"]  # which they are
 
 

@@ -198,7 +198,7 @@ def _refuse_unread(fields: Mapping[str, Any], method: str, path: Path) -> None:
 
 
 def _eos_ids(fields: Mapping[str, Any], path: Path) -> tuple[tuple[int, ...], bool]:
-    """The ids that end a response, that which the last place forces first, and whether it does."""
+    """The ids that end a response, with the one that the last place forces in front, and whether it forces one."""
     ids, forced = (_several(fields.get(name, ())) for name in ("eos_token_id", "forced_eos_token_id"))
     if not forced:
         return ids, False

@@ -72,7 +72,7 @@ def choices(
     settings: DecodeSettings,
     less: Float[Array, "B 1 V"] | None = None,
 ) -> tuple[Float[Array, "B K V"], Float[Array, "B K V"]]:
-    """Logits to choose by, and those that give the log-probabilities of what was chosen."""
+    """Logits to choose by, and logits whose log-probabilities the chosen tokens get."""
     check_ids(settings, logits.shape[-1])
     if settings.penalises and settings.method == "beam":
         logits = jax.nn.log_softmax(logits, axis=-1)  # what is divided by a penalty depends on its sign

@@ -26,7 +26,7 @@ class Hypotheses:
       tokens: [B, K, T].
       mask: True on tokens, False on padding and the end-of-sequence token.
       log_probs: [B, K], under the model.
-      encoding: the model's encoding of each context, [B, D]; called only by those that look at it.
+      encoding: the model's encoding of each context, [B, D]; called only by rules that look at it.
       encode: the model's encoding of texts, (ids[N, T], mask) to [N, D]; likewise.
       exemplars: M responses for each context, ids [B, M, S] with their mask; None = there are none.
     """
@@ -58,7 +58,7 @@ class Consensus:
     exemplars z, what people said in like situations, are ours.
 
     Attributes:
-      utility: F, of token ids. Equal hypotheses count as often as they were drawn.
+      utility: F, of token ids. Equal hypotheses count as often as they occur.
       length_power: a; above 0 makes up for a utility that prefers short hypotheses.
       exemplar_weight: b; an exemplar without a token does not count.
     """
@@ -148,7 +148,7 @@ def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None
 
 
 def rerank(generated: Generated, worth: Float[Array, "B K"]) -> Generated:
-    """The same hypotheses and log-probabilities, those of most worth first; of equal ones, as they were."""
+    """The same hypotheses and log-probabilities, the best first; equal ones keep their order."""
     order = jnp.argsort(-worth, axis=1, stable=True)
     return Generated(
         tokens=jnp.take_along_axis(generated.tokens, order[:, :, None], axis=1),

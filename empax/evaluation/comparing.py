@@ -173,7 +173,7 @@ def _field(
 
 
 def _testable(field: _Field, pair: tuple[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Metrics that both systems have, without those that do not compare; and the latter with their reasons."""
+    """Metrics that both systems have and that compare; and the others, with reasons."""
     positions = field.shared(*pair)
     reasons = not_comparable(*(field.of(label, positions) for label in pair))
     wanted, left_out = [], {}
@@ -200,7 +200,7 @@ def _groups(name: str) -> tuple[str, ...]:
 
 
 def _comparable(field: _Field, label: str) -> list[str]:
-    """Metrics of a row of the table: those that depend on the number of rows only if the system has all rows."""
+    """Metrics of a row of the table; one that depends on the number of rows only if the system has all rows."""
     whole = bool((field.places[label] >= 0).all())
     return [name for name, statistic in field.statistics.items() if whole or statistic.bounds is None]
 

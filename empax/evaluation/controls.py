@@ -20,7 +20,7 @@ CANNED = "oh no, i am so sorry to hear that. what did you do about it?"
 WANTED = (
     "bleu_1", "bleu_2", "bleu_3", "bleu_4", "token_f1", "distinct_1", "distinct_2", "length_ratio", "brevity_penalty",
 )  # fmt: skip
-"""The metrics of the controls; those that `scoring` does not know are left out."""
+"""The metrics of the controls; any that `scoring` does not know is left out."""
 
 _SHUFFLES = 20
 

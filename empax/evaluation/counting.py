@@ -53,7 +53,7 @@ class DistinctStatistic:
 class CountStatistic:
     """A function of how often each distinct item occurs, for items given as (item, row) pairs; 0 without items.
 
-    `of_counts` takes the counts of all items, those that do not occur with 0, and looks at nothing but counts above 0.
+    `of_counts` takes the counts of all items, 0 for an absent one, and looks at nothing but counts above 0.
     """
 
     def __init__(

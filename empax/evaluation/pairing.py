@@ -117,7 +117,7 @@ def not_comparable(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -
 
     Returns:
       Of "perplexity_per_token", "perplexity", "emotion_accuracy", "intent_accuracy", "mechanisms",
-      "mechanisms:JUDGE" and "bart_score" those that must be left out, each with the reason; "perplexity" stands for
+      "mechanisms:JUDGE" and "bart_score" all that must be left out, each with the reason; "perplexity" stands for
       every unit.
     """
     other_judge = "different judges: the levels of the references differ"

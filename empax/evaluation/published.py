@@ -252,7 +252,7 @@ KNOWN_ROWS = {
     "fa8c1e9352a73729": ("cleaned, as MoEL released them", True),
     "e19d82394deccd04": ("cleaned, as KEMP released them", True),
     "1997091f20bc6d68": ("cleaned, as EmpDG released them: contexts with a later turn", False),
-    "338941b9e1a910d8": ("those that a t5-small was released with", False),
+    "338941b9e1a910d8": ("released with a t5-small", False),
 }
 """`fingerprint` of rows of CORPUS's test split → which rows, and whether they are the whole split."""
 

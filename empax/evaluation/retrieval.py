@@ -135,7 +135,7 @@ def _real(values: np.ndarray) -> Float[np.ndarray, " Q"]:
 def with_intervals(
     statistics: Mapping[str, Statistic], dialogues: Int[np.ndarray, " Q"]
 ) -> dict[str, dict[str, float]]:
-    """Value and 95% interval of each, whole dialogues being drawn; those that have no value are left out.
+    """Value and 95% interval of each, whole dialogues being drawn; a statistic without a value is left out.
 
     Args:
       statistics: by name, of the same contexts.

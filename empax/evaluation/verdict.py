@@ -104,7 +104,7 @@ def _length(rows: Sequence[Prediction]) -> list[Check]:
 
 
 def _one_class(rows: Sequence[Prediction]) -> list[Check]:
-    """Labels that never change, where those that they stand for do."""
+    """Labels that never change, although the gold labels do."""
     columns: dict[str, tuple[list[Any], list[Any]]] = {
         "emotion predictions": ([r.emotion_prediction for r in rows], [r.emotion for r in rows]),
         "intent predictions": ([_note(r, "intent_prediction") for r in rows], [_note(r, "intent") for r in rows]),

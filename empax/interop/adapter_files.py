@@ -49,7 +49,7 @@ _STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class Module(NamedTuple):
-    """A module of the foreign model, and what of ours is adapted in it: several weights where it joins them."""
+    """A module of the foreign model, and our weights that its adapter changes: several where it joins them."""
 
     name: str  # with {layer}
     rows: list[mappings.Row]

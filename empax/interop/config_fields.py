@@ -118,7 +118,7 @@ _THEIR_NAMES |= {"qwen2": _LLAMA, "qwen3": _LLAMA, "mistral": _LLAMA, "opt": _OP
 
 
 def their_words(message: str, architecture: str) -> str:
-    """`message` with our names of settings replaced by those that the model's `config.json` has for them."""
+    """`message` with our names of settings replaced by the names in the model's `config.json`."""
     names = _THEIR_NAMES.get(architecture, {})
     return re.sub(r"\b\w+\b", lambda word: names.get(word[0], word[0]), message)
 
@@ -127,7 +127,7 @@ _CHECKED = _SIZES | _COUNTS | _RATES | _NUMBERS | _SWITCHES | _TEXTS
 
 
 def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` without those that are null: as Hugging Face has it, they are absent."""
+    """`fields` without nulls: to Hugging Face a null field is absent."""
     return {name: value for name, value in fields.items() if value is not None or name not in _CHECKED}
 
 

@@ -53,7 +53,7 @@ _NEW_ROW_NOISE = 0.01
 
 
 def grow_vocabulary(params: Params, size: int) -> Params:
-    """Parameters of a generator with rows for `size` ids; those that it has stay as they are.
+    """Parameters of a generator with rows for `size` ids; the present rows do not change.
 
     A new row is the mean of the old ones, so that a new token begins no likelier than an average one and what the model
     says changes little, with a hundredth of their deviation as seeded noise: no two tokens begin alike.

@@ -108,7 +108,7 @@ def read_onnx(file: Path) -> dict[str, OnnxWeight]:
 
 
 def _parse(file: Path, data: mmap.mmap) -> tuple[dict[str, MappedTensor | float], dict[str, str]]:
-    """Initialisers by name, scalars as numbers; and of those that a product has as its right factor, its name."""
+    """Initialisers by name, scalars as numbers; and for each right factor of a product, the product's name."""
     graphs = [span for number, span in _fields(data, (0, len(data))) if number == _GRAPH]
     initialisers: dict[str, MappedTensor | float] = {}
     factors: dict[str, str] = {}

@@ -41,7 +41,7 @@ class Checksum:
         self._checked = False
 
     def check(self) -> None:
-        """Raises DataError if the bytes are others than those that were written."""
+        """Raises DataError if these are not the bytes that were written."""
         if self._checked:
             return
         file, offset, left = self._place
@@ -100,7 +100,7 @@ class MappedTensor:
         """The tensor, read-only unless `dtype` or `copy` ask for another array.
 
         Raises:
-          DataError: its bytes are not those that the checksum is of, or the file has become too short.
+          DataError: its bytes do not fit the checksum, or the file has become too short.
         """
         span = self._span()
         if not span:

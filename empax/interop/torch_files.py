@@ -64,7 +64,7 @@ def read_torch(file: Path) -> dict[str, MappedTensor]:
     A state dict under "model" or "state_dict" is taken out; entries that are no tensors are passed over.
 
     Raises:
-      DataError: the file is cut short, in the format of before PyTorch 1.6, holds no state dict, or asks for
+      DataError: the file is cut short, older than PyTorch 1.6, holds no state dict, or asks for
         anything that a state dict does not need. To read a tensor raises one where its bytes are damaged.
     """
     archive = _Archive(file)
@@ -134,7 +134,7 @@ class _Archive:
             stream.seek(entry.offset)
             content = stream.read(entry.num_bytes)
         if entry.crc and zlib.crc32(content) != entry.crc:
-            raise DataError(f"{self._file} is damaged: {name} is not as it was written; fetch it again.")
+            raise DataError(f"{self._file} is damaged: {name} does not fit its checksum; fetch it again.")
         return content
 
     def _entry(self, name: str) -> _Entry:
@@ -156,7 +156,7 @@ class _Archive:
         return _Entry(offset, info.file_size, info.CRC)
 
     def _storage(self, key: Any) -> tuple[_Entry, Checksum | None]:
-        """The storage that a pickle calls `key`; those that share it share its checksum."""
+        """The storage that a pickle calls `key`; tensors that share it share its checksum."""
         if (
             type(key) is not str
             or re.fullmatch(r"\w{1,64}", key) is None
@@ -233,5 +233,5 @@ def _not_a_zip(file: Path) -> str:
     if start == b"PK":
         return f"{file} is not a whole zip file; fetch the model again."
     if start[:1] == b"\x80":
-        return f"{file} is in PyTorch's format of before version 1.6, which is not read here. {_ADVICE}"
+        return f"{file} has the format that PyTorch had before version 1.6, which is not read here. {_ADVICE}"
     return f"{file} is not a file that torch.save wrote; fetch the model again."

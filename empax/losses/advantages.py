@@ -164,7 +164,7 @@ def generalized_advantages(
     .. math:: A_t = \sum_{l=0}^{T-t} (\gamma\lambda)^l \delta_{t+l}, \quad
       \delta_t = r_t + \gamma V(s_{t+1}) - V(s_t), \quad V(s_{T+1}) = 0
 
-    Source: Schulman et al. 2016, Eq. 16; EmpRL, Eq. 10. Tokens t = 1 .. T are those that the mask
+    Source: Schulman et al. 2016, Eq. 16; EmpRL, Eq. 10. Tokens t = 1 .. T are the ones that the mask
     counts, wherever they stand.
 
     Departure: EmpRL's Eq. 9 sums only to delta_{T-1}, so the last token has no advantage and the empathy reward r_T

@@ -17,7 +17,7 @@ _TEMPERATURE = 0.1  # of cosines, before they become a distribution
 
 
 class IntentTwice(nn.Module):
-    """A first intent, a second one among those that suit the emotion, and the final one made of both.
+    """A first intent, a second one that suits the emotion, and the final one made of both.
 
     Source: ReflectDiffu, Sec. 3.3.1. What the paper leaves open is ours: the temperature of the similarities, what the
     policy reads beside the state (how many turns there are), and how two intents become one.

@@ -42,7 +42,7 @@ class TransformerConfig:
       init_scale: factor on every initial weight but embeddings.
       embedding_stddev: of initial embeddings; None = d_model ** -0.5.
       start_id: what the decoder reads first.
-      remat: what of the layers the backward pass computes again: see `models.scanned.rematerialized`.
+      remat: which parts of the layers the backward pass computes again: see `models.scanned.rematerialized`.
       unroll: layers per iteration of the scan. More compile slower; on a CPU they run up to 1.6 times faster, since the
         backward pass of a loop copies what it saved.
       dtype: of the arithmetic; parameters, softmax, norms and logits stay float32.

@@ -139,7 +139,7 @@ def array_bytes(array: tuple[str, str, str], *, hbm: bool = False) -> float:
 
 
 def type_bytes(kind: str, *, hbm: bool = False) -> float:
-    """Of all arrays of a type; with `hbm`, of those that lie in main memory."""
+    """Of all arrays of a type; with `hbm`, only of arrays in main memory."""
     return sum(array_bytes(array, hbm=hbm) for array in arrays_of(kind))
 
 

@@ -17,7 +17,7 @@ from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, tria
 def describe(plan: RunPlan) -> str:
     """One line per stage; for a training stage its parameters, bytes per device, and FLOPs per step.
 
-    Parameters are those that the stage trains: with adapters no more than they and the heads. Bytes are those of
+    Parameters are the trained ones: with adapters only they and the heads. Bytes are those of
     parameters, gradients and optimiser state on one device, as `mesh` splits them, of what is frozen beside them there
     (the weights under adapters, in as many bits as they are kept in; a judge), and of the step's whole batch;
     activations come on top. FLOPs are those of one update on batches of the longest bucket, or of all updates that a

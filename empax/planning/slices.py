@@ -63,7 +63,7 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """One step on one chip of a topology: an update, or all those that a reinforced task makes from its answers.
+    """One step on one chip of a topology: an update, or all updates that a reinforced task makes from its answers.
 
     Attributes:
       chips: how many there are.

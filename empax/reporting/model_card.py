@@ -48,7 +48,7 @@ class Exported:
       size: number of parameters.
       lora: the adapters that were trained; None = the weights themselves.
       adapters: whether the folder holds those alone; else they are merged into the weights.
-      rounded: whether the weights beneath the adapters had fewer bits in training than those that `base` names.
+      rounded: whether the weights beneath the adapters had fewer bits in training than the weights of `base`.
       key: what a retriever's keys are made of, "exchange" or "response".
       towers: "separate" if queries and keys have encoders of their own.
     """
@@ -251,7 +251,7 @@ def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
     decoding, share = settings.get("decoding", {}), settings.get("emotion_share", 0.0)
     if about.what == "generator" and decoding.get("rerank"):
         chosen = {
-            "consensus": "that which the others agree with most",
+            "consensus": "the one that the others agree with most",
             "likelihood": "the likeliest",
             "similarity": "a likely one whose encoding is near that of the context",
         }[decoding["rerank"]]

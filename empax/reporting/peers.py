@@ -1,4 +1,4 @@
-"""Released outputs of other systems: scored as they were cleaned, and shown only where their rows belong."""
+"""Released outputs of other systems: scored with their own cleaning, and shown only where their rows belong."""
 
 from __future__ import annotations
 

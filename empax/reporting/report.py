@@ -169,7 +169,7 @@ def build_report(
       predictions: of the test split.
       metrics: `Scores.metrics`.
       speed: named measurements.
-      paper: row of the paper → metric → value; shown only where the rows are those that it is about.
+      paper: row of the paper → metric → value; shown only for the paper's own rows.
       peers: released outputs of another system → its metrics by the same code.
       history: rows of metrics.jsonl, each with `stage`, `step`, `split` and numbers by name.
       run: versions, commit, seed, devices.

@@ -31,7 +31,7 @@ class Others:
       files: other systems' predictions of the same rows.
       all_pairs: test every two files; False = the first against each.
       peers: folder of *.jsonl with released outputs; None = none.
-      metrics: what to compare; empty = all, and with peers those that they can be compared by.
+      metrics: what to compare; empty = all, and with peers all that compare with theirs.
     """
 
     files: Sequence[Path] = ()

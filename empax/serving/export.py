@@ -137,7 +137,7 @@ def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:
     """The stage that `settings` mean, and the name of its model.
 
     Raises:
-      ConfigError: there is no such stage, or it has no such model; names those that there are.
+      ConfigError: there is no such stage, or it has no such model; the message names the present ones.
     """
     exported = {name: s for name, s in plan.stages.items() if s.spec is not None and s.spec.models}
     if not exported:
@@ -150,7 +150,7 @@ def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:
     name = settings.stage or next(reversed(exported))
     if name not in exported:
         raise ConfigError(
-            f"stage = {name!r} trains no model of this run that can be exported; those that do are "
+            f"stage = {name!r} trains no model of this run that can be exported; stages that do are "
             f"{', '.join(exported)}."
         )
     held = {other: tuple(s.spec.models) for other, s in exported.items() if s.spec is not None}

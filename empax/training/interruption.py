@@ -38,7 +38,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 class InterruptSignals:
     """While entered, the first Ctrl-C or SIGTERM sets `received`; a Ctrl-C more than a second later ends the process.
 
-    A SIGTERM that follows changes nothing: launchers send several, and have SIGKILL for those that do not leave.
+    A SIGTERM that follows changes nothing: launchers send several, and SIGKILL a process that does not leave.
     """
 
     def __init__(self) -> None:

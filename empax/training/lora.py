@@ -73,7 +73,7 @@ class LoraTask:
         Weights are in the type of the arithmetic there, or in eight bits.
 
         Args:
-          params: of `task`, pretrained; those that it trains whole are left out.
+          params: of `task`, pretrained, without the ones that it trains whole.
           frozen: what `task` itself wants.
         """
         base = self._split(params)[1]

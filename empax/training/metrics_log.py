@@ -30,7 +30,7 @@ class MetricsLog:
       path: the run's metrics.jsonl, which all stages share.
       stage: name of the stage, in each row.
       resume_step: the step that the run goes on from; 0 drops every row of the stage.
-      rows: lines of the stage until then, as a checkpoint has them; None = those that the file has.
+      rows: lines of the stage until then, as a checkpoint has them; None = the lines of the file.
       tensorboard: folder for the stage's event files; None = no TensorBoard.
     """
 

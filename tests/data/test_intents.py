@@ -42,7 +42,7 @@ def test_the_commonest_of_each_emotion_and_what_they_cover():
     found = table()
     assert found.counts.sum() == 7
     assert found.top(2)["sad"] == ("consoling", "questioning")
-    assert found.top(2)["proud"] == ("acknowledging", "agreeing")  # of those that never occur the first
+    assert found.top(2)["proud"] == ("acknowledging", "agreeing")  # of intents that never occur, the first
     assert found.covered(found.top(1)) == pytest.approx(100 * 4 / 7)
     assert found.covered(found.top(3)) == 100
     assert found.covered(TABLE_1) == pytest.approx(100 * 4 / 7)

@@ -43,7 +43,7 @@ def test_both_towers_are_trained_apart(workdir):
     params = load_params(workdir / "retriever", "last")
     apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), params["query_encoder"], params["key_encoder"])
     assert max(jax.tree.leaves(apart)) > 1e-5
-    assert apart["encoder"]["token_embedding"] == 0.0  # the recipe leaves it as it was
+    assert apart["encoder"]["token_embedding"] == 0.0  # the recipe does not train it
 
 
 def test_candidates_are_responses_of_other_dialogues_of_the_training_split(workdir):

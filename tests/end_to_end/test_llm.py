@@ -126,7 +126,7 @@ def adapters_alone_are_the_same_model(workdir, llama, ids, expected):
 def test_prompting_leaves_the_model_as_it_is(run_form):
     workdir, predictions = run_form("prompted")
     assert not any(row["exemplars"] for row in predictions)
-    # The emotion head is as it was drawn: what it says is not shown as if it meant something.
+    # The emotion head was never trained: what it says is not shown as if it meant something.
     assert {row["emotion_prediction"] for row in predictions} == {""}
     report = read_json(workdir / "report.json")
     assert "emotion_accuracy" not in report["metrics"]

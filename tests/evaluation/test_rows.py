@@ -1,4 +1,4 @@
-"""Anybody's outputs: what of a line is checked, so that the report can rely on it."""
+"""Anybody's outputs: which fields of a line are checked, so that the report can rely on them."""
 
 import json
 

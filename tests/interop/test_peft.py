@@ -85,7 +85,7 @@ def load_with_peft(model, folder):
 
 
 def inputs_of(config):
-    """Arguments of our model, keywords of theirs, and what of the result means anything."""
+    """Arguments of our model, keywords of theirs, and the places of the result that mean anything."""
     rng = np.random.default_rng(1)
     source, target = rng.integers(2, 37, (2, 3, 9))
     mask = np.arange(9)[None] < np.array([9, 6, 2])[:, None]

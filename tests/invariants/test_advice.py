@@ -356,7 +356,7 @@ SETTINGS = [
         {"method": "beam", "num_beams": 1}, {"method": "beam", "num_beams": 2},
     ),
     section(
-        RewardSettings, {}, "systems/emprl/settings.py", "has stages = (); name those that trained the identifiers",
+        RewardSettings, {}, "systems/emprl/settings.py", "has stages = (); name the stages of the identifiers",
         {"stages": ()}, {"stages": ("identifiers",)},
     ),
     section(
@@ -699,11 +699,11 @@ FILES = [
         "a __eou__ __eou__\n", "a __eou__ b __eou__\n",
     ),
     file_case(
-        "data/dailydialog.py", "the file ends without a dialogue; take it as it was released",
+        "data/dailydialog.py", "the file ends without a dialogue; take the released file",
         dailydialog.load_dialogues, "", "a __eou__ b __eou__\n",
     ),
     file_case(
-        "data/dailydialog.py", "blank, and dialogues follow; take the file as it was released",
+        "data/dailydialog.py", "blank, and dialogues follow; take the released file",
         dailydialog.load_dialogues, "\na __eou__ b __eou__\n", "a __eou__ b __eou__\n",
     ),
     Case(
@@ -1329,7 +1329,7 @@ MODEL_FILES = [
         "more than once; fetch it again", lambda content: zipped(*entries_of(content), *entries_of(content)[:1])
     ),
     torch_case(
-        "is not as it was written; fetch it again",
+        "does not fit its checksum; fetch it again",
         lambda content: with_bytes(content, content.index(b"FloatStorage"), b"f"),
     ),
     torch_case(

@@ -56,7 +56,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 class Workdirs:
-    """Work directories in which single stages can be trained, those that they build on being there."""
+    """Work directories in which single stages can be trained, because all that they build on is there."""
 
     def __init__(self, finished, factory):
         self.finished, self.factory, self.made = finished, factory, {}

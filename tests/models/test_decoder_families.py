@@ -1,4 +1,4 @@
-"""What the `config.json` of each decoder-only family says, and what of it is refused."""
+"""What the `config.json` of each decoder-only family says, and what is refused."""
 
 import pytest
 import transformers

@@ -186,7 +186,7 @@ def test_the_card_says_what_the_run_does_beyond_the_model():
     config = {"system": "reg", "data": {"name": "sample"}, "run": (), "seed": 0}
     about = Exported("generator", "joint", "joint", "transformers", "", 2, 10)
     card = model_card(about, {**config, "reg": settings}, None)
-    assert "draws 16 answers and gives that which the others agree with most" in card
+    assert "draws 16 answers and gives the one that the others agree with most" in card
     card = model_card(dataclasses.replace(about, what="retriever"), {**config, "reg": settings}, None)
     assert "0.5 of a score is the probability that a context has the exemplar's emotion" in card
     for what in ("generator", "retriever"):

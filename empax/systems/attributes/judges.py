@@ -42,7 +42,7 @@ TASKS = {
 _LOADERS = {"classifier": load_classifier, "identifier": load_identifier}
 
 JUDGE_TASKS = tuple(f"attributes.{name}" for name in _LOADERS)
-"""As RunContext.task names those that judge mechanisms."""
+"""Tasks that train judges of mechanisms, as RunContext.task names them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,7 +97,7 @@ def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
 
 
 def _reads_sources(run: RunContext, stage: Stage) -> bool:
-    """Whether a stage's buckets are lengths of the generator's sources; those that a config leaves out are not used."""
+    """Whether a stage's buckets are lengths of the generator's sources; a stage without buckets has no such limit."""
     own = stage.task.rpartition(".")[2] in ("generator", "contrastive", "retriever", "joint", "ppo", "grpo")
     return own or (stage.kind == "evaluate" and "buckets" in run.plan.config[stage.name])
 

@@ -105,7 +105,7 @@ class GeneratorParts:
     def merged(self, task: AdaptableTask, params: Params, base: Params) -> Params:
         """Parameters of `task`: those of `with_lora(task)`, summed into the weights `base`.
 
-        Those are taken as they were loaded, not as training kept them (but for eight bits): what is exported, or
+        The base is taken as loaded, not as training kept it (but for eight bits): what is exported, or
         evaluated in another type, should not have been rounded before.
         """
         adapted = dataclasses.replace(self.with_lora(task), dtype="float32")

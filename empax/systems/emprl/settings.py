@@ -26,7 +26,7 @@ class RewardSettings:
       function: of the others: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
         `systems.emprl.rollouts.Rollout`, or as (params, rollout) where it has an attribute `params`, a tree of arrays
         such as a Flax scorer's; "text" as (contexts, responses, references, **fields) -> [B], lists of as many. Fields
-        are `id`, `emotion` and the notes of the rows, those that the function names (all, if it takes **anything).
+        are `id`, `emotion` and the notes of the rows: the ones that the function names (all, if it takes **anything).
       shift_penalty: of "empathy", where examples are whole dialogues: what a change of level from one listener turn to
         the next costs, beyond the change in the gold responses; 0 = the reward of each turn alone.
       outputs: of "novelty": among how many responses a pair of tokens is to be new.
@@ -50,7 +50,7 @@ class RewardSettings:
                 "'module:name', 'empathy' and 'novelty' take none."
             )
         if self.kind == "empathy" and not self.stages:
-            raise ConfigError("a reward of kind = 'empathy' has stages = (); name those that trained the identifiers.")
+            raise ConfigError("a reward of kind = 'empathy' has stages = (); name the stages of the identifiers.")
         check_numbers(self, "weight")
         check_numbers(self, "shift_penalty", least=0)
         check_numbers(self, "outputs", least=1)

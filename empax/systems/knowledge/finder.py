@@ -63,7 +63,7 @@ def _named(settings: KnowledgeSettings) -> list[tuple[bool, SourceSettings]]:
 
 
 def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Instance]:
-    """The instances, those that no stage has seen (in chat) with facts that are found now."""
+    """The instances; one that no stage has seen (in chat) gets facts that are found now."""
     new = [i for i in instances if "facts" not in i.notes]
     if not new or finder is None:
         return list(instances)

@@ -67,7 +67,7 @@ class LempexTaskSettings:
       losses: where the four empathetic losses come from: "judges" (Alg. 4), which read the response that the decoder
         has in mind; "first_state" (Eq. 10), the decoder's state before the first token, which cannot see the response;
         "none" ("w/o emp. losses").
-      judges: of "judges": stages that trained classifiers of the mechanisms, which together must cover those that have
+      judges: of "judges": stages that trained classifiers; together they must cover every mechanism that has
         a weight.
       sentiment: likewise the stage that trained the regressor; empty = no such loss.
       soft, softmax_axis, temperature: what the judges read, see `models.soft_tokens`; "time" is the slip of the

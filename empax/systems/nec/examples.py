@@ -119,7 +119,7 @@ def social_facts(instance: Instance) -> list[Fact | None]:
 
 
 def frequent_clauses(responses: Sequence[str], count: int) -> list[str]:
-    """The most frequent clauses of two words or more; of equally frequent ones, those that come first.
+    """The most frequent clauses of two words or more; of equally frequent ones, the first.
 
     A clause is what stands between commas, full stops, question and exclamation marks. Source: NEC's code.
     """

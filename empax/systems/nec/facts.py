@@ -19,7 +19,7 @@ from empax.systems.nec.settings import NecSettings
 
 @dataclasses.dataclass(frozen=True)
 class Chooser:
-    """Instances with all their facts to instances with those that are read; scores say how they were chosen.
+    """Instances with all their facts to instances with the facts that are read; scores say why these.
 
     Attributes:
       selector: compares facts, in words, with the context (Eq. 6 and 7).

@@ -181,7 +181,7 @@ def _initial(stage: NecTaskSettings, run: RunContext) -> Callable[[Params], Para
 
 
 def overlaid(params: Params, known: Params) -> Params:
-    """`params` with the leaves that `known` has too; what is new stays as it was drawn."""
+    """`params` with the leaves of `known`; new ones keep their random start."""
     if not isinstance(params, Mapping):
         return known
     return {name: overlaid(leaf, known[name]) if name in known else leaf for name, leaf in params.items()}

@@ -196,7 +196,7 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
     train, validation = _examples(parts, run, stage)
     judge = made.stage_params(run, stage.generator)
     task, frozen = joint_task(parts, stage), {"generator": made.lowered(judge)}
-    # It outlives this, and must not hold the weights as they were loaded beside those that training keeps.
+    # It outlives this, and must not hold the loaded weights beside the trained ones.
     refresh = Refresh(parts.without_params(), run, stage, train)
 
     def initial(params: Params) -> Params:

@@ -53,7 +53,7 @@ class EmotionTask:
         return self.trained(self.encoder.init(rng, batch.source, batch.source_mask))
 
     def trained(self, params: Params) -> Params:
-        """A retriever's parameters without those that see no emotion."""
+        """A retriever's parameters without the parts that see no emotion."""
         return {name: leaf for name, leaf in params.items() if name != "encoder" or not self.encoder.share}
 
     def loss(

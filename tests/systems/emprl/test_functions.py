@@ -1,4 +1,4 @@
-"""What reward functions of users may return, and what is said of those that return something else."""
+"""What reward functions of users may return, and the message for anything else."""
 
 import dataclasses
 import sys

@@ -258,7 +258,7 @@ def test_a_frozen_judge_steers_and_one_that_learns_along_gives_in(even, biased):
     share, loss = steered(even, biased, 10.0)
     assert share > 0.9
     assert loss < 0.3
-    # The hazard of the released code: the judge learns to say "high" of everything, and the replies stay as they were.
+    # The hazard of the released code: the judge learns to say "high" of everything, and the replies do not change.
     share, loss = steered(even, biased, 0.1, frozen_judges=False)
     assert share == pytest.approx(0.5, abs=0.1)
     assert loss < 0.1
