@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+from scipy.stats import binomtest
 
 from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.verdict import verdict
@@ -127,6 +128,59 @@ def test_a_head_above_chance_is_above_it_beyond_doubt():
     lucky = [dataclasses.replace(row, emotion_prediction=EMOTIONS[0] if i else "sad") for i, row in enumerate(rows)]
     lucky[3] = dataclasses.replace(lucky[3], emotion_prediction=lucky[3].emotion)
     assert "chance: emotion head" in failed(verdict(lucky))
+
+
+def first(count, rows, **fields):
+    """`rows`, the first `count` of them changed."""
+    return [dataclasses.replace(row, **fields) if i < count else row for i, row in enumerate(rows)]
+
+
+def copies(count, rows):
+    return [
+        dataclasses.replace(row, exemplars=({"response": row.response if i < count else "x"}, {"text": str(i)}))
+        for i, row in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "last", "name"),
+    [
+        (lambda n: first(n, healthy(100), response=""), 5, "empty replies"),
+        (lambda n: first(n, healthy(100), reference=" "), 5, "empty references"),
+        (lambda n: first(n, healthy(100), response="I am sorry."), 25, "equal replies"),
+        (lambda n: first(n, healthy(100), exemplars=()), 5, "exemplars"),
+        (lambda n: first(n, healthy(100), exemplars=({"response": "x"},)), 25, "exemplars differ"),
+        (lambda n: copies(n, healthy(100)), 50, "copies of exemplars"),
+        (lambda n: first(32, healthy(), response="so " * n), 12, "length"),  # references have six words
+        (lambda n: first(32, healthy(), response="so " * (6 - n)), 3, "length"),
+        (lambda n: [dataclasses.replace(r, response=f"w{i % (20 - n)}") for i, r in enumerate(healthy(100))], 10,
+         "distinct replies"),
+    ],
+)  # fmt: skip
+def test_each_limit_is_the_last_that_passes(make, last, name):
+    assert name not in failed(verdict(make(last)))
+    assert name in failed(verdict(make(last + 1)))
+
+
+def test_eight_rows_are_enough_to_judge_their_spread():
+    few, enough = (verdict(changed(response="Oh no.")[:count]) for count in (7, 8))
+    assert {check["name"] for check in enough["checks"]} - {check["name"] for check in few["checks"]} >= {
+        "equal replies", "chance: emotion head", "one class: emotion predictions", "use of exemplars",
+        "nats from exemplars", "copies of exemplars",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("hits", "above"), [(40, True), (39, False)])
+def test_above_chance_is_by_wilsons_interval(hits, above):
+    """Half of 64 rows are of one label: the interval of 40 hits begins above one half, that of 39 does not."""
+    low = binomtest(hits, 64).proportion_ci(method="wilson").low
+    assert (low > 0.5) == above
+    rows = healthy(64)
+    for i, row in enumerate(rows):
+        gold = "wishing" if i % 2 else "questioning"
+        guess = gold if i < hits else "agreeing"
+        rows[i] = dataclasses.replace(row, notes={**row.notes, "intent": gold, "intent_prediction": guess})
+    assert ("chance: intent head" in failed(verdict(rows))) != above
 
 
 @pytest.mark.slow
