@@ -86,7 +86,7 @@ class MilvusIndex:
         try:
             self._fill()
         except _milvus().MilvusException as error:
-            raise ConfigError(f"Milvus at {settings.uri!r} does not take index.milvus: {error}") from error
+            raise ConfigError(f"Milvus at {settings.uri!r} does not take store.milvus: {error}") from error
 
     @property
     def exact(self) -> ExactInParts:
@@ -202,4 +202,4 @@ def _connect(settings: MilvusSettings) -> Any:
         uri = settings.uri if "://" in settings.uri else str(expand(settings.uri))
         return _milvus().MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""))
     except _milvus().MilvusException as error:
-        raise ConfigError(f"there is no Milvus at index.milvus.uri = {settings.uri!r}: {error}") from error
+        raise ConfigError(f"there is no Milvus at store.milvus.uri = {settings.uri!r}: {error}") from error

@@ -75,12 +75,12 @@ class ScannSettings:
         leaves = max(1, math.isqrt(num_rows)) if self.num_leaves is None else self.num_leaves
         if leaves > num_rows:
             raise ConfigError(
-                f"index.scann.num_leaves = {leaves}, but there are only {num_rows} rows; set at most that, or None."
+                f"store.scann.num_leaves = {leaves}, but there are only {num_rows} rows; set at most that, or None."
             )
         if min(self.training_sample, num_rows) < max(leaves, _LEAST_TRAINING):
             least = max(leaves, _LEAST_TRAINING)
             raise ConfigError(
-                f"index.scann.training_sample = {self.training_sample} is too small for {num_rows} rows: a tree of "
+                f"store.scann.training_sample = {self.training_sample} is too small for {num_rows} rows: a tree of "
                 f"{leaves} leaves and codes of 16 centers are trained on it; set it to at least {least}."
             )
         share = max(_LEAST_SHARE, _LEAST_ROWS / num_rows)

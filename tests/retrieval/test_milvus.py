@@ -98,7 +98,7 @@ def test_what_cannot_work_says_so(corpus, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="collection = 'a b'; it must be a word"):
         MilvusSettings(collection="a b")
     settings = MilvusSettings(uri=str(tmp_path / "rows.db"))
-    with pytest.raises(ConfigError, match=r"there is no Milvus at index\.milvus\.uri"):
+    with pytest.raises(ConfigError, match=r"there is no Milvus at store\.milvus\.uri"):
         MilvusIndex(rows, MilvusSettings(uri="http://127.0.0.1:9"), encoder_hash="one")
     queries = np.full((2, DIM), np.nan, np.float32)
     with pytest.raises(DataError, match="2 of 2 queries are not finite"):

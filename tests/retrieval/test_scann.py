@@ -214,8 +214,8 @@ def test_a_query_that_is_no_number_is_named(index):
     ("name", "value"), [("num_leaves", 0), ("reorder", 0), ("dimensions_per_block", 0), ("anisotropic_threshold", 1.0)]
 )
 def test_refuses_settings_out_of_range(name, value):
-    with pytest.raises(ConfigError, match=rf"config\.index\.scann: {name} = {value}"):
-        to_settings(ScannSettings, {name: value}, where="config.index.scann")
+    with pytest.raises(ConfigError, match=rf"config\.index\.store\.scann: {name} = {value}"):
+        to_settings(ScannSettings, {name: value}, where="config.index.store.scann")
 
 
 def test_without_scann_says_what_to_do(monkeypatch):
