@@ -242,7 +242,7 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
     if differences:
         raise ConfigError(
             "this generator cannot be written for transformers, which has no architecture with its layers: "
-            f"{', '.join(differences)}. A generator of config.reg.generator.architecture = 't5' can; "
+            f"{', '.join(differences)}. A generator of architecture = 't5' can; "
             "--format=empax writes this one under our own names, for empax.interop.own_format.load_exported."
         )
     return {

@@ -187,7 +187,7 @@ def build_index(
     if len(bad):
         raise DataError(
             f"{len(bad)} of {len(stored)} embeddings are not finite in {settings.dtype}, the first is row {bad[0]}. "
-            "Check the encoder's parameters; index.dtype = 'float32' reaches further than 'float16'."
+            "Check the encoder's parameters; store.dtype = 'float32' reaches further than 'float16'."
         )
     groups = None if groups is None else groups.astype(np.int32)
     return Index(stored, settings, groups=groups, encoder_hash=encoder_hash, mesh=mesh)
