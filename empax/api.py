@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,12 +22,20 @@ Rows: TypeAlias = Path | str | Sequence[Prediction | Mapping[str, Any]]
 """A file of predictions, or its rows: `Prediction`s, or mappings with `context`, `response`, `reference`."""
 
 
-def score(rows: Rows, *, settings: ScoringSettings | None = None) -> Scores:
+def score(rows: Rows, *, own: Sequence[str] = (), settings: ScoringSettings | None = None) -> Scores:
     """Every metric whose inputs the rows have, with 95% intervals; see `evaluation.scoring.score`.
+
+    Args:
+      rows: predictions.
+      own: metrics of your own, "module:name" ("__main__:name" in a notebook), beside those that `settings` name.
+      settings: see `evaluation.scoring.ScoringSettings`.
 
     Raises:
       DataError: no rows, or one that is no prediction.
+      ConfigError: a metric of your own is not there, or fails.
     """
+    settings = settings or ScoringSettings()
+    settings = dataclasses.replace(settings, own=(*settings.own, *own))
     return score_predictions(_predictions(rows), settings=settings)
 
 
@@ -37,7 +46,7 @@ def compare(
 
     Args:
       systems: rows by the system's name.
-      metrics: what to compare.
+      metrics: what to compare; "module:name" is a metric of your own.
       settings: see `evaluation.scoring.ScoringSettings`.
 
     Returns:

@@ -10,6 +10,8 @@ FILE.jsonl holds one JSON object a line: `context` (list of turns), `response`, 
 --data a line may say `id` and leave context, reference and emotion to the corpus, as a run's outputs.jsonl.gz does.
 --predictions=FILE.jsonl is another way to name the first file. docs/metrics.md says what each number means.
 
+--metric=my_metrics:polite is a function of your own, of contexts, responses and references, one number for each row.
+
 --seeds scores nothing: of the finished runs of one recipe under several seeds it gives mean, standard deviation and
 95% t-interval of every metric, and with --output seeds.json and seeds.md.
 """
@@ -32,6 +34,9 @@ _COMPARE = flags.DEFINE_multi_string(
 )
 _PEERS = flags.DEFINE_string("peers", None, "Folder of *.jsonl with released outputs to compare with.")
 _METRICS = flags.DEFINE_list("metrics", [], "What to compare, chosen beforehand: fewer tests need less correction.")
+_METRIC = flags.DEFINE_multi_string(
+    "metric", [], "Also a metric of your own, MODULE:FUNCTION; may be given several times."
+)
 _EMPATHY = flags.DEFINE_string("empathy", None, "Judge of empathy: WORKDIR, WORKDIR/STAGE or linear.")
 _BART_SCORE = flags.DEFINE_string("bart_score", None, "Folder of a BART, for BARTScore.")
 _DATA = flags.DEFINE_string("data", None, "Folder or archive of EmpatheticDialogues, for lines that give an id alone.")
@@ -95,7 +100,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
     from empax.reporting import score_file
 
     names = VARIANTS if _VARIANTS.value or output else ()
-    settings = ScoringSettings(bootstrap_samples=_SAMPLES.value, seed=_SEED.value, variants=names)
+    settings = ScoringSettings(_SAMPLES.value, _SEED.value, names, own=tuple(_METRIC.value))
     peers = expand(_PEERS.value) if _PEERS.value else None
     others = [*files[1:], *map(expand, _COMPARE.value)]
     corpus, name = score_file.load_corpus(_DATA.value) if _DATA.value else (None, "")

@@ -111,6 +111,25 @@ def test_several_files_are_one_table_and_every_pair_is_tested(tmp_path, three, c
     assert "second - third" not in printed
 
 
+def test_a_metric_of_ones_own_is_scored_and_compared(tmp_path, three, capsys, monkeypatch):
+    (tmp_path / "my_metrics.py").write_text(
+        "def polite(contexts, responses, references):\n    return [r.startswith('That') for r in responses]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run(*three, metrics=["bleu_1"], metric=["my_metrics:polite"], output=str(tmp_path / "out")) == 0
+    printed = capsys.readouterr().out
+    assert "corrected over 6 tests (3 pairs, 2 metrics)" in printed
+    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert stored["metrics"]["my_metrics:polite"]["value"] == 1.0
+    assert stored["notes"]["comparisons"]["pairs"][0]["metrics"]["my_metrics:polite"]["difference"] == 1.0
+    assert run(three[0], metric=["my_metrics:polite"]) == 0
+    assert "my_metrics:polite " in capsys.readouterr().out
+    assert run(three[0], metric=["my_metrics:rude"]) == 2
+    assert "my_metrics has no function 'rude'" in capsys.readouterr().err
+    assert run(three[0], metric=["my_metrics:polite"], peers=str(tmp_path)) == 2
+    assert "leave out --peers" in capsys.readouterr().err
+
+
 def test_peers_stand_beside_cleaned_text(tmp_path, three, capsys):
     (tmp_path / "peers").mkdir()
     peers = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from empax.core.config import ConfigError
@@ -35,6 +35,19 @@ def load_named(name: str, where: str) -> Any:
             f"{where} = {name!r}: there is no module {error.name!r}; put its folder on PYTHONPATH."
         ) from error
     return getattr(found, attribute, None)
+
+
+def load_function(name: str, where: str = "function") -> Callable[..., Any]:
+    """The function that "module:name" names; a callable object is one.
+
+    Raises:
+      ConfigError: there is none, or its module cannot be imported.
+    """
+    found = load_named(name, where)
+    if not callable(found):
+        module, _, attribute = name.partition(":")
+        raise ConfigError(f"{where} = {name!r}: {module} has no function {attribute!r}.")
+    return found
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ import numpy as np
 
 from empax.core.config import check_numbers
 from empax.core.files import DataError
+from empax.core.plugins import load_function
+from empax.core.text_functions import call_on_texts, can_be_tried
 from empax.core.types import LEVELS, MECHANISMS, Prediction
 from empax.evaluation import empathy, text, words
 from empax.evaluation.normalisation import MOEL_METRICS
@@ -84,6 +86,8 @@ VARIANTS: tuple[str, ...] = (
 """The same metrics as other papers compute them, token F1, intents of every thought, and the mechanisms as the other
 judges see them."""
 
+_KNOWN = frozenset((*METRICS, *VARIANTS))
+
 Interval = dict[str, float]
 """`value` with its 95% interval `low`, `high`."""
 
@@ -96,11 +100,14 @@ class ScoringSettings:
       bootstrap_samples: resamples behind each interval and swaps behind each test, at least 1.
       seed: of the resamples.
       variants: which of VARIANTS to compute besides the metrics.
+      own: metrics of users behind the others, "module:name" of a function `(contexts, responses, references, **fields)`
+        to one number for each row, whose mean is the metric. Fields are as of `core.text_functions.call_on_texts`.
     """
 
     bootstrap_samples: int = 1000
     seed: int = 0
     variants: tuple[str, ...] = VARIANTS
+    own: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_numbers(self, "bootstrap_samples", least=1)
@@ -108,6 +115,8 @@ class ScoringSettings:
         for name in self.variants:
             if name not in VARIANTS:
                 raise ValueError(f"variants has {name!r}, which is not one of {', '.join(VARIANTS)}.")
+        for name in self.own:
+            load_function(name, "metric")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +144,13 @@ def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None
 
     Raises:
       DataError: no rows, or a likelihood that is not a number.
+      ConfigError: a metric of the user's fails.
     """
     if not rows:
         raise DataError("there are no predictions to score.")
     settings = settings or ScoringSettings()
-    statistics = make_statistics(rows, (*METRICS, *settings.variants))
+    names = (*METRICS, *settings.own)
+    statistics = make_statistics(rows, (*names, *settings.variants))
     found = confidence_intervals(
         statistics, dialogues=dialogues_of(rows), samples=settings.bootstrap_samples, seed=settings.seed
     )
@@ -148,7 +159,7 @@ def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None
         for name, statistic in statistics.items()
     }
     return Scores(
-        metrics={name: scores[name] for name in METRICS if name in scores},
+        metrics={name: scores[name] for name in names if name in scores},
         variants={name: scores[name] for name in settings.variants if name in scores},
         counts=count_rows(rows),
         rows=describe_rows(rows),
@@ -170,16 +181,38 @@ def count_rows(rows: Sequence[Prediction]) -> dict[str, int]:
 
 
 def make_statistics(rows: Sequence[Prediction], names: Sequence[str]) -> dict[str, Statistic]:
-    """The named metrics of `rows` as statistics; those without inputs are left out."""
+    """The named metrics of `rows` as statistics; one without inputs is left out, "module:name" is a user's."""
     families = {_perplexities: _LIKELIHOODS, _bleu: _NGRAMS, _distinct: ("distinct_",), _others: ("",)}
-    statistics: dict[str, Statistic] = {}
-    left = frozenset(names)
+    statistics = {name: _own(rows, name) for name in names if is_own(name)}
+    left = frozenset(names) - frozenset(statistics)
     for make, prefixes in families.items():
         wanted = frozenset(name for name in left if name.startswith(prefixes))
         if wanted:
             statistics.update(make(rows, wanted))
         left -= wanted
     return {name: statistics[name] for name in names if name in statistics}
+
+
+def is_own(name: str) -> bool:
+    """Whether a metric is a user's function: "module:name"."""
+    return ":" in name and name not in _KNOWN
+
+
+def try_own(names: Sequence[str], rows: Sequence[Prediction]) -> None:
+    """Computes metrics of users of a few rows; not one that needs other fields than `rows` have.
+
+    Raises:
+      ConfigError: a function fails, or returns something else than one number for each row.
+    """
+    for name in names:
+        if can_be_tried(load_function(name, "metric"), rows):
+            _own(rows, name)
+
+
+def _own(rows: Sequence[Prediction], name: str) -> Statistic:
+    contexts, (responses, references) = [row.context for row in rows], _texts(rows)
+    function = load_function(name, "metric")
+    return _mean(call_on_texts(function, f"the metric {name}", contexts, responses, references, rows))
 
 
 _LIKELIHOODS = ("perplexity", "bits_per_byte")

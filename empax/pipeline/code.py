@@ -37,6 +37,15 @@ def changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
 
+def has_source(module: str) -> bool:
+    """Whether a module can be imported from a file; not so one that a notebook's cells define."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None and Path(spec.origin).is_file()
+
+
 def _modules_in(root: str) -> list[str]:
     path = _path(root)
     if path is None or path.name != "__init__.py" or _PACKAGE not in path.parents:

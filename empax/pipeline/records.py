@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from empax.core.manifest import (
 )
 from empax.core.run import RunOptions
 from empax.core.system import find_task, load_system
-from empax.pipeline.code import changed, code_of
+from empax.pipeline.code import changed, code_of, has_source
 
 log = logging.getLogger("empax")
 
@@ -39,6 +40,7 @@ PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for n
 _WITHOUT_CHANCE = ("prepare", "annotate", "knowledge", "assess")
 """Kinds of stage that draw nothing at random."""
 
+_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 _BY_SYSTEM = ("train", "index", "evaluate")
 """Kinds of stage that call modules of a system, by its name."""
 
@@ -265,10 +267,21 @@ class Records:
 
 def _roots(config: Mapping[str, Any], name: str, module: str) -> list[str]:
     section = config[name]
+    roots = [module, *_modules_of_users(section)]
     if section["kind"] not in _BY_SYSTEM:
-        return [module]
+        return roots
     owner = section.get("task", "").rpartition(".")[0] or config["system"]
-    return [module, owner.partition(":")[0] if ":" in owner else f"empax.systems.{owner}"]
+    return [*roots, owner.partition(":")[0] if ":" in owner else f"empax.systems.{owner}"]
+
+
+def _modules_of_users(value: Any) -> list[str]:
+    """Modules of the functions that settings name as "module:name": rewards, losses, metrics."""
+    if isinstance(value, Mapping):
+        return [module for inner in value.values() for module in _modules_of_users(inner)]
+    if isinstance(value, (list, tuple)):
+        return [module for inner in value for module in _modules_of_users(inner)]
+    found = _FUNCTION.fullmatch(value) if isinstance(value, str) else None
+    return [found[1]] if found and has_source(found[1]) else []
 
 
 def _few(modules: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from empax.evaluation.scoring import METRICS
+from empax.evaluation.scoring import METRICS, is_own
 from empax.reporting.tables import Row, format_value, intervals, metric_title
 
 Report = Mapping[str, Any]
@@ -71,7 +71,7 @@ def results_tables(report: Report) -> list[Results]:
     absent = report["published_absent"]
     why = f"Published rows are absent: {absent}." if absent else _not_comparable(report)
     how = AS_IT_IS + ("; published rows as their authors cleaned them" if published else "")
-    names = [name for name in METRICS if name in report["metrics"]]
+    names = [*(name for name in METRICS if name in report["metrics"]), *filter(is_own, report["metrics"])]
     named = {name for values in report["published"].values() for name in values}
     names += [name for name in report["variants"] if name in named]
     tables = [Results(f"{test_set}; {how}.", names, rows, why)]

@@ -31,7 +31,7 @@ def score_peers(
       DataError: no such folder, or a file with a bad line.
     """
     cleaned = tuple(name for name in VARIANTS if name.endswith(CLEANED))
-    settings = dataclasses.replace(settings or ScoringSettings(), variants=cleaned)
+    settings = dataclasses.replace(settings or ScoringSettings(), variants=cleaned, own=())
     peers = {}
     for path in _peer_files(folder):
         stored = cache / f"{hash_json([hash_file(path), settings])}.json" if cache else None

@@ -19,7 +19,7 @@ from empax.evaluation import controls, published
 from empax.evaluation.pairing import describe_rows
 from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, REG_PAPER, TABLES, TestSet
 from empax.evaluation.rows import read_predictions
-from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, score
+from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, score, try_own
 from empax.evaluation.verdict import verdict
 from empax.pipeline.evaluate import main_stage
 from empax.reporting import findings, markdown, other_corpora, page
@@ -32,6 +32,11 @@ Report = dict[str, Any]
 _NOTES = ("classifiers.json", "intents.json", "evaluate.json")
 """Files of stages that a report takes whole."""
 
+_TWO_ROWS = (
+    Prediction(("I lost my keys today.",), "Did you find them?", "Oh no, did you find them?"),
+    Prediction(("I got the job!", "Great!", "Thank you."), "Well done.", "You must be so proud."),
+)
+
 _MAX_POINTS = 200  # of a learning curve: more than a chart of 460 pixels can show
 
 
@@ -43,6 +48,7 @@ class Settings:
       bootstrap_samples: resamples behind each interval.
       seed: of the resamples.
       variants: named variants of the metrics, see `evaluation.scoring.VARIANTS`.
+      metrics: of your own, behind the others: see `evaluation.scoring.ScoringSettings.own`.
       examples: how many predictions the page shows, evenly spaced over the test set.
       paper_row: the row of a paper's main table that this system stands beside, and with it the others; "" = no row.
       peers: folder of *.jsonl with released outputs of other systems, scored by the same code; "" = none.
@@ -51,6 +57,7 @@ class Settings:
     bootstrap_samples: int = 1000
     seed: int = 0
     variants: tuple[str, ...] = VARIANTS
+    metrics: tuple[str, ...] = ()
     examples: int = 12
     paper_row: str = ""
     peers: str = ""
@@ -62,14 +69,14 @@ class Settings:
         self.scoring()  # a bad number or variant fails here, before any stage runs
 
     def scoring(self) -> ScoringSettings:
-        return ScoringSettings(self.bootstrap_samples, self.seed, self.variants)
+        return ScoringSettings(self.bootstrap_samples, self.seed, self.variants, self.metrics)
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Whether there will be predictions, and the other systems' outputs are there.
+    """Whether there will be predictions, the other systems' outputs are there, and metrics of users work.
 
     Raises:
-      ConfigError: no stage answers the run's own data before this one.
+      ConfigError: no stage answers the run's own data before this one, or a metric fails on two rows.
       DataError: `peers` is no folder, or has no file.
     """
     if main_stage(run.plan) not in run.before():
@@ -77,6 +84,7 @@ def check(settings: Settings, run: RunContext) -> None:
             f"config.run has no stage of kind 'evaluate' before {run.stage!r} that answers the run's own data; "
             "add one, or leave the report out."
         )
+    try_own(settings.metrics, _TWO_ROWS)
     folder = Path(settings.peers).expanduser()
     if settings.peers and not any(folder.glob("*.jsonl")):
         raise DataError(f"config.report.peers = {settings.peers!r} is no folder with *.jsonl files; set it to one.")

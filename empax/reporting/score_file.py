@@ -32,12 +32,14 @@ class Others:
       all_pairs: test every two files; False = the first against each.
       peers: folder of *.jsonl with released outputs; None = none.
       metrics: what to compare; empty = all, and with peers all that compare with theirs.
+      own: metrics of the user's, compared too.
     """
 
     files: Sequence[Path] = ()
     all_pairs: bool = False
     peers: Path | None = None
     metrics: Sequence[str] = ()
+    own: Sequence[str] = ()
 
     def names(self) -> list[str]:
         """The metrics to compare.
@@ -54,8 +56,13 @@ class Others:
                     f"--metrics: {name} does not compare with released outputs, whose text is cleaned; "
                     + (f"take {cleaned}." if cleaned else "there is no metric of its kind that does.")
                 )
+        if self.own and self.peers:
+            raise ConfigError(
+                f"--metric: {', '.join(self.own)} would read the cleaned text of released outputs beside other text; "
+                "leave out --peers, or the metrics of your own."
+            )
         if self.metrics or not self.peers:
-            return list(self.metrics or METRICS)
+            return [*(self.metrics or METRICS), *self.own]
         return [cleaned for name in METRICS if (cleaned := beside_peers(name))]
 
 
@@ -101,7 +108,7 @@ def score_file(
       DataError: a bad line that is not to be skipped, a file that cannot be read, or files of different rows.
       ConfigError: a metric that there is not.
     """
-    others = others or Others()
+    others = dataclasses.replace(others or Others(), own=settings.own)
     names = others.names()  # a mistyped metric fails before any work
     files = _labelled([source, *others.files])
     systems = {label: _read(path, corpus, skip_bad_lines) for label, path in files.items()}

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, TypeAlias
 
 from empax.evaluation.normalisation import NORMALISATIONS, normalisation
-from empax.evaluation.scoring import BART_DIRECTIONS, LOWER_IS_BETTER
+from empax.evaluation.scoring import BART_DIRECTIONS, LOWER_IS_BETTER, is_own
 
 Row: TypeAlias = tuple[str, str, Mapping[str, tuple[str, str]]]
 """Of a results table: one of KINDS, a name, and metric → (value, interval or "")."""
@@ -68,6 +68,8 @@ def _digits(name: str) -> int:
 def metric_title(name: str) -> str:
     """A metric as a column's head: its name, its variant, and which way is better."""
     base, _, variant = name.partition(":")
+    if is_own(name):
+        return variant
     arrow = "" if base in _NO_DIRECTION else " ↓" if base in LOWER_IS_BETTER else " ↑"
     return f"{TITLES[base]}{f' ({variant})' if variant else ''}{arrow}"
 
@@ -94,7 +96,9 @@ def text_note(names: Iterable[str]) -> str:
     """How the text of each metric is prepared, metrics of one normalisation together, n-grams of all n as one."""
     groups: dict[str, dict[str, None]] = {}
     for name in names:
-        if key := normalisation(name):
+        if is_own(name):
+            groups.setdefault("raw", {})[metric_title(name)] = None
+        elif key := normalisation(name):
             groups.setdefault(key, {})[re.sub(r"-\d$", "", TITLES[name.partition(":")[0]])] = None
     return "; ".join(f"{NORMALISATIONS[key]} ({', '.join(group)})" for key, group in groups.items()) or "none is read"
 

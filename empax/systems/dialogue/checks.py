@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from empax.core.config import ConfigError
 from empax.core.run import RunContext, Stage
+from empax.core.shapes import shapes_of
 from empax.core.sharding import MeshSettings
 from empax.core.types import Instance
+from empax.data.exemplars import LabelledBatch
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import (
     PlannedTokenizer,
@@ -18,8 +22,9 @@ from empax.data.store import (
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
+from empax.systems.dialogue.own_losses import try_losses
 from empax.systems.dialogue.parts import GeneratorParts, with_own_decoding
-from empax.systems.dialogue.settings import ContrastSettings, DialogueSettings, GeneratorTaskSettings
+from empax.systems.dialogue.settings import ContrastSettings, DialogueSettings, GeneratorTaskSettings, LossSettings
 
 GENERATOR_TASKS = ("generator",)
 
@@ -116,6 +121,25 @@ def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
         )
 
 
+def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
+    """Tries losses of users on the shapes of two rows.
+
+    Raises:
+      ConfigError: one fails, or logits are not there at once.
+    """
+    if not losses:
+        return
+    settings = run.shared_settings(DialogueSettings)
+    if settings.logits_at_once:
+        raise ConfigError(
+            f"config.{run.stage}.losses read all logits; set {run.shared}.logits_at_once = 0, or losses to ()."
+        )
+    parts = check_models(run)
+    if parts is not None:
+        batch = shapes_of(LabelledBatch, B=2, S=8, T=settings.layout.max_target_tokens)
+        try_losses(losses, batch, parts.generator.model.config.vocab_size)
+
+
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     """Whether the stages that a generator begins with are there.
 
@@ -124,6 +148,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     """
     check_prepared(run)
     check_contrast(stage.contrast, run)
+    check_losses(stage.losses, run)
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)
     if stage.index:

@@ -23,7 +23,8 @@ from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.contrast import Contrast, Read
-from empax.systems.dialogue.settings import ContrastSettings
+from empax.systems.dialogue.own_losses import own_loss
+from empax.systems.dialogue.settings import ContrastSettings, LossSettings
 
 Reader: TypeAlias = EncoderDecoder | PromptedDecoder
 """What answers one source."""
@@ -169,6 +170,7 @@ class Generator:
     Attributes:
       heads: emotion heads worth asking; empty where the one that there is has never been trained.
       contrast: of the loss that ranks responses, None = there is none; its parameters are under "contrast".
+      losses: of users.
     """
 
     model: Reader | Fusion
@@ -179,6 +181,7 @@ class Generator:
     logits_at_once: int = 0
     heads: tuple[str, ...] = ("generator",)
     contrast: ContrastSettings | None = None
+    losses: tuple[LossSettings, ...] = ()
     whole: ClassVar[str] = "^emotion/"
 
     @property
@@ -239,8 +242,10 @@ def generation_losses(
 ) -> tuple[list[tuple[float, Mean]], Metrics]:
     """Negative log-likelihood of the response (REG, Eq. 2 and 6, per token), and the emotion head over the encoding.
 
-    `task` gives `head`, `emotion_weight`, `label_smoothing`, `logits_at_once` and `contrast`.
+    `task` gives `head`, `emotion_weight`, `label_smoothing`, `logits_at_once`, `contrast` and `losses`, which need all
+    logits at once.
     """
+    logits: Any = None
     mask = batch.target_mask & batch.valid[:, None]
     if task.logits_at_once:
         hidden = apply(model, params["model"], batch.target, states, states_mask, method="decode_hidden", rng=rngs[0])
@@ -261,6 +266,9 @@ def generation_losses(
         ranked = contrast.loss(params["model"], params["contrast"], batch, Read(states, states_mask), rngs[0])
         metrics["contrast"] = ranked
         parts.append(contrast.part(ranked, target_weights(batch), batch.valid))
+    for own in task.losses:
+        metrics[own.function] = own_loss(own, logits, batch, target_weights(batch))
+        parts.append((own.weight, metrics[own.function]))
     return parts, metrics
 
 

@@ -93,6 +93,7 @@ class GeneratorParts:
             # One that begins with an earlier stage may have its head from there.
             heads=("generator",) if stage.emotion_weight or stage.start_from else (),
             contrast=stage.contrast,
+            losses=stage.losses,
         )
 
     def with_lora(self, task: AdaptableTask) -> LoraTask:

@@ -72,6 +72,27 @@ class ContrastSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class LossSettings:
+    """A loss of your own beside the likelihood.
+
+    Attributes:
+      function: "module:name", importable; it is logged under that. It is called as (logits[B, T, V], batch) -> [B, T],
+        a number for each target token, or -> [B], one for each row, which counts as often as the row has target
+        tokens. It is traced. The logits are float32 and teacher-forced; the batch has `source`, `source_mask`,
+        `target`, `target_mask`, `valid` and `emotion` (`data.exemplars.LabelledBatch`).
+      weight: beside that of the likelihood, 1.
+    """
+
+    function: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "weight")
+        if self.function.count(":") != 1:
+            raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
+
+
+@dataclasses.dataclass(frozen=True)
 class GeneratorTaskSettings:
     """Context in, response out: REG's stage 1, EmpRL's fine-tuning.
 
@@ -80,6 +101,7 @@ class GeneratorTaskSettings:
       exemplar_probability: how often an example with candidates shows one of them.
       emotion_weight: of the 32-way head over the pooled encoding; ours. 0 = the head learns nothing, and is not asked.
       contrast: a loss that ranks responses beside the likelihood; None = there is none.
+      losses: of your own, added to the likelihood.
       start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
       max_validation_examples: 0 = all.
     """
@@ -89,6 +111,7 @@ class GeneratorTaskSettings:
     emotion_weight: float = 0.1
     label_smoothing: float = 0.0
     contrast: ContrastSettings | None = None
+    losses: tuple[LossSettings, ...] = ()
     start_from: str = ""
     max_validation_examples: int = 1000
 

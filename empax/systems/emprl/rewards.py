@@ -17,6 +17,7 @@ from empax.core import distributed
 from empax.core.cache import kept_array
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
+from empax.core.plugins import load_function
 from empax.core.protocols import InstanceEncoder, Tokenizer
 from empax.core.sharding import local_mesh
 from empax.core.types import LEVELS, MECHANISMS, Instance, Params
@@ -25,7 +26,7 @@ from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
 from empax.systems.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
 from empax.systems.emprl.expectations import expected_levels, f1_gains
-from empax.systems.emprl.functions import call_text_function, load_function
+from empax.systems.emprl.functions import call_text_function
 from empax.systems.emprl.novelty import Novelty
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings

@@ -8,7 +8,7 @@ from typing import Literal
 from empax.core.config import check_numbers
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
-from empax.systems.dialogue.settings import ContrastSettings
+from empax.systems.dialogue.settings import ContrastSettings, LossSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class JointTaskSettings:
       warm_up: False starts G2 from nothing (the paper's "scratch" row; the judge stays G1).
       retriever: the stage that trained the retriever; empty = as pretrained.
       retriever_weight: alpha of Eq. 7.
-      contrast: see `GeneratorTaskSettings`; of G2.
+      contrast, losses: see `GeneratorTaskSettings`; of G2.
       candidates, passage_encoder: see RetrieverTaskSettings.
     """
 
@@ -102,6 +102,7 @@ class JointTaskSettings:
     emotion_weight: float = 0.1
     label_smoothing: float = 0.0
     contrast: ContrastSettings | None = None
+    losses: tuple[LossSettings, ...] = ()
     candidates: int = 0
     passage_encoder: Literal["trained", "frozen"] = "frozen"
     max_examples: int = 0

@@ -25,7 +25,7 @@ from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
-from empax.systems.dialogue.checks import GENERATOR_TASKS, check_contrast
+from empax.systems.dialogue.checks import GENERATOR_TASKS, check_contrast, check_losses
 from empax.systems.dialogue.stages import begun_with, sketch_frozen_generator, sketched
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import (
@@ -72,6 +72,7 @@ def joint_task(parts: RegParts, stage: JointTaskSettings) -> Joint:
         label_smoothing=stage.label_smoothing,
         logits_at_once=settings.logits_at_once,
         contrast=stage.contrast,
+        losses=stage.losses,
     )
 
 
@@ -128,6 +129,7 @@ def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
     """As `check_retriever`, of joint training."""
     check_prepared(run)
     check_contrast(stage.contrast, run)
+    check_losses(stage.losses, run)
     run.earlier("generator", stage.generator, tasks=GENERATOR_TASKS)
     if stage.retriever:
         run.earlier("retriever", stage.retriever, tasks=RETRIEVER_TASKS)

@@ -34,7 +34,7 @@ from empax.systems.dialogue.generator import (
     row_nll,
     target_weights,
 )
-from empax.systems.dialogue.settings import ContrastSettings
+from empax.systems.dialogue.settings import ContrastSettings, LossSettings
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings
 
@@ -191,6 +191,7 @@ class Joint:
     logits_at_once: int = 0
     heads: tuple[str, ...] = ("generator", "retriever", "both")
     contrast: ContrastSettings | None = None
+    losses: tuple[LossSettings, ...] = ()
     whole: ClassVar[str] = "^generator/emotion/|^retriever/"
 
     @property

@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
+from empax.core.plugins import load_function
+from empax.core.text_functions import LARGEST_SCORE, checked_numbers
 from empax.core.types import Instance
-from empax.systems.emprl.functions import (
-    LARGEST_SCORE,
-    call_text_function,
-    checked_scores,
-    load_function,
-    try_functions,
-)
+from empax.systems.emprl.functions import call_text_function, try_functions
 from empax.systems.emprl.settings import RewardSettings
 
 ROWS = (Instance("a#2", ("hi",), "yes", ""), Instance("b#2", ("oh",), "no", ""))
@@ -47,8 +43,8 @@ def module(monkeypatch):
     ids=repr,
 )
 def test_numbers_of_any_kind_are_taken(found):
-    scores = checked_scores(found, "m:f", 2)
-    assert scores.dtype == np.float32
+    scores = checked_numbers(found, "the reward m:f", 2)
+    assert scores.dtype == np.float64
     np.testing.assert_allclose(scores, [float(x) for x in found])
 
 
@@ -76,7 +72,7 @@ def test_numbers_of_any_kind_are_taken(found):
 )
 def test_anything_else_is_refused_with_what_it_must_be(found, message):
     with pytest.raises(ConfigError, match=rf"the reward m:f .*{message.removeprefix('returned ')}"):
-        checked_scores(found, "m:f", 2)
+        checked_numbers(found, "the reward m:f", 2)
 
 
 def test_a_function_that_fails_is_named_with_the_place():

@@ -1,0 +1,123 @@
+"""Functions of users that read texts: called with the fields that they name, and held to one number for each row."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from empax.core.config import ConfigError
+from empax.core.plugins import blamed
+
+LARGEST_SCORE = 1e15
+"""Of a row: the square of a larger one leaves float32 when scores are standardised."""
+
+
+class Noted(Protocol):
+    """What has fields: an instance, or a prediction."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def emotion(self) -> str: ...
+
+    @property
+    def notes(self) -> Mapping[str, Any]: ...
+
+
+def call_on_texts(
+    function: Callable[..., Any],
+    what: str,
+    contexts: Sequence[Sequence[str]],
+    responses: Sequence[str],
+    references: Sequence[str],
+    rows: Sequence[Noted],
+) -> Float[np.ndarray, " N"]:
+    """The numbers that a function gives N responses.
+
+    As TRL does it, the function is given the fields of the rows that it names as keyword arguments, or all of them if
+    it takes any: `id`, `emotion` and the notes, lists of N; None where a row has no such note.
+
+    Args:
+      function: `(contexts, responses, references, **fields)` to N numbers.
+      what: it is, for messages: "the reward my_rewards:short".
+      contexts: a list of turns for each row.
+      responses: one for each row.
+      references: likewise.
+      rows: for the fields.
+
+    Raises:
+      ConfigError: the function raised something, wants a field that no row has, or did not return one finite number for
+        each.
+    """
+    named, takes_any = wanted_fields(function)
+    fields = row_fields(rows) if named or takes_any else {}
+    if missing := [field for field in named if named[field] and field not in fields]:
+        raise ConfigError(f"{what} wants {', '.join(missing)}; the fields of its rows are {', '.join(sorted(fields))}.")
+    given = fields if takes_any else {field: fields[field] for field in named if field in fields}
+    with blamed(what):
+        found = function(list(contexts), list(responses), list(references), **given)
+    return checked_numbers(found, what, len(rows))
+
+
+def row_fields(rows: Sequence[Noted]) -> dict[str, list[Any]]:
+    """The fields of rows, as lists: `id`, `emotion` and every note that one of them has."""
+    notes = dict.fromkeys(key for row in rows for key in row.notes if key.isidentifier())
+    fields: dict[str, list[Any]] = {key: [row.notes.get(key) for row in rows] for key in notes}
+    return {**fields, "id": [row.id for row in rows], "emotion": [row.emotion for row in rows]}
+
+
+def wanted_fields(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """The fields that a function of texts names, whether it must have each, and whether it takes all others too."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of a function in C
+        return {}, False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = [p for p in parameters if p.kind in positional][:3]
+    named = [p for p in parameters if p not in first and p.kind in (positional[1], inspect.Parameter.KEYWORD_ONLY)]
+    takes_any = any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return {p.name: p.default is inspect.Parameter.empty for p in named}, takes_any
+
+
+def can_be_tried(function: Callable[..., Any], rows: Sequence[Noted]) -> bool:
+    """Whether `rows` have every field that the function must have."""
+    needed = {field for field, needs in wanted_fields(function)[0].items() if needs}
+    return needed <= set(row_fields(rows))
+
+
+def checked_numbers(found: Any, what: str, count: int) -> Float[np.ndarray, " N"]:
+    """What a function returned, as float64; True counts 1.
+
+    Raises:
+      ConfigError: it is not one finite number for each of `count` responses.
+    """
+    if not isinstance(found, (list, tuple)) and not hasattr(found, "__array__"):
+        problem = f"a {type(found).__name__}"
+    elif not hasattr(found, "__array__") and (other := [x for x in found if not _is_number(x)]):
+        problem = f"a {type(found).__name__} with {other[0]!r} in it"
+    else:
+        scores = np.asarray(found)
+        if scores.dtype.kind not in "biuf":
+            problem = f"an array of {scores.dtype}"
+        elif scores.shape != (count,):
+            problem = f"numbers of shape {scores.shape}"
+        elif not (np.abs(scores.astype(np.float64)) <= LARGEST_SCORE).all():
+            wrong = scores[~(np.abs(scores.astype(np.float64)) <= LARGEST_SCORE)]
+            problem = f"{float(wrong[0])}"
+        else:
+            return scores.astype(np.float64)
+    raise ConfigError(
+        f"{what} returned {problem} for {count} responses; it must return a list or an array of {count} "
+        f"numbers, one for each, between -{LARGEST_SCORE:g} and {LARGEST_SCORE:g}."
+    )
+
+
+def _is_number(value: Any) -> bool:
+    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "__float__")
+    return isinstance(value, (numbers.Real, np.bool_)) or is_scalar

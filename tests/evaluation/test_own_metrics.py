@@ -1,0 +1,120 @@
+"""Metrics of users, by "module:name": in scores, comparisons, reports and on the command line."""
+
+import dataclasses
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import empax
+from empax.core.config import ConfigError
+from empax.core.types import Prediction
+from empax.evaluation.comparing import compare_systems
+from empax.evaluation.scoring import METRICS, ScoringSettings, score
+from empax.reporting import report
+from empax.reporting.tables import describe, metric_title
+
+NAME = "metrics_of_somebody:questions"
+ROWS = [
+    Prediction((f"turn {i}",), "Why?" if i % 4 else "Oh no.", "What happened?", id=f"d{i // 2}#{i}", emotion="sad")
+    for i in range(16)
+]
+OTHERS = [dataclasses.replace(row, response="Oh no.") for row in ROWS]
+FAST = ScoringSettings(bootstrap_samples=20, variants=())
+
+
+def questions(contexts, responses, references):
+    return [float("?" in response) for response in responses]
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch):
+    made = types.ModuleType("metrics_of_somebody")
+    made.questions, made.number = questions, 3
+    made.sad = lambda contexts, responses, references, *, emotion: [one == "sad" for one in emotion]
+    made.needs = lambda contexts, responses, references, *, topic: [1.0] * len(topic)
+    made.short = lambda contexts, responses, references: [1.0]
+    made.turns = lambda contexts, responses, references: [len(turns) for turns in contexts]
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+
+
+@pytest.fixture
+def settings():
+    return dataclasses.replace(FAST, own=(NAME,))
+
+
+def test_its_mean_stands_behind_the_other_metrics_with_an_interval(settings):
+    found = score(ROWS, settings=settings)
+    assert list(found.metrics)[-1] == NAME
+    assert set(found.metrics) - {NAME} <= set(METRICS)
+    value = found.metrics[NAME]
+    assert value["value"] == pytest.approx(0.75)
+    assert value["low"] <= 0.75 <= value["high"]
+    assert NAME not in score(ROWS, settings=FAST).metrics
+
+
+def test_it_may_read_contexts_and_fields():
+    both = dataclasses.replace(FAST, own=("metrics_of_somebody:turns", "metrics_of_somebody:sad"))
+    rows = [dataclasses.replace(ROWS[0], context=("a", "b", "c")), dataclasses.replace(ROWS[1], emotion="proud")]
+    found = score(rows, settings=both).metrics
+    assert (found["metrics_of_somebody:turns"]["value"], found["metrics_of_somebody:sad"]["value"]) == (2.0, 0.5)
+
+
+def test_systems_are_compared_by_it(settings):
+    found = compare_systems({"a": ROWS, "b": OTHERS}, settings=settings, names=("bleu_1", NAME))
+    assert found["systems"]["b"]["metrics"][NAME]["value"] == 0.0
+    tested = found["pairs"][0]["metrics"][NAME]
+    assert tested["difference"] == pytest.approx(0.75)
+    assert tested["p_value"] < 0.05
+    assert empax.compare({"a": ROWS, "b": OTHERS}, metrics=(NAME,))["pairs"][0]["metrics"][NAME]["p_value"] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("questions", "metric = 'questions' is not 'module:name'"),
+        ("no_such_module:f", "metric = 'no_such_module:f': there is no module 'no_such_module'; put its folder on"),
+        ("metrics_of_somebody:number", "metrics_of_somebody has no function 'number'"),
+        ("metrics_of_somebody:short", "the metric metrics_of_somebody:short returned numbers of shape"),
+        ("metrics_of_somebody:needs", "wants topic; the fields of its rows are emotion, id"),
+    ],
+)  # fmt: skip
+def test_what_is_no_metric_is_named(name, message):
+    with pytest.raises(ConfigError, match=message):
+        empax.score(ROWS, own=[name])
+
+
+def test_from_python_it_is_named_beside_the_rows():
+    assert empax.score(ROWS, own=[NAME], settings=FAST).metrics[NAME]["value"] == 0.75
+
+
+def test_tables_call_it_by_its_function_and_promise_no_direction():
+    assert metric_title(NAME) == "questions"
+    assert "the text as it is written (Top, questions)" in describe(score(ROWS).rows, ["top5_share", NAME])
+
+
+def test_pages_show_it(tmp_path, settings):
+    made = report.of_predictions(ROWS, score(ROWS, settings=settings), system="mine", config={}, run={}, comparisons={})
+    report.write_report(made, tmp_path)
+    for page in ("report.md", "report.html"):
+        assert "questions" in (tmp_path / page).read_text(encoding="utf-8")
+
+
+def test_the_stage_tries_it_on_two_rows_before_any_work(monkeypatch):
+    monkeypatch.setattr(report, "main_stage", lambda plan: "evaluate")
+    run = types.SimpleNamespace(plan=None, before=lambda: ("evaluate",), stage="report")
+    good = report.Settings(metrics=(NAME, "metrics_of_somebody:needs"))  # a field that only the run's rows may have
+    report.check(good, run)  # pyright: ignore[reportArgumentType]
+    assert good.scoring().own == good.metrics
+    with pytest.raises(ConfigError, match="returned numbers of shape"):
+        report.check(report.Settings(metrics=("metrics_of_somebody:short",)), run)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="has no function"):
+        report.Settings(metrics=("metrics_of_somebody:nothing",))
+
+
+@pytest.mark.parametrize("values", [[float("nan")] * 16, np.full(16, np.inf), ["1"] * 16])
+def test_what_is_no_number_is_refused(values, settings):
+    sys.modules["metrics_of_somebody"].questions = lambda *_: values  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigError, match="must return a list or an array of 16 numbers"):
+        score(ROWS, settings=settings)
