@@ -34,7 +34,7 @@ from flax import serialization
 from jax.sharding import AbstractMesh
 
 from configs import classic, emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
-from empax.core import distributed, lock, paths, recipe, text_files
+from empax.core import distributed, lock, paths, plugins, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
 from empax.core.manifest import write_sealed
@@ -98,12 +98,12 @@ from empax.pipeline import annotate, assess, evaluate, records, run, workdirs
 from empax.pipeline import index as index_stage
 from empax.pipeline.judging import Jury
 from empax.reporting import document, peers, rescore, seeds
+from empax.reporting.score_file import Others
 from empax.retrieval import index, scann
 from empax.systems import attributes
 from empax.systems.classic.examples import check_lexicon, emotional_words
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
-from empax.systems.emprl import functions
 from empax.systems.emprl.rewards import check_contexts, make_reward
 from empax.systems.emprl.settings import GrpoTaskSettings, RewardSettings
 from empax.systems.knowledge.settings import KnowledgeSettings
@@ -314,7 +314,7 @@ def prompted(max_tokens):
 def importable(tools, name):
     tools.write(f"{name}.py", "def f(contexts, responses, references): ...\n")
     tools.patch.syspath_prepend(str(tools.tmp))
-    return functions.load_function(f"{name}:f")
+    return plugins.load_function(f"{name}:f")
 
 
 def adapters(pattern):
@@ -926,12 +926,16 @@ FILES = [
                    workdirs.claim(without_config(t), _OTHER, redo=["prepare"])),
     ),
     Case(
+        "reporting/score_file.py", "leave out --peers, or the metrics of your own",
+        lambda t: Others(own=("json:loads",), peers=t.tmp).names(), lambda t: Others(own=("json:loads",)).names(),
+    ),
+    Case(
         "core/plugins.py", "write no path and no '.py'",
-        lambda t: functions.load_function("./mine_of_advice.py:f"), lambda t: importable(t, "mine_of_advice"),
+        lambda t: plugins.load_function("./mine_of_advice.py:f"), lambda t: importable(t, "mine_of_advice"),
     ),
     Case(
         "core/plugins.py", "put its folder on PYTHONPATH",
-        lambda t: functions.load_function("mine_of_advice_too:f"), lambda t: importable(t, "mine_of_advice_too"),
+        lambda t: plugins.load_function("mine_of_advice_too:f"), lambda t: importable(t, "mine_of_advice_too"),
     ),
     pair(
         "systems/emprl/rewards.py", "read contexts of one length; set both to the same",
@@ -1592,6 +1596,11 @@ REFLECTDIFFU = [
         "data/intents.py", "but Table 1 has three intents for each emotion; set it to at most 3",
         {"generator.actions": "table_1", "generator.num_actions": 4},
         {"generator.actions": "table_1", "generator.num_actions": 3}, of="reflectdiffu",
+    ),
+    recipe_case(
+        "systems/dialogue/checks.py", "read all logits; set {}.logits_at_once = 0, or losses to ()",
+        {"generator.losses": ({"function": "jax.numpy:zeros_like"},), "reg.logits_at_once": 8},
+        {"generator.losses": (), "reg.logits_at_once": 8},
     ),
     recipe_case(
         "systems/retrieval/checks.py", "or the query to 'context'", {"reg.query": "reasons"}, {"reg.query": "context"},

@@ -2,6 +2,7 @@
 
 import pytest
 
+import empax
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.manifest import read_done
@@ -119,3 +120,37 @@ def test_its_mistakes_are_named_like_any_others(name):
         load_system(name.replace("SYSTEM", "Length"))
     with pytest.raises(ConfigError, match=r"config\.system = 'no_such:SYSTEM': there is no module 'no_such'"):
         load_system("no_such:SYSTEM")
+
+
+OWN = """
+import jax
+import jax.numpy as jnp
+
+
+def unsure(logits, batch):
+    log_probs = jax.nn.log_softmax(logits)
+    return -(jnp.exp(log_probs) * log_probs).sum(axis=-1)
+
+
+def questions(contexts, responses, references):
+    return ["?" in response for response in responses]
+"""
+
+
+@pytest.mark.slow
+def test_a_recipe_takes_losses_and_metrics_of_its_own(tmp_path, monkeypatch):
+    module = "own_functions_of_somebody"
+    (tmp_path / f"{module}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    losses = ({"function": f"{module}:unsure", "weight": -0.1},)
+    settings = {"generator.losses": losses, "joint.losses": losses, "report.metrics": (f"{module}:questions",)}
+    files = WorkDir(empax.run("quickstart:tiny", tmp_path / "run", settings=settings))
+    logged = {row["stage"] for row in read_jsonl(files.metrics) if any(key.endswith(":unsure") for key in row)}
+    assert logged == {"generator", "joint"}
+    assert 0 <= read_json(files.root / "report.json")["metrics"][f"{module}:questions"]["value"] <= 1
+    code = {name: module in read_done(files.stage(name))["code"] for name in ("index", "generator", "joint", "report")}
+    assert code == {"index": False, "generator": True, "joint": True, "report": True}
+    with pytest.raises(ConfigError, match="has no function 'nothing'"):
+        empax.run(
+            "quickstart:tiny", tmp_path / "other", settings={"generator.losses": ({"function": f"{module}:nothing"},)}
+        )
