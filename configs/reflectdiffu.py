@@ -17,8 +17,8 @@ r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought abo
 
 Forms go together: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
 DATA has RECCON's spans and the labels of intents beside the corpus (docs/data.md). The first took 1.5 hours on two CPU
-cores: perplexity 48.2 a token, BLEU-2 5.3, emotion 43.3%, intent 43.3%. "machine=gpu" took nine minutes on a shared
-H200: 40.8, 5.9, 41.9%, 41.5% (docs/results/reflectdiffu.md).
+cores. Three seeds: perplexity 48.1 a token, BLEU-2 4.7, emotion 44.0%, intent 43.2%. "machine=gpu" took nine minutes on
+a shared H200: 40.8, 5.9, 41.9%, 41.5% (docs/results/reflectdiffu.md).
 """
 
 from __future__ import annotations
