@@ -13,6 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.special import stdtrit
 
 from empax.evaluation.statistics import DifferenceStatistic, Statistic, estimate
 
@@ -282,32 +283,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-_T_975 = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
-"""The 97.5% quantiles of Student's t with 1 to 9 degrees of freedom."""
-
-
-def t_quantile(degrees: int) -> float:
-    """The 97.5% quantile of Student's t, to five significant digits.
-
-    Source: tables up to 9 degrees of freedom, above the expansion of Abramowitz and Stegun 1964, 26.7.5.
-
-    Raises:
-      ValueError: `degrees` < 1.
-    """
-    if degrees < 1:
-        raise ValueError(f"a t distribution has at least 1 degree of freedom, got {degrees}.")
-    if degrees <= len(_T_975):
-        return _T_975[degrees - 1]
-    z = NormalDist().inv_cdf(0.975)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees ** (power + 1) for power, term in enumerate(terms))
-
-
 def mean_interval(values: Sequence[float]) -> dict[str, float]:
     """`mean`, `std` (of the sample, n - 1) and the mean's 95% t-interval `low`, `high`.
 
@@ -320,5 +295,5 @@ def mean_interval(values: Sequence[float]) -> dict[str, float]:
     if len(values) < 2:
         raise ValueError(f"an interval of a mean needs at least two values, got {len(values)}.")
     mean, std = float(np.mean(values)), float(np.std(values, ddof=1))
-    reach = t_quantile(len(values) - 1) * std / len(values) ** 0.5
+    reach = float(stdtrit(len(values) - 1, 0.975)) * std / len(values) ** 0.5
     return {"mean": mean, "std": std, "low": mean - reach, "high": mean + reach}

@@ -388,3 +388,19 @@ def test_the_source_is_the_prompt_unless_there_is_another(source, prompt, banned
         prompt=read[1],
     )
     assert found.tokens.tolist() == [[[7 - banned] * 2]]
+
+
+@pytest.mark.parametrize(("penalty", "tokens"), [(1.0, [3, 3, 3]), (1.5, [3, 4, 3])])
+def test_a_penalty_sees_the_token_before(penalty, tokens):
+    """Token 3 is the likeliest, 4 the next; once both stand there, 3 leads again."""
+    logits = jnp.zeros(VOCAB).at[jnp.array([3, 4])].set(jnp.array([9.0, 8.5]))
+    found = generate(
+        lambda tokens, cache: (jnp.broadcast_to(logits, (*tokens.shape, VOCAB)), cache),
+        Nothing(),
+        batch_size=1,
+        start_id=START,
+        eos_id=EOS,
+        pad_id=PAD,
+        settings=DecodeSettings("greedy", 3, repetition_penalty=penalty),
+    )
+    assert found.tokens.tolist() == [[tokens]]
