@@ -41,6 +41,7 @@ NEEDED = {
     "ParamGroup": {"pattern": "a"},
     "evaluate.Settings": {"stage": "generator"},
     "assess.Settings": {"judges": ("identifiers",)},
+    "dialogue.settings.LossSettings": {"function": "module:name"},
 }
 """What a class cannot be made without."""
 
@@ -65,6 +66,7 @@ NEGATIVE = {
     "decoding.settings.DecodeSettings.length_penalty": (-1, -1.5),
     "decoding.settings.DecodeSettings.rerank_length": (-1, -1.5),
     "systems.emprl.settings.RewardSettings.weight": (-1, -1.5, -1e29),  # a penalty
+    "systems.dialogue.settings.LossSettings.weight": (-1, -1.5, -1e29),  # a reward
 }
 """Negative values that mean something."""
 
@@ -82,7 +84,7 @@ ZERO_REFUSED = (
     "encoder_repetition_penalty", "decay_rate", "clip_threshold", "min_dim_size_to_factor", "epsilon_high", "delta",
     "min_count", "searched", "width", "latent", "teacher_decay_steps", "kernel",
     "facts_tokens", "social_tokens", "own_tokens", "max_piece_tokens", "max_candidates", "tails", "entity_facts",
-    "hidden", "num_actions", "restore_steps", "state_time", "weight@dialogue", "weight@nec",
+    "hidden", "num_actions", "restore_steps", "state_time", "weight@ContrastSettings", "weight@nec",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""
 
@@ -101,7 +103,7 @@ def test_silly_numbers_are_refused_by_name(name, field, kind):
             continue
         with pytest.raises(ConfigError, match=rf"config\.x.*\b{field}\b"):
             make(name, field, value)
-    refused = field in ZERO_REFUSED or f"{field}@{name.split('.')[1]}" in ZERO_REFUSED
+    refused = {field, f"{field}@{name.split('.')[1]}", f"{field}@{name.split('.')[-1]}"} & set(ZERO_REFUSED)
     if not refused:
         make(name, field, kind(0))
         return

@@ -80,7 +80,7 @@ class LossSettings:
         a number for each target token, or -> [B], one for each row, which counts as often as the row has target
         tokens. It is traced. The logits are float32 and teacher-forced; the batch has `source`, `source_mask`,
         `target`, `target_mask`, `valid` and `emotion` (`data.exemplars.LabelledBatch`).
-      weight: beside that of the likelihood, 1.
+      weight: beside that of the likelihood, 1; below 0 the values are to rise, at 0 they are logged alone.
     """
 
     function: str

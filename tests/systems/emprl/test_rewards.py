@@ -303,7 +303,7 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
             "goes with PPO alone",
         ),
         (lambda: RewardSettings(shift_penalty=-1.0), "shift_penalty = -1.0 must be at least 0"),
-        (lambda: RewardSettings(stages=()), r"stages = \(\); name those"),
+        (lambda: RewardSettings(stages=()), r"stages = \(\); name the stages"),
         (lambda: PolicyTaskSettings(missing_eos_penalty=-1.0), "missing_eos_penalty = -1.0 must be at least 0"),
         (lambda: PpoTaskSettings(value_clip=0.0), "None switches clipping off"),
     ],
