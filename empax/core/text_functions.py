@@ -12,9 +12,17 @@ from jaxtyping import Float
 
 from empax.core.config import ConfigError
 from empax.core.plugins import blamed
+from empax.core.types import Instance
 
 LARGEST_SCORE = 1e15
 """Of a row: the square of a larger one leaves float32 when scores are standardised."""
+
+
+TWO_ROWS = (
+    Instance("one#2", ("I lost my keys today.",), "Oh no, did you find them?", ""),
+    Instance("two#4", ("I got the job!", "Great!", "Thank you."), "You must be so proud.", ""),
+)
+"""On which functions are tried."""
 
 
 class Noted(Protocol):

@@ -14,6 +14,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError, json_text, read_json, read_jsonl, write_together
 from empax.core.paths import expand
 from empax.core.run import RunContext
+from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Prediction
 from empax.evaluation import controls, published
 from empax.evaluation.pairing import describe_rows
@@ -31,11 +32,6 @@ Report = dict[str, Any]
 
 _NOTES = ("classifiers.json", "intents.json", "evaluate.json")
 """Files of stages that a report takes whole."""
-
-_TWO_ROWS = (
-    Prediction(("I lost my keys today.",), "Did you find them?", "Oh no, did you find them?"),
-    Prediction(("I got the job!", "Great!", "Thank you."), "Well done.", "You must be so proud."),
-)
 
 _MAX_POINTS = 200  # of a learning curve: more than a chart of 460 pixels can show
 
@@ -84,7 +80,7 @@ def check(settings: Settings, run: RunContext) -> None:
             f"config.run has no stage of kind 'evaluate' before {run.stage!r} that answers the run's own data; "
             "add one, or leave the report out."
         )
-    try_own(settings.metrics, _TWO_ROWS)
+    try_own(settings.metrics, [Prediction(row.context, row.response, row.response) for row in TWO_ROWS])
     folder = Path(settings.peers).expanduser()
     if settings.peers and not any(folder.glob("*.jsonl")):
         raise DataError(f"config.report.peers = {settings.peers!r} is no folder with *.jsonl files; set it to one.")

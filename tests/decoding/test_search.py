@@ -369,38 +369,32 @@ def test_sampling_needs_a_key():
         decode(jnp.asarray(make_table(0)), DecodeSettings("sample"), None)
 
 
-@pytest.mark.parametrize(
-    ("source", "prompt", "banned"), [((3,), None, 3), (None, (3,), 3), ((3,), (4,), 3), ((4,), (3,), 4)]
-)
-def test_the_source_is_the_prompt_unless_there_is_another(source, prompt, banned):
-    """Tokens 3 and 4 are the likeliest; whoever may not repeat the source takes the other one."""
-    logits = jnp.zeros(VOCAB).at[jnp.array([3, 4])].set(9.0)
-    read = [None if ids is None else (jnp.array([ids]), jnp.ones((1, 1), bool)) for ids in (source, prompt)]
+def greedily(logits, num, source=None, prompt=None, **options):
+    """The tokens that a model finds which always gives `logits`, by token."""
+    row = jnp.zeros(VOCAB).at[jnp.array(list(logits))].set(jnp.array(list(logits.values())))
     found = generate(
-        lambda tokens, cache: (jnp.broadcast_to(logits, (*tokens.shape, VOCAB)), cache),
+        lambda tokens, cache: (jnp.broadcast_to(row, (*tokens.shape, VOCAB)), cache),
         Nothing(),
         batch_size=1,
         start_id=START,
         eos_id=EOS,
         pad_id=PAD,
-        settings=DecodeSettings("greedy", 2, encoder_no_repeat_ngram=1),
-        source=read[0],
-        prompt=read[1],
+        settings=DecodeSettings("greedy", num, **options),
+        source=None if source is None else (jnp.array([source]), jnp.ones((1, 1), bool)),
+        prompt=None if prompt is None else (jnp.array([prompt]), jnp.ones((1, 1), bool)),
     )
-    assert found.tokens.tolist() == [[[7 - banned] * 2]]
+    return found.tokens[0, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt", "other"), [((3,), None, 4), (None, (3,), 4), ((3,), (4,), 4), ((4,), (3,), 3)]
+)
+def test_the_source_is_the_prompt_unless_there_is_another(source, prompt, other):
+    """Tokens 3 and 4 are the likeliest; a response that may not repeat the source takes the other one."""
+    assert greedily({3: 9.0, 4: 9.0}, 2, source, prompt, encoder_no_repeat_ngram=1) == [other, other]
 
 
 @pytest.mark.parametrize(("penalty", "tokens"), [(1.0, [3, 3, 3]), (1.5, [3, 4, 3])])
 def test_a_penalty_sees_the_token_before(penalty, tokens):
     """Token 3 is the likeliest, 4 the next; once both stand there, 3 leads again."""
-    logits = jnp.zeros(VOCAB).at[jnp.array([3, 4])].set(jnp.array([9.0, 8.5]))
-    found = generate(
-        lambda tokens, cache: (jnp.broadcast_to(logits, (*tokens.shape, VOCAB)), cache),
-        Nothing(),
-        batch_size=1,
-        start_id=START,
-        eos_id=EOS,
-        pad_id=PAD,
-        settings=DecodeSettings("greedy", 3, repetition_penalty=penalty),
-    )
-    assert found.tokens.tolist() == [[tokens]]
+    assert greedily({3: 9.0, 4: 8.5}, 3, repetition_penalty=penalty) == tokens

@@ -5,7 +5,7 @@
 A mutant counts as found if a test fails or runs out of time. One that survives the tests that mirror its module meets
 those of its package and all that import the module. cosmic-ray makes the mutants. Annotations, decorators of data
 classes, caches and compilation, and `strict=` of `zip` are left as they are: no result depends on them. harmless.jsonl
-holds survivors that somebody looked at and found to change no result; they are counted apart.
+holds changes that no result depends on, each with the reason; survivors among them are counted apart.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from empax.core.config import ConfigError
 from empax.core.run import RunContext, Stage
 from empax.core.shapes import shapes_of
 from empax.core.sharding import MeshSettings
-from empax.core.types import Instance
+from empax.core.text_functions import TWO_ROWS
 from empax.data.exemplars import LabelledBatch
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import (
@@ -27,12 +27,6 @@ from empax.systems.dialogue.parts import GeneratorParts, with_own_decoding
 from empax.systems.dialogue.settings import ContrastSettings, DialogueSettings, GeneratorTaskSettings, LossSettings
 
 GENERATOR_TASKS = ("generator",)
-
-TWO_ROWS = (
-    Instance("one#2", ("I lost my keys today.",), "Oh no, did you find them?", ""),
-    Instance("two#4", ("I got the job!", "Great!", "Thank you."), "You must be so proud.", ""),
-)
-"""On which functions are tried."""
 
 
 def check_system(run: RunContext) -> None:

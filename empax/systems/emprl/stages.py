@@ -18,6 +18,7 @@ from empax.core.run import Assembly, RunContext, Sketch, cache_dir
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
 from empax.core.system import AnswerOptions, load_encoder_of
+from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Params
 from empax.data.batches import draw
 from empax.data.exemplars import ContextExamples, LabelledBatch
@@ -27,7 +28,6 @@ from empax.retrieval.index import load_index
 from empax.systems.attributes import IdentifierJudge, IdentifierTaskSettings, judge_stage, load_judge
 from empax.systems.attributes.identifier import check_mechanisms
 from empax.systems.dialogue.answerer import Answerer
-from empax.systems.dialogue.checks import TWO_ROWS
 from empax.systems.dialogue.generator import Generator
 from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.dialogue.stages import answerer_of, context_examples
