@@ -9,7 +9,8 @@ r"""EmpRL on a fine-tuned T5, its own backbone, sized for two CPU cores.
   python -m empax.main --config=configs/emprl_t5.py:flan-t5-small-titles,grpo,tiny      # a trial with that model
 
 The model is that of configs/reg_t5.py, and so is its fine-tuning: `--reuse=WORKDIR` of a run of that recipe takes it
-over. Identifiers and rewards are those of configs/emprl_transformer.py.
+over. Identifiers and rewards are those of configs/emprl_transformer.py. Its stages took six minutes on a shared H200:
+empathy F1 goes from 64.0 to 66.5 (docs/results/emprl.md).
 """
 
 from __future__ import annotations

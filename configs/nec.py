@@ -19,8 +19,8 @@ Forms go together: ":scratch,no_social,tiny". With --reuse=WORKDIR a form takes 
 Facts about people are those of the nearest event of ATOMIC (DATA/knowledge), facts about things WordNet's (Debian's
 package wordnet-base; another folder is `--config.knowledge.entity.path`). With a COMET (configs/comet_t5.py):
 `--config.knowledge.social.source=comet --config.knowledge.social.path=COMET`.
-":scratch,machine=gpu" took 12 minutes on a shared H200: perplexity 36.6 a token, BLEU-2 7.8 (docs/results/nec.md). The
-other budgets have not been run.
+":scratch,machine=gpu" took 8 minutes on a shared H200 with its facts at hand: perplexity 36.6 a token, BLEU-2 7.8
+(docs/results/nec.md). The other budgets have not been run.
 """
 
 from __future__ import annotations

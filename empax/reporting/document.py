@@ -70,10 +70,17 @@ def _scores(table: Table, results: Path) -> list[str]:
 
 
 def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
-    """Corpus, rows, what ± and brackets are, and text; of the first row, since all are over the same test rows."""
-    scored = [_read(_path(row, results)) for row in table["rows"] if "run" in row or "seeds" in row]
+    """Corpus, rows, what ± and brackets are, and text. All rows are over the same test rows, else DataError."""
+    own = [row for row in table["rows"] if "run" in row or "seeds" in row]
+    scored = [_read(_path(row, results)) for row in own]
     if not scored or any("evaluation" in row for row in table["rows"]):
         return []
+    for row, one in zip(own, scored, strict=True):
+        if one["rows"]["sha256"] != scored[0]["rows"]["sha256"]:
+            raise DataError(
+                f"{results / 'tables.json'}: {own[0]['name']!r} answered {scored[0]['rows']['rows']:,} test rows and "
+                f"{row['name']!r} {one['rows']['rows']:,} others; runs in one table must have answered the same."
+            )
     last = scored[0]["first_row"] + scored[0]["rows"]["rows"] - 1
     note = describe(scored[0]["rows"], names, corpus=scored[0]["corpus"])
     if all("run" not in row or "control" in row for row in table["rows"]) or not names:

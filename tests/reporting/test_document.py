@@ -69,6 +69,26 @@ def test_a_table_that_there_is_not_is_named(tmp_path):
         fill("<!-- table: large -->\n<!-- end -->\n", make_results(tmp_path, 2.0))
 
 
+def test_a_table_over_other_test_rows_is_refused_until_it_is_two(tmp_path):
+    results = make_results(tmp_path, 2.0)
+    other = results / "runs" / "reg" / "other" / "0"
+    other.mkdir(parents=True)
+    scores = json.loads((results / "runs/reg/small/0/scores.json").read_text(encoding="utf-8"))
+    scores["rows"].update(rows=3, sha256="1" * 16)
+    (other / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
+    tables = json.loads((results / "tables.json").read_text(encoding="utf-8"))
+    row = {"name": "other", "run": "reg/other/0"}
+    tables["small"]["rows"].append(row)
+    (results / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
+    text = "<!-- table: small -->\n<!-- end -->\n"
+    with pytest.raises(DataError, match=r"'small' answered 4 test rows and 'other' 3 others"):
+        fill(text, results)
+    tables["small"]["rows"].pop()
+    tables["other"] = {**tables["small"], "rows": [row]}
+    (results / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
+    assert "3 rows" in fill(text + text.replace("small", "other"), results)
+
+
 def test_the_command_fills_files_and_names_what_is_missing(tmp_path, capsys):
     results, document = make_results(tmp_path / "results", 2.0), tmp_path / "a.md"
     document.write_text("<!-- table: small -->\n<!-- end -->\n", encoding="utf-8")
