@@ -76,7 +76,7 @@ def budget(config: ConfigDict, machine: str) -> None:
     """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
     config.seq2seq.generator.dtype = "bfloat16"
     if machine == "cpu":
-        config.generator.update(common.sizes(steps=3800, batch_size=32, evaluations=5))  # two epochs of dev
+        config.generator.update(common.sizes(steps=1900, batch_size=32, evaluations=4))  # an epoch of dev
         config.evaluate.update({"batch_size": 32, "limit": 2000})
     else:
         config.generator.update(common.sizes(steps=6000, batch_size=128, evaluations=6))
