@@ -33,7 +33,8 @@ def fill(text: str, results: Path) -> str:
     """The document with its tables made anew.
 
     Raises:
-      DataError: a table that tables.json does not have, or one whose results are not there.
+      DataError: a table that tables.json does not have, one whose results are not there, or one whose runs answered
+        different test rows.
     """
     tables = read_json(results / "tables.json")
 
@@ -69,18 +70,26 @@ def _scores(table: Table, results: Path) -> list[str]:
     ]
 
 
-def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
-    """Corpus, rows, what ± and brackets are, and text. All rows are over the same test rows, else DataError."""
+def _scored(table: Table, results: Path) -> list[Any]:
+    """Scores of the rows that are runs or seeds; DataError unless all answered the same test rows."""
     own = [row for row in table["rows"] if "run" in row or "seeds" in row]
-    scored = [_read(_path(row, results)) for row in own]
-    if not scored or any("evaluation" in row for row in table["rows"]):
-        return []
-    for row, one in zip(own, scored, strict=True):
-        if one["rows"]["sha256"] != scored[0]["rows"]["sha256"]:
+    found = [_read(_path(row, results)) for row in own]
+    for row, one in zip(own, found, strict=True):
+        if one["rows"]["sha256"] != found[0]["rows"]["sha256"]:
             raise DataError(
-                f"{results / 'tables.json'}: {own[0]['name']!r} answered {scored[0]['rows']['rows']:,} test rows and "
+                f"{results / 'tables.json'}: {own[0]['name']!r} answered {found[0]['rows']['rows']:,} test rows and "
                 f"{row['name']!r} {one['rows']['rows']:,} others; runs in one table must have answered the same."
             )
+    return found
+
+
+def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
+    """Corpus, rows, what ± and brackets are, and text."""
+    if any("evaluation" in row for row in table["rows"]):
+        return []
+    scored = _scored(table, results)
+    if not scored:
+        return []
     last = scored[0]["first_row"] + scored[0]["rows"]["rows"] - 1
     note = describe(scored[0]["rows"], names, corpus=scored[0]["corpus"])
     if all("run" not in row or "control" in row for row in table["rows"]) or not names:
@@ -188,7 +197,7 @@ def _shares(table: Table, results: Path) -> list[str]:
     """Shares of each level of each mechanism in percent, of the references and of the runs' replies."""
     titles = ("none", "weak", "strong")
     head = ["", *(f"{name.replace('_', ' ')}: {title}" for name in MECHANISMS for title in titles)]
-    found = [_read(_path(row, results))["empathy"][table["judge"]] for row in table["rows"]]
+    found = [one["empathy"][table["judge"]] for one in _scored(table, results)]
     named = [("references", found[0], "references")]
     named += [(row["name"], one, "replies") for row, one in zip(table["rows"], found, strict=True)]
     rows = [
