@@ -39,7 +39,7 @@ from empax.training.settings import LoopSettings, check_batch_sizes, check_whole
 log = logging.getLogger("empax")
 
 _TIDY_SECONDS = 30.0
-"""How often freed memory is given back while batches of several shapes take turns."""
+"""How often freed memory is given back at least."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +178,7 @@ class _Run:
         self.window = Window.starting_from({})
         self.ahead = RunAhead()
         self.shapes: set[str] = set()  # of the batches so far
+        self.last_shapes = ""
         self.compiled = False  # whether the last update compiled something
         self.tidied = 0.0
         self.since = time.monotonic()
@@ -239,12 +240,13 @@ class _Run:
         examples = int(np.sum(batch.valid))
         shapes = str(jax.tree.map(np.shape, batch))
         now = time.monotonic()
-        # A compiler leaves pieces that fit no buffer, and so do batches of another shape.
-        new = shapes not in self.shapes
-        if new or self.compiled or now - self.tidied > _TIDY_SECONDS:
-            give_back_freed_memory()
+        # What a compiler leaves lies in freed buffers; a batch of another shape takes buffers of another size.
+        new, due = shapes not in self.shapes, now - self.tidied > _TIDY_SECONDS
+        if new or due or self.compiled or (shapes != self.last_shapes and jax.default_backend() == "cpu"):
+            give_back_freed_memory(collect=new or due)
             self.shapes.add(shapes)
-            self.tidied = now
+            self.tidied = now if due else self.tidied
+        self.last_shapes = shapes
         self.compiled = new
         batch = distributed.place(batch, batch_sharding(self.mesh))
         if self.programs.explore is not None:

@@ -194,18 +194,34 @@ def test_without_validation_the_last_parameters_count(tiny, tmp_path):
     assert hash_tree(result.params) == hash_tree(load_params(tmp_path / "tiny", "last"))
 
 
-def test_freed_memory_is_given_back_before_and_after_what_is_compiled(tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("buckets", [(6,), (4, 6)])
+def test_freed_memory_is_given_back_around_compiling_and_where_the_shape_changes(tiny, tmp_path, monkeypatch, buckets):
     events, make = [], loop.make_programs
 
     def watched(*args, **options):
         programs = make(*args, **options)
-        return dataclasses.replace(programs, train=lambda *given: (events.append("step"), programs.train(*given))[1])
+
+        def step(state, frozen, batch):
+            events.append(batch.source.shape[1])
+            return programs.train(state, frozen, batch)
+
+        return dataclasses.replace(programs, train=step)
 
     monkeypatch.setattr(loop, "make_programs", watched)
-    monkeypatch.setattr(loop, "give_back_freed_memory", lambda: events.append("given back"))
+    monkeypatch.setattr(loop, "give_back_freed_memory", lambda **_: events.append("given back"))
     monkeypatch.setattr(loop, "_TIDY_SECONDS", 1e9)
-    tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=4))
-    assert events == ["given back", "step", "given back", "step", "step", "step"]
+    settings = tiny.settings(steps=12, buckets=buckets, patience=None, refresh_every_steps=0)
+    tiny.train(tmp_path, validation=None, settings=settings)
+    lengths = [event for event in events if event != "given back"]
+    assert set(lengths) == set(buckets)
+    expected, seen, compiled = [], set(), False
+    for last, length in zip([None, *lengths], lengths, strict=False):
+        new = length not in seen
+        expected += ["given back"] * (new or compiled or length != last) + [length]
+        compiled = new
+        seen.add(length)
+    assert events == expected
+    assert events.count("given back") == 2 or len(buckets) == 2
 
 
 def test_the_running_mean_is_what_counts(tiny, tmp_path):
