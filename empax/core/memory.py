@@ -40,13 +40,13 @@ def keep_freed_memory() -> None:
 def give_back_freed_memory(*, collect: bool = True) -> None:
     """Gives the system what this process has freed: before work that needs buffers of other sizes.
 
-    Small blocks that live longer come to lie in freed buffers, which are then too small for their like. The heap is
-    asked to consist of huge pages, since fetching it again by small ones takes six times as long.
+    Small blocks that live longer come to lie in freed buffers, which are then too small for their like. The kernel is
+    asked for huge pages, by which it fetches the heap again in less time.
 
     Does nothing where there is no glibc.
 
     Args:
-      collect: first look for cycles of garbage, which takes a tenth of a second and more.
+      collect: first look for cycles of garbage, which takes longer than the rest.
     """
     if collect:
         gc.collect()

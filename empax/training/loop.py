@@ -241,13 +241,14 @@ class _Run:
         shapes = str(jax.tree.map(np.shape, batch))
         now = time.monotonic()
         # What a compiler leaves lies in freed buffers; a batch of another shape takes buffers of another size.
-        new, due = shapes not in self.shapes, now - self.tidied > _TIDY_SECONDS
-        if new or due or self.compiled or (shapes != self.last_shapes and jax.default_backend() == "cpu"):
-            give_back_freed_memory(collect=new or due)
-            self.shapes.add(shapes)
-            self.tidied = now if due else self.tidied
-        self.last_shapes = shapes
-        self.compiled = new
+        new, turned = shapes not in self.shapes, shapes != self.last_shapes
+        collect = new or self.compiled or now - self.tidied > _TIDY_SECONDS
+        if collect or (turned and jax.default_backend() == "cpu"):
+            give_back_freed_memory(collect=collect)
+        if collect:
+            self.tidied = now
+        self.shapes.add(shapes)
+        self.last_shapes, self.compiled = shapes, new
         batch = distributed.place(batch, batch_sharding(self.mesh))
         if self.programs.explore is not None:
             batch = self.programs.explore(self.state, self.frozen, batch)
