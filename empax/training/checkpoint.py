@@ -85,10 +85,10 @@ class Checkpointer:
         path = self._directory / _FOLDERS["best"] / str(step)
         self._start(path, {"params": ocp.args.PyTreeSave(params)}, {"value": value})
 
-    def wait(self) -> None:
-        """Blocks until everything is on disk."""
+    def wait(self) -> bool:
+        """Blocks until everything is on disk; whether there was something to wait for."""
         if self._pending is None:
-            return
+            return False
         (path, future), self._pending = self._pending, None
         try:
             future.result()
@@ -101,6 +101,7 @@ class Checkpointer:
             message = f"saving {path} failed ({type(error).__name__}: {error}); {intact}. Make room and run again."
             log.error("%s", message)
             raise CheckpointError(message) from error
+        return True
 
     def check(self) -> None:
         """Raises what a finished background save ran into; does not block."""

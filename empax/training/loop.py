@@ -243,7 +243,9 @@ class _Run:
         # What a compiler leaves lies in freed buffers; a batch of another shape takes buffers of another size.
         new, turned = shapes not in self.shapes, shapes != self.last_shapes
         collect = new or self.compiled or now - self.tidied > _TIDY_SECONDS
-        if collect or (turned and jax.default_backend() == "cpu"):
+        on_host = jax.default_backend() == "cpu"
+        saved = on_host and self.checkpointer.wait()  # a step beside a save would hold the state twice
+        if collect or saved or (turned and on_host):
             give_back_freed_memory(collect=collect)
         if collect:
             self.tidied = now

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -21,7 +22,7 @@ from empax.core.manifest import read_sealed
 from empax.core.tree import hash_tree, named_leaves
 from empax.core.types import Mean
 from empax.training import loop
-from empax.training.checkpoint import load_params
+from empax.training.checkpoint import Checkpointer, load_params
 from empax.training.loop import Interrupted, LoopSettings, NonFiniteError, fit
 from empax.training.profiling import expensive_operations
 
@@ -194,23 +195,29 @@ def test_without_validation_the_last_parameters_count(tiny, tmp_path):
     assert hash_tree(result.params) == hash_tree(load_params(tmp_path / "tiny", "last"))
 
 
-@pytest.mark.parametrize("buckets", [(6,), (4, 6)])
-def test_freed_memory_is_given_back_around_compiling_and_where_the_shape_changes(tiny, tmp_path, monkeypatch, buckets):
-    events, make = [], loop.make_programs
+def watch_updates(monkeypatch, events, event):
+    """Notes `event(batch)` of every update."""
+    make = loop.make_programs
 
     def watched(*args, **options):
         programs = make(*args, **options)
 
         def step(state, frozen, batch):
-            events.append(batch.source.shape[1])
+            events.append(event(batch))
             return programs.train(state, frozen, batch)
 
         return dataclasses.replace(programs, train=step)
 
     monkeypatch.setattr(loop, "make_programs", watched)
+
+
+@pytest.mark.parametrize("buckets", [(6,), (4, 6)])
+def test_freed_memory_is_given_back_around_compiling_and_where_the_shape_changes(tiny, tmp_path, monkeypatch, buckets):
+    events: list[int | str] = []
+    watch_updates(monkeypatch, events, lambda batch: batch.source.shape[1])
     monkeypatch.setattr(loop, "give_back_freed_memory", lambda **_: events.append("given back"))
     monkeypatch.setattr(loop, "_TIDY_SECONDS", 1e9)
-    settings = tiny.settings(steps=12, buckets=buckets, patience=None, refresh_every_steps=0)
+    settings = tiny.settings(steps=12, buckets=buckets, patience=None, refresh_every_steps=0, checkpoint_every_steps=12)
     tiny.train(tmp_path, validation=None, settings=settings)
     lengths = [event for event in events if event != "given back"]
     assert set(lengths) == set(buckets)
@@ -221,6 +228,27 @@ def test_freed_memory_is_given_back_around_compiling_and_where_the_shape_changes
         compiled = new
         seen.add(length)
     assert events == expected
+
+
+def test_no_update_runs_beside_a_save_in_main_memory(tiny, tmp_path, monkeypatch):
+    events: list[str] = []
+    save, finish = Checkpointer.save, Checkpointer._finish
+
+    def saves(*args):
+        events.append("save")
+        save(*args)
+
+    def finishes(*args):
+        time.sleep(0.1)
+        finish(*args)
+        events.append("saved")
+
+    watch_updates(monkeypatch, events, lambda batch: "update")
+    monkeypatch.setattr(Checkpointer, "save", saves)
+    monkeypatch.setattr(Checkpointer, "_finish", finishes)
+    settings = tiny.settings(steps=4, checkpoint_every_steps=1, patience=None, refresh_every_steps=0)
+    tiny.train(tmp_path, validation=None, settings=settings)
+    assert events[:12] == ["update", "save", "saved"] * 4
 
 
 def test_the_running_mean_is_what_counts(tiny, tmp_path):
