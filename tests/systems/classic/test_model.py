@@ -11,6 +11,7 @@ from configs import classic
 from empax.core.config import ConfigError, to_settings
 from empax.core.tree import count_params, named_leaves
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
+from empax.training.optimizer import OptimizerSettings, learning_rate
 from tests.systems.classic.small import FORMS, START, make
 
 WITH_EMOTION = [form for form in FORMS if form != "transformer"]
@@ -172,3 +173,18 @@ def test_recipes_name_their_forms():
     for wrong in ("mole", "moel,small", "moel+tiny"):
         with pytest.raises(ValueError, match="it takes transformer, multi_trs"):
             classic.get_config(wrong)
+
+
+def test_the_lineages_training_is_that_of_its_code():
+    moel, cem = classic.get_config("moel,lineage"), classic.get_config("cem,lineage")
+    for config in (moel, cem):
+        loop = config.generator
+        assert (loop.steps, loop.batch_size, loop.patience, loop.eval_every_steps) == (20_000, 16, 3, 2000)
+        rate = learning_rate(to_settings(OptimizerSettings, loop.optimizer.to_dict(), where="optimizer"), loop.steps)
+        for n in (1, 4000, 8000, 20_000):  # Noam's rate at update n of a model of width 300
+            assert float(rate(n - 1)) == pytest.approx(300**-0.5 * min(n**-0.5, n * 8000**-1.5), rel=1e-3)
+    assert moel.generator.optimizer.clip_norm is None
+    assert cem.generator.optimizer.clip_norm == 1.0
+    assert (moel.classic.listeners.top, moel.classic.listeners.teacher_decay_steps) == (5, 10_000)
+    assert classic.get_config("transformer,lineage").classic.num_decoder_layers == 2
+    assert classic.get_config("emo_prepend,lineage").emotions.steps == 10_000
