@@ -10,6 +10,7 @@ r"""NEC on EmpatheticDialogues (Huangfu et al. 2024): commonsense, and contrast 
   python -m empax.main --config=configs/nec.py:no_frequent --config.data.dir=DATA  # w/o HighFreq
   python -m empax.main --config=configs/nec.py:no_emotion --config.data.dir=DATA   # w/o DiffEmo
   python -m empax.main --config=configs/nec.py:no_rerank --config.data.dir=DATA    # alpha = 0: the order of the search
+  python -m empax.main --config=configs/nec.py:random_beam --config.data.dir=DATA  # control: any of the five beams
   python -m empax.main --config=configs/nec.py:shuffled --config.data.dir=DATA     # control: facts of others
   python -m empax.main --config=configs/nec.py:ranker --config.data.dir=DATA       # with the ranker of Sec. 3.2
   python -m empax.main --config=configs/nec.py:tiny                                # a trial on the built-in sample
@@ -31,8 +32,8 @@ from . import common
 
 WHEEL = "flan-t5-small-titles"
 MODELS = ("t5", "scratch", "bart")
-FORMS = ("no_contrast", "no_entity", "no_social", "no_self", "no_frequent", "no_emotion", "no_rerank", "shuffled",
-         "ranker")  # fmt: skip
+FORMS = ("no_contrast", "no_entity", "no_social", "no_self", "no_frequent", "no_emotion", "no_rerank",
+         "random_beam", "shuffled", "ranker")  # fmt: skip
 MACHINES = ("cpu", "gpu")
 BUCKETS = (64, 96, 144)
 
@@ -233,6 +234,8 @@ def change(config: ConfigDict, form: str) -> None:
         contrast.different = 0
     if form == "no_rerank" and "rerank" in config.nec.decoding:
         config.nec.decoding.rerank_similarity = 0.0
+    if form == "random_beam":
+        config.nec.decoding.rerank = "random"
     if form == "shuffled":
         config.knowledge.shuffled = True
     if form == "ranker":

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -28,6 +29,7 @@ class Hypotheses:
       log_probs: [B, K], under the model.
       encoding: the model's encoding of each context, [B, D]; called only by rules that look at it.
       encode: the model's encoding of texts, (ids[N, T], mask) to [N, D]; likewise.
+      rng: for rules that draw.
       exemplars: M responses for each context, ids [B, M, S] with their mask; None = there are none.
     """
 
@@ -36,6 +38,7 @@ class Hypotheses:
     log_probs: Float[Array, "B K"]
     encoding: Callable[[], Float[Array, "B D"]]
     encode: Callable[[Int[Array, "N T"], Bool[Array, "N T"]], Float[Array, "N D"]]
+    rng: jax.Array
     exemplars: tuple[Int[Array, "B M S"], Bool[Array, "B M S"]] | None = None
 
 
@@ -136,12 +139,25 @@ class Similarity:
         return scores / jnp.maximum(jnp.abs(scores).sum(axis=1, keepdims=True), 1e-9)
 
 
+@dataclasses.dataclass(frozen=True)
+class Random:
+    """Any hypothesis may come first, each as often: the control of a rule that chooses.
+
+    Source: ours. Beams other than the first are less generic, so a rule that takes any other of them makes replies less
+    alike without judging them.
+    """
+
+    def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
+        return jax.random.uniform(hypotheses.rng, hypotheses.log_probs.shape)
+
+
 def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None:
     """The reranker that `settings.rerank` names; None = the order stays that of the search."""
     made: dict[str, Reranker | None] = {
         "": None,
         "consensus": Consensus(utility, settings.rerank_length, settings.rerank_exemplars),
         "likelihood": Likelihood(settings.rerank_length),
+        "random": Random(),
         "similarity": Similarity(settings.rerank_similarity, settings.rerank_likelihood),
     }
     return made[settings.rerank]

@@ -61,7 +61,8 @@ class DecodeSettings:
       end_at_limit: the last of `max_tokens` must be the end-of-sequence token (`forced_eos_token_id`, BART).
       rerank: which of several hypotheses comes first (`decoding.rerank`; whoever decodes applies it): with "consensus"
         the one that the others agree with most, with "likelihood" the likeliest, with "similarity" a likely one whose
-        encoding is near that of the context; "" leaves the order of the search.
+        encoding is near that of the context, with "random" any of them (a control); "" leaves the order of the
+        search.
       rerank_length: "consensus" ranks by agreement * length ** rerank_length (ours, because agreement alone prefers
         short replies), "likelihood" by log-probability / length ** rerank_length.
       rerank_similarity: of "similarity": the share of the cosine, in [0, 1]; the likelihood has the rest.
@@ -97,7 +98,7 @@ class DecodeSettings:
     more_eos_ids: tuple[int, ...] = ()
     first_token: int | None = None
     end_at_limit: bool = False
-    rerank: Literal["", "consensus", "likelihood", "similarity"] = ""
+    rerank: Literal["", "consensus", "likelihood", "random", "similarity"] = ""
     rerank_length: float = 0.0
     rerank_exemplars: float = 0.0
     rerank_similarity: float = 0.7

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from empax.core.types import Generated
-from empax.decoding.rerank import Consensus, Hypotheses, Likelihood, Similarity, make_reranker, rerank
+from empax.decoding.rerank import Consensus, Hypotheses, Likelihood, Random, Similarity, make_reranker, rerank
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation.device_metrics import token_f1, utility
 
@@ -28,7 +28,7 @@ def hypotheses(seed, batch=3, num=5, length=6):
 
 def ranked(given, reranker, exemplars=None, encode=lambda ids, mask: None, contexts=None):
     mask = (given.tokens != EOS) & (given.tokens != PAD)
-    found = Hypotheses(given.tokens, mask, given.log_probs, lambda: contexts, encode, exemplars)
+    found = Hypotheses(given.tokens, mask, given.log_probs, lambda: contexts, encode, jax.random.key(7), exemplars)
     return rerank(given, reranker(found))
 
 
@@ -107,7 +107,8 @@ THREE = jnp.asarray([[[2, EOS, PAD, PAD], [3, 3, EOS, PAD], [4, 4, 4, 4]]], jnp.
 def test_similarity_of_worked_numbers(likelihood, weight, expected):
     """Mean log-probabilities of -1, -1.5 and -2.5."""
     log_probs, mask = jnp.asarray([[-2.0, -4.5, -10.0]]), (THREE != EOS) & (THREE != PAD)
-    given = Hypotheses(THREE, mask, log_probs, lambda: jnp.asarray([[7.0, 0.0]]), said_by_first_token(COSINES))
+    contexts = jnp.asarray([[7.0, 0.0]])
+    given = Hypotheses(THREE, mask, log_probs, lambda: contexts, said_by_first_token(COSINES), jax.random.key(0))
     np.testing.assert_allclose(Similarity(weight, likelihood)(given)[0], expected, atol=1e-6)
 
 
@@ -119,13 +120,22 @@ def test_similarity_without_weight_leaves_the_order_of_the_search(weight, first)
     assert found.tokens[0, 0, 0] == first
 
 
+def test_a_random_hypothesis_is_each_as_often_whatever_its_likelihood():
+    given = hypotheses(3, batch=4000, num=4)
+    given = given.replace(log_probs=jnp.broadcast_to(jnp.arange(4.0), given.log_probs.shape))
+    first = np.asarray(ranked(given, Random()).log_probs[:, 0]).astype(int)
+    counts = np.bincount(first, minlength=4)
+    assert np.abs(counts - 1000).max() < 5 * np.sqrt(4000 * 0.25 * 0.75)
+    np.testing.assert_array_equal(ranked(given, Random()).log_probs[:, 0], first)  # the same key, the same order
+
+
 def test_a_config_names_the_reranker():
     settings = DecodeSettings(method="sample", num_samples=3, rerank_length=0.5, rerank_similarity=0.2)
     named = {name: make_reranker(dataclasses.replace(settings, rerank=name), utility)
-             for name in ("", "consensus", "likelihood", "similarity")}  # fmt: skip
+             for name in ("", "consensus", "likelihood", "random", "similarity")}  # fmt: skip
     assert named == {
         "": None, "consensus": Consensus(utility, 0.5, 0.0), "likelihood": Likelihood(0.5),
-        "similarity": Similarity(0.2, "normalised"),
+        "random": Random(), "similarity": Similarity(0.2, "normalised"),
     }  # fmt: skip
 
 

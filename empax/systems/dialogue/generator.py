@@ -156,7 +156,8 @@ class Decoder:
 
         made = (found.tokens != self.eos_id) & (found.tokens != self.pad_id)
         compared = compared or ((lambda: pool(states, mask)), encode)
-        hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, exemplars=exemplars)
+        drawn = jax.random.fold_in(rng, self.settings.max_tokens)  # the search has folded in each position before it
+        hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, drawn, exemplars)
         return rerank(found, reranker(hypotheses))
 
 

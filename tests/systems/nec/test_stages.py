@@ -128,6 +128,13 @@ def test_every_form_turns_one_thing_off(arg, changed):
     assert form == whole
 
 
+def test_the_control_takes_any_beam_of_the_same_model():
+    whole, form = nec.get_config("scratch"), nec.get_config("scratch,random_beam")
+    assert form.nec.decoding.rerank == "random"
+    form.nec.decoding.rerank = "similarity"
+    assert form == whole
+
+
 def test_without_contrast_as_many_examples_are_read_and_nothing_is_reranked():
     whole, form = nec.get_config("scratch"), nec.get_config("scratch,no_contrast")
     seen = whole.generator.steps * whole.generator.batch_size + whole.contrastive.steps * whole.contrastive.batch_size
