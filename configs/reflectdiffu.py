@@ -11,6 +11,11 @@ r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought abo
   python -m empax.main --config=configs/reflectdiffu.py:eq7                # Eq. 7 as printed, step by step
   python -m empax.main --config=configs/reflectdiffu.py:eq10               # Eq. 10 as printed: no error of noise, no RL
   python -m empax.main --config=configs/reflectdiffu.py:table_1            # intents of Table 1 as actions
+  python -m empax.main --config=configs/reflectdiffu.py:no_tags            # control: no word is told to be a reason
+  python -m empax.main --config=configs/reflectdiffu.py:shuffled_tags      # control: as many other words are
+  python -m empax.main --config=configs/reflectdiffu.py:untrained_reasons  # control: MiniLM as pretrained, no tags
+  python -m empax.main --config=configs/reflectdiffu.py:constant_second    # control: every second intent is the same
+  python -m empax.main --config=configs/reflectdiffu.py:no_prior           # the classifier in the first thought alone
   python -m empax.main --config=configs/reflectdiffu.py:empathy_reward     # ours: EmpRL's reward for the second intent
   python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # as many updates as the lineage has
   python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
@@ -48,8 +53,19 @@ FORMS: dict[str, dict[str, Any]] = {
     "batch_majority": {"experts": "batch_majority"},
     "eq5": {"first_intent": "printed"},
     "eq7": {"restore": "printed"},
-    "eq10": {"noise_error": False, "policy_weight": 0.0},
+    "eq10": {
+        "noise_error": False,
+        "policy_weight": 0.0,
+        "first_weight": 0.0,
+        "recognition": "noisy",
+        "kl_weight": 1.0,
+    },
     "table_1": {"actions": "table_1"},
+    "no_tags": {"reason_tags": "none"},
+    "shuffled_tags": {"reason_tags": "shuffled"},
+    "untrained_reasons": {"reason_tags": "none"},
+    "constant_second": {"constant_second": True},
+    "no_prior": {"final_prior": False},
     "empathy_reward": {"reward": "empathy", "judges": ("identifiers",)},
 }
 """What each form changes in the joint stage."""
@@ -74,6 +90,8 @@ def get_config(arg: str = "") -> ConfigDict:
     for form, changes in FORMS.items():
         if form in chosen.flags:
             config.generator.update(changes)
+    if "untrained_reasons" in chosen.flags:
+        config.reasons.optimizer.learning_rate = 0.0
     if not config.generator.reasons:
         config.run = tuple(name for name in config.run if name != "reasons")
         del config["reasons"]
@@ -190,6 +208,8 @@ def generator() -> ConfigDict:
         contrastive_weight=1.0,  # Eq. 20
         temperature=0.07,  # ours; Khosla et al. 2020
         classifier_share=0.5,  # alpha of Eq. 5: ours
+        first_weight=1.0,  # ours
+        final_prior=True,  # ours
         second_intent=True,
         actions="train_statistics",
         num_actions=3,  # Sec. 3.3.1
@@ -201,10 +221,13 @@ def generator() -> ConfigDict:
         restore="ddim",
         restore_steps=1,
         noise_error=True,
-        kl_weight=1.0,  # Eq. 10
+        recognition="clean",  # ours: the paper says nothing of prior and posterior
+        kl_weight=2 / 300,  # the likelihood's bound, of 300 dimensions; Eq. 10: 1
+        noise=1.0,  # as in training
         copying=True,  # Eq. 11
         slots=20,  # ours
         intent_start=True,  # ours
+        label_smoothing=0.1,  # as configs/classic.py
         emotion_weight=1.0,  # delta: ours
         twice_weight=1.0,  # zeta: ours
         response_weight=1.0,  # eta: ours

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -205,3 +206,23 @@ def intent_report(train: IntentTable, judged: IntentTable) -> dict[str, Any]:
         "covered_by_table_1_whatever_the_emotion": round(judged.covered_by_any(TABLE_1), 2),
         "majority": round(100.0 * float(judged.counts.sum(axis=0).max() / max(judged.counts.sum(), 1)), 2),
     }
+
+
+def majority_by_turn(
+    train: Iterable[Instance], judged: Iterable[Instance], intents: Mapping[str, str]
+) -> dict[str, Any]:
+    """The commonest intent in training of first replies and of later ones, and how often that is right: a control.
+
+    Args:
+      train: of the training split.
+      judged: of the split on which accuracy is measured, as a percentage of the instances whose intent is known.
+      intents: by instance id.
+    """
+    counts = {True: Counter[str](), False: Counter[str]()}
+    for instance in train:
+        if instance.id in intents:
+            counts[len(instance.context) == 1][intents[instance.id]] += 1
+    said = {first: max(INTENTS, key=lambda intent, n=count: n[intent]) for first, count in counts.items()}
+    known = [i for i in judged if i.id in intents]
+    right = sum(intents[i.id] == said[len(i.context) == 1] for i in known)
+    return {"first": said[True], "later": said[False], "accuracy": round(100.0 * right / max(len(known), 1), 2)}

@@ -179,7 +179,7 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
             f"'nll' is {nll:.6g} for {num_tokens} tokens: the perplexity of more than {_MAX_NATS:.0f} nats a token is "
             "no number"
         )
-    for name in ("intent", "intent_first", "intent_second", "intent_prediction"):
+    for name in ("intent", "intent_classifier", "intent_first", "intent_second", "intent_prediction"):
         if notes.get(name) is not None and not isinstance(notes[name], str):
             raise DataError(f"{name!r} is of type {type(notes[name]).__name__}, must be a string")
     scores = notes.get("bart_score")

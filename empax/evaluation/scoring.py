@@ -60,6 +60,7 @@ _F1_VARIANTS: dict[str, tuple[str, str]] = {
 """Variants of the mechanisms' F1s: what the judge's notes begin with, and the average."""
 
 _INTENT_VARIANTS: dict[str, tuple[str, bool]] = {
+    "classifier": ("intent_classifier", False),
     "first": ("intent_first", False),
     "second": ("intent_second", False),
     "emotion_wrong": ("intent_prediction", True),

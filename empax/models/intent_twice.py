@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.models.intent_diffusion import IntentDenoiser
+from empax.models.intent_diffusion import IntentDenoiser, Recognition
 from empax.models.latent import Gaussian
 from empax.models.layers import Attention, normal
 
@@ -77,11 +77,19 @@ class IntentTwice(nn.Module):
         return jax.nn.log_softmax(jnp.take_along_axis(scores, actions, axis=1), axis=-1)
 
     def corrected(
-        self, first: Float[Array, "B I"], second: Float[Array, "B I"], state: Float[Array, "B D"]
+        self,
+        first: Float[Array, "B I"],
+        second: Float[Array, "B I"],
+        state: Float[Array, "B D"],
+        prior: Float[Array, "B I"] | None = None,
     ) -> Float[Array, "B I"]:
-        """Correcting: logits of the final intent. Both intents go through one layer, that the state joins."""
+        """Correcting: logits of the final intent. Both intents go through one layer, that the state joins.
+
+        Departure: with a `prior`, its logarithm is added. A mixture of embeddings blurs what the classifier knows.
+        """
         joined = self.shared(self.embed(first)) + self.shared(self.embed(second)) + self.seen(state)
-        return joined @ self.intent_embedding.T
+        logits = joined @ self.intent_embedding.T
+        return logits if prior is None else logits + jnp.log(prior + 1e-9)
 
     def __call__(
         self,
@@ -108,7 +116,7 @@ class Mimicry(nn.Module):
     Attributes:
       d_model: of the states.
       num_heads, head_dim: of the attentions.
-      latent, hidden: of the denoisers.
+      latent, hidden, recognition: of the denoisers.
     """
 
     d_model: int
@@ -116,10 +124,11 @@ class Mimicry(nn.Module):
     head_dim: int
     latent: int
     hidden: int
+    recognition: Recognition = "clean"
 
     def setup(self) -> None:
         # Positive and negative.
-        self.denoisers = [IntentDenoiser(self.latent, self.hidden) for _ in range(2)]
+        self.denoisers = [IntentDenoiser(self.latent, self.hidden, self.recognition) for _ in range(2)]
         self.attentions = [Attention(self.d_model, self.num_heads, self.head_dim, False, True, 0.0) for _ in range(2)]
         self.gate = nn.Dense(1)
 
@@ -130,9 +139,10 @@ class Mimicry(nn.Module):
         time: Int[Array, " B"],
         intent: Float[Array, "B D"],
         rng: jax.Array | None = None,
-    ) -> tuple[Float[Array, "B D"], Gaussian]:
+        clean: Float[Array, "B D"] | None = None,
+    ) -> tuple[Float[Array, "B D"], Gaussian, Gaussian]:
         """The noise in a vector by the denoiser of a polarity, 0 positive, 1 negative; see `IntentDenoiser`."""
-        return self.denoisers[polarity](noisy, time, intent, rng)
+        return self.denoisers[polarity](noisy, time, intent, rng, clean)
 
     def fused(
         self,
@@ -156,5 +166,5 @@ class Mimicry(nn.Module):
         """Everything once, to make the parameters."""
         time = jnp.ones(summary.shape[0], jnp.int32)
         for polarity in range(2):
-            self.noise(polarity, summary, time, summary)
+            self.noise(polarity, summary, time, summary, clean=summary)
         return self.fused(states, mask, summary, summary)

@@ -12,7 +12,7 @@ from empax.core.types import EMOTIONS, IS_POSITIVE, POSITIVE_EMOTIONS, Instance
 from empax.data import intents, sample
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import load_dialogues
-from empax.data.intents import INTENTS, TABLE_1, IntentTable, intent_ids, intent_report, references
+from empax.data.intents import INTENTS, TABLE_1, IntentTable, intent_ids, intent_report, majority_by_turn, references
 
 
 def test_names_are_stored_and_numbers_are_their_places():
@@ -108,3 +108,14 @@ def test_the_real_empathetic_intents(real_data):
     pairs = intents.read_empathetic_intents(real_data / "empathetic_intents" / "train.txt")
     counts = collections.Counter(label for _, label in pairs)
     assert {counts[intent] for intent in INTENTS} == {610}
+
+
+def test_the_commonest_intent_of_a_turn_is_a_control():
+    def row(name, turns):
+        return Instance(name, tuple("abc"[:turns]), "r", "sad")
+
+    labels = {"a": "questioning", "b": "questioning", "c": "agreeing", "d": "wishing", "e": "wishing", "f": "agreeing"}
+    train = [row("a", 1), row("b", 1), row("c", 1), row("d", 3), row("unknown", 3)]
+    judged = [row("a", 1), row("c", 1), row("e", 3), row("f", 3), row("unlabelled", 1)]
+    found = majority_by_turn(train, judged, labels)
+    assert found == {"first": "questioning", "later": "wishing", "accuracy": 50.0}

@@ -142,4 +142,4 @@ def test_every_form_runs(form, recipe, tmp_path):
     assert result.returncode == 0, result.stderr
     row = next(iter(read_jsonl(tmp_path / "predictions.jsonl")))
     assert ("reasons" in row["notes"]) == (form not in ("no_reasons", "plain"))
-    assert ("intent_second" in row["notes"]) == (form not in ("no_second_intent", "plain"))
+    assert ("intent_second" in row["notes"]) == (form not in ("no_second_intent", "plain", "constant_second"))

@@ -115,13 +115,13 @@ def trained(*, shuffled=False, noise_weight=1.0, steps=1000):
         time, noise = jax.random.randint(c, (rows,), 1, 101), jax.random.normal(d, (rows, 2))
         group = jax.random.permutation(f, group) if shuffled else group
         noisy = q_sample(schedule, clean, time, noise)
-        found, posterior = model.apply({"params": params}, noisy, time, jax.nn.one_hot(group, 3), e)
+        found, *latent = model.apply({"params": params}, noisy, time, jax.nn.one_hot(group, 3), e, clean)
         error = noise_loss(found, noise, jnp.ones(rows, bool)).value()
-        return noise_weight * error + 0.01 * gaussian_kl(posterior).mean(), error
+        return noise_weight * error + gaussian_kl(*latent).mean(), error  # 2 / 2 dimensions: the bound's weight
 
     optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, steps))
     one = jnp.zeros((1, 2)), jnp.ones(1, jnp.int32), jnp.zeros((1, 3))
-    params = model.init(jax.random.key(0), *one)["params"]
+    params = model.init(jax.random.key(0), *one, clean=one[0])["params"]
 
     @jax.jit
     def step(carry, rng):
@@ -153,3 +153,23 @@ def test_without_the_error_of_the_noise_nothing_is_learnt():
     samples, error = trained(noise_weight=0.0)
     assert error > 0.9
     assert np.abs(samples.mean(axis=1) - MEANS).max() > 0.5
+
+
+def test_the_latents_prior_reads_no_clean_vector_and_its_posterior_does():
+    given = jnp.ones((3, 4)), jnp.asarray([1, 5, 9]), jnp.ones((3, 2))
+    clean, other = jnp.zeros((3, 4)), jnp.ones((3, 4))
+    for recognition, reads in (("clean", True), ("noisy", False)):
+        model = IntentDenoiser(latent=2, hidden=8, recognition=recognition)
+        params = {"params": model.init(jax.random.key(0), *given, clean=clean)["params"]}
+        noise, posterior, prior = model.apply(params, *given, clean=clean)
+        changed = model.apply(params, *given, clean=other)
+        np.testing.assert_array_equal(changed[2][0], prior[0])
+        assert np.allclose(changed[1][0], posterior[0]) != reads
+        asked, found, same = model.apply(params, *given)  # as answers are made
+        np.testing.assert_array_equal(same[0], prior[0])
+        if reads:
+            np.testing.assert_array_equal(found[0], prior[0])
+            assert not np.allclose(asked, noise)
+        else:  # its KL can fall to 0 at no cost
+            np.testing.assert_array_equal(prior[0], 0)
+            np.testing.assert_array_equal(asked, noise)

@@ -11,6 +11,7 @@ from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained_encoders import EncoderSettings
 from empax.losses.diffusion import Schedule
 from empax.models.contagion_encoder import Gate
+from empax.models.intent_diffusion import Recognition
 from empax.systems.dialogue.word_level import WordLevelSettings
 
 
@@ -85,6 +86,8 @@ class GeneratorTaskSettings:
 
     Attributes:
       reasons: the stage that trained the annotator; empty = w/o ERA.
+      reason_tags: which words the encoder is told are reasons: those that the annotator has "marked", "none", or as
+        many others of the context, "shuffled". The last two are controls: the annotator's representations stay.
       intents: the stage that trained the classifier of intents; empty = every intent is as likely.
       experts: which expert judges (`models.contagion_encoder.Gate`); "none" = w/o C-Experts, one linear head and no
         contrastive loss.
@@ -92,7 +95,12 @@ class GeneratorTaskSettings:
       temperature: of NT-Xent; ours, as the paper has none.
       classifier_share: alpha of Eq. 5; ours.
       first_intent: "mixed", or Eq. 5 as "printed".
+      first_weight: of the cross-entropy of the listener's intent under the first intent; ours. 0 = the final one alone
+        learns from labels (Eq. 10).
+      final_prior: whether the logarithm of the classifier's distribution is added to the final intent's logits; ours.
       second_intent: False = w/o intent twice: the first intent is the final one.
+      constant_second: whether the second intent is the same for all, every intent as likely: a control of what the
+        policy adds to the layer that corrects.
       actions: the reference intents of an emotion: the commonest in training, or the paper's Table 1.
       num_actions: n, how many there are.
       policy_weight: of the policy's loss, which Eq. 10 and 12 lack; ours. 0 = they are right.
@@ -105,8 +113,11 @@ class GeneratorTaskSettings:
       restore: "ddim", or Eq. 7 as "printed", step by step.
       restore_steps: of "ddim"; 1 = the estimate of x_0.
       noise_error: whether the denoisers learn to predict the noise; Eq. 10 has only their KL.
-      kl_weight: of the denoisers' KL.
-      noise: deviation of what is added to the summary when answering; 0 = its mean. It depends on the instance's id.
+      recognition: what the posterior of the denoisers' latent reads (`models.intent_diffusion`).
+      kl_weight: of the denoisers' KL, a sum over dimensions beside an error that is their mean: 2 / d_model is the
+        weight of the likelihood's bound. Eq. 10 has 1.
+      noise: deviation of what is added to the summary when answering, 1 in training; 0 = its mean, which no denoiser
+        has seen. It depends on the instance's id.
       latent, hidden: of the denoisers; ours.
       copying: whether the decoder has a pointer.
       slots: different words of a context that the vocabulary lacks and the pointer can copy; the newest count, others
@@ -117,13 +128,17 @@ class GeneratorTaskSettings:
     """
 
     reasons: str = "reasons"
+    reason_tags: Literal["marked", "none", "shuffled"] = "marked"
     intents: str = "intents"
     experts: Gate | Literal["none"] = "row"
     contrastive_weight: float = 1.0
     temperature: float = 0.07
     classifier_share: float = 0.5
     first_intent: Literal["mixed", "printed"] = "mixed"
+    first_weight: float = 1.0
+    final_prior: bool = True
     second_intent: bool = True
+    constant_second: bool = False
     actions: Literal["train_statistics", "table_1"] = "train_statistics"
     num_actions: int = 3
     policy_weight: float = 0.1
@@ -135,8 +150,9 @@ class GeneratorTaskSettings:
     restore: Literal["ddim", "printed"] = "ddim"
     restore_steps: int = 1
     noise_error: bool = True
-    kl_weight: float = 1.0
-    noise: float = 0.0
+    recognition: Recognition = "clean"
+    kl_weight: float = 2 / 300
+    noise: float = 1.0
     latent: int = 64
     hidden: int = 300
     copying: bool = True
@@ -154,12 +170,16 @@ class GeneratorTaskSettings:
         check_numbers(self, "label_smoothing", least=0, below=1)
         check_numbers(self, "num_actions", least=2, most=len(INTENTS))
         check_numbers(self, "latent", "hidden", "restore_steps", least=1)
-        weights = ("contrastive_weight", "policy_weight", "kl_weight", "emotion_weight", "twice_weight")
+        weights = ("contrastive_weight", "first_weight", "policy_weight", "kl_weight", "emotion_weight", "twice_weight")
         check_numbers(self, *weights, "response_weight", "noise", "slots", "max_validation_examples", least=0)
         if (self.reward == "empathy") != bool(self.judges):
             raise ConfigError(f"judges = {self.judges} goes with reward = 'empathy', which is {self.reward!r}.")
         if self.reward == "empathy" and not self.intent_start:
             raise ConfigError("reward = 'empathy' needs intent_start = True: else no reply depends on its intent.")
+        if self.reason_tags != "marked" and not self.reasons:
+            raise ConfigError(f"reason_tags = {self.reason_tags!r} needs reasons, the stage of an annotator.")
+        if self.constant_second and (not self.second_intent or self.reward == "empathy"):
+            raise ConfigError("constant_second = True needs second_intent = True and no reward of replies.")
         self.diffusion.check_time("state_time", self.state_time)
         if self.restore_steps > self.state_time:
             raise ConfigError(f"restore_steps = {self.restore_steps} must be at most state_time = {self.state_time}.")
@@ -172,4 +192,4 @@ class GeneratorTaskSettings:
     @property
     def reinforced(self) -> bool:
         """Whether a policy learns from rewards."""
-        return self.second_intent and self.policy_weight > 0
+        return self.second_intent and not self.constant_second and self.policy_weight > 0

@@ -18,7 +18,15 @@ from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions
 from empax.core.types import EMOTIONS, Generated, Instance, Params
 from empax.data.batches import draw
-from empax.data.intents import INTENTS, IntentTable, intent_ids, intent_report, load_intents, references
+from empax.data.intents import (
+    INTENTS,
+    IntentTable,
+    intent_ids,
+    intent_report,
+    load_intents,
+    majority_by_turn,
+    references,
+)
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
@@ -39,7 +47,7 @@ from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
 from empax.training.settings import check_whole_batches
 
-_LABELS = ("intent_first", "intent_second", "intent_prediction")
+_LABELS = ("intent_classifier", "intent_first", "intent_second", "intent_prediction")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +167,10 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
         table = load_vectors(settings.vectors, tokenizer, settings.d_model).table
         return _with_embedding(params, table, copying=stage.copying)
 
-    asked = IntentTable.of(load_instances(run, "test"), parts.intents)
-    write_json(run.directory / "intents.json", intent_report(parts.table, asked))
+    asked = load_instances(run, "test")
+    found = intent_report(parts.table, IntentTable.of(asked, parts.intents))
+    found["majority_by_turn"] = majority_by_turn(load_instances(run, "train"), asked, parts.intents)
+    write_json(run.directory / "intents.json", found)
     train, task = examples("train", 0), parts.task(stage)
     if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
         assert isinstance(parts.tokenizer, SubwordTokenizer)
@@ -249,7 +259,11 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         return AnswerExamples(examples, notes, examples.words)
 
     params = {"own": load_params(run.files.stage(options.stage)), "frozen": _frozen(stage, run)}
-    named = [name for name in _LABELS if stage.second_intent or name != "intent_second"]
+    absent = {
+        "intent_classifier": not stage.intents,
+        "intent_second": not stage.second_intent or stage.constant_second,
+    }
+    named = [name for name in _LABELS if not absent.get(name)]
     return Answerer(
         Answering(parts.task(stage)),
         params,

@@ -34,6 +34,7 @@ from empax.systems.reflectdiffu.thought import (
     Thought,
     log_shares,
     policy_loss,
+    shown_tags,
     standardized,
     tags_of_words,
 )
@@ -77,7 +78,7 @@ class ReflectDiffu:
     @functools.cached_property
     def mimicry(self) -> Mimicry:
         c, s = self.model.config, self.stage
-        return Mimicry(c.d_model, c.num_heads, c.head_dim, s.latent, s.hidden)
+        return Mimicry(c.d_model, c.num_heads, c.head_dim, s.latent, s.hidden, s.recognition)
 
     @functools.cached_property
     def contagion(self) -> Contagion:
@@ -146,6 +147,7 @@ class ReflectDiffu:
         own = {"params": params.get("contagion")}
         if self.annotator is not None:
             reasoning, reasons = self.annotated(frozen, batch)
+            reasons = shown_tags(reasons, mask, batch.number, self.stage.reason_tags)
             added = self.contagion.apply(own, reasons, method="added")
         read = batch.source, mask
         states = apply(self.model, params["model"], *read, added=added, method="encode", rng=rng)
@@ -211,12 +213,17 @@ class ReflectDiffu:
         """With the second intent, among the references of the likeliest emotion, and the final one."""
         bound = {"params": params["intents"]}
         state = masked_mean(thought.states, batch.source_mask)
+        known = batch.prior if self.stage.final_prior else None
+        if self.stage.constant_second:
+            even = jnp.full_like(thought.first, 1.0 / len(INTENTS))
+            found: Any = self.intents.apply(bound, thought.first, even, state, known, method="corrected")
+            return thought.replace(final=jax.nn.log_softmax(found))  # type: ignore[attr-defined]
         actions = jnp.asarray(self.references, jnp.int32)[thought.emotion.argmax(axis=1)]
         policy: Any = self.intents.apply(bound, state, batch.turns, actions, method="policy")
         choice = policy.argmax(axis=1) if batch.action is None else batch.action
         second = jnp.take_along_axis(actions, choice[:, None], axis=1)[:, 0]
         one_hot = jax.nn.one_hot(second, len(INTENTS))
-        logits: Any = self.intents.apply(bound, thought.first, one_hot, state, method="corrected")
+        logits: Any = self.intents.apply(bound, thought.first, one_hot, state, known, method="corrected")
         return thought.replace(  # type: ignore[attr-defined]
             policy=policy, actions=actions, second=second, final=jax.nn.log_softmax(logits)
         )
@@ -295,8 +302,10 @@ class ReflectDiffu:
         """
         known = batch.valid & (batch.intent >= 0)
         nll, hit = intent_losses(thought.final, batch.intent)
+        first_nll, first_hit = intent_losses(log_shares(thought.first), batch.intent)
         parts = [(1.0, Mean.of(nll, known, weights))]
-        first_hit = (thought.first.argmax(axis=1) == batch.intent).astype(jnp.float32)
+        if self.stage.first_weight and self.stage.second_intent:  # else the first is the final one
+            parts.append((self.stage.first_weight, Mean.of(first_nll, known, weights)))
         astray = known & (batch.emotion >= 0) & (thought.emotion.argmax(axis=1) != batch.emotion)
         metrics = {
             "intent_loss": Mean.of(nll, known),
@@ -343,11 +352,11 @@ class ReflectDiffu:
             when, what, latent = jax.random.split(jax.random.fold_in(rng, side), 3)
             time = jax.random.randint(when, (clean.shape[0],), 1, stage.diffusion.steps + 1)
             noise = jax.random.normal(what, clean.shape)
-            given = side, q_sample(stage.diffusion, clean, time, noise), time, intent, latent
+            given = side, q_sample(stage.diffusion, clean, time, noise), time, intent, latent, clean
             made: Any = self.mimicry.apply({"params": params["mimicry"]}, *given, method="noise")
-            found, posterior = made
+            found, posterior, prior = made
             errors.append(noise_loss(found, noise, counted, weights))
-            divergences.append(Mean.of(gaussian_kl(posterior), counted, weights))
+            divergences.append(Mean.of(gaussian_kl(posterior, prior), counted, weights))
         error, divergence = errors[0] + errors[1], divergences[0] + divergences[1]
         parts = [(stage.kl_weight, divergence)]
         if stage.noise_error:
@@ -385,6 +394,7 @@ class ReflectDiffu:
             "nll": -jnp.sum(jnp.where(batch.target_mask, found, 0.0), axis=1),
             "num_tokens": batch.target_mask.sum(axis=1).astype(jnp.float32),
             "generator": thought.emotion.argmax(axis=1),
+            "intent_classifier": batch.prior.argmax(axis=1),
             "intent_first": thought.first.argmax(axis=1),
             "intent_prediction": thought.final.argmax(axis=1),
         }

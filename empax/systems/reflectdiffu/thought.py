@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Mean
 
@@ -31,6 +31,25 @@ class Thought:
 def tags_of_words(tags: Int[Array, "B P"], place: Any) -> Int[Array, "B S"]:
     """The tag of each word's piece; 0 for words without one."""
     return jnp.where(place >= 0, jnp.take_along_axis(tags, jnp.maximum(place, 0), axis=1), 0)
+
+
+def shown_tags(
+    tags: Int[Array, "B S"],
+    mask: Bool[Array, "B S"],
+    numbers: Int[Array, " B"],
+    which: Literal["marked", "none", "shuffled"],
+) -> Int[Array, "B S"]:
+    """The tags as they are "marked", "none" of them, or as many on other words, by the instance's number ("shuffled").
+
+    Padding stands behind the words.
+    """
+    if which == "none":
+        return jnp.zeros_like(tags)
+    if which == "marked":
+        return tags
+    draw = lambda number: jax.random.uniform(jax.random.fold_in(jax.random.key(1), number), tags.shape[1:])  # noqa: E731
+    order = jnp.argsort(jnp.where(mask, jax.vmap(draw)(numbers), 2.0), axis=1)
+    return jnp.take_along_axis(tags, order, axis=1)
 
 
 def standardized(vectors: Float[Array, "B D"]) -> Float[Array, "B D"]:

@@ -22,7 +22,7 @@ from empax.systems.reflectdiffu.reasons import Reasons, _span_counts
 from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
-from empax.systems.reflectdiffu.thought import Thought, policy_loss, standardized
+from empax.systems.reflectdiffu.thought import Thought, policy_loss, shown_tags, standardized
 from empax.training.accumulation import TrainingError
 
 B, S, T, P, V, N = 4, 7, 5, 9, 23, 3
@@ -189,6 +189,7 @@ def test_the_intents_loss_knows_the_listeners_intent_alone(whole):
     thought = task_thought(final)
     weights = jnp.ones(B)
     parts, metrics = task.intent_parts(batch, thought, weights)
+    np.testing.assert_allclose(parts[1][1].total, parts[0][1].total, rtol=1e-5)  # the first thought is the final one
     nll = -np.asarray(final)[np.arange(B), np.asarray(batch.intent)]
     np.testing.assert_allclose(parts[0][1].total, nll[[0, 2]].sum(), rtol=1e-5)  # row 1 has no intent, row 3 is filler
     drawn = batch.replace(action=jnp.asarray([1, 1, 1, 1]), log_prob=jnp.zeros(B), advantage=jnp.ones(B))
@@ -231,7 +232,9 @@ SWITCHES = {
     "restore": {"restore": "printed", "state_time": 5},
     "restore steps": {"restore_steps": 4},
     "state time": {"state_time": 50},
-    "noise": {"noise": 1.0},
+    "noise": {"noise": 0.5},
+    "constant second": {"constant_second": True},
+    "final prior": {"final_prior": False},
     "copying": {"copying": False},
     "intent start": {"intent_start": False},
     "diffusion": {"diffusion": dataclasses.replace(GeneratorTaskSettings().diffusion, last=0.1)},
@@ -265,6 +268,7 @@ TRAINED = {
     "policy": {"policy_weight": 0.0},
     "noise error": {"noise_error": False},
     "latent": {"kl_weight": 0.0},
+    "first": {"first_weight": 0.0},
     "emotion": {"emotion_weight": 0.5},
     "twice": {"twice_weight": 0.5},
     "response": {"response_weight": 0.5},
@@ -298,14 +302,14 @@ def test_rewards_by_label_are_1_for_the_listeners_intent_and_count_where_it_is_k
 
 @pytest.mark.slow
 def test_noise_at_test_is_of_the_instance_wherever_it_stands():
-    task, _params, _frozen = make(noise=1.0)
+    task, _params, _frozen = make()
     batch, order = example(), jnp.asarray([3, 1, 0, 2])
     noise = task.noise_of(batch, None)
     np.testing.assert_array_equal(task.noise_of(jax.tree.map(lambda leaf: leaf[order], batch), None), noise[order])
     alone = task.noise_of(jax.tree.map(lambda leaf: leaf[1:2], batch), None)
     np.testing.assert_array_equal(alone[0], noise[1])
     assert np.abs(np.asarray(noise)).max() > 1
-    assert make()[0].noise_of(batch, None) is None
+    assert make(noise=0.0)[0].noise_of(batch, None) is None
 
 
 @pytest.mark.slow
@@ -320,6 +324,19 @@ def test_a_flipped_reason_changes_the_states(whole):
     np.testing.assert_allclose(run["think"](given).states, run["think"](batch).states, rtol=1e-5, atol=1e-6)
     flipped = run["think"](given.replace(reasons=reasons.at[0, 1].set(1 - reasons[0, 1])))
     assert np.abs(np.asarray(flipped.states - run["think"](given).states)[0]).max() > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["none", "shuffled"])
+def test_which_tags_are_shown_reaches_the_likelihood(which, whole):
+    task, params, frozen, run = whole
+    batch = example()
+    reasoning, _ = task.annotated(frozen, batch)
+    marked = jnp.where(batch.source_mask, jnp.arange(S)[None] % 2, 0)
+    given = batch.replace(reasoning=reasoning, reasons=marked)
+    changed = dataclasses.replace(task, stage=dataclasses.replace(task.stage, reason_tags=which))
+    found = jax.jit(lambda batch: changed.read(params, frozen, batch)["nll"])(given)
+    assert not np.allclose(found, run["read"](given)["nll"], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -427,3 +444,16 @@ def test_spans_count_as_found_only_whole():
     given = {f"{kind}_{name}": count for kind in ("token", "span") for name, count in counts.items()}
     values = Reasons(None).summarize({"loss": 1.0, **given})
     assert values == {"loss": 1.0, "token_f1": pytest.approx(2 / 4.5), "span_f1": pytest.approx(2 / 4.5)}
+
+
+def test_shown_tags_are_as_many_on_other_words_or_none():
+    mask = jnp.arange(12)[None] < jnp.asarray([[12], [7]])
+    tags = jnp.where(mask & (jnp.arange(12) % 3 == 0)[None], 1, 0)
+    numbers = jnp.asarray([4, 5])
+    shuffled = shown_tags(tags, mask, numbers, "shuffled")
+    np.testing.assert_array_equal(shuffled.sum(axis=1), tags.sum(axis=1))
+    assert not np.array_equal(shuffled, tags)
+    assert not np.asarray(shuffled * ~mask).any()
+    np.testing.assert_array_equal(shown_tags(tags[::-1], mask[::-1], numbers[::-1], "shuffled"), shuffled[::-1])
+    assert not np.asarray(shown_tags(tags, mask, numbers, "none")).any()
+    np.testing.assert_array_equal(shown_tags(tags, mask, numbers, "marked"), tags)
