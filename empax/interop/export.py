@@ -237,8 +237,6 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
         for name, value in _T5_SHAPE.items()
         if getattr(config, name) != value
     ]
-    if config.tie_embeddings != config.output_scale:
-        differences.append("only one of tie_embeddings and output_scale (T5: both in v1.0, neither in v1.1)")
     if differences:
         raise ConfigError(
             "this generator cannot be written for transformers, which has no architecture with its layers: "
@@ -261,8 +259,10 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
         "dropout_rate": config.dropout,
         "layer_norm_epsilon": config.layer_norm_eps,
         "feed_forward_proj": config.activation,
-        # Also says whether output logits are scaled.
-        "tie_word_embeddings": config.tie_embeddings,
+        # Transformers 4 scales the logits where this is true; transformers 5 has a field for that, and sees from the
+        # weights whether the head is the embedding.
+        "tie_word_embeddings": config.tie_embeddings and config.output_scale,
+        "scale_decoder_outputs": config.output_scale,
         "decoder_start_token_id": config.start_id,
         "eos_token_id": eos_id,
         "pad_token_id": pad_id,

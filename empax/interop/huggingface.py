@@ -23,7 +23,7 @@ from empax.interop.parameters import import_params
 from empax.interop.readers import is_adapter, merge_advice, open_tensors
 from empax.interop.t5_fields import t5_fields
 from empax.interop.t5x import has_t5x
-from empax.interop.tied_embeddings import mt5_fields
+from empax.interop.tied_embeddings import t5_head
 from empax.models.bert import BertConfig
 from empax.models.lora import LoraSettings, merge
 
@@ -61,7 +61,7 @@ def load_config(folder: Path) -> dict[str, Any]:
         if (gguf := find_gguf(folder)) is not None:
             return gguf_fields(gguf)
         if has_onnx(folder) or has_t5x(folder):
-            return t5_fields(open_tensors(folder), folder)
+            return t5_fields(open_tensors(folder), folder, t5x=not has_onnx(folder))
         raise DataError(_no_config(folder))
     fields = read_model_json(file)
     name = fields.get("model_type")
@@ -71,7 +71,7 @@ def load_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: model_type = {name!r} is not read here; it is one of {', '.join(ARCHITECTURES)}.")
     check_fields(fields, file)
     fields = without_nulls(fields)
-    return mt5_fields(fields, folder) if name == "mt5" else fields
+    return t5_head(fields, folder) if name in ("t5", "mt5") else fields
 
 
 def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:

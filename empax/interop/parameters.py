@@ -72,7 +72,8 @@ def import_params(
     problems = _misfits(named, mapping, shapes)
     if not problems and not isinstance(config, BertConfig):
         headless = isinstance(config, TransformerConfig) and not config.num_decoder_layers
-        problems = disagreements(named, embedding, tied=config.tie_embeddings and not headless)
+        scaled = isinstance(config, TransformerConfig) and config.output_scale
+        problems = disagreements(named, embedding, tied=config.tie_embeddings and not headless, scaled=scaled)
     if problems:
         listing = "\n  ".join(problems)
         raise DataError(f"The weights do not fit this {architecture} ({len(problems)} problems):\n  {listing}")

@@ -8,16 +8,19 @@ from typing import Any
 
 from empax.core.files import DataError
 from empax.interop.tensors import Tensors
+from empax.interop.tied_embeddings import has_own_head
 
 
-def t5_fields(tensors: Tensors, where: Path) -> dict[str, Any]:
+def t5_fields(tensors: Tensors, where: Path, *, t5x: bool) -> dict[str, Any]:
     """The fields of the T5 whose weights are `tensors`, by Hugging Face's names.
 
-    What no shape tells is as in all released ones: 128 as the largest relative distance, GELU in gated layers.
+    What no shape tells is as in all released ones: 128 as the largest relative distance, GELU in gated layers. Logits
+    are scaled where T5X has no head of its own, as its network does it; elsewhere in v1.0, which is not gated.
 
     Args:
       tensors: see above.
       where: for messages.
+      t5x: whether T5X wrote them.
 
     Raises:
       DataError: they are not those of a T5.
@@ -45,7 +48,8 @@ def t5_fields(tensors: Tensors, where: Path) -> dict[str, Any]:
         "num_heads": heads,
         "relative_attention_num_buckets": buckets,
         "feed_forward_proj": "gated-gelu" if gated else "relu",
-        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "tie_word_embeddings": not has_own_head(tensors, "shared.weight"),
+        "scale_decoder_outputs": "lm_head.weight" not in tensors if t5x else not gated,
         "decoder_start_token_id": 0,
         "pad_token_id": 0,
         "eos_token_id": 1,

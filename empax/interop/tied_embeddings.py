@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from empax.core.files import DataError
+from empax.interop.layouts import plain_names
 from empax.interop.readers import open_tensors
 from empax.interop.tensors import Tensor, Tensors
 
@@ -21,13 +22,14 @@ def untie(tensors: dict[str, Tensor], embedding: str) -> None:
         tensors.setdefault(_HEAD, tensors[embedding])
 
 
-def disagreements(tensors: Tensors, embedding: str, *, tied: bool) -> list[str]:
+def disagreements(tensors: Tensors, embedding: str, *, tied: bool, scaled: bool = False) -> list[str]:
     """Says where the model has one embedding and `tensors` two different ones.
 
     Args:
       tensors: by their foreign names.
       embedding: the foreign name of the token embedding.
       tied: whether the model's head is its token embedding.
+      scaled: whether its logits are scaled, as those of a T5 v1.0 are.
     """
     if embedding not in tensors:
         return []
@@ -36,24 +38,32 @@ def disagreements(tensors: Tensors, embedding: str, *, tied: bool) -> list[str]:
         for name in sorted(tensors)
         if name.endswith("coder.embed_tokens.weight") and not _same(tensors[name], tensors[embedding])
     ]
-    if tied and _HEAD in tensors and not _same(tensors[_HEAD], tensors[embedding]):
-        problems.append(f"{_HEAD} is not {embedding}, but the config ties them: set tie_word_embeddings to false")
+    if tied and has_own_head(tensors, embedding):
+        advice = "set tie_word_embeddings to false" + (" and scale_decoder_outputs to true" if scaled else "")
+        problems.append(f"{_HEAD} is not {embedding}, but the config ties them: {advice}")
     return problems
 
 
-def mt5_fields(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The `fields` of an mT5 with `tie_word_embeddings` as its weights say.
+def t5_head(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The `fields` of a T5 or an mT5 with `tie_word_embeddings` as its weights say, not as config.json does.
 
-    Transformers 5 writes true for each, whatever the weights are, and reads a head of its own all the same.
+    Transformers 5 writes true for each, and shares one embedding or reads a head of its own by the weights alone. That
+    the logits of a T5 are scaled is another field, `scale_decoder_outputs`; in older files the first says that too.
     """
-    if "tie_word_embeddings" in fields and not fields["tie_word_embeddings"]:
-        return dict(fields)
+    said = {} if fields.get("tie_word_embeddings") is None else {"tie_word_embeddings": fields["tie_word_embeddings"]}
+    if fields["model_type"] == "t5":
+        scaled = fields.get("scale_decoder_outputs")
+        said["scale_decoder_outputs"] = said.get("tie_word_embeddings", True) if scaled is None else scaled
     try:
-        tensors = open_tensors(folder)
+        tensors = plain_names(open_tensors(folder), fields["model_type"])
     except DataError:
-        return dict(fields)  # whoever reads the weights will say so
-    own = _HEAD in tensors and "shared.weight" in tensors and not _same(tensors[_HEAD], tensors["shared.weight"])
-    return {**fields, "tie_word_embeddings": not own}
+        return {**fields, **said}  # whoever reads the weights will say so
+    return {**fields, **said, "tie_word_embeddings": not has_own_head(tensors, "shared.weight")}
+
+
+def has_own_head(tensors: Tensors, embedding: str) -> bool:
+    """Whether `tensors` hold a head that is not the token embedding, whose foreign name is `embedding`."""
+    return _HEAD in tensors and embedding in tensors and not _same(tensors[_HEAD], tensors[embedding])
 
 
 def _same(one: Tensor, other: Tensor, rows: int = 4096) -> bool:

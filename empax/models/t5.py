@@ -45,6 +45,10 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
       ConfigError: an unknown preset, or a field is missing.
 
     Where the fields are of a T5EncoderModel, these are the settings of the encoder alone (`encoder_alone`).
+
+    `tie_word_embeddings` says whether head and embedding are one, `scale_decoder_outputs` whether logits are scaled;
+    where the latter is missing, as in files of transformers 4, the former says both. Transformers 5 writes true for the
+    former whatever the weights are: `interop.tied_embeddings.t5_head` looks at these.
     """
     if isinstance(name_or_fields, str):
         name_or_fields = _preset(name_or_fields)
@@ -53,8 +57,7 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
     missing = [name for name in required if name not in fields]
     if missing:
         raise ConfigError(f"config.json of a T5 lacks {', '.join(missing)}.")
-    # Hugging Face ties and scales v1.0, and does neither in v1.1. Old versions write the one, new ones the other.
-    first = all(name not in fields or fields[name] for name in ("tie_word_embeddings", "scale_decoder_outputs"))
+    tied = _switch(fields, "tie_word_embeddings", absent=True)
     optional = {
         "dropout": "dropout_rate",
         "relative_buckets": "relative_attention_num_buckets",
@@ -77,8 +80,8 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
         norm="rms",
         use_bias=False,
         attention_scale=False,
-        tie_embeddings=first,
-        output_scale=first,
+        tie_embeddings=tied,
+        output_scale=_switch(fields, "scale_decoder_outputs", absent=tied),
         embedding_stddev=1.0,
         final_norm=True,
     )
@@ -107,9 +110,14 @@ def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
     """
     config = t5_config({"feed_forward_proj": "gated-gelu", **fields})
     if config.num_decoder_layers:
-        tied = "tie_word_embeddings" in fields and fields["tie_word_embeddings"]
+        tied = _switch(fields, "tie_word_embeddings", absent=False)
         config = dataclasses.replace(config, tie_embeddings=tied, output_scale=False)
     return dataclasses.replace(config, **changes)
+
+
+def _switch(fields: Mapping[str, Any], name: str, *, absent: bool) -> bool:
+    """A field that is true or false; null is absent."""
+    return absent if fields.get(name) is None else fields[name]
 
 
 def _is_encoder(fields: Mapping[str, Any]) -> bool:

@@ -194,14 +194,16 @@ def test_the_encoder_alone_is_the_models(kind, oracle):
 
 def test_a_t5_as_each_version_of_transformers_writes_it():
     plain = {name: value for name, value in T5.items() if name != "decoder_start_token_id"}
-    for said, tied in (
-        ({}, True),
-        ({"tie_word_embeddings": False}, False),
-        ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True),
-        ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+    for said, tied, scaled in (
+        ({}, True, True),
+        ({"tie_word_embeddings": None}, True, True),
+        ({"tie_word_embeddings": False}, False, False),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True, True),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, True, False),
+        ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, False, True),
     ):
         config = t5_config(plain | said)
-        assert (config.tie_embeddings, config.output_scale) == (tied, tied)
+        assert (config.tie_embeddings, config.output_scale) == (tied, scaled)
     with pytest.raises(ConfigError, match="gated-gelu"):
         t5_config(plain | {"feed_forward_proj": "gated-tanh"})
 

@@ -91,8 +91,8 @@ def assert_close(value, expected, *, rtol=1e-5):
 @pytest.mark.parametrize("gated", [False, True], ids=["v1.0", "v1.1"])
 def test_t5_logits_and_gradients_match_torch(gated):
     model = tiny_t5(gated)
-    config = t5_config(model.config.to_dict())
-    assert config.tie_embeddings is not gated
+    config = t5_config(model.config.to_dict(), tie_embeddings=not gated)
+    assert config.output_scale is not gated
     params = import_params("t5", tensors_of(model), config)
     rng = np.random.default_rng(1)
     source, source_mask = ids_and_mask(rng, 3, 19, 37)
@@ -191,7 +191,8 @@ def minilm():
 def test_export_is_the_inverse_of_import(make):
     model = make()
     architecture = model.config.model_type
-    config = architectures.ARCHITECTURES[architecture].config(model.config.to_dict())
+    changes = {"tie_embeddings": not model.config.is_gated_act} if architecture == "t5" else {}
+    config = architectures.ARCHITECTURES[architecture].config(model.config.to_dict(), **changes)
     tensors = tensors_of(model)
     exported = export_params(architecture, import_params(architecture, tensors, config), config)
     copies = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
@@ -234,10 +235,12 @@ def test_more_layers_than_the_checkpoint_has_is_an_error():
         import_params("bert", tensors_of(model), bert_config(model.config.to_dict(), num_layers=4))
 
 
-def test_own_output_weights_are_not_dropped_silently():
+@pytest.mark.parametrize("scaled", [False, True])
+def test_own_output_weights_are_not_dropped_silently(scaled):
     model = tiny_t5(True)
-    tied = dataclasses.replace(t5_config(model.config.to_dict()), tie_embeddings=True)
-    with pytest.raises(DataError, match="set tie_word_embeddings to false"):
+    tied = t5_config(model.config.to_dict(), tie_embeddings=True, output_scale=scaled)
+    advice = "set tie_word_embeddings to false" + (" and scale_decoder_outputs to true" if scaled else "")
+    with pytest.raises(DataError, match=f"{advice}$"):
         import_params("t5", tensors_of(model), tied)
 
 

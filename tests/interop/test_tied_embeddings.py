@@ -1,0 +1,127 @@
+"""Whether a T5 has a head of its own, and whether its logits are scaled: as transformers reads the same folder."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from empax.interop.export import Generation, export_generator
+from empax.interop.huggingface import load_config, load_pretrained, model_config
+from empax.interop.parameters import export_params
+from empax.models.transformer import EncoderDecoder
+
+SIZES = {"vocab_size": 37, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 1}
+VOCAB = SIZES["vocab_size"]
+
+
+def folder_of(path, *, kind="T5", head=False, shared=True, **said):
+    """What transformers saves of a T5; `head`: with one of its own; `said`: fields of config.json, None = none."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SIZES, decoder_start_token_id=0, feed_forward_proj="gated-gelu")
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    model.save_pretrained(path)
+    tensors = load_file(path / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    if head:
+        tensors["lm_head.weight"] = np.random.default_rng(0).normal(size=(VOCAB, 20)).astype(np.float32)
+    elif not shared:
+        tensors["lm_head.weight"] = tensors["shared.weight"].copy()
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    fields = json.loads((path / "config.json").read_text()) | said
+    (path / "config.json").write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+    return path
+
+
+# What config.json says, and whether the file has a head of its own.
+CASES = {
+    "v1.0 with a head of its own": ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True),
+    "the same, said to have one": ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, True),
+    "the same, of transformers 4": ({"tie_word_embeddings": True, "scale_decoder_outputs": None}, True),
+    "v1.1 of transformers 4": ({"tie_word_embeddings": False, "scale_decoder_outputs": None}, True),
+    "v1.1 of transformers 5": ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, True),
+    "v1.1 with one embedding": ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+    "the same, of transformers 4": ({"tie_word_embeddings": False, "scale_decoder_outputs": None}, False),
+    "v1.0": ({"tie_word_embeddings": None, "scale_decoder_outputs": None}, False),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", CASES)
+def test_head_and_scale_are_those_of_transformers(case, tmp_path):
+    said, head = CASES[case]
+    folder = folder_of(tmp_path, head=head, **said)
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder)
+    config = model_config(load_config(folder))
+    assert config.tie_embeddings == (theirs.lm_head.weight is theirs.shared.weight) == (not head)
+    assert config.output_scale == theirs.config.scale_decoder_outputs
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", ["v1.0 with a head of its own", "v1.1 with one embedding"])
+def test_logits_and_gradients_are_those_of_transformers(case, tmp_path, oracle):
+    said, head = CASES[case]
+    folder = folder_of(tmp_path / "saved", head=head, **said)
+    assert_as_transformers(folder, oracle)
+    pretrained = load_pretrained(folder)
+    greedy = Generation({"max_tokens": 4, "method": "greedy", "min_tokens": 0}, start_id=0, eos_id=1, pad_id=0)
+    export_generator(tmp_path / "exported", EncoderDecoder(pretrained.config), pretrained.params, NoTokenizer(), greedy)
+    assert_as_transformers(tmp_path / "exported", oracle)
+
+
+class NoTokenizer:
+    def save(self, folder):
+        pass
+
+
+def assert_as_transformers(folder, oracle):
+    model = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
+    _, config, params = load_pretrained(folder)
+    rng = np.random.default_rng(1)
+    source, target = (rng.integers(2, VOCAB, size=(2, length)) for length in (6, 5))
+    weights = rng.normal(size=(2, 5, VOCAB)).astype(np.float32)
+    start = np.concatenate([np.zeros((2, 1), int), target[:, :-1]], axis=1)
+    expected = model(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(start)).logits
+    (expected * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        mask = jnp.ones(source.shape, bool)
+        logits = EncoderDecoder(config).apply({"params": params}, jnp.asarray(source), mask, jnp.asarray(target))
+        return jnp.sum(logits * weights), logits
+
+    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    oracle.assert_close(logits, expected.detach().numpy())
+    ours, theirs = export_params("t5", grads, config), oracle.gradients_of(model)
+    assert set(ours) == set(theirs)
+    oracle.assert_gradients_match(ours, theirs)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_of_an_mt5_is_that_of_transformers(head, tied, tmp_path):
+    folder = folder_of(tmp_path, kind="MT5", head=head, tie_word_embeddings=tied)
+    theirs = transformers.MT5ForConditionalGeneration.from_pretrained(folder)
+    config = model_config(load_config(folder))
+    assert config.tie_embeddings == (theirs.lm_head.weight is theirs.shared.weight) == (not head)
+    assert not config.output_scale
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_that_is_the_embedding_once_more_is_no_head_of_its_own(tied, tmp_path):
+    folder = folder_of(tmp_path, shared=False, tie_word_embeddings=tied)
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder)
+    assert theirs.lm_head.weight is theirs.shared.weight
+    assert model_config(load_config(folder)).tie_embeddings
+
+
+def test_without_weights_config_json_is_taken_at_its_word(tmp_path):
+    folder = folder_of(tmp_path, tie_word_embeddings=False, scale_decoder_outputs=None)
+    (folder / "model.safetensors").unlink()
+    config = model_config(load_config(folder))
+    assert (config.tie_embeddings, config.output_scale) == (False, False)
