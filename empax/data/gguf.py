@@ -6,6 +6,7 @@ Source: the specification, github.com/ggml-org/ggml, docs/gguf.md.
 from __future__ import annotations
 
 import dataclasses
+import math
 import mmap
 import struct
 from pathlib import Path
@@ -19,6 +20,10 @@ from empax.data.model_files import check_whole, rust_errors
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_MOST_ENTRIES = 1 << 20  # of metadata, and tensors
+_MOST_ITEMS = 1 << 22  # of a list; the longest are merges, half a million
+_MOST_BYTES = 1 << 26  # of a text
+_LARGEST = 1 << 48  # numbers of a tensor
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are never split; the text of control tokens is not written out
 
 
@@ -118,6 +123,8 @@ def read_gguf(path: Path) -> GgufFile:
                 return _parse(path, _Cursor(data))
             except (struct.error, EOFError) as error:
                 raise DataError(f"{path} is cut short; fetch the model again.") from error
+            except OverflowError as error:
+                raise DataError(f"{path} claims {error}, more than any model has; fetch it again.") from error
             except UnicodeDecodeError as error:
                 raise DataError(f"{path} has a string that is not UTF-8 ({error}); fetch the model again.") from error
 
@@ -136,6 +143,7 @@ class _Cursor:
 
     def numbers(self, code: str, count: int) -> list[Any]:
         # Before anything of that size is asked for: a broken file may claim any count.
+        _check_most(count, _MOST_ITEMS, "items of a list")
         if count * struct.calcsize(code) > len(self.data) - self.place:
             raise EOFError
         values = struct.unpack_from(f"<{count}{code}", self.data, self.place)
@@ -146,6 +154,7 @@ class _Cursor:
         length = self.number("Q")
         if length > len(self.data) - self.place:
             raise EOFError
+        _check_most(length, _MOST_BYTES, "bytes of a text")
         text = self.data[self.place : self.place + length]
         self.place += length
         return text.decode()
@@ -162,29 +171,44 @@ class _Cursor:
             return self.numbers(_NUMBERS[kind], count)
         if kind != _STRING:
             raise EOFError  # nothing needs a list of lists, which may be as deep as the file is long
+        _check_most(count, _MOST_ITEMS, "items of a list")
         return [self.string() for _ in range(count)]
+
+
+def _check_most(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise OverflowError(f"{count} {what}")
 
 
 def _parse(path: Path, cursor: _Cursor) -> GgufFile:
     num_tensors, num_entries = cursor.numbers("Q", 2)
+    _check_most(num_entries, _MOST_ENTRIES, "entries of metadata")
+    _check_most(num_tensors, _MOST_ENTRIES, "tensors")
     metadata: dict[str, Any] = {}
     for _ in range(num_entries):
         key = cursor.string()
+        if key in metadata:
+            raise DataError(f"{path} has {key[:80]!r} twice in its metadata; fetch the model again.")
         metadata[key] = cursor.value(cursor.number("I"))
     parts = metadata.get("split.count", 1)
     if isinstance(parts, int) and parts > 1:
         raise DataError(f"{path} is one of {parts} parts; join them (llama-gguf-split --merge).")
-    table = []
+    table: dict[str, GgufTensor] = {}
     for _ in range(num_tensors):
         name = cursor.string()
         shape = tuple(reversed(cursor.numbers("Q", cursor.number("I"))))
-        if not 1 <= len(shape) <= 4 or max(shape) >= 1 << 40:
+        if not 1 <= len(shape) <= 4 or math.prod(size or 1 for size in shape) >= _LARGEST:
             raise DataError(f"{path}: the tensor {name[:80]!r} has the shape {list(shape[:8])}; fetch the model again.")
-        table.append(GgufTensor(name, shape, cursor.number("I"), cursor.number("Q")))
+        if name in table:
+            raise DataError(f"{path} has two tensors {name[:80]!r}; fetch the model again.")
+        kind, offset = cursor.number("I"), cursor.number("Q")
+        if offset > len(cursor.data):
+            raise EOFError
+        table[name] = GgufTensor(name, shape, kind, offset)
     file = GgufFile(path, metadata, ())
     alignment = file.size("general.alignment", 32)
     start = -(-cursor.place // alignment) * alignment
-    tensors = tuple(dataclasses.replace(row, offset=start + row.offset) for row in table)
+    tensors = tuple(dataclasses.replace(row, offset=start + row.offset) for row in table.values())
     return dataclasses.replace(file, tensors=tensors)
 
 

@@ -58,11 +58,7 @@ def load_config(folder: Path) -> dict[str, Any]:
     if is_adapter(folder):
         return load_config(adapter_base(folder)) | grown_vocabulary(folder)
     if not file.is_file():
-        if (gguf := find_gguf(folder)) is not None:
-            return gguf_fields(gguf)
-        if has_onnx(folder) or has_t5x(folder):
-            return t5_fields(open_tensors(folder), folder, t5x=not has_onnx(folder))
-        raise DataError(_no_config(folder))
+        return _fields_of_weights(folder)
     fields = read_model_json(file)
     name = fields.get("model_type")
     if name is None:
@@ -72,6 +68,18 @@ def load_config(folder: Path) -> dict[str, Any]:
     check_fields(fields, file)
     fields = without_nulls(fields)
     return t5_head(fields, folder) if name in ("t5", "mt5") else fields
+
+
+def _fields_of_weights(folder: Path) -> dict[str, Any]:
+    """What weights that come without a `config.json` say in its place."""
+    if (gguf := find_gguf(folder)) is not None:
+        fields = gguf_fields(gguf)
+    elif has_onnx(folder) or has_t5x(folder):
+        fields = t5_fields(open_tensors(folder), folder, t5x=not has_onnx(folder))
+    else:
+        raise DataError(_no_config(folder))
+    check_fields(fields, gguf or folder)
+    return fields
 
 
 def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:

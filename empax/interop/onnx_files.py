@@ -6,6 +6,7 @@ Nothing of the graphs is run. What is read of the protobuf messages: github.com/
 from __future__ import annotations
 
 import dataclasses
+import math
 import mmap
 import re
 from collections.abc import Iterator
@@ -103,7 +104,7 @@ def read_onnx(file: Path) -> dict[str, OnnxWeight]:
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _named(file, *_parse(file, data))
-            except (IndexError, ValueError, KeyError, UnicodeDecodeError) as error:
+            except (IndexError, ValueError, KeyError) as error:
                 raise DataError(f"{file} is not a whole ONNX file ({error}); fetch the model again.") from error
 
 
@@ -115,6 +116,8 @@ def _parse(file: Path, data: mmap.mmap) -> tuple[dict[str, MappedTensor | float]
     for number, span in (field for graph in graphs for field in _fields(data, _message(graph))):
         if number == _INITIALIZER:
             name, value = _tensor(file, data, _message(span))
+            if name in initialisers:
+                raise ValueError(f"it has two weights {name[:80]!r}")
             initialisers[name] = value
         elif number == _NODE:
             node: dict[int, list[str]] = {}
@@ -141,7 +144,12 @@ def _named(file: Path, initialisers: dict[str, MappedTensor | float], factors: d
             scale, zero_point = (initialisers.get(f"{known}_{part}") for part in ("scale", "zero_point"))
             if not isinstance(scale, float) or not isinstance(zero_point, float):
                 raise DataError(f"{file}: {name} has no single scale and zero point, which is all that is read here.")
-        weights[factors.get(name, known)] = OnnxWeight(stored, scale, int(zero_point), transposed=factor)
+            if not (math.isfinite(scale) and math.isfinite(zero_point)):
+                raise ValueError(f"{name} has the scale {scale} and the zero point {zero_point}")
+        theirs = factors.get(name, known)
+        if theirs in weights:
+            raise ValueError(f"it has two weights {theirs[:80]!r}")
+        weights[theirs] = OnnxWeight(stored, scale, int(zero_point), transposed=factor)
     return weights
 
 
@@ -154,7 +162,7 @@ def _tensor(file: Path, data: mmap.mmap, span: _Span) -> tuple[str, MappedTensor
         if field == _DIMS:
             shape += [value] if isinstance(value, int) else _packed(data, value)
         elif field == _TYPE:
-            kind = int(value)  # type: ignore[arg-type]
+            kind = _number(value)
         elif field == _NAME:
             name = _text(data, value)
         elif field == _RAW:
@@ -172,7 +180,7 @@ def _tensor(file: Path, data: mmap.mmap, span: _Span) -> tuple[str, MappedTensor
         raise DataError(f"{file}: {name} is of type {kind}; what is read: {', '.join(map(str, _DTYPES))}, as bytes.")
     tensor = MappedTensor(file, raw[0], _DTYPES[kind], tuple(shape))
     if tensor.end != raw[1]:
-        raise ValueError(f"{name} of shape {shape} has {raw[1] - raw[0]} bytes")
+        raise ValueError(f"{name[:80]!r} of shape {shape} has {raw[1] - raw[0]} bytes")
     return name, tensor if shape else float(np.asarray(tensor))
 
 
@@ -182,12 +190,18 @@ def _fields(data: mmap.mmap, span: _Span) -> Iterator[tuple[int, int | _Span]]:
     while at < stop:
         key, at = _varint(data, at)
         number, kind = key >> 3, key & 7
+        if not 0 < number < 1 << 29:
+            raise ValueError(f"byte {at} ends the key of a field {number}")
         if kind == 0:
             value, at = _varint(data, at)
+            if at > stop:
+                raise ValueError(f"a number reaches beyond byte {stop}")
             yield number, value
             continue
         if kind == 2:
             length, at = _varint(data, at)
+            if length < 0:
+                raise ValueError(f"a field of {length} bytes before byte {at}")
         elif kind in (1, 5):
             length = 8 if kind == 1 else 4
         else:
@@ -204,11 +218,11 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
+        if value >> 64 or (byte >= 0x80 and shift > 63):
+            raise ValueError(f"a number of more than 64 bits before byte {at}")
         if byte < 0x80:
             # 64 bits in two's complement.
             return (value - (1 << 64) if value >> 63 else value), at
-        if shift > 63:
-            raise ValueError(f"a number of more than 64 bits before byte {at}")
 
 
 def _packed(data: mmap.mmap, span: int | _Span) -> list[int]:
@@ -217,12 +231,20 @@ def _packed(data: mmap.mmap, span: int | _Span) -> list[int]:
     while at < stop:
         number, at = _varint(data, at)
         numbers.append(number)
+    if at > stop:
+        raise ValueError(f"a number reaches beyond byte {stop}")
     return numbers
 
 
 def _message(value: int | _Span) -> _Span:
     if isinstance(value, int):
         raise ValueError("a number where a message was expected")
+    return value
+
+
+def _number(value: int | _Span) -> int:
+    if not isinstance(value, int):
+        raise ValueError("a message where a number was expected")
     return value
 
 

@@ -103,7 +103,10 @@ def read_safetensors(file: Path) -> dict[str, MappedTensor]:
         if entry["dtype"] not in _DTYPES:
             raise DataError(f"{file}: {name} is of type {entry['dtype']}; what is read: {', '.join(_DTYPES)}.")
         start = 8 + length + entry["data_offsets"][0]
-        tensors[name] = MappedTensor(file, start, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
+        try:
+            tensors[name] = MappedTensor(file, start, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
+        except ValueError as error:
+            raise DataError(f"{file}: {name} cannot be ({error}); fetch the model again.") from error
     return tensors
 
 

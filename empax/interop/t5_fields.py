@@ -33,7 +33,9 @@ def t5_fields(tensors: Tensors, where: Path, *, t5x: bool) -> dict[str, Any]:
         f"{first(0)}.SelfAttention.q.weight",
         f"{first(1)}.DenseReluDense.{'wi_0' if gated else 'wi'}.weight",
     )
-    lacking = [name for name in names if name not in tensors or len(tensors[name].shape) != 2]
+    lacking = [
+        name for name in names if name not in tensors or len(tensors[name].shape) != 2 or 0 in tensors[name].shape
+    ]
     if lacking:
         raise DataError(f"{where} holds no T5: it lacks the matrices {', '.join(lacking)}.")
     (vocab_size, d_model), (buckets, heads), (keys, _), (d_ff, _) = (tensors[name].shape for name in names)
@@ -57,5 +59,5 @@ def t5_fields(tensors: Tensors, where: Path, *, t5x: bool) -> dict[str, Any]:
 
 
 def _count(tensors: Tensors, stack: str) -> int:
-    found = (re.match(rf"{stack}\.block\.(\d+)\.", name) for name in tensors)
+    found = (re.match(rf"{stack}\.block\.([0-9]{{1,6}})\.", name) for name in tensors)
     return 1 + max((int(match[1]) for match in found if match), default=-1)

@@ -1,19 +1,24 @@
 """Checkpoints of T5X, T5 1.0 and 1.1: a folder of zarr arrays, under Hugging Face's names.
 
-Source of the names: github.com/google-research/t5x, t5x/examples/t5/network.py.
+Source of the names: github.com/google-research/t5x, t5x/examples/t5/network.py; of the arrays: zarr's specification of
+version 2. They are read here and not by a library, which would ask for as much memory as a broken file claims to need.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from empax.core.files import DataError, read_json
+from empax.core.files import DataError
+from empax.data.model_files import read_model_json
 
 _TARGET = "target."
 _BLOCKS = {
@@ -53,30 +58,84 @@ _PROJECTIONS = {
 }
 
 
+_DESCRIPTION = ".zarray"
+_FIELDS = ("zarr_format", "shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters")
+_FIELDS += ("dimension_separator",)
+_DTYPES = {name: np.dtype(name) for name in ("<f2", "<f4", "<f8")} | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_COMPRESSORS = ("gzip", "zlib")
+_MOST_EXPANDED = 1 << 26
+"""Bytes that an array may always take; beyond, no more than `_MOST_RATIO` for each byte of its files."""
+_MOST_RATIO = 64  # trained weights have hardly 2
+_MOST_CHUNKS = 1 << 20
+_SHOWN = 5
+
+
 @dataclasses.dataclass(frozen=True)
 class ZarrTensor:
-    """An array of a T5X checkpoint that is read when asked for; `transposed`: as Hugging Face has it."""
+    """An array of a T5X checkpoint that is read when asked for.
+
+    Attributes:
+      folder: where its chunks lie.
+      stored_shape: its axes there.
+      chunks: the axes of a chunk; the last ones may reach beyond the array.
+      dtype: of its elements.
+      order: "C" or "F", how a chunk is laid out.
+      separator: between the numbers in the name of a chunk.
+      compressed: whether chunks are deflated.
+      transposed: whether it is as Hugging Face has it only when its axes are turned.
+    """
 
     folder: Path
-    stored: Any
+    stored_shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: np.dtype
+    order: Any
+    separator: str
+    compressed: bool
     transposed: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape = tuple(self.stored.shape)
-        return shape[::-1] if self.transposed else shape
+        return self.stored_shape[::-1] if self.transposed else self.stored_shape
 
     @property
-    def dtype(self) -> np.dtype:
-        return self.stored.dtype.numpy_dtype
+    def chunk_bytes(self) -> int:
+        return math.prod(self.chunks) * self.dtype.itemsize
+
+    def grid(self) -> list[tuple[int, ...]]:
+        """The numbers of the chunks along each axis."""
+        counts = (-(-size // chunk) for size, chunk in zip(self.stored_shape, self.chunks, strict=True))
+        return list(itertools.product(*map(range, counts)))
+
+    def file(self, place: tuple[int, ...]) -> Path:
+        """That of the chunk at `place` in the grid."""
+        return self.folder / self.separator.join(map(str, place))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        try:
-            array = self.stored.read().result()
-        except ValueError as error:
-            raise DataError(f"{self.folder} cannot be read ({error}); fetch the checkpoint again.") from error
+        array = np.empty(self.stored_shape, self.dtype)
+        for place in self.grid():
+            starts = [number * chunk for number, chunk in zip(place, self.chunks, strict=True)]
+            target = array[tuple(slice(at, at + chunk) for at, chunk in zip(starts, self.chunks, strict=True))]
+            chunk = np.frombuffer(self._content(self.file(place)), self.dtype).reshape(self.chunks, order=self.order)
+            target[...] = chunk[tuple(map(slice, target.shape))]
         array = array.T if self.transposed else array
         return array.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
+
+    def _content(self, file: Path) -> bytes:
+        """The bytes of a chunk, of which no more are unpacked than it can have."""
+        with file.open("rb") as stream:
+            content = stream.read(self.chunk_bytes + 1) if not self.compressed else stream.read()
+        if self.compressed:
+            unpack = zlib.decompressobj(wbits=47)  # either header
+            try:
+                content = unpack.decompress(content, self.chunk_bytes + 1)
+            except zlib.error as error:
+                raise DataError(f"{file} cannot be read ({error}); fetch the checkpoint again.") from error
+            if not unpack.eof or unpack.unused_data:
+                raise DataError(f"{file} is not a whole compressed file; fetch the checkpoint again.")
+        if len(content) != self.chunk_bytes:
+            raise DataError(f"{file} holds other than its {self.chunk_bytes} bytes; fetch the checkpoint again.")
+        return content
 
 
 def has_t5x(folder: Path) -> bool:
@@ -114,18 +173,70 @@ def _foreign_name(name: str) -> str | None:
     return f"{module}.{_PROJECTIONS[found[4]]}.weight" if found[4] in _PROJECTIONS else None
 
 
-def _open(path: Path, *, transposed: bool) -> ZarrTensor:
-    import tensorstore  # Orbax brings it; here, since few checkpoints need it
+def _open(folder: Path, *, transposed: bool) -> ZarrTensor:
+    """The array in `folder`, whose chunks are all there and may have the size that they must have."""
+    file = folder / _DESCRIPTION
+    if not file.is_file():
+        raise DataError(f"{folder} is no zarr array: it lacks {_DESCRIPTION}; fetch the checkpoint again.")
+    tensor = _described(file, read_model_json(file), transposed=transposed)
+    wanted = math.prod(-(-size // chunk) for size, chunk in zip(tensor.stored_shape, tensor.chunks, strict=True))
+    if wanted > _MOST_CHUNKS:
+        raise DataError(f"{file} asks for {wanted} chunks; fetch the checkpoint again.")
+    chunks = {tensor.file(place) for place in tensor.grid()}
+    found = {path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")}
+    for kind, names in (("lacks", chunks - found), ("has besides its own", found - chunks)):
+        if names:
+            shown = ", ".join(sorted(str(path.relative_to(folder)) for path in names)[:_SHOWN])
+            more = ", ..." if len(names) > _SHOWN else ""
+            raise DataError(f"{folder} {kind} the chunks {shown}{more}; fetch the checkpoint again.")
+    size = sum(path.stat().st_size for path in chunks)
+    needed = wanted * tensor.chunk_bytes
+    if needed > (max(_MOST_EXPANDED, size * _MOST_RATIO) if tensor.compressed else size):
+        raise DataError(f"{folder} has {size} bytes of chunks, too few for {needed}; fetch the checkpoint again.")
+    return tensor
 
-    described = read_json(path / ".zarray") if (path / ".zarray").is_file() else {}
-    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path)}}
-    try:
-        stored = tensorstore.open(spec, open=True, read=True).result()
-    except ValueError as error:
-        raise DataError(f"{path} is no zarr array ({error}); fetch the checkpoint again.") from error
-    # A chunk that is not there would count as zeros.
-    wanted = math.prod(-(-size // chunk) for size, chunk in zip(stored.shape, described["chunks"], strict=True))
-    found = sum(file.name[0].isdecimal() for file in path.rglob("*") if file.is_file())
-    if found < wanted:
-        raise DataError(f"{path} has {found} of its {wanted} chunks; fetch the checkpoint again.")
-    return ZarrTensor(path, stored, transposed)
+
+def _described(file: Path, said: dict[str, Any], *, transposed: bool) -> ZarrTensor:
+    """What the description of an array says.
+
+    Raises:
+      DataError: it says what no array of T5X has, or what is not known here.
+    """
+    compressor, separator = said.get("compressor"), said.get("dimension_separator", ".")
+    kind = compressor.get("id") if isinstance(compressor, dict) else compressor
+    shape: Any = said.get("shape")
+    chunks: Any = said.get("chunks")
+    right = {
+        "zarr_format": said.get("zarr_format") == 2,
+        "shape": _is_shape(shape),
+        "chunks": _is_shape(shape) and _is_shape(chunks) and len(chunks) == len(shape) and not _beyond(chunks, shape),
+        "dtype": said.get("dtype") in list(_DTYPES),
+        "compressor": kind in (None, *_COMPRESSORS),
+        "order": said.get("order", "C") in ("C", "F"),
+        "filters": said.get("filters") in (None, []),
+        "dimension_separator": separator in (".", "/"),
+    }
+    wrong = [name for name, fits in right.items() if not fits] + sorted(set(said) - set(_FIELDS))
+    if wrong:
+        listing = ", ".join(f"{name} = {str(said.get(name))[:80]}" for name in wrong)
+        raise DataError(
+            f"{file} says {listing}, which is not read here: an array of zarr 2 in {', '.join(_DTYPES)}, plain or "
+            "deflated. Fetch the checkpoint again."
+        )
+    dtype = _DTYPES[said["dtype"]]
+    order = said.get("order", "C")
+    return ZarrTensor(file.parent, tuple(shape), tuple(chunks), dtype, order, separator, kind is not None, transposed)
+
+
+def _beyond(chunks: list[int], shape: list[int]) -> bool:
+    """Whether a chunk is larger than the whole, so as large as a file likes."""
+    return any(chunk > size for chunk, size in zip(chunks, shape, strict=True))
+
+
+def _is_shape(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and 1 <= len(value) <= 4
+        and all(type(size) is int and 1 <= size < 1 << 31 for size in value)
+        and math.prod(value) < 1 << 48
+    )

@@ -14,6 +14,8 @@ import numpy as np
 from empax.core.files import DataError
 
 _BYTES_AT_ONCE = 1 << 22
+_MOST_AXES = 64  # of NumPy
+_LARGEST = 1 << 58  # so that bytes, too, can be counted in 64 bits
 
 
 class Tensor(Protocol):
@@ -68,7 +70,8 @@ class MappedTensor:
       checksum: of the bytes that it lies in; None = there is none.
 
     Raises:
-      ValueError: a size, stride or offset below 0, not as many strides as axes, or elements that are Python objects.
+      ValueError: a size, stride or offset below 0, a shape or offset beyond any file, not as many strides as axes, more
+        axes than NumPy has, or elements that are Python objects.
     """
 
     file: Path
@@ -79,8 +82,12 @@ class MappedTensor:
     checksum: Checksum | None = None
 
     def __post_init__(self) -> None:
+        if len(self.shape) > _MOST_AXES:
+            raise ValueError(f"no tensor: {self.dtype} of {len(self.shape)} axes")
         strides = self.shape if self.strides is None else self.strides
-        if min((self.offset, *self.shape, *strides)) < 0 or len(strides) != len(self.shape) or self.dtype.hasobject:
+        largest = max(self.offset, math.prod(size or 1 for size in self.shape))
+        negative = min((self.offset, *self.shape, *strides)) < 0
+        if negative or largest >= _LARGEST or len(strides) != len(self.shape) or self.dtype.hasobject:
             raise ValueError(f"no tensor: {self.dtype} of shape {self.shape}, strides {strides}, at {self.offset}")
 
     @property

@@ -198,7 +198,10 @@ class _Archive:
             raise DataError(f"{self._file} is damaged: the storage of {name} has another size; fetch it again.")
         # As a place in the storage first: nothing may lie beyond it.
         first = offset * dtype.itemsize
-        tensor = MappedTensor(self._file, entry.offset + first, dtype, size, stride, checksum)
+        try:
+            tensor = MappedTensor(self._file, entry.offset + first, dtype, size, stride, checksum)
+        except ValueError as error:
+            raise DataError(f"{self._file} describes a tensor that cannot be ({error}); fetch it again.") from error
         if tensor.end > entry.offset + entry.num_bytes:
             raise DataError(f"{self._file}: {name} of shape {size} reaches beyond its storage; fetch it again.")
         if math.prod(size) * dtype.itemsize > max(entry.num_bytes, _MOST_EXPANDED):

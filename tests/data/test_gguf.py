@@ -1,6 +1,7 @@
 """The tokenizer of a GGUF file."""
 
 import json
+import struct
 
 import pytest
 import tokenizers as rust
@@ -173,3 +174,37 @@ def test_smollm2_writes_the_ids_that_transformers_writes():
     theirs = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=find_gguf(folder).name)
     assert theirs(list(SMOLLM2), add_special_tokens=False)["input_ids"] == list(SMOLLM2.values())
     assert load_tokenizer("smollm2").chat_template == theirs.chat_template
+
+
+def text(content):
+    return struct.pack("<Q", len(content)) + content
+
+
+def tensor_row(name, *shape, offset=0):
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (struct.pack("<QQ", 0, 2**63), "9223372036854775808 entries of metadata"),
+        (struct.pack("<QQ", 2**40, 0), "1099511627776 tensors"),
+        (struct.pack("<QQQ", 0, 1, 2**63), "is cut short"),
+        (struct.pack("<QQ", 0, 1) + text(b"k") + struct.pack("<IIQ", 9, 0, 1 << 23), "8388608 items of a list"),
+        (struct.pack("<QQ", 0, 1) + text(b"k") + struct.pack("<IIQ", 9, 8, 1 << 23), "8388608 items of a list"),
+        (struct.pack("<QQ", 0, 2) + 2 * (text(b"k") + struct.pack("<IB", 0, 1)), "'k' twice"),
+        (struct.pack("<QQ", 2, 0) + 2 * tensor_row(b"t", 1), "two tensors 't'"),
+        (
+            struct.pack("<QQ", 1, 0) + tensor_row(b"t", 1 << 39, 1 << 39),
+            r"the shape \[549755813888, 549755813888\]",
+        ),
+        (struct.pack("<QQ", 1, 0) + tensor_row(b"t", 0, 1 << 63), "has the shape"),
+        (struct.pack("<QQ", 1, 0) + tensor_row(b"t", 1, offset=2**63), "is cut short"),
+        (struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<I", 1 << 30), "items of a list"),
+    ],
+)
+def test_no_length_or_shape_is_believed(content, said, tmp_path):
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<I", 3) + content)
+    with pytest.raises(DataError, match=said):
+        read_gguf(file)

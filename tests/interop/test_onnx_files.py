@@ -93,6 +93,59 @@ def test_files_that_are_cut_short_or_no_onnx_are_refused_at_every_length(tmp_pat
             read_onnx(file)
 
 
+def varint(number):
+    number &= (1 << 64) - 1
+    parts = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
+    return bytes(part | 0x80 for part in parts[:-1]) + bytes(parts[-1:])
+
+
+def field(number, content):
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def tensor(*parts, name=b"w", raw=bytes(4)):
+    """A graph of one tensor of float32."""
+    return field(7, field(5, b"".join([*parts, varint(2 << 3), varint(1), field(8, name), field(9, raw)])))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (varint(2 << 3 | 2) + varint(-11), "a field of -11 bytes"),  # not the graph: read again and again for ever
+        (varint(7 << 3 | 2) + varint(-11), "a field of -11 bytes"),  # the graph: more and more of them
+        (varint(7 << 3 | 2) + varint(-1), "a field of -1 bytes"),
+        (field(7, varint(5 << 3 | 2) + varint(-(2**63))), "a field of -9223372036854775808 bytes"),
+        (varint(7 << 3 | 2) + varint(2**62), "reaches beyond byte"),
+        (varint(2) + varint(3) + b"abc", "the key of a field 0"),
+        (varint(-6), "the key of a field"),
+        (b"\xff" * 9 + b"\x02", "more than 64 bits"),
+        (b"\x80" * 40, "more than 64 bits"),
+        (field(7, field(5, varint(1 << 3) + b"\x81")) + field(3, b""), "a number reaches beyond"),
+        (field(7, field(5, field(1, b"\x81"))) + field(3, b""), "a number reaches beyond"),
+        (tensor(varint(1 << 3), varint(-1)), "no tensor"),
+        (tensor(varint(1 << 3), varint(2**62), varint(1 << 3), varint(4)), "no tensor"),
+        (tensor(varint(1 << 3), varint(0), varint(1 << 3), varint(2**62), raw=b""), "no tensor"),
+        (tensor(field(1, bytes([1]) * 100_000)), "of 100000 axes"),
+        (tensor(varint(1 << 3), varint(2)), r"of shape \[2\] has 4 bytes"),
+        (field(7, field(5, field(2, b"1"))), "a message where a number was expected"),
+        (tensor(varint(1 << 3), varint(1)) + tensor(varint(1 << 3), varint(1)), "two weights 'w'"),
+    ],
+)
+def test_no_length_or_shape_is_believed(content, said, tmp_path):
+    file = tmp_path / "a.onnx"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        read_onnx(file)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_scale_that_is_no_number_is_named(number, tmp_path):
+    weights, quantised = {"w": np.ones((2, 3), np.int8)}, {"w": (number, 0)}
+    onnx.save(graph(weights, quantised=quantised), tmp_path / "a.onnx")
+    with pytest.raises(DataError, match="w_quantized has the scale"):
+        read_onnx(tmp_path / "a.onnx")
+
+
 def test_what_is_read_of_no_onnx_file_is_named(tmp_path):
     weights = {"w": np.ones((2, 3), np.float32)}
     onnx.save(graph(weights, quantised={}), tmp_path / "encoder.onnx")

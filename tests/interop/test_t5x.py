@@ -1,5 +1,9 @@
 """Checkpoints of T5X: small ones, written with tensorstore as T5X lays them out, give what PyTorch gives."""
 
+import gzip
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,19 +123,82 @@ def test_half_precision_comes_as_it_is_stored(half):
     np.testing.assert_array_equal(np.asarray(embedding), np.asarray(expected, jnp.bfloat16))
 
 
+def change(folder, **fields):
+    file = folder / ".zarray"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda f: (f / "1.0").unlink(), "has 1 of its 2 chunks"),
+        (lambda f: (f / "1.0").unlink(), "lacks the chunks 1.0;"),
+        (lambda f: (f / "1.0").rename(f / "7.0"), "lacks the chunks 1.0;"),
+        (lambda f: shutil.copy(f / "1.0", f / "7.0"), "has besides its own the chunks 7.0;"),
         (lambda f: (f / "0.0").write_bytes(b"no gzip"), "cannot be read"),
+        (lambda f: (f / "0.0").write_bytes((f / "0.0").read_bytes()[:-9]), "not a whole compressed file"),
+        (lambda f: (f / "0.0").write_bytes(gzip.compress(bytes(599))), "holds other than its 600 bytes"),
+        (lambda f: (f / "0.0").write_bytes(gzip.compress(bytes(1 << 24))), "not a whole compressed file"),
         (lambda f: (f / ".zarray").unlink(), "is no zarr array"),
-        (lambda f: (f / ".zarray").write_text('{"chunks": [1]}'), "is no zarr array"),
+        (lambda f: (f / ".zarray").write_text('{"chunks": [1]}'), "says zarr_format = None, shape = None"),
+        (lambda f: change(f, shape=[2**62, 2**62]), "says shape"),
+        (lambda f: change(f, shape=[-1, 15]), "says shape"),
+        (lambda f: change(f, shape=[2**30, 15]), "asks for 107374183 chunks"),
+        (lambda f: change(f, shape=[2**30, 15], chunks=[2**30, 15]), "lacks|has besides"),
+        (lambda f: change(f, chunks=[2**30, 15]), "says chunks"),
+        (lambda f: change(f, chunks=[0, 15]), "says chunks"),
+        (lambda f: change(f, chunks=[15]), "says chunks"),
+        (lambda f: change(f, dtype="|O"), r"says dtype = \|O"),
+        (lambda f: change(f, compressor={"id": "blosc"}), "says compressor"),
+        (lambda f: change(f, compressor=None), "holds other than its 600 bytes"),
+        (lambda f: change(f, attributes={"scale": 2}), "says attributes"),
         (lambda f: f.rename(f.with_name("target.encoder.encoder.mlp.wo.kernel")), "with a name for every layer"),
         (lambda f: f.rename(f.with_name("target.encoder.layers_0.mlp.wx.kernel")), "with a name for every layer"),
     ],
 )
-def test_damage_and_other_models_are_named(damage, said, tmp_path):
-    folder = checkpoint(tmp_path / "checkpoint_1000", tiny("1.0"))
+def test_damage_and_other_models_are_named(damage, said, whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "checkpoint_1000")
     damage(folder / "target.encoder.layers_0.attention.query.kernel")
     with pytest.raises(DataError, match=said):
         load_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return checkpoint(tmp_path_factory.mktemp("whole"), tiny("1.0"))
+
+
+def test_a_short_file_is_no_array_of_a_gigabyte(tmp_path):
+    folder = tmp_path / "target.token_embedder.embedding"
+    folder.mkdir()
+    about = {"zarr_format": 2, "shape": [1 << 20, 256], "chunks": [1 << 20, 256], "dtype": "<f4", "order": "C"}
+    (folder / ".zarray").write_text(json.dumps(about | {"compressor": {"id": "gzip"}, "fill_value": None}))
+    (folder / "0.0").write_bytes(bytes(1 << 20))
+    with pytest.raises(DataError, match="has 1048576 bytes of chunks, too few for 1073741824"):
+        open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("compressor", [None, {"id": "gzip", "level": 1}, {"id": "zlib", "level": 1}], ids=str)
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_arrays_are_those_that_tensorstore_reads(order, compressor, separator, tmp_path):
+    array = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    metadata = {"shape": [7, 5], "chunks": [3, 2], "dtype": "<f4", "order": order, "compressor": compressor}
+    metadata["dimension_separator"] = separator
+    kvstore = {"driver": "file", "path": str(tmp_path / "target.token_embedder.embedding")}
+    spec = {"driver": "zarr", "kvstore": kvstore, "metadata": metadata}
+    tensorstore.open(spec, create=True).result().write(array).result()
+    found = open_tensors(tmp_path)["shared.weight"]
+    assert (found.shape, found.dtype) == ((7, 5), np.float32)
+    np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize(("head", "gated", "scaled"), [(False, False, True), (False, True, True), (True, False, False)])
+def test_logits_are_scaled_where_t5x_has_no_head(head, gated, scaled, whole, tmp_path):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    if head:
+        write(tmp_path, "target.decoder.logits_dense.kernel", np.ones((20, VOCAB), np.float32))
+    if gated:
+        shutil.copytree(tmp_path / "target.encoder.layers_0.mlp.wi.kernel",
+                        tmp_path / "target.encoder.layers_0.mlp.wi_0.kernel")  # fmt: skip
+    fields = load_config(tmp_path)
+    assert (fields["tie_word_embeddings"], fields["scale_decoder_outputs"]) == (not head, scaled)

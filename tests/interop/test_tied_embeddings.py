@@ -41,11 +41,14 @@ def folder_of(path, *, kind="T5", head=False, shared=True, **said):
 CASES = {
     "v1.0 with a head of its own": ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True),
     "the same, said to have one": ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, True),
-    "the same, of transformers 4": ({"tie_word_embeddings": True, "scale_decoder_outputs": None}, True),
+    "v1.0 of transformers 4, the same": (
+        {"tie_word_embeddings": True, "scale_decoder_outputs": None},
+        True,
+    ),
     "v1.1 of transformers 4": ({"tie_word_embeddings": False, "scale_decoder_outputs": None}, True),
     "v1.1 of transformers 5": ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, True),
     "v1.1 with one embedding": ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
-    "the same, of transformers 4": ({"tie_word_embeddings": False, "scale_decoder_outputs": None}, False),
+    "the same of transformers 4": ({"tie_word_embeddings": False, "scale_decoder_outputs": None}, False),
     "v1.0": ({"tie_word_embeddings": None, "scale_decoder_outputs": None}, False),
 }
 
