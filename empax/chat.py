@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     keep_freed_memory()
     # Here and not above, so that --help answers at once.
     from empax.core.config import ConfigError
-    from empax.core.files import DataError
+    from empax.core.files import DataError, message_of
     from empax.pipeline.run import enable_compilation_cache, quiet_logging
     from empax.serving.safety import answer_to_danger
     from empax.serving.session import Session
@@ -68,8 +68,8 @@ def main(argv: list[str]) -> None:
     try:
         session = Session.load(expand(_WORKDIR.value), before=answer_to_danger if _SAFETY.value else None)
         session.reply(["Hello."])  # compiles
-    except (ConfigError, DataError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, DataError, CheckpointError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
         sys.exit(2)
     read_anything()
     try:

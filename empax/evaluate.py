@@ -48,26 +48,28 @@ _VARIANTS = flags.DEFINE_bool("variants", False, "Also print the metrics as othe
 
 def main(argv: list[str]) -> int:
     """Returns 0, or 2 where the files are not what they should be."""
-    files = [expand(word) for word in [*([_PREDICTIONS.value] if _PREDICTIONS.value else []), *argv[1:]]]
-    wrong = _misused(files)
+    words = [*([_PREDICTIONS.value] if _PREDICTIONS.value else []), *argv[1:]]
+    wrong = _misused(words)
     if wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
     # Imported here so that --help and a mistyped flag answer at once.
     from empax.core.config import ConfigError
-    from empax.core.files import DataError
+    from empax.core.files import DataError, message_of
+    from empax.training.checkpoint import CheckpointError
 
     try:
+        files = [expand(word) for word in words]
         output = expand(_OUTPUT.value) if _OUTPUT.value else None
         if output:
             check_folder(output, "--output")
         return _sum_up(files, output) if _SEEDS.value else _evaluate(files, output)
-    except (ConfigError, DataError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, DataError, CheckpointError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
         return 2
 
 
-def _misused(files: list[Path]) -> str:
+def _misused(files: list[str]) -> str:
     if _SEEDS.value:
         unused = {"--predictions": _PREDICTIONS.value, "--compare": _COMPARE.value, "--peers": _PEERS.value}
         given = [name for name, value in unused.items() if value]

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     # Here and not above, so that --help answers at once.
     from empax.core.config import ConfigError, to_settings
-    from empax.core.files import DataError
+    from empax.core.files import DataError, message_of
     from empax.pipeline.run import quiet_logging
     from empax.serving.export import ExportSettings, export_run
     from empax.training.checkpoint import CheckpointError
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
         output = expand(_OUTPUT.value)
         check_folder(output, "--output")
         print(export_run(expand(_WORKDIR.value), output, settings))
-    except (ConfigError, DataError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, DataError, CheckpointError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -11,10 +11,10 @@ it reaches on held-out posts.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from absl import app, flags
 
+from empax.core.paths import check_folder, expand
 from empax.core.recipe import parse_flags
 
 _DATA = flags.DEFINE_string("data", None, "Folder with human_ratings/ and, for the linear judge, EPITOME.")
@@ -33,18 +33,22 @@ def main(argv: list[str]) -> int:
         return 2
     # Imported here so that --help and a mistyped flag answer at once.
     from empax.core.config import ConfigError
-    from empax.core.files import DataError
+    from empax.core.files import DataError, message_of
     from empax.reporting import judges
+    from empax.training.checkpoint import CheckpointError
 
     try:
+        output = expand(_OUTPUT.value) if _OUTPUT.value else None
+        if output:
+            check_folder(output, "--output")
         found = judges.check_judges(_DATA.value, _WORKDIR.value, samples=_SAMPLES.value, seed=_SEED.value)
-    except (ConfigError, DataError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(judges.text(found))
+        if output:
+            judges.write(found, output)
+            print(f"\nwrote report.json to {output}")
+    except (ConfigError, DataError, CheckpointError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
         return 2
-    print(judges.text(found))
-    if _OUTPUT.value:
-        judges.write(found, Path(_OUTPUT.value))
-        print(f"\nwrote report.json to {_OUTPUT.value}")
     return 0
 
 

@@ -28,7 +28,7 @@ _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would 
 def main(argv: list[str]) -> None:
     keep_freed_memory()
     # Here and not above, so that --help and a mistyped word answer at once.
-    from empax.core.files import DataError
+    from empax.core.files import DataError, message_of
     from empax.training.accumulation import TrainingError
     from empax.training.checkpoint import CheckpointError
     from empax.training.loop import Interrupted
@@ -58,8 +58,8 @@ def main(argv: list[str]) -> None:
         if not distributed.is_writer():
             run.quiet_logging()  # what it says, the first process says too
         run.run(plain, workdir, reuse=expand(_REUSE.value) if _REUSE.value else None, redo=_REDO.value)
-    except (ConfigError, DataError, CheckpointError, TrainingError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, DataError, CheckpointError, TrainingError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as interrupted:
         print(f"{interrupted}", file=sys.stderr)

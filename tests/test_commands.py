@@ -28,6 +28,29 @@ def test_the_commands_are_listed_and_passed_on(command):
     assert "config.seed = 'x' does not fit" in planned.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("evaluate", "{long}.jsonl"),
+        ("judges", "--data={long}"),
+        ("export", "--workdir={long}", "--output={tmp}/out"),
+        ("chat", "--workdir={long}"),
+        ("main", "--config={long}.py"),
+        ("main", "--config=configs/quickstart.py", "--workdir={tmp}/{long}"),
+    ],
+    ids=" ".join,
+)
+def test_what_the_system_refuses_is_one_line_with_file_and_reason(words, command, tmp_path):
+    name, *rest = (word.format(long="x" * 300, tmp=tmp_path) for word in words)
+    ran = command("-m", f"empax.{name}", *rest)
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "xxx" in line
+    assert "File name too long" in line
+
+
 def test_a_recipe_is_a_file_or_a_name_and_may_import_its_neighbours(tmp_path):
     assert {"reg_transformer", "reg_t5", "quickstart"} <= set(recipes())
     assert load_recipe("reg_transformer:tiny") == load_recipe(f"{ROOT}/configs/reg_transformer.py:tiny")

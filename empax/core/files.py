@@ -18,9 +18,11 @@ import numpy as np
 
 # Written here, read there: most callers want both.
 from empax.core.text_files import DataError as DataError
+from empax.core.text_files import message_of as message_of
 from empax.core.text_files import parse_jsonl as parse_jsonl
 from empax.core.text_files import read_json as read_json
 from empax.core.text_files import read_jsonl as read_jsonl
+from empax.core.text_files import system_errors as system_errors
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}(\.[^.]+)?")
 
@@ -29,17 +31,21 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Calls `write` on a temporary neighbour of `path` and renames it, so `path` is whole or absent.
 
     When it returns, file and name are on disk, and survive a loss of power.
+
+    Raises:
+      DataError: the system does not let it be written; says why.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
-    temporary.touch(exist_ok=False)  # with the rights of any new file, where tempfile would keep it from the group
-    try:
-        write(temporary)
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with system_errors(path, "written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+        temporary.touch(exist_ok=False)  # with the rights of any new file, where tempfile would keep it from the group
+        try:
+            write(temporary)
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -135,7 +141,7 @@ def hash_json(value: Any) -> str:
 
 def hash_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
+    with system_errors(path, "read"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -7,6 +7,7 @@ gzip files, and what is no regular file.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
@@ -43,6 +44,37 @@ class DataError(ValueError):
 
 class MissingFileError(DataError, FileNotFoundError):
     """There is no such file."""
+
+
+class SystemFileError(DataError, OSError):
+    """The system refuses a file: the disk is full, rights are missing, the name is too long."""
+
+
+@contextlib.contextmanager
+def system_errors(path: Path, done: str) -> Iterator[None]:
+    """Turns what the system says of `path`, which cannot be `done` ("read", "written"), into one line that names it."""
+    try:
+        yield
+    except DataError:
+        raise
+    except OSError as error:
+        # Of another file it names that; neighbours are temporary.
+        elsewhere = isinstance(error.filename, str) and Path(error.filename).parent != path.parent
+        reason = f"{error.filename}: {reason_of(error)}" if elsewhere else reason_of(error)
+        raise SystemFileError(f"{path} cannot be {done} ({reason}).") from error
+
+
+def reason_of(error: OSError) -> str:
+    """The system's words: "No space left on device"."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+def message_of(error: Exception) -> str:
+    """What a command says of an error, in one line; of one of the system's, file and reason."""
+    if isinstance(error, DataError) or not isinstance(error, OSError):
+        return str(error)
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"{', '.join(names) or type(error).__name__}: {reason_of(error)}."
 
 
 def read_text(path: Path) -> str:
@@ -218,7 +250,9 @@ def _located(read: Callable[[], Any], place: str, *, without: str = "") -> Any:
 
 def check_regular(path: Path) -> None:
     """Raises DataError where there is no regular file: nothing, a folder, a pipe, a device."""
-    if not path.exists():
+    with system_errors(path, "read"):
+        exists = path.exists()
+    if not exists:
         raise MissingFileError(f"there is no file {path}.")
     if not path.is_file():
         raise DataError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}, not a file.")
@@ -226,19 +260,16 @@ def check_regular(path: Path) -> None:
 
 def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
     check_regular(path)
-    try:
+    with system_errors(path, "read"):
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}).") from error
 
 
 def _guarded(path: Path, read: Callable[[], bytes]) -> bytes:
-    try:
-        return read()
-    except _COMPRESSION_ERRORS as error:
-        raise DataError(f"{path} is cut short or damaged, or it is not gzipped ({error}); copy it again.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}).") from error
+    with system_errors(path, "read"):
+        try:
+            return read()
+        except _COMPRESSION_ERRORS as error:
+            raise DataError(f"{path} is cut short, damaged, or not gzipped ({error}); copy it again.") from error
 
 
 def _check_encoding(start: bytes, name: str) -> None:

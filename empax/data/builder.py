@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import tensorflow_datasets as tfds
 
 from empax.core.cache import is_sound, seal
+from empax.core.files import system_errors
 from empax.core.types import Dialogue, Utterance
 
 
@@ -87,7 +88,8 @@ def load(
     prepared = folder / builder.name / str(builder.VERSION)
     if not is_sound(prepared):
         shutil.rmtree(prepared, ignore_errors=True)
-        _prepare(make, folder, download)
+        with system_errors(prepared, "written"):
+            _prepare(make, folder, download)
         builder = make(data_dir=str(folder), file_format="array_record")
     dialogues = {}
     for split in splits:

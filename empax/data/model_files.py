@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError
+from empax.core.files import DataError, system_errors
+from empax.core.text_files import MAX_FILE_BYTES, check_regular
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def check_whole(path: Path) -> None:
-    """Raises DataError if `path` is empty, or a pointer of Git LFS in place of the file."""
-    with path.open("rb") as stream:
+    """Raises DataError if `path` is no file, cannot be read, is empty, or a pointer of Git LFS in place of the file."""
+    check_regular(path)
+    with system_errors(path, "read"), path.open("rb") as stream:
         start = stream.read(len(_POINTER))
     if not start:
         raise DataError(f"{path} is empty; fetch the model again.")
@@ -32,10 +34,13 @@ def read_model_json(path: Path, *, kind: type[dict[str, Any]] | type[list[Any]] 
     """The JSON object (or, as `kind` says, the list) in a file of a model.
 
     Raises:
-      DataError: the file is empty, a pointer of Git LFS, no UTF-8, no JSON, or JSON of another kind.
+      DataError: the file cannot be read, is empty, a pointer of Git LFS, no UTF-8, no JSON, or JSON of another kind.
     """
     check_whole(path)
-    content = path.read_bytes()
+    with system_errors(path, "read"):
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"{path} has more than {MAX_FILE_BYTES >> 20} MiB; fetch the model again.")
+        content = path.read_bytes()
     if content.startswith(codecs.BOM_UTF8):
         raise DataError(f"{path} begins with a byte-order mark; save it as UTF-8 without one.")
     try:

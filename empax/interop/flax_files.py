@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from flax import serialization
 
-from empax.core.files import DataError
+from empax.core.files import DataError, system_errors
+from empax.data.model_files import check_whole
 
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, EOFError)
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, EOFError, MemoryError)
 """What msgpack and Flax raise on bytes that are no message, or none of arrays."""
 
 _RENAMED = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
@@ -28,8 +29,11 @@ def read_flax(file: Path) -> dict[str, np.ndarray]:
     Raises:
       DataError: the file is cut short, is no message of Flax, holds no arrays, or layers that were scanned.
     """
+    check_whole(file)
+    with system_errors(file, "read"):
+        content = file.read_bytes()
     try:
-        tree = serialization.msgpack_restore(file.read_bytes())
+        tree = serialization.msgpack_restore(content)
     except _MALFORMED as error:
         raise DataError(
             f"{file} is not a whole msgpack file of Flax ({type(error).__name__}: {error}); fetch the model again."

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import DataError
+from empax.core.files import DataError, system_errors
 from empax.core.text_files import check_length
 from empax.core.types import Instance
 from empax.data.knowledge import Fact, ranked
@@ -88,8 +88,10 @@ def _read(path: Path) -> Any:
     if not path.is_file():
         raise DataError(f"there is no file {path}.")
     check_whole(path)
+    with system_errors(path, "read"):
+        content = path.read_bytes()
     try:
-        return read_plain(path.read_bytes(), _NAMES)
+        return read_plain(content, _NAMES)
     except RefusedPickleError as error:
         raise DataError(
             f"{path} {error}, which no file of facts needs and which could be an attack: refused. If you trust the "

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from empax.core.files import DataError
+from empax.data.model_files import check_whole
 from empax.interop.tensors import MappedTensor
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
@@ -98,14 +99,14 @@ def read_onnx(file: Path) -> dict[str, OnnxWeight]:
     Raises:
       DataError: the file is cut short or no ONNX file, or keeps its weights elsewhere or in a type not read here.
     """
-    with file.open("rb") as stream:
-        if not file.stat().st_size:
-            raise DataError(f"{file} is empty; fetch the model again.")
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            try:
-                return _named(file, *_parse(file, data))
-            except (IndexError, ValueError, KeyError) as error:
-                raise DataError(f"{file} is not a whole ONNX file ({error}); fetch the model again.") from error
+    check_whole(file)
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            return _named(file, *_parse(file, data))
+        except DataError:
+            raise
+        except (IndexError, ValueError) as error:
+            raise DataError(f"{file} is not a whole ONNX file ({error}); fetch the model again.") from error
 
 
 def _parse(file: Path, data: mmap.mmap) -> tuple[dict[str, MappedTensor | float], dict[str, str]]:
@@ -125,6 +126,8 @@ def _parse(file: Path, data: mmap.mmap) -> tuple[dict[str, MappedTensor | float]
                 if part in (_NODE_INPUT, _NODE_NAME, _NODE_TYPE):
                     node.setdefault(part, []).append(_text(data, text))
             if node.get(_NODE_TYPE) in (["MatMul"], ["MatMulInteger"]):
+                if _NODE_NAME not in node or len(node.get(_NODE_INPUT, ())) < 2:
+                    raise ValueError("a product without a name or without two factors")
                 module = node[_NODE_NAME][0].rpartition("/")[0]
                 factors[node[_NODE_INPUT][1]] = f"{module.strip('/').replace('/', '.')}.weight"
     if not initialisers:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from empax.core.config import ConfigError
-from empax.core.files import write_atomically, write_json
+from empax.core.files import DataError, system_errors, write_atomically, write_json
 from empax.interop.parameters import LazyTensor
 
 SHARD_BYTES = 5_000_000_000
@@ -72,22 +73,24 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     Raises:
       ConfigError: see `check_new`.
+      DataError: the system does not let it be written; says why.
     """
     path = path.absolute()
-    check_new(path)
     filled = path.with_name(f".{path.name}.unfinished")
-    shutil.rmtree(filled, ignore_errors=True)  # of a process that was killed
-    filled.mkdir(parents=True)
-    try:
-        yield filled
-        # Files are made under a temporary name that nobody else may read; these are made to be passed on.
-        mode = filled.stat().st_mode & 0o666
-        for file in filled.rglob("*"):
-            if file.is_file():
-                file.chmod(mode)
-        filled.replace(path)
-    finally:
-        shutil.rmtree(filled, ignore_errors=True)
+    with system_errors(path, "written"):
+        check_new(path)
+        shutil.rmtree(filled, ignore_errors=True)  # of a process that was killed
+        filled.mkdir(parents=True)
+        try:
+            yield filled
+            # Files are made under a temporary name that nobody else may read; these are made to be passed on.
+            mode = filled.stat().st_mode & 0o666
+            for file in filled.rglob("*"):
+                if file.is_file():
+                    file.chmod(mode)
+            filled.replace(path)
+        finally:
+            shutil.rmtree(filled, ignore_errors=True)
 
 
 def _plan(tensors: Mapping[str, LazyTensor], limit: int) -> list[list[str]]:
@@ -111,5 +114,12 @@ def _num_bytes(tensor: LazyTensor) -> int:
 def _write(file: Path, tensors: Mapping[str, LazyTensor]) -> None:
     # Contiguous: what is written are the bytes as they lie in memory.
     arrays = {name: np.ascontiguousarray(tensor.make()) for name, tensor in tensors.items()}
-    # "pt" is what transformers looks for; it says how names and layouts are meant, not who wrote them.
-    write_atomically(file, lambda path: safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"}))
+
+    def write(path: Path) -> None:
+        try:
+            # "pt" is what transformers looks for; it says how names and layouts are meant, not who wrote them.
+            safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+        except safetensors.SafetensorError as error:  # as of a full disk
+            raise DataError(f"{file} cannot be written ({error}).") from error
+
+    write_atomically(file, write)

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import DataError, read_json, write_atomically
+from empax.core.files import DataError, message_of, read_json, write_text
 from empax.core.paths import expand
+from empax.core.text_files import read_text
 from empax.core.types import LEVELS, MECHANISMS
 from empax.evaluation.published import TABLES
 from empax.reporting.content import recipe_of
@@ -272,10 +273,10 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     try:
         for path in map(expand, given.documents):
-            text = fill(path.read_text(encoding="utf-8"), expand(given.results))
-            write_atomically(path, lambda new, text=text: new.write_text(text, encoding="utf-8"))
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
+            text = fill(read_text(path), expand(given.results))
+            write_text(path, text)
+    except (DataError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
         return 2
     return 0
 

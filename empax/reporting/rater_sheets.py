@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, json_text, write_together
+from empax.core.files import DataError, json_text, message_of, write_together
 from empax.core.paths import expand
 from empax.core.types import Prediction
 from empax.evaluation.pairing import pair_rows
@@ -93,8 +93,8 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     try:
         write_sheets([*map(expand, given.files)], expand(given.output), rows=given.rows, seed=given.seed)
-    except (ConfigError, DataError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, DataError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, hash_file, hash_json, read_json, write_json
+from empax.core.files import DataError, hash_file, hash_json, message_of, read_json, write_json
 from empax.core.paths import expand
 from empax.core.types import Instance, Prediction
 from empax.data.dialogues import to_instances
@@ -240,8 +240,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         source = load_source(given.data, samples=given.bootstrap_samples)
         rescore(expand(given.folder), source, expand(given.peers) if given.peers else None)
-    except (ConfigError, DataError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, DataError, ValueError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import DataError, hash_file, read_json, sync, write_json
+from empax.core.files import DataError, hash_file, read_json, sync, system_errors, write_json
 from empax.core.manifest import remedy, verify
 from empax.core.types import Retrieved
 from empax.retrieval import milvus, scann
@@ -116,22 +116,27 @@ class Index:
         return self.searcher.search(queries, k, query_groups=query_groups)
 
     def save(self, folder: Path) -> None:
-        """Writes the index; `folder` is whole or absent, whatever happens, and replaces an older index."""
+        """Writes the index; `folder` is whole or absent, whatever happens, and replaces an older index.
+
+        Raises:
+          DataError: the system does not let it be written; says why.
+        """
         partial, old = (folder.parent / f".{folder.name}.{name}" for name in ("partial", "old"))
         for leftover in (partial, old):  # of a save that was interrupted
             shutil.rmtree(leftover, ignore_errors=True)
-        partial.mkdir(parents=True)
-        np.save(partial / _EMBEDDINGS, self.embeddings)
-        if self.groups is not None:
-            np.save(partial / _GROUPS, self.groups)
-        if isinstance(self._searcher, ScannIndex):
-            self._searcher.save(partial / _SCANN)
-        write_json(partial / _DESCRIPTION, self._describe(partial))
-        _flush(partial)
-        if folder.exists():
-            os.rename(folder, old)
-        os.rename(partial, folder)
-        sync(folder.parent)
+        with system_errors(folder, "written"):
+            partial.mkdir(parents=True)
+            np.save(partial / _EMBEDDINGS, self.embeddings)
+            if self.groups is not None:
+                np.save(partial / _GROUPS, self.groups)
+            if isinstance(self._searcher, ScannIndex):
+                self._searcher.save(partial / _SCANN)
+            write_json(partial / _DESCRIPTION, self._describe(partial))
+            _flush(partial)
+            if folder.exists():
+                os.rename(folder, old)
+            os.rename(partial, folder)
+            sync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 
     def _describe(self, folder: Path) -> dict[str, Any]:

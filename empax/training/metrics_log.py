@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from empax.core import distributed
-from empax.core.files import write_text
+from empax.core.files import system_errors, write_text
 from empax.training.tensorboard import EventFile
 
 log = logging.getLogger("empax")
@@ -44,10 +44,12 @@ class MetricsLog:
         tensorboard: Path | None = None,
     ) -> None:
         self._stage = stage
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.rows = _drop_rows(path, stage, resume_step, rows)
-        """Lines of the stage so far."""
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with system_errors(path, "written"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.rows = _drop_rows(path, stage, resume_step, rows)
+            """Lines of the stage so far."""
+            self._file = path.open("a", encoding="utf-8")
         self._board = None if tensorboard is None else EventFile(tensorboard, purge_step=resume_step + 1)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
@@ -55,8 +57,9 @@ class MetricsLog:
         known = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no nan
         row: dict[str, Any] = {"stage": self._stage, "step": step, "split": split, **known}
         self.rows.append(json.dumps(row, ensure_ascii=False))
-        self._file.write(self.rows[-1] + "\n")
-        self._file.flush()
+        with system_errors(self._path, "written"):
+            self._file.write(self.rows[-1] + "\n")
+            self._file.flush()
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"{split}/{name}", value, step)

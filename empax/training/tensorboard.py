@@ -9,6 +9,8 @@ import struct
 import time
 from pathlib import Path
 
+from empax.core.files import system_errors
+
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, bits reversed
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
 
@@ -34,17 +36,20 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, *, purge_step: int = 0) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         # Readers take files in the order of their names, and want one writer per file.
-        self._file = (folder / f"events.out.tfevents.{time.time_ns():020d}").open("xb")
+        self._path = folder / f"events.out.tfevents.{time.time_ns():020d}"
+        with system_errors(self._path, "written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("xb")
         self._write(0, _bytes(3, b"brain.Event:2"))
         if purge_step > 0:
             self._write(purge_step, _bytes(7, _number(1, 1)))  # SessionLog with status START
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         scalar = _bytes(1, name.encode()) + _tag(2, _FIXED32) + struct.pack("<f", value)
-        self._write(step, _bytes(5, _bytes(1, scalar)))
-        self._file.flush()
+        with system_errors(self._path, "written"):
+            self._write(step, _bytes(5, _bytes(1, scalar)))
+            self._file.flush()
 
     def close(self) -> None:
         self._file.close()

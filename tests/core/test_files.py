@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from empax.core.files import (
     hash_file,
     hash_json,
     is_temporary,
+    message_of,
     read_json,
     read_jsonl,
     write_atomically,
@@ -142,7 +146,7 @@ def test_files_are_written_together_or_not_at_all(tmp_path):
     assert not (tmp_path / "half").exists()
     (tmp_path / "new" / "c").unlink()
     (tmp_path / "new" / "c").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(DataError, match="Is a directory"):
         write_together(tmp_path / "new", {"a": "4", "b": "5", "c": "6"})
     assert (tmp_path / "new" / "a").read_text(encoding="utf-8") == "ü"
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a", "b", "c"]
@@ -178,3 +182,57 @@ def test_work_dir_layout():
         "annotate/test.jsonl": work.notes("annotate", "test"),
     }
     assert found == {name: Path("w") / name for name in found}
+
+
+def test_what_the_system_refuses_to_write_is_one_line_with_file_and_reason(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"file/a\.json cannot be written \(.*file: File exists\)\.$"):
+        write_json(tmp_path / "file" / "a.json", {})
+    with pytest.raises(DataError, match=r"cannot be written \(File name too long\)"):
+        write_text(tmp_path / ("x" * 300), "")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=r"folder cannot be written \(Is a directory\)"):
+        write_jsonl(tmp_path / "folder", [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_full_disk_is_one_line_with_the_file(tmp_path):
+    """The largest file that the process may write stands for the disk: the system refuses in the same place."""
+    script = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from empax.core.files import DataError, write_atomically, write_jsonl, write_text
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+folder = Path(sys.argv[1])
+for name, write in (
+    ("a.txt", lambda path: write_text(path, "x" * 5000)),
+    ("b.jsonl", lambda path: write_jsonl(path, [{"a": "x" * 5000}])),
+    ("c.npz", lambda path: write_atomically(path, lambda new: np.savez(new, a=np.ones(5000)))),
+):
+    try:
+        write(folder / name)
+    except DataError as error:
+        print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == [
+        f"{tmp_path / name} cannot be written (File too large)." for name in ("a.txt", "b.jsonl", "c.npz")
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_words_of_a_command_for_an_error():
+    assert message_of(DataError("a.json is empty.")) == "a.json is empty."
+    assert message_of(PermissionError(errno.EACCES, "Permission denied", "/x/y")) == "/x/y: Permission denied."
+    renamed = OSError(errno.EXDEV, "Invalid cross-device link", "/x", None, "/y")
+    assert message_of(renamed) == "/x, /y: Invalid cross-device link."
+    assert message_of(OSError(errno.ENOSPC, "No space left on device")) == "OSError: No space left on device."
+
+
+def test_the_file_that_another_could_not_be_made_from_is_named(tmp_path):
+    def write(temporary):
+        (tmp_path / "source" / "gone").read_text()
+
+    with pytest.raises(DataError, match=r"a\.txt cannot be written \(.*source/gone: No such file or directory\)"):
+        write_atomically(tmp_path / "a.txt", write)

@@ -134,7 +134,7 @@ def whole_bytes():
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not a whole msgpack file"),
+        (b"", "is empty"),
         (whole_bytes()[:-5], "not a whole msgpack file"),
         (whole_bytes() + b"\x00", "not a whole msgpack file"),
         (b"\xc1" + whole_bytes(), "not a whole msgpack file"),
