@@ -3,7 +3,8 @@ r"""A COMET of our own: a T5 that completes everyday events of ATOMIC (Hwang et 
   python -m empax.data.atomic DATA PAIRS                                            # events to pairs, once
   python -m empax.main --config=configs/comet_t5.py --config.data.dir=PAIRS --workdir=runs/comet
   python -m empax.main --config=configs/comet_t5.py:FOLDER --config.data.dir=PAIRS      # any T5 or BART in a folder
-  python -m empax.main --config=configs/comet_t5.py:tiny --config.data.dir=PAIRS        # a trial: four steps
+  python -m empax.main --config=configs/comet_t5.py:tiny --config.data.dir=PAIRS        # a trial of a random T5
+  python -m empax.main --config=configs/comet_t5.py:FOLDER,tiny --config.data.dir=PAIRS # a trial of that model
   python -m empax.export --workdir=runs/comet --output=COMET
   python -m empax.systems.knowledge.quality --data=DATA --model=COMET                   # beside the nearest event
 
@@ -27,7 +28,7 @@ def get_config(arg: str = "") -> ConfigDict:
     chosen = common.arguments(arg, "comet_t5.py", models=(WHEEL,), folders=True, machines=MACHINES)
     config = recipe(chosen.model or WHEEL)
     budget(config, chosen.machine or "cpu")
-    return shrink(config) if chosen.tiny else config
+    return shrink(config, random=not chosen.model) if chosen.tiny else config
 
 
 def recipe(model: str) -> ConfigDict:
@@ -84,11 +85,12 @@ def budget(config: ConfigDict, machine: str) -> None:
         config.evaluate.batch_size = 128
 
 
-def shrink(config: ConfigDict) -> ConfigDict:
-    """The same in seconds, with a random small T5."""
-    config.seq2seq.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
-    config.seq2seq.form = "dialogue"  # "plain" is a pretrained model's
-    config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
+def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:
+    """The same in seconds; `random`: of a random small T5, else of the pretrained one."""
+    if random:
+        config.seq2seq.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
+        config.seq2seq.form = "dialogue"  # "plain" is a pretrained model's
+        config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
     config.seq2seq.decoding.num_beams = 2
     few = {"steps": 4, "batch_size": 8, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2}
     config.generator.update(few)

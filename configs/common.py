@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,48 @@ def _known(
     named = [*models, *(["a folder with a model"] if folders else [])]
     values = [*(f"machine={machine}" for machine in machines), *(f"{key}=NUMBER" for key in numbers)]
     return "; ".join(", ".join(words) for words in (named, forms, flags, values) if words) or "no argument"
+
+
+def check_together(text: str, recipe: str, forms: Sequence[str], read: Callable[[Sequence[str]], Any]) -> None:
+    """Refuses forms that contradict each other, or one that does nothing beside the others.
+
+    A form that leaves something out ("no_...") may find it left out already.
+
+    Args:
+      text: the arguments, for messages.
+      recipe: the name of its file, likewise.
+      forms: those that were chosen.
+      read: forms to the settings that a run of them reads, as sections.
+
+    Raises:
+      ValueError: two forms set one thing to two values, or one changes nothing that is read.
+    """
+    plain, whole = _flat(read(())), _flat(read(forms))
+    alone = {form: _flat(read((form,))) for form in forms}
+    for first, second in itertools.combinations(forms, 2):
+        one, other = alone[first], alone[second]
+        for path in sorted(one.keys() & other.keys() - {"run"}):
+            if one[path] != other[path] and plain.get(path) not in (one[path], other[path]):
+                raise ValueError(
+                    f"{recipe}:{text}: {first!r} and {second!r} contradict each other: {path} is {one[path]!r} with "
+                    f"one and {other[path]!r} with the other; leave one out."
+                )
+    for form in (form for form in forms if not form.startswith("no_")):
+        others = tuple(other for other in forms if other != form)
+        if _flat(read(others)) == whole:
+            guilty = [other for other in others if _flat(read((form, other))) == alone[other]] or list(others)
+            raise ValueError(
+                f"{recipe}:{text}: {form!r} has nothing to change beside {' and '.join(map(repr, guilty))}; leave it "
+                "or the other out."
+            )
+
+
+def _flat(sections: Any, path: str = "") -> dict[str, Any]:
+    """Settings by their path, "generator.losses"."""
+    if not isinstance(sections, (Mapping, ConfigDict)):
+        return {path: sections}
+    inner = (_flat(value, f"{path}.{name}" if path else name) for name, value in sections.items())
+    return {name: value for found in inner for name, value in found.items()}
 
 
 def base(*, system: str, data: str, seed: int = 0) -> ConfigDict:

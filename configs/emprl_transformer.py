@@ -6,6 +6,7 @@ r"""EmpRL on EmpatheticDialogues with a Transformer from scratch, sized for two 
   python -m empax.main --config=configs/emprl_transformer.py:no_reward    # "w/o empathy reward"
   python -m empax.main --config=configs/emprl_transformer.py:expected     # ours: levels as the context lets expect them
   python -m empax.main --config=configs/emprl_transformer.py:grpo         # ours: groups in place of a value head
+  python -m empax.main --config=configs/emprl_transformer.py:gspo         # ours: and one ratio for a whole response
   python -m empax.main --config=configs/emprl_transformer.py:trajectory   # ours: rewards over whole dialogues
   python -m empax.main --config=configs/emprl_transformer.py:retrieval    # ours: PPO on REG's generator
   python -m empax.main --config=configs/emprl_transformer.py:dailydialog  # and small talk: Table VII
@@ -21,7 +22,8 @@ from ml_collections import ConfigDict
 
 from . import common, empathy_identifiers, reg_transformer
 
-ABLATIONS = ("expected", "sft", "no_kl", "no_reward", "grpo", "trajectory")
+ABLATIONS = ("expected", "sft", "no_kl", "no_reward", "grpo", "gspo", "trajectory")
+GROUPS = ("grpo", "gspo")
 FORMS = (*ABLATIONS, "retrieval")
 FLAGS = ("dailydialog", "tiny")
 
@@ -82,7 +84,7 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
 def policy(form: str) -> ConfigDict:
     """PPO (Sec. III-E), or what `form` makes of it; where its numbers are from, PAPERS.md tells."""
     config = common.train(
-        task="grpo" if form == "grpo" else "ppo",
+        task="grpo" if form in GROUPS else "ppo",
         start_from="joint" if form == "retrieval" else "generator",
         buckets=(32, 64, 88),
         max_examples=9_600,  # ours, for minutes on two cores
@@ -100,7 +102,7 @@ def policy(form: str) -> ConfigDict:
         checkpoint_every_steps=50,
         refresh_every_steps=150,
     )
-    if form == "grpo":
+    if form in GROUPS:
         config.update({"batch_size": 16, "kl": ConfigDict({"coefficient": 0.04, "controller": "fixed"})})
         config.optimizer.learning_rate = 1.5e-4
     else:
@@ -111,6 +113,9 @@ def policy(form: str) -> ConfigDict:
         config.value_clip = None
         config.value_hidden = 128
         config.value_sees_levels = True
+    if form == "gspo":
+        config.importance_sampling_level = "sequence"
+        config.update({"clip": 3e-4, "epsilon_high": 4e-4})  # Zheng et al. 2025, Sec. 5.1: ratios of means are near 1
     if form == "expected":
         # ours (PAPERS.md): less noise bears a higher rate, and part of the way keeps the gain for half of its price
         config.rewards = ({"goal": "f1"}, {"kind": "novelty", "weight": 0.23})

@@ -26,6 +26,7 @@ Forms go together: ":no_losses,q=10,tiny". With --reuse=WORKDIR a form takes wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -46,15 +47,30 @@ def get_config(arg: str = "") -> ConfigDict:
     if chosen.machine == "gpu":
         on_gpu(config)
         common.one_bucket(config)
-    for form in FORMS:
-        if form in chosen.flags:
-            change(config, form)
-    if "q" in chosen.numbers:
-        config.lempex.passages = chosen.numbers["q"]
-        if "index" in config:
-            config.index.candidates = max(config.index.candidates, chosen.numbers["q"])
+    forms = [form for form in FORMS if form in chosen.flags] + [f"q={count}" for count in chosen.numbers.values()]
+    common.check_together(arg, "lempex.py", tuple(forms), read)
+    for form in forms:
+        change(config, form)
     config.run = tuple(name for name in config.run if name in config)
     return shrink(config) if chosen.tiny else config
+
+
+def read(forms: Sequence[str]) -> ConfigDict:
+    """The recipe with `forms`, without the settings that then nobody reads."""
+    config = recipe()
+    for form in forms:
+        change(config, form)
+    generator = config.generator
+    if not generator.index:
+        del config.lempex.passages
+    if generator.losses == "judges":
+        return config
+    unread = {"frozen_judges", "soft", "softmax_axis", "temperature"}
+    if generator.losses == "none":
+        unread |= {"binary", "weights"}
+    for name in unread & set(generator.keys()):
+        del generator[name]
+    return config
 
 
 def recipe() -> ConfigDict:
@@ -210,8 +226,12 @@ def drop(config: ConfigDict, *stages: str) -> None:
 
 
 def change(config: ConfigDict, form: str) -> None:
-    """Makes `config` one of FORMS."""
+    """Makes `config` one of FORMS, or that of "q=NUMBER" exemplars."""
     generator = config.generator
+    if form.startswith("q="):
+        config.lempex.passages = int(form.removeprefix("q="))
+        if "index" in config:
+            config.index.candidates = max(config.index.candidates, config.lempex.passages)
     if form in ("no_losses", "t5_glove", "no_judges", "eq10"):
         losses = "first_state" if form == "eq10" else "none"
         generator.update({"losses": losses, "judges": (), "sentiment": ""})

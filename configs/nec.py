@@ -26,6 +26,8 @@ package wordnet-base; another folder is `--config.knowledge.entity.path`). With 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ml_collections import ConfigDict
 
 from . import common
@@ -43,11 +45,32 @@ def get_config(arg: str = "") -> ConfigDict:
     model = chosen.model or "t5"
     config = recipe(model)
     budget(config, chosen.machine or ("gpu" if model == "bart" else "cpu"))
-    for form in FORMS:
-        if form in chosen.flags:
-            change(config, form)
-    config.run = tuple(name for name in config.run if name in config)
+    forms = [form for form in FORMS if form in chosen.flags]
+    common.check_together(arg, "nec.py", tuple(forms), read)
+    for form in forms:
+        change(config, form)
+    leave_out_unread(config)
     return shrink(config, model) if chosen.tiny else config
+
+
+def read(forms: Sequence[str]) -> ConfigDict:
+    """The recipe with `forms`, without what then nobody reads."""
+    config = recipe("scratch")
+    budget(config, "cpu")
+    for form in forms:
+        change(config, form)
+    leave_out_unread(config)
+    return config
+
+
+def leave_out_unread(config: ConfigDict) -> None:
+    """Takes out facts that nobody reads with who ranks them, and the names of stages that are not there."""
+    if not config.nec.entity and config.nec.ranker:
+        config.nec.ranker = ""
+        del config.ranker
+    if not (config.nec.entity or config.nec.social):
+        del config.knowledge
+    config.run = tuple(name for name in config.run if name in config)
 
 
 def recipe(model: str) -> ConfigDict:
@@ -255,7 +278,8 @@ def shrink(config: ConfigDict, model: str) -> ConfigDict:
     config.nec.social_tokens = 12
     config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 3, "max_tokens": 12, **reranks})
     sample = {"source": "sample"}
-    config.knowledge.update({"social": sample, "entity": sample})
+    if "knowledge" in config:
+        config.knowledge.update({"social": sample, "entity": sample})
     for name in ("generator", "contrastive", "evaluate"):
         if name in config:
             config[name].buckets = (96,)

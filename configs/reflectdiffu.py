@@ -28,6 +28,7 @@ a shared H200: 40.8, 5.9, 41.9%, 41.5% (docs/results/reflectdiffu.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -70,6 +71,17 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 """What each form changes in the joint stage."""
 
+POLICY = ("actions", "policy_weight", "reward", "judges")
+UNREAD: dict[tuple[str, Any], tuple[str, ...]] = {
+    ("reasons", ""): ("reason_tags",),
+    ("second_intent", False): (*POLICY, "constant_second", "final_prior", "first_weight"),
+    ("constant_second", True): POLICY,
+    ("policy_weight", 0.0): ("reward", "judges"),
+    ("intent_start", False): ("reward", "judges"),  # no reply depends on its intent
+    ("mimicry", False): ("restore", "noise_error", "recognition", "kl_weight"),
+}
+"""What is not read where a setting of the joint stage has a value."""
+
 MACHINES = ("cpu", "gpu")
 CPU = {"num_layers": 3, "unroll": 3}  # of encoders: half of MiniLM's time
 
@@ -87,12 +99,14 @@ def get_config(arg: str = "") -> ConfigDict:
     chosen = common.arguments(arg, "reflectdiffu.py", flags=(*FORMS, "tiny"), machines=MACHINES)
     config = recipe()
     budget(config, chosen.machine or "cpu")
-    for form, changes in FORMS.items():
-        if form in chosen.flags:
-            config.generator.update(changes)
-    if "untrained_reasons" in chosen.flags:
+    forms = [form for form in FORMS if form in chosen.flags]
+    common.check_together(arg, "reflectdiffu.py", tuple(forms), read)
+    for form in forms:
+        config.generator.update(FORMS[form])
+    if "untrained_reasons" in forms:
         config.reasons.optimizer.learning_rate = 0.0
     if not config.generator.reasons:
+        config.generator.reason_tags = "marked"
         config.run = tuple(name for name in config.run if name != "reasons")
         del config["reasons"]
     config = shrink(config) if chosen.tiny else config
@@ -101,6 +115,17 @@ def get_config(arg: str = "") -> ConfigDict:
         config.run = ("prepare", "identifiers", *config.run[1:])
         config.evaluate.judge = "identifiers"
     return config
+
+
+def read(forms: Sequence[str]) -> dict[str, Any]:
+    """What a run of `forms` reads of the settings that forms change."""
+    settings = {"reason_tags": "marked", "constant_second": False, **generator().to_dict()}
+    for form in forms:
+        settings |= FORMS[form]
+    unread = {name for (setting, value), names in UNREAD.items() if settings[setting] == value for name in names}
+    trained = bool(settings["reasons"]) and "untrained_reasons" not in forms
+    found = {name: value for name, value in settings.items() if name not in unread}
+    return {"generator": found, "reasons": {"trained": trained}}
 
 
 def recipe() -> ConfigDict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +45,7 @@ def call_on_texts(
     responses: Sequence[str],
     references: Sequence[str],
     rows: Sequence[Noted],
+    known: Iterable[str] = (),
 ) -> Float[np.ndarray, " N"]:
     """The numbers that a function gives N responses.
 
@@ -58,13 +59,14 @@ def call_on_texts(
       responses: one for each row.
       references: likewise.
       rows: for the fields.
+      known: notes that other rows have, and so are fields of these too.
 
     Raises:
       ConfigError: the function raised something, wants a field that no row has, or did not return one finite number for
         each.
     """
     named, takes_any = wanted_fields(function)
-    fields = row_fields(rows) if named or takes_any else {}
+    fields = row_fields(rows, known) if named or takes_any else {}
     if missing := [field for field in named if named[field] and field not in fields]:
         raise ConfigError(f"{what} wants {', '.join(missing)}; the fields of its rows are {', '.join(sorted(fields))}.")
     given = fields if takes_any else {field: fields[field] for field in named if field in fields}
@@ -73,10 +75,15 @@ def call_on_texts(
     return checked_numbers(found, what, len(rows))
 
 
-def row_fields(rows: Sequence[Noted]) -> dict[str, list[Any]]:
-    """The fields of rows, as lists: `id`, `emotion` and every note that one of them has."""
-    notes = dict.fromkeys(key for row in rows for key in row.notes if key.isidentifier())
-    fields: dict[str, list[Any]] = {key: [row.notes.get(key) for row in rows] for key in notes}
+def row_fields(rows: Sequence[Noted], known: Iterable[str] = ()) -> dict[str, list[Any]]:
+    """The fields of rows, as lists: `id`, `emotion`, every note that one of them has, and those of `known`.
+
+    What a note "fields" holds are fields too (`data.dialogues.own_fields` of a prediction).
+    """
+    own = [row.notes.get("fields") for row in rows]
+    notes = [{**(o if isinstance(o, Mapping) else {}), **row.notes} for o, row in zip(own, rows, strict=True)]
+    names = dict.fromkeys(key for row in notes for key in row if key.isidentifier() and key != "fields")
+    fields: dict[str, list[Any]] = {key: [row.get(key) for row in notes] for key in dict.fromkeys((*names, *known))}
     return {**fields, "id": [row.id for row in rows], "emotion": [row.emotion for row in rows]}
 
 
@@ -93,10 +100,14 @@ def wanted_fields(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
     return {p.name: p.default is inspect.Parameter.empty for p in named}, takes_any
 
 
+def needed_fields(function: Callable[..., Any]) -> set[str]:
+    """The fields that a function of texts must have."""
+    return {field for field, needs in wanted_fields(function)[0].items() if needs}
+
+
 def can_be_tried(function: Callable[..., Any], rows: Sequence[Noted]) -> bool:
     """Whether `rows` have every field that the function must have."""
-    needed = {field for field, needs in wanted_fields(function)[0].items() if needs}
-    return needed <= set(row_fields(rows))
+    return needed_fields(function) <= set(row_fields(rows))
 
 
 def checked_numbers(found: Any, what: str, count: int) -> Float[np.ndarray, " N"]:

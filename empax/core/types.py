@@ -57,12 +57,16 @@ class Utterance:
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-    """One conversation, turns in order; `situation` is what the speaker was asked to talk about."""
+    """One conversation, turns in order; `situation` is what the speaker was asked to talk about.
+
+    `notes` are further fields of the corpus, by name, as JSON has them: every instance of the dialogue gets them.
+    """
 
     id: str
     emotion: str
     situation: str
     utterances: tuple[Utterance, ...]
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Instance:
       context: the turns before the response, oldest first; they alternate, and the last is the speaker's.
       response: the gold listener turn; empty where nobody has answered yet (chat).
       emotion: one of EMOTIONS, or empty where unknown.
-      notes: what earlier stages added: attributes, labels, knowledge.
+      notes: further fields of the corpus, and what earlier stages added: attributes, labels, knowledge.
     """
 
     id: str

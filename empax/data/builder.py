@@ -5,6 +5,7 @@ TensorFlow is neither needed nor imported.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -32,7 +33,11 @@ class DialogueBuilder(tfds.core.GeneratorBasedBuilder):
     IN_ORDER = True
     """Whether keys are numbers and examples are kept in their order; else a hash of the key orders them."""
 
+    HAS_NOTES = False
+    """Whether dialogues may have fields that others have not."""
+
     def _info(self) -> tfds.core.DatasetInfo:
+        notes = {"notes": tfds.features.Text()} if self.HAS_NOTES else {}
         return tfds.core.DatasetInfo(
             builder=self,
             features=tfds.features.FeaturesDict(
@@ -41,6 +46,7 @@ class DialogueBuilder(tfds.core.GeneratorBasedBuilder):
                     "emotion": tfds.features.Text(),
                     "situation": tfds.features.Text(),
                     "utterances": tfds.features.Sequence(tfds.features.Text()),
+                    **notes,
                 }
             ),
             disable_shuffling=self.IN_ORDER,
@@ -48,13 +54,14 @@ class DialogueBuilder(tfds.core.GeneratorBasedBuilder):
         )
 
 
-def example_of(dialogue: Dialogue) -> dict[str, Any]:
-    """What a builder yields for a dialogue, beside its key."""
+def example_of(dialogue: Dialogue, *, notes: bool = False) -> dict[str, Any]:
+    """What a builder yields for a dialogue, beside its key; with `notes` if it `HAS_NOTES`."""
     return {
         "id": dialogue.id,
         "emotion": dialogue.emotion,
         "situation": dialogue.situation,
         "utterances": [utterance.text for utterance in dialogue.utterances],
+        **({"notes": json.dumps(dialogue.notes)} if notes else {}),
     }
 
 
@@ -69,6 +76,7 @@ def _to_dialogue(row: dict[str, Any]) -> Dialogue:
         emotion=row["emotion"].decode(),
         situation=row["situation"].decode(),
         utterances=alternate([text.decode() for text in row["utterances"]]),
+        notes=json.loads(row["notes"]) if "notes" in row else {},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ from empax.core.files import DataError
 from empax.core.types import Dialogue, Instance
 
 _FIELDS = ("id", "context", "response", "emotion", "notes")
+
+STAGE_NOTES = ("context_attributes", "response_attributes", "reasons", "facts", "source")
+"""Notes of instances that stages of a run write; all others are fields of the corpus."""
 
 
 def to_instances(
@@ -37,6 +41,7 @@ def to_instances(
                 context=texts[: index - 1],
                 response=texts[index - 1],
                 emotion=dialogue.emotion,
+                notes=dialogue.notes,
             )
             for index in range(2, len(texts) + 1, 1 if every_turn else 2)
         ]
@@ -65,8 +70,13 @@ def _as_moel(dialogues: Iterable[Dialogue]) -> Iterator[Dialogue]:
                 yield held
             held = dialogue
         else:
-            held = Dialogue(held.id, held.emotion, held.situation, held.utterances + dialogue.utterances)
+            held = dataclasses.replace(held, utterances=held.utterances + dialogue.utterances)
     # What is still held is dropped: that extraction writes a dialogue only when the next one begins.
+
+
+def own_fields(instance: Instance) -> dict[str, Any]:
+    """The fields that the corpus has beside those of every corpus."""
+    return {name: value for name, value in instance.notes.items() if name not in STAGE_NOTES}
 
 
 def instance_to_row(instance: Instance) -> dict[str, Any]:

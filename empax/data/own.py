@@ -1,20 +1,21 @@
 """A corpus of the user's own: JSON-lines files of dialogues, prepared here or, if it is large, by Apache Beam.
 
 One dialogue a line: `utterances`, a list of texts, the speaker's first; `id`; optionally `emotion` and `situation`. Or
-one pair a line: `source` and `target`, and nothing else. A split is all files whose names begin with its name:
-`train.jsonl`, or `train-00.jsonl`, `train-01.jsonl`, ... A single file is split by its lines: of every ten, the ninth
-is for validation and the tenth for the test.
+one pair a line: `source` and `target`. Other fields become notes of the dialogue, for rewards to read. A split is all
+files whose names begin with its name: `train.jsonl`, or `train-00.jsonl`, `train-01.jsonl`, ... A single file is split
+by its lines: of every ten, the ninth is for validation and the tenth for the test.
 """
 
 from __future__ import annotations
 
 import collections
+import difflib
 import functools
 import importlib.util
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,12 +26,16 @@ from empax.core.files import hash_file, hash_json
 from empax.core.paths import expand
 from empax.core.run import cache_dir
 from empax.core.text_files import DataError, parse_object, read_lines
-from empax.core.types import EMOTIONS, Dialogue
+from empax.core.types import EMOTIONS, Dialogue, Instance
 from empax.data.builder import DialogueBuilder, alternate, example_of, load
+from empax.data.dialogues import STAGE_NOTES, to_instances
 
 SPLITS = ("train", "validation", "test")
 
 _FIELDS = ("id", "emotion", "situation", "utterances")
+_PAIR = ("source", "target")
+_TAKEN = (*STAGE_NOTES, "context", "response", "reference", "notes", "fields")
+"""What no field of your own may be called."""
 
 
 def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
@@ -72,23 +77,26 @@ def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
             row = parse_object(line)
         except DataError as error:
             raise DataError(f"{path}, line {number}: {error}.") from error
+        known = _FIELDS
         if "source" in row or "target" in row:
-            row = _of_pair(row, f"{path}, line {number}", f"{Path(path).stem}:{number}")
-        if problem := _problem(row):
+            row, known = _of_pair(row, f"{path}, line {number}", f"{Path(path).stem}:{number}"), (*_FIELDS, *_PAIR)
+        if problem := _problem(row, known):
             raise DataError(f"{path}, line {number}: {problem}.")
         texts = [text.strip() for text in row["utterances"]]
-        yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts))
+        notes = {name: value for name, value in row.items() if name not in _FIELDS}
+        yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts), notes)
     if not found:
         raise DataError(f"{path}, line {max(number, 1)}: the file ends without a dialogue; one a line, or delete it.")
 
 
 def _of_pair(row: dict[str, Any], where: str, identity: str) -> dict[str, Any]:
-    for name in ("source", "target"):
+    for name in _PAIR:
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise DataError(f"{where}: {name} = {row.get(name)!r} must be a text that is not blank.")
-    if unknown := sorted(set(row) - {"source", "target"}):
-        raise DataError(f"{where}: unknown field {unknown[0]!r}; a pair has source and target.")
-    return {"id": identity, "utterances": [row["source"], row["target"]]}
+    if "utterances" in row:
+        raise DataError(f"{where}: utterances stand beside source and target; a line is a dialogue or a pair.")
+    more = {name: value for name, value in row.items() if name not in _PAIR}
+    return {"id": identity, "utterances": [row["source"], row["target"]], **more}
 
 
 def read_split(path: str | os.PathLike[str], split: str, *, alone: bool) -> Iterator[Dialogue]:
@@ -119,9 +127,31 @@ def has_emotions(folder: str | os.PathLike[str], split: str) -> bool:
     return any(d.emotion for path in find_files(folder)[split] for d in read_split(path, split, alone=alone))
 
 
-def _problem(row: dict[str, Any]) -> str:
-    if unknown := sorted(set(row) - set(_FIELDS)):
-        return f"unknown field {unknown[0]!r}; it has {', '.join(_FIELDS)}"
+def example_rows(folder: str | os.PathLike[str], wanted: Iterable[str], count: int = 2) -> list[Instance]:
+    """Instances of training to try a function on: the first that have every field of `wanted`, else the first at all.
+
+    Fields that stand in some lines alone are looked for to the end of the files.
+    """
+    alone, wanted = expand(folder).is_file(), set(wanted)
+    first: list[Instance] = []
+    fitting: list[Instance] = []
+    for path in find_files(folder)["train"]:
+        for dialogue in read_split(path, "train", alone=alone):
+            made = to_instances([dialogue])
+            first += made[: count - len(first)]
+            if wanted <= {*dialogue.notes, "id", "emotion"}:
+                fitting += made[: count - len(fitting)]
+            if len(fitting) == count:
+                return fitting
+    return (fitting + first)[:count]
+
+
+def _problem(row: dict[str, Any], known: Sequence[str]) -> str:
+    for name in (name for name in row if name not in _FIELDS):
+        if name in _TAKEN:
+            return f"the field {name!r} has the name of something else here; give it another one"
+        if close := difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8):
+            return f"unknown field {name!r}; did you mean {close[0]!r}? Fields of your own need other names"
     if not isinstance(row.get("id"), str) or not row["id"]:
         return f"id = {row.get('id')!r} must be a text that no other dialogue has"
     if row.get("emotion", "") not in ("", *EMOTIONS):
@@ -136,7 +166,7 @@ def _problem(row: dict[str, Any]) -> str:
 
 def _examples(path: str, split: str, alone: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, dialogue in enumerate(read_split(path, split, alone=alone)):
-        yield f"{Path(path).name}:{number}", example_of(dialogue)
+        yield f"{Path(path).name}:{number}", example_of(dialogue, notes=True)
 
 
 class OwnDialogues(DialogueBuilder):
@@ -151,6 +181,8 @@ class OwnDialogues(DialogueBuilder):
     name = "empax_own_dialogues"
     ABOUT: ClassVar[dict[str, Any]] = {"description": "Dialogues from a folder of JSON-lines files."}
     IN_ORDER = False
+    HAS_NOTES = True
+    VERSION = tfds.core.Version("1.1.0")
 
     def __init__(self, *, folder: str = "", beam: bool = False, **kwargs: Any):
         self._folder, self._beam = folder, beam

@@ -102,6 +102,18 @@ def _with_notes(instances: list[Instance], path: Path, owners: dict[str, str]) -
     return [dataclasses.replace(i, notes={**i.notes, **notes[i.id]}) for i in instances]
 
 
+def planned_notes(run: RunContext) -> list[str]:
+    """The notes that stages before this one are going to add to the instances of training."""
+    found: list[str] = []
+    for stage in (run.plan.stages[name] for name in run.before()):
+        if stage.kind == "knowledge":
+            found += ["facts", "source"]
+        if stage.kind == "annotate":
+            found += ["response_attributes"]
+            found += ["context_attributes"] * bool(stage.settings.contexts) + ["reasons"] * bool(stage.settings.reasons)
+    return found
+
+
 def check_prepared(run: RunContext) -> None:
     """Raises ConfigError unless the run prepares instances and a tokenizer before this stage."""
     if "prepare" not in run.before():

@@ -63,7 +63,7 @@ def released(row: Prediction) -> dict[str, Any]:
     """
     exemplars = [{"id": exemplar["id"], "score": exemplar["score"]} for exemplar in row.exemplars]
     made = {"id": row.id, "response": row.response, "emotion_prediction": row.emotion_prediction}
-    notes = {name: note for name, note in row.notes.items() if name != "facts"}
+    notes = {name: note for name, note in row.notes.items() if name not in ("facts", "fields")}
     return {**made, "attributes": dict(row.attributes), "exemplars": exemplars, **notes}
 
 

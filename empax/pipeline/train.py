@@ -13,6 +13,7 @@ from empax.core.sharding import LOGICAL, make_mesh
 from empax.core.system import TaskSpec, find_task
 from empax.core.tree import hash_tree
 from empax.training.loop import LoopSettings, fit
+from empax.training.settings import check_whole_batches
 
 log = logging.getLogger("empax")
 
@@ -55,8 +56,12 @@ def spec_of(run: RunContext) -> tuple[TaskSpec[Any], LoopSettings]:
 
 
 def check(settings: Any, run: RunContext) -> None:
-    """What the task knows to be wrong before any work; see TaskSpec."""
-    spec_of(run)[0].check(settings, run)
+    """What the task knows to be wrong before any work, see TaskSpec; and that no batch is cut that must stay whole."""
+    spec, loop = spec_of(run)
+    spec.check(settings, run)
+    if loop.accumulate > 1 or loop.minibatches > 1:
+        sketch = spec.sketch(settings, run, loop.batch_size, loop.buckets[-1])
+        check_whole_batches(loop, sketch.task, where=f"config.{run.stage}")
 
 
 def run(settings: Any, run: RunContext) -> dict[str, Any]:

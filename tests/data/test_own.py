@@ -6,7 +6,8 @@ import pytest
 
 from empax.core.files import DataError
 from empax.core.types import Utterance
-from empax.data.own import SPLITS, files_hash, find_files, load_dialogues, read_file
+from empax.data.dialogues import to_instances
+from empax.data.own import SPLITS, example_rows, files_hash, find_files, load_dialogues, read_file
 
 
 def row(name, **fields):
@@ -36,6 +37,27 @@ def test_dialogues_come_from_all_files_of_a_split(folder, tmp_path):
     assert bike.utterances[:2] == (Utterance("speaker", "My bike broke."), Utterance("listener", "Oh no — which?"))
     assert sorted(d.id for d in found["train"]) == [f"car-{part}-{i}" for part in range(3) for i in range(7)]
     assert {d.emotion for d in found["train"]} == {"sad"}
+
+
+def test_fields_of_your_own_reach_every_instance_whatever_they_hold(folder, tmp_path):
+    more = {"topic": "cars", "score": 0.5, "tags": ["a", "b"], "nested": {"x": None}, "bad key": True}
+    write(folder / "train-4.jsonl", [row("own", **more) | {"utterances": ["a", "b", "c", "d"]}])
+    found = {d.id: d for d in load_dialogues(str(folder), prepared_dir=tmp_path / "cache")["train"]}
+    assert found["own"].notes == more
+    assert found["car-0-0"].notes == {}
+    assert [i.notes for i in to_instances([found["own"]])] == [more, more]
+    asked = example_rows(str(folder), {"topic"})
+    assert [i.id for i in asked] == ["own#2", "own#4"]
+    assert [i.id for i in example_rows(str(folder), ())] == ["car-0-0#2", "car-0-1#2"]
+    assert [i.id for i in example_rows(str(folder), {"nothing"})] == ["car-0-0#2", "car-0-1#2"]
+
+
+def test_pairs_may_have_fields_too(tmp_path):
+    line = {"source": "a", "target": "b", "id": "p", "emotion": "sad", "score": 2}
+    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({"source": "c", "target": "d"}) + "\n")
+    first, second = read_file(tmp_path / "a.jsonl")
+    assert (first.id, first.emotion, first.notes) == ("p", "sad", {"score": 2})
+    assert (second.id, second.notes) == ("a:2", {})
 
 
 def test_prepared_once_until_a_file_changes(folder, tmp_path):
@@ -77,7 +99,10 @@ def test_a_bad_line_stops_preparing_and_is_named(folder, tmp_path, beam):
         ({"utterances": []}, ""),
         ({"utterances": ["Hi.", " "]}, "none of them blank"),
         ({"utterances": "Hi."}, "must be a list of texts"),
-        ({"utterance": []}, "unknown field 'utterance'; it has id, emotion"),
+        ({"utterance": []}, "unknown field 'utterance'; did you mean 'utterances'"),
+        ({"Emotion": "sad"}, "unknown field 'Emotion'; did you mean 'emotion'"),
+        ({"facts": []}, "the field 'facts' has the name of something else here"),
+        ({"context": []}, "the field 'context' has the name of something else here"),
     ],
 )
 def test_bad_dialogues_are_named(tmp_path, change, problem):
@@ -121,7 +146,8 @@ def test_pairs_of_one_file_are_split_by_their_lines(tmp_path):
     [
         ({"source": "a"}, "target = None must be a text"),
         ({"source": " ", "target": "b"}, "source = ' ' must be a text"),
-        ({"source": "a", "target": "b", "emotion": "sad"}, "unknown field 'emotion'; a pair has source and target"),
+        ({"source": "a", "target": "b", "targets": "c"}, "unknown field 'targets'; did you mean 'target'"),
+        ({"source": "a", "target": "b", "utterances": []}, "a line is a dialogue or a pair"),
     ],
 )
 def test_a_pair_that_is_none_is_named(row, message, tmp_path):

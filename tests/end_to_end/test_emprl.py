@@ -78,15 +78,19 @@ def test_the_other_forms(recipe, workdir, tmp_path, form):
 
 
 def test_a_policy_that_reads_exemplars_begins_with_regs_generator(recipe, finished, tmp_path):
-    workdir = tmp_path / "run"
-    result = recipe(workdir, f"--reuse={finished}", config="configs/emprl_transformer.py:retrieval,tiny")
+    """And answers with exemplars that the filter of its index lets through, which its re-ranking counts."""
+    workdir, decoding = tmp_path / "run", "--config.emprl.decoding"
+    options = "--config.reindex.filter=gold_emotion", f"{decoding}.rerank=consensus", f"{decoding}.num_samples=2"
+    options = *options, f"{decoding}.rerank_exemplars=1.0", f"--reuse={finished}"
+    result = recipe(workdir, *options, config="configs/emprl_transformer.py:retrieval,tiny")
     assert result.returncode == 0, result.stderr[-3000:]
     joint, policy = load_params(workdir / "joint")["generator"]["model"], load_params(workdir / "ppo")
     assert set(policy) == {"model", "value"}
     moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(joint), jax.tree.leaves(policy["model"]), strict=True)]
     assert 0.0 < max(moved) < 0.1
     predictions = list(read_jsonl(workdir / "predictions.jsonl"))
-    assert all(len(row["exemplars"]) == 2 and row["attributes"] for row in predictions)
+    assert all(row["exemplars"] and row["attributes"] for row in predictions)
+    assert all(exemplar["emotion"] == row["emotion"] for row in predictions for exemplar in row["exemplars"])
     metrics = read_json(workdir / "report.json")["metrics"]
     assert {"empathy_f1", "exemplar_emotion_match", "distinct_2"} <= set(metrics)
     assert {path.stem for path in (workdir / "ppo" / "replies").glob("*.json")} == {"000000", "000002", "000004"}

@@ -3,11 +3,13 @@
 import copy
 import json
 import re
+import sys
 import time
+import types
 
 import pytest
 
-from configs import empathy_identifiers, emprl_transformer, lempex, reflectdiffu, reg_transformer
+from configs import classic, empathy_identifiers, emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir
 from empax.core.types import EMOTIONS
@@ -61,6 +63,7 @@ def changed(config, changes):
     return config
 
 
+COUNTING = {"method": "sample", "num_samples": 2, "rerank": "consensus", "rerank_exemplars": 1.0}
 REWARD = {"kind": "text", "stages": ()}
 REG = {
     "epitome": ({"attributes.data": "epitome"}, r"EPITOME is not downloaded by itself: set --config\.data\.dir"),
@@ -131,6 +134,63 @@ def test_rewards_are_told_before_any_work(emprl, tmp_path, name, refused):
     rewards, message = EMPRL[name]
     found = refused(changed(emprl, {"ppo.rewards": rewards}), tmp_path / "run")
     assert re.search(message, found), found
+
+
+DECODING = {
+    "a source among passages": (
+        {"ppo.index": "reindex", "emprl.decoding.encoder_no_repeat_ngram": 3},
+        r"reads several passages; set them to 0 and 1 in config\.emprl\.decoding",
+    ),
+    "rollouts likewise": (
+        {"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
+        r"several passages; set them to 0 and 1 in config\.ppo\.rollout",
+    ),
+    "exemplars that are not read": (
+        {"emprl.decoding": COUNTING},
+        r"rerank_exemplars = 1\.0 counts exemplars, and config\.ppo reads none",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_what_a_policy_cannot_decode_by_is_told_before_any_work(emprl, tmp_path, name, refused):
+    changes, message = DECODING[name]
+    assert re.search(message, refused(changed(emprl, changes), tmp_path / "run"))
+
+
+def test_a_generator_that_is_asked_without_exemplars_counts_none(reg, tmp_path, refused):
+    found = refused(changed(reg, {"evaluate.stage": "generator", "reg.decoding": COUNTING}), tmp_path / "run")
+    assert "config.evaluate answers with config.generator, which reads none; set it to 0" in found
+    for recipe, section in ((lempex, "lempex"), (nec, "nec"), (reflectdiffu, "reflectdiffu"), (classic, "classic")):
+        with pytest.raises(ConfigError, match="rerank_exemplars"):
+            run.make_plan(changed(run.plain(recipe.get_config("tiny")), {f"{section}.decoding": COUNTING}))
+
+
+def own_rewards(module, monkeypatch, **functions):
+    """Rewards of somebody, as settings."""
+    made = types.ModuleType(module)
+    vars(made).update(functions)
+    monkeypatch.setitem(sys.modules, module, made)
+    return [{"kind": "text", "stages": (), "function": f"{module}:{name}"} for name in functions]
+
+
+def test_a_reward_that_wants_a_field_which_no_row_will_have_is_told_before_any_work(
+    emprl, tmp_path, monkeypatch, refused
+):
+    rewards = own_rewards("topical", monkeypatch, of_topic=lambda c, responses, g, topic: [len(t) for t in topic])
+    assert "the reward topical:of_topic wants topic; the fields of its rows are going to be emotion, id" in refused(
+        changed(emprl, {"ppo.rewards": rewards}), tmp_path / "run"
+    )
+    own = own_corpus(tmp_path / "own", "")
+    config = changed(emprl, own | {"ppo.rewards": rewards})
+    assert "wants topic" in refused(config, tmp_path / "run")
+    lines = [{"id": f"{i}", "utterances": ["I won!", "Well done!"], "topic": "sport"} for i in range(2)]
+    lines = [{"id": "x", "utterances": ["Hi.", "Hello."]}, *lines]  # the first has none: another one is tried
+    (tmp_path / "own" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not list(run.find_problems(run.make_plan(config), WorkDir(tmp_path / "run")))
+    lines[2]["topic"] = 3  # on which the function fails
+    (tmp_path / "own" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "the reward topical:of_topic raised TypeError" in refused(config, tmp_path / "run")
 
 
 def test_identifiers_that_read_contexts_of_two_lengths_cannot_reward_together(emprl, tmp_path, refused):

@@ -154,6 +154,21 @@ def test_a_task_is_planned(system, stage):
     assert jax.tree.leaves(found.params)
 
 
+@pytest.mark.parametrize(("system", "stage"), [*STAGES, ("contrast", "generator")])
+def test_a_batch_that_must_stay_whole_is_refused_in_parts_before_any_work(system, stage, tmp_path):
+    config = CONFIGS["reg" if system == "contrast" else system]()
+    config[stage]["accumulate"] = 2
+    if system == "contrast":
+        config[stage]["contrast"] = {"weight": 1.0}
+    plan = run.make_plan(config)
+    whole = not getattr(sketch_stage(plan, plan.stages[stage]).sketch.task, "splits_batches", True)
+    found = [str(problem) for problem in run.find_problems(plan, WorkDir(tmp_path))]
+    assert any(f"config.{stage}.accumulate = 2 cuts a batch" in problem for problem in found) == whole
+    assert whole == ((system, stage) in (
+        ("contrast", "generator"), ("lempex", "retriever"), ("nec", "contrastive"), ("reflectdiffu", "generator")
+    ))  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("system", "stage"),
     [

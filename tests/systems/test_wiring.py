@@ -130,6 +130,16 @@ def test_a_generator_judges_by_the_mean_of_real_states_and_real_tokens():
     np.testing.assert_array_equal(found["num_tokens"], TARGET_MASK.sum(axis=1))
 
 
+@pytest.mark.parametrize("shown", [False, True])
+def test_exemplars_that_a_batch_carries_reach_the_search(shown):
+    asked = []
+    decoder = lambda *given, exemplars: asked.append(exemplars)  # noqa: E731
+    more = {"response": "ids", "response_mask": "mask"} if shown else {}
+    batch = types.SimpleNamespace(source=None, source_mask=None, **more)
+    Generator(Model(), Head(), decoder, emotion_weight=0.0).generate(PARAMS, {}, batch, KEY)
+    assert asked == [("ids", "mask") if shown else None]
+
+
 class Ranker:
     """A retriever with two known losses and a known head."""
 

@@ -12,6 +12,7 @@ from empax.systems.classic.adversary import LOSSES, AdversarySettings
 from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import READERS
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings
+from empax.systems.dialogue.settings import check_no_exemplars
 from empax.systems.dialogue.word_level import WordLevelSettings
 
 
@@ -57,6 +58,7 @@ class ClassicSettings(WordLevelSettings):
             raise ConfigError('readers: "emotion" reads what "emotion_words" adds; put it behind them.')
         if "refinement" in self.readers and "emotion" in self.readers[: self.readers.index("refinement")]:
             raise ConfigError('readers: "emotion" reads what "refinement" makes of the context; put it behind that.')
+        check_no_exemplars(self.decoding)
         if self.decoding.rerank == "similarity":
             raise ConfigError(
                 'decoding.rerank = "similarity" compares encodings, which no part here learns; change it.'

@@ -16,6 +16,7 @@ from empax.core.protocols import Examples, Tokenizer
 from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
+from empax.data.dialogues import own_fields
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.passages import PassageReader
 from empax.models.fusion_in_decoder import FusionInDecoder
@@ -180,6 +181,7 @@ class Answerer:
                 **{name: round(float(value), 5) for name, value in read.items() if name.startswith("nll_")},
                 **labelled,
                 **{name: note for name, note in notes.items() if name != "exemplars"},
+                **({"fields": own} if (own := own_fields(instance)) else {}),
             },
         )
 

@@ -143,7 +143,14 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     check_prepared(run)
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
+    settings = run.shared_settings(DialogueSettings)
+    answering = [s.name for s in run.plan.stages.values() if s.kind == "evaluate" and s.settings.stage == run.stage]
+    if settings.decoding.rerank_exemplars and answering:
+        raise ConfigError(
+            f"{run.shared}.decoding.rerank_exemplars = {settings.decoding.rerank_exemplars} counts exemplars, and "
+            f"config.{answering[0]} answers with config.{run.stage}, which reads none; set it to 0."
+        )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)
     if stage.index:
-        check_candidates(run, stage.index, ("train",), run.shared_settings(DialogueSettings).passages)
+        check_candidates(run, stage.index, ("train",), settings.passages)

@@ -209,8 +209,10 @@ class Generator:
         return combine(parts, target_weights(batch), batch.valid), metrics
 
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
+        exemplars = shown_responses(batch)
         if self.contrast is None:
-            return self.decoder(self.model, params["model"], batch.source, batch.source_mask, rng)
+            read = batch.source, batch.source_mask
+            return self.decoder(self.model, params["model"], *read, rng, exemplars=exemplars)
         states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
         read = Read(states, self.model.states_mask(batch.source_mask))
         return self.decoder.from_states(
@@ -219,6 +221,7 @@ class Generator:
             read.states,
             read.mask,
             rng,
+            exemplars=exemplars,
             source=(batch.source, batch.source_mask) if self.decoder.settings.reads_source else None,
             compared=Contrast(self.contrast, self.model).compared(params["model"], params["contrast"], read),
         )
@@ -271,6 +274,12 @@ def generation_losses(
         metrics[own.function] = own_loss(own, logits, batch, target_weights(batch))
         parts.append((own.weight, metrics[own.function]))
     return parts, metrics
+
+
+def shown_responses(batch: Any) -> tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None:
+    """The exemplars' responses with their mask, in a batch that carries them; else None."""
+    response = getattr(batch, "response", None)
+    return None if response is None else (response, batch.response_mask)
 
 
 def row_nll(

@@ -12,6 +12,15 @@ from empax.interop.pretrained import GeneratorSettings
 from empax.models.lora import LoraSettings
 
 
+def check_no_exemplars(decoding: DecodeSettings) -> None:
+    """Raises ConfigError if `decoding`, of a system that retrieves none, counts agreement with exemplars."""
+    if decoding.rerank_exemplars:
+        raise ConfigError(
+            f"decoding.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, which this system does not "
+            "retrieve; set it to 0."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class DialogueSettings:
     """What all stages share: the section of the config that is named like the system.

@@ -20,6 +20,7 @@ from empax.core.files import hash_json
 from empax.core.plugins import load_function
 from empax.core.protocols import InstanceEncoder, Tokenizer
 from empax.core.sharding import local_mesh
+from empax.core.text_functions import row_fields, wanted_fields
 from empax.core.types import LEVELS, MECHANISMS, Instance, Params
 from empax.data import features
 from empax.data.tokenizers import tokenizers_agree
@@ -260,7 +261,13 @@ class TextReward:
     def _asked(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         asked = [self.instances[int(i)] for i in rows]
         responses = [self.tokenizer.decode([int(t) for t in row]) for row in tokens]
-        return call_text_function(self.function, self.name, asked, responses)
+        return call_text_function(self.function, self.name, asked, responses, self._known)
+
+    @functools.cached_property
+    def _known(self) -> tuple[str, ...]:
+        """The fields of all instances, where the function asks for any: those of a batch may all lack one."""
+        named, takes_any = wanted_fields(self.function)
+        return tuple(row_fields(self.instances)) if named or takes_any else ()
 
 
 @dataclasses.dataclass(frozen=True)

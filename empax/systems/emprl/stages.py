@@ -20,10 +20,12 @@ from empax.core.sharding import local_mesh
 from empax.core.system import AnswerOptions, load_encoder_of
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Params
+from empax.data import own
 from empax.data.batches import draw
 from empax.data.exemplars import ContextExamples, LabelledBatch
-from empax.data.store import check_candidates, check_prepared, load_instances
+from empax.data.store import check_candidates, check_prepared, load_instances, planned_notes
 from empax.models.heads import EMOTION_HEAD
+from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
 from empax.systems.attributes import IdentifierJudge, IdentifierTaskSettings, judge_stage, load_judge
 from empax.systems.attributes.identifier import check_mechanisms
@@ -37,6 +39,7 @@ from empax.systems.emprl.rewards import Reward, check_contexts, make_reward
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
 from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
+from empax.systems.retrieval.checks import check_passages
 from empax.systems.retrieval.parts import ExemplarSearch, RetrievalParts
 from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
@@ -77,6 +80,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     """
     check_prepared(run)
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
+    _check_decoding(stage, run)
     if stage.index:
         check_candidates(run, stage.index, ("train", "validation"), run.shared_settings(RetrievalSettings).passages)
     for part in stage.rewards:
@@ -85,7 +89,22 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
     rollout = _sketch_rollout(asked, stage.rollout.max_tokens, has_values=False)
     unknown = dict.fromkeys(("scores", "advantages", "kl_coefficient"))
-    try_functions(stage.rewards, TWO_ROWS, dataclasses.replace(rollout, **unknown))
+    data = run.plan.data
+    rows = functools.partial(own.example_rows, data.dir) if data.name == "jsonl" else lambda fields: TWO_ROWS
+    try_functions(stage.rewards, rows, dataclasses.replace(rollout, **unknown), later=planned_notes(run))
+
+
+def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
+    """Raises ConfigError if an option of decoding looks at what the policy does not read as it wants it."""
+    decoding, where = run.shared_settings(RetrievalSettings).decoding, f"{run.shared}.decoding"
+    if stage.index:
+        check_passages(decoding, where)
+        check_passages(stage.rollout, f"config.{run.stage}.rollout")
+    elif decoding.rerank_exemplars:
+        raise ConfigError(
+            f"{where}.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, and config.{run.stage} reads "
+            f"none; set it to 0, or config.{run.stage}.index to an index stage."
+        )
 
 
 def _check_identifiers(stages: Sequence[str], run: RunContext) -> None:
@@ -274,7 +293,7 @@ def _answerer(
     index = load_index(run.files.index(stage.index), encoder_hash=encoder.hash, mesh=local_mesh())
     encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=not options.buckets))
     corpus = retrieval.corpus(load_instances(run, "train"), parts.form())
-    search = ExemplarSearch(parts, retrieval, encoder, index, corpus)
+    search = ExemplarSearch(parts, retrieval, encoder, index, corpus, load_filter(run.files.stage(stage.index)))
     return answerer_of(parts, task, params, search, options)
 
 

@@ -44,7 +44,6 @@ from empax.systems.retrieval import checks
 from empax.systems.retrieval.parts import RetrievalParts
 from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
-from empax.training.settings import check_whole_batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,14 +215,13 @@ def check_towers(run: RunContext) -> None:
 
 
 def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
-    """Whether the stage has what it learns from, and batches that it can learn from.
+    """Whether the stage has what it learns from.
 
     Raises:
-      ConfigError: batches are cut, contexts do not fit the buckets, a split names no emotion, or the pairs are missing.
+      ConfigError: contexts do not fit the buckets, a split names no emotion, or the pairs are missing.
     """
     check_prepared(run)
     loop, where = run.named(run.stage).loop, f"config.{run.stage}"
-    check_whole_batches(loop, DenseRetriever, where=where)
     most = run.shared_settings(TowerSettings).layout.max_query_tokens
     if loop.buckets[-1] < most:
         raise ConfigError(

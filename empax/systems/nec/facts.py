@@ -35,7 +35,7 @@ class Chooser:
         """The chooser of a run at a stage that reads facts."""
         settings = run.shared_settings(NecSettings)
         tokenizer = None if settings.selector.pretrained else run_tokenizer(run)
-        ranker = load_ranker(run, settings.ranker) if settings.ranker and settings.entity else None
+        ranker = load_ranker(run, settings.ranker) if settings.ranker else None
         return cls(settings, TextEncoder.of(settings.selector, tokenizer, run.seed), ranker)
 
     def __call__(self, instances: Sequence[Instance]) -> list[Instance]:

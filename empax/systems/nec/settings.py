@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from empax.core.config import check_numbers
+from empax.core.config import ConfigError, check_numbers
 from empax.interop.pretrained_encoders import EncoderSettings
-from empax.systems.dialogue.settings import ContrastSettings, DialogueSettings
+from empax.systems.dialogue.settings import ContrastSettings, DialogueSettings, check_no_exemplars
 from empax.systems.knowledge.settings import MINILM
 
 SOCIAL = "social"
@@ -43,6 +43,12 @@ class NecSettings(DialogueSettings):
         super().__post_init__()
         check_numbers(self, "entity_facts", least=1)
         check_numbers(self, "social_tokens", least=2)
+        if self.ranker and not self.entity:
+            raise ConfigError(
+                f"ranker = {self.ranker!r} ranks facts about things, which entity = False leaves out; set ranker = '' "
+                "and take its stage out of config.run, or set entity = True."
+            )
+        check_no_exemplars(self.decoding)
 
     @property
     def reads_facts(self) -> bool:

@@ -119,7 +119,7 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
         raise ConfigError(f"{run.shared}.logits_at_once = {settings.logits_at_once} is not for NEC; set it to 0.")
     if settings.reads_facts:
         check_knowledge(run, WITHOUT)
-    if settings.ranker and settings.entity:
+    if settings.ranker:
         run.earlier("ranker", settings.ranker, tasks=("ranker",))
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=TRAINED)

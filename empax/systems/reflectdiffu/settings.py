@@ -12,6 +12,7 @@ from empax.interop.pretrained_encoders import EncoderSettings
 from empax.losses.diffusion import Schedule
 from empax.models.contagion_encoder import Gate
 from empax.models.intent_diffusion import Recognition
+from empax.systems.dialogue.settings import check_no_exemplars
 from empax.systems.dialogue.word_level import WordLevelSettings
 
 
@@ -33,6 +34,7 @@ class ReflectSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "max_context_tokens", "max_piece_tokens", "max_target_tokens", least=2)
+        check_no_exemplars(self.decoding)
         if self.decoding.reads_source:
             raise ConfigError(
                 "encoder_no_repeat_ngram and encoder_repetition_penalty count the source's words, which ReflectDiffu "
@@ -174,6 +176,12 @@ class GeneratorTaskSettings:
         check_numbers(self, *weights, "response_weight", "noise", "slots", "max_validation_examples", least=0)
         if (self.reward == "empathy") != bool(self.judges):
             raise ConfigError(f"judges = {self.judges} goes with reward = 'empathy', which is {self.reward!r}.")
+        if self.reward != "alignment" and not self.reinforced:
+            raise ConfigError(
+                f"reward = {self.reward!r} teaches the second intent, which second_intent = {self.second_intent} and "
+                f"policy_weight = {self.policy_weight} leave untaught; set True and a weight above 0, or reward = "
+                "'alignment' with judges = ()."
+            )
         if self.reward == "empathy" and not self.intent_start:
             raise ConfigError("reward = 'empathy' needs intent_start = True: else no reply depends on its intent.")
         if self.reason_tags != "marked" and not self.reasons:

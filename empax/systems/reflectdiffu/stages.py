@@ -45,7 +45,6 @@ from empax.systems.reflectdiffu.replies import ReplyEmpathy, check_reply_judges,
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
-from empax.training.settings import check_whole_batches
 
 _LABELS = ("intent_classifier", "intent_first", "intent_second", "intent_prediction")
 
@@ -128,13 +127,12 @@ def _frozen(stage: GeneratorTaskSettings, run: RunContext) -> Params:
 
 
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Whether the stages that it reads are there, and batches are whole where their rows look at each other.
+    """Whether the stages that it reads are there.
 
     Raises:
       ConfigError: they are not, come later, or leave something else; or there are no intents.
     """
     check_prepared(run)
-    check_whole_batches(run.named(run.stage).loop, stage, where=f"config.{run.stage}")
     if stage.reasons:
         run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
     if stage.reward == "empathy":

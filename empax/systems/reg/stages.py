@@ -35,6 +35,7 @@ from empax.systems.reg.settings import (
     RetrieverTaskSettings,
 )
 from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask
+from empax.systems.retrieval.checks import check_passages
 from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole
@@ -138,11 +139,8 @@ def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
 
 def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext) -> None:
     settings = run.shared_settings(RetrievalSettings)
-    if isinstance(stage, JointTaskSettings) and settings.decoding.reads_source:
-        raise ConfigError(
-            "encoder_no_repeat_ngram and encoder_repetition_penalty look at one source, and this generator reads "
-            f"several passages; set them to 0 and 1 in {run.shared}.decoding."
-        )
+    if isinstance(stage, JointTaskSettings):
+        check_passages(settings.decoding, f"{run.shared}.decoding")
     check_candidates(run, stage.index, ("train", "validation"), settings.passages)
     if 0 < stage.candidates < settings.passages:
         raise ConfigError(

@@ -32,6 +32,7 @@ from empax.systems.dialogue.generator import (
     emotion_loss,
     generation_losses,
     row_nll,
+    shown_responses,
     target_weights,
 )
 from empax.systems.dialogue.settings import ContrastSettings, LossSettings
@@ -231,13 +232,12 @@ class Joint:
 
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
         states, mask = self._read(params, batch)
-        exemplars = None if batch.response is None else (batch.response, batch.response_mask)
         generator, compared = params["generator"], None
         if self.contrast is not None:
             contrast = Contrast(self.contrast, self.model)
             compared = contrast.compared(generator["model"], generator["contrast"], Read(states, mask))
         return self.decoder.from_states(
-            self.model, generator["model"], states, mask, rng, exemplars=exemplars, compared=compared
+            self.model, generator["model"], states, mask, rng, exemplars=shown_responses(batch), compared=compared
         )
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from empax.core.config import ConfigError
 from empax.core.run import RunContext
 from empax.data.store import check_prepared, may_load, run_tokenizer
+from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_weights
 from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
 from empax.retrieval.encode import BUCKETS
@@ -40,6 +41,15 @@ def check_retriever(run: RunContext) -> None:
     encoder = load_encoder(settings.retriever, tokenizer, with_params=False)
     check_similarity(encoder, name, where=run.shared)
     check_fits(encoder.model, max_query_tokens=layout.max_query_tokens, max_key_tokens=layout.max_key_tokens)
+
+
+def check_passages(decoding: DecodeSettings, where: str) -> None:
+    """Raises ConfigError if `decoding`, the section `where`, looks at one source: this generator reads passages."""
+    if decoding.reads_source:
+        raise ConfigError(
+            "encoder_no_repeat_ngram and encoder_repetition_penalty look at one source, and this generator reads "
+            f"several passages; set them to 0 and 1 in {where}."
+        )
 
 
 def check_similarity(encoder: LoadedEncoder, name: str, *, where: str) -> None:

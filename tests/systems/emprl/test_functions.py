@@ -14,6 +14,7 @@ from empax.core.plugins import load_function
 from empax.core.text_functions import LARGEST_SCORE, checked_numbers
 from empax.core.types import Instance
 from empax.systems.emprl.functions import call_text_function, try_functions
+from empax.systems.emprl.rewards import TextReward
 from empax.systems.emprl.settings import RewardSettings
 
 ROWS = (Instance("a#2", ("hi",), "yes", ""), Instance("b#2", ("oh",), "no", ""))
@@ -130,7 +131,7 @@ def test_functions_are_tried_on_two_rows(module):
         RewardSettings(kind=kind, stages=(), function=f"{module.__name__}:{name}")
         for kind, name in (("text", "text"), ("compiled", "compiled"), ("compiled", "scorer"))
     ]
-    try_functions([RewardSettings(), *parts], ROWS, ROLLOUT)
+    try_functions([RewardSettings(), *parts], lambda fields: ROWS, ROLLOUT)
     assert calls == [([("hi",), ("oh",)], ["yes", "no"], ["yes", "no"])]
 
 
@@ -149,7 +150,7 @@ def test_a_compiled_function_is_traced_before_work(module, function, message):
     module.f = function
     part = RewardSettings(kind="compiled", stages=(), function=f"{module.__name__}:f")
     with pytest.raises(ConfigError, match=message):
-        try_functions([part], ROWS, ROLLOUT)
+        try_functions([part], lambda fields: ROWS, ROLLOUT)
 
 
 NOTED = (
@@ -184,5 +185,28 @@ def test_a_field_that_no_row_has_is_named(module):
         ConfigError, match="the reward m:f wants tpoic; the fields of its rows are emotion, id, score, topic"
     ):
         call_text_function(wants, "m:f", NOTED, ["x", "y"])
-    module.f = wants  # before the run nobody knows what notes there will be
-    try_functions([RewardSettings(kind="text", function=f"{module.__name__}:f")], ROWS, None)
+    module.f = wants
+    reward = [RewardSettings(kind="text", function=f"{module.__name__}:f")]
+    with pytest.raises(ConfigError, match="wants tpoic; the fields of its rows are going to be emotion, facts, id"):
+        try_functions(reward, lambda fields: ROWS, None, ["facts"])
+    try_functions(reward, lambda fields: ROWS, None, ["tpoic"])  # which a stage is going to add
+
+
+def test_rows_are_asked_for_by_the_fields_that_a_function_must_have(module):
+    module.f = lambda contexts, responses, references, topic, facts, *, score=None: [len(t) for t in topic]
+    asked = []
+    reward = [RewardSettings(kind="text", function=f"{module.__name__}:f")]
+    try_functions(reward, lambda fields: asked.append(set(fields)) or NOTED, None, ["facts"])
+    assert asked == [{"topic"}]
+
+
+def test_a_batch_whose_rows_all_lack_a_field_that_others_have_is_given_none(module):
+    def topical(contexts, responses, references, topic):
+        return [float(bool(one)) for one in topic]
+
+    tokenizer = types.SimpleNamespace(decode=lambda ids: "yes")
+    reward = TextReward(topical, "m:f", tokenizer, NOTED)
+    rollout = types.SimpleNamespace(
+        batch=types.SimpleNamespace(row=np.array([1, -1])), tokens=np.zeros((2, 1), np.int32)
+    )
+    np.testing.assert_array_equal(reward.rate({}, rollout), [0.0, 0.0])

@@ -1,0 +1,165 @@
+"""Every form of every recipe alone and beside every other: nothing contradicts, nothing is trained for nobody."""
+
+import dataclasses
+import functools
+import itertools
+
+import pytest
+
+from configs import (
+    classic,
+    comet_t5,
+    common,
+    empathy_identifiers,
+    emprl_llm,
+    emprl_t5,
+    emprl_transformer,
+    lempex,
+    lempex_retriever,
+    nec,
+    quickstart,
+    reflectdiffu,
+    reg_llm,
+    reg_t5,
+    reg_transformer,
+)
+from empax.core.config import ConfigError
+from empax.pipeline import run
+from empax.systems.nec.settings import NecSettings
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
+
+TOGETHER = {
+    "reflectdiffu": (reflectdiffu, tuple(reflectdiffu.FORMS)),
+    "lempex": (lempex, (*lempex.FORMS, "q=10")),
+    "nec": (nec, nec.FORMS),
+}
+"""Recipes whose forms go together."""
+
+OF_TAGS = {"shuffled_tags", "untrained_reasons"}
+OF_LOSSES = {"unfrozen", "time_axis", "gumbel"}
+OF_EXEMPLARS = {"pretrained_retriever", "predicted_emotion", "gold_emotion", "q=10"}
+REFUSED = {
+    "reflectdiffu": {
+        "no_reasons": OF_TAGS,
+        "no_experts": {"batch_majority"},
+        "no_second_intent": {"table_1", "constant_second", "empathy_reward"},
+        "no_mimicry": {"eq7"},
+        "plain": {*OF_TAGS, "batch_majority", "eq7", "eq10", "table_1", "constant_second", "empathy_reward"},
+        "eq10": {"empathy_reward"},
+        "constant_second": {"table_1", "empathy_reward"},
+        "shuffled_tags": {"no_tags", "untrained_reasons"},
+    },
+    "lempex": {
+        "no_losses": {*OF_LOSSES, "binary", "weights_1", "eq10"},
+        "no_judges": {*OF_LOSSES, "binary", "weights_1", "eq10"},
+        "no_exemplars": OF_EXEMPLARS,
+        "t5_glove": {*OF_LOSSES, *OF_EXEMPLARS, "binary", "weights_1", "eq10"},
+        "eq10": OF_LOSSES,
+        "predicted_emotion": {"gold_emotion"},
+        "t5": {"full_size"},
+    },
+    "nec": {"no_entity": {"ranker"}},
+}
+"""By form, those that do not go with it."""
+
+READ = {name: functools.cache(recipe.read) for name, (recipe, _) in TOGETHER.items()}
+
+
+def refused(name, forms):
+    table = REFUSED[name]
+    return any(one in table.get(other, ()) for one, other in itertools.permutations(forms, 2))
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_of_all_pairs_those_are_refused_that_contradict_or_have_nothing_to_change(name):
+    for pair in itertools.combinations(TOGETHER[name][1], 2):
+        if refused(name, pair):
+            with pytest.raises(ValueError, match=rf"^{name}\.py:x: '") as caught:
+                common.check_together("x", f"{name}.py", pair, READ[name])
+            assert all(repr(form) in str(caught.value) for form in pair)
+        else:
+            common.check_together("x", f"{name}.py", pair, READ[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "forms", "message"),
+    [
+        ("reflectdiffu", "no_second_intent,empathy_reward", "'empathy_reward' has nothing to change beside 'no_second"),
+        ("reflectdiffu", "no_second_intent,no_mimicry,eq10", "'eq10' has .* 'no_second_intent' and 'no_mimicry'"),
+        ("lempex", "predicted_emotion,gold_emotion", "contradict each other: index.filter is 'predicted_emotion' with"),
+        ("nec", "no_entity,no_social,shuffled", "'shuffled' has nothing to change beside 'no_entity' and 'no_social'"),
+    ],
+)
+def test_a_recipe_says_what_does_not_go_together(name, forms, message):
+    with pytest.raises(ValueError, match=rf"^{name}\.py:{forms}: .*{message}"):
+        TOGETHER[name][0].get_config(forms)
+
+
+@pytest.mark.parametrize(("name", "forms"), [("nec", "no_contrast,no_rerank"), ("reflectdiffu", "no_experts,plain")])
+def test_what_is_left_out_may_be_left_out_twice(name, forms):
+    TOGETHER[name][0].get_config(forms)
+
+
+def idle(config):
+    """The stages that are trained and named nowhere, not by a default either."""
+    plan = run.make_plan(config)
+    settings = {name: stage.settings for name, stage in plan.stages.items()}
+    read = {name: run.plain(dataclasses.asdict(one)) for name, one in {**settings, "": plan.system_settings}.items()}
+    trained = [name for name, stage in plan.stages.items() if stage.kind == "train"]
+    return [name for name in trained if not any(_names(read[other], name) for other in read if other != name)]
+
+
+def _names(value, stage):
+    if isinstance(value, dict):
+        return any(_names(part, stage) for part in value.values())
+    return any(_names(part, stage) for part in value) if isinstance(value, list) else value == stage
+
+
+LONE = [
+    *((reg_transformer, form) for form in ("", *reg_transformer.FORMS)),
+    *((reg_t5, form) for form in ("", *reg_t5.FORMS, *(f"base,{form}" for form in reg_t5.FORMS))),
+    *((reg_llm, form) for form in ("", *reg_llm.FORMS, *(f"llama-3.1-8b,{form}" for form in reg_llm.FORMS))),
+    *((recipe, f"{form}{more}") for recipe in (emprl_transformer, emprl_t5, emprl_llm)
+      for form in ("", *recipe.FORMS) for more in ("", ",dailydialog")),
+    *((classic, f"{form}{more}") for form in classic.FORMS for more in ("", ",lineage")),
+    *((recipe, "") for recipe in (comet_t5, lempex_retriever, quickstart)),
+    *((empathy_identifiers, form) for form in ("", *empathy_identifiers.FORMS)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["", "tiny"])
+@pytest.mark.parametrize("recipe", list(dict.fromkeys(recipe for recipe, _ in LONE)), ids=lambda m: m.__name__)
+def test_no_stage_of_a_form_is_idle(recipe, size):
+    for form in (form for other, form in LONE if other is recipe):
+        assert not idle(run.plain(recipe.get_config(f"{form},{size}"))), form
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOGETHER)
+def test_no_stage_of_two_forms_together_is_idle(name):
+    recipe, forms = TOGETHER[name]
+    for pair in itertools.combinations_with_replacement(forms, 2):
+        if not refused(name, pair):
+            assert not idle(run.plain(recipe.get_config(",".join(dict.fromkeys(pair))))), pair
+
+
+def test_facts_that_nobody_reads_are_not_looked_for():
+    assert "knowledge" not in nec.get_config("no_entity,no_social").run
+    assert "knowledge" in nec.get_config("no_entity").run
+
+
+def test_a_trial_of_a_comet_takes_the_model_that_is_named(tmp_path):
+    named = comet_t5.get_config(f"{tmp_path},tiny")
+    assert named.seq2seq.generator.pretrained == str(tmp_path)
+    assert comet_t5.get_config("tiny").seq2seq.generator.preset == "t5-tiny"
+
+
+@pytest.mark.parametrize("changes", [{"second_intent": False}, {"policy_weight": 0.0}])
+def test_a_reward_needs_a_second_intent_that_learns(changes):
+    with pytest.raises(ConfigError, match=r"reward = 'empathy' teaches the second intent"):
+        GeneratorTaskSettings(reward="empathy", judges=("identifiers",), **changes)
+
+
+def test_a_ranker_needs_facts_to_rank():
+    with pytest.raises(ConfigError, match="ranker = 'ranker' ranks facts about things, which entity = False leaves"):
+        NecSettings(ranker="ranker", entity=False)
