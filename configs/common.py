@@ -114,6 +114,8 @@ def check_together(text: str, recipe: str, forms: Sequence[str], read: Callable[
     Raises:
       ValueError: two forms set one thing to two values, or one changes nothing that is read.
     """
+    if len(forms) < 2:
+        return
     plain, whole = _flat(read(())), _flat(read(forms))
     alone = {form: _flat(read((form,))) for form in forms}
     for first, second in itertools.combinations(forms, 2):

@@ -60,6 +60,11 @@ def read(forms: Sequence[str]) -> ConfigDict:
     for form in forms:
         change(config, form)
     leave_out_unread(config)
+    decoding = config.nec.decoding
+    if "rerank_similarity" in decoding:
+        if decoding.rerank == "similarity" and not decoding.rerank_similarity:
+            decoding.rerank = ""
+        del decoding.rerank_similarity
     return config
 
 

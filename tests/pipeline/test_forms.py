@@ -58,7 +58,7 @@ REFUSED = {
         "predicted_emotion": {"gold_emotion"},
         "t5": {"full_size"},
     },
-    "nec": {"no_entity": {"ranker"}},
+    "nec": {"no_entity": {"ranker"}, "no_rerank": {"random_beam"}},
 }
 """By form, those that do not go with it."""
 
