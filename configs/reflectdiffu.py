@@ -106,7 +106,8 @@ def get_config(arg: str = "") -> ConfigDict:
     if "untrained_reasons" in forms:
         config.reasons.optimizer.learning_rate = 0.0
     if not config.generator.reasons:
-        config.generator.reason_tags = "marked"
+        if "no_tags" in forms:  # there are none
+            del config.generator.reason_tags
         config.run = tuple(name for name in config.run if name != "reasons")
         del config["reasons"]
     config = shrink(config) if chosen.tiny else config
