@@ -21,6 +21,11 @@ _COMMANDS = {
     "export": _Command(
         "export", "write a run's model for other libraries", "empax export --workdir=runs/trial --output=model"
     ),
+    "rate": _Command(
+        "rate",
+        "have people rate replies, and count what they say",
+        "empax rate make A=a.jsonl B=b.jsonl --output=DIR",
+    ),
     "judges": _Command("judges", "check the judges of empathy against human ratings", "empax judges --data=DATA"),
 }
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_commands_are_listed_and_passed_on(command):
     listed = command("-m", "empax")
     assert listed.returncode == 0
-    for name in ("run", "plan", "evaluate", "chat", "export", "judges"):
+    for name in ("run", "plan", "evaluate", "chat", "export", "judges", "rate"):
         assert f"\n  {name} " in listed.stdout
     wrong = command("-m", "empax", "fly")
     assert wrong.returncode == 2

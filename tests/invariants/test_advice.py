@@ -1630,7 +1630,7 @@ _GGUF = "tests/interop/test_gguf.py reads such a file with the package"
 _TOWERS = "tests/systems/lempex/test_retriever.py follows it, on folders of two DPR encoders"
 _EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
 
-_RATERS = "tests/reporting/test_rater_sheets.py follows it"
+_RATERS = "tests/rating and tests/test_rate.py follow it"
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
 
 WITHOUT_A_CASE = {
@@ -1687,8 +1687,14 @@ WITHOUT_A_CASE = {
     ("data/store.py", "leave one of the two stages out of"): "tested in data/test_store.py, on written notes",
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
-    ("reporting/rater_sheets.py", "but the two systems answer {} contexts; set it"): _RATERS,
-    ("reporting/rater_sheets.py", "{}, {}; correct the line"): "the lines that are wrong are told, each with its cause",
+    ("rate.py", "leave out --reference"): _RATERS,
+    ("rate.py", "pip install 'empax[rate]' brings it"): "an extra is installed",
+    ("rating/answers.py", "give the key that belongs to it"): _RATERS,
+    ("rating/answers.py", "give the key.json that `empax rate make` wrote"): _RATERS,
+    ("rating/answers.py", "give each a name of its own"): _RATERS,
+    ("rating/study.py", "set it from 1 to as many"): _RATERS,
+    ("rating/study.py", "pairs; lower it"): _RATERS,
+    ("rating/study.py", "set checks = 0"): _RATERS,
     ("reporting/report.py", "run again with --redo of the stage that decodes"): _RUN,
     (
         "retrieval/beam.py",

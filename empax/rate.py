@@ -1,0 +1,121 @@
+r"""Human evaluation: makes a blinded study of several systems' replies, and counts what raters answered.
+
+  empax rate make OURS=A.jsonl THEIRS=B.jsonl --output=STUDY            # two replies side by side
+  empax rate make OURS=A.jsonl THEIRS=B.jsonl --reference --form=likert --output=STUDY
+  empax rate score STUDY/key.json answers-*.json                        # or filled copies of STUDY/sheet.csv
+  empax rate power --win-rate=0.6                                       # how many ratings a difference needs
+
+STUDY/rate.html is one page for raters: it needs no network, keeps answers, and saves them to a file. STUDY/key.json
+says whose each reply is; it stays with whoever counts. Scoring needs `pip install 'empax[rate]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError, message_of, write_json
+from empax.core.paths import expand
+from empax.core.types import Prediction
+from empax.evaluation.rows import read_predictions
+from empax.rating.answers import read_answers, read_key
+from empax.rating.page import write_study
+from empax.rating.scores import needed_ratings, score, text
+from empax.rating.study import REFERENCE, StudySettings, make_study
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns 0, or 2 where a file or a flag is not what it should be."""
+    given = _parser().parse_args(argv)
+    try:
+        return given.run(given)
+    except (ConfigError, DataError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="empax rate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="make|score|power")
+    make = commands.add_parser("make", help="write a study")
+    make.add_argument("systems", nargs="+", metavar="NAME=FILE", help="predictions of each system")
+    make.add_argument("--output", type=Path, required=True, help="folder for rate.html, sheet.csv and key.json")
+    make.add_argument("--reference", action="store_true", help="people's own replies are a system, too")
+    for field in dataclasses.fields(StudySettings):
+        kind = {"form": str, "repeats": float, "checks": float}.get(field.name, int)
+        make.add_argument(f"--{field.name}", type=kind, default=field.default, help=f"default {field.default}")
+    make.set_defaults(run=_make)
+    count = commands.add_parser("score", help="count the answers")
+    count.add_argument("key", type=Path, help="key.json of the study")
+    count.add_argument("answers", type=Path, nargs="+", help="files that raters have saved, one of each rater")
+    count.add_argument("--output", type=Path, help="JSON file for the scores")
+    count.add_argument("--samples", type=int, default=1000, help="resamples behind each interval")
+    count.add_argument("--seed", type=int, default=0, help="of the resamples")
+    count.set_defaults(run=_score)
+    power = commands.add_parser("power", help="how many ratings a difference needs")
+    power.add_argument("--win-rate", type=float, required=True, help="of the better system, ties left out")
+    power.add_argument("--power", type=float, default=0.8, help="how likely the test shall be to show it")
+    power.add_argument("--level", type=float, default=0.05, help="of the test")
+    power.add_argument("--per-context", type=float, default=1.0, help="design effect of ratings of one context")
+    power.set_defaults(run=_power)
+    return parser
+
+
+def _make(given: argparse.Namespace) -> int:
+    settings = StudySettings(**{f.name: getattr(given, f.name) for f in dataclasses.fields(StudySettings)})
+    systems: dict[str, Sequence[Prediction]] = {}
+    for word in given.systems:
+        name, equals, file = word.partition("=")
+        if not equals or not name or name in systems or (given.reference and name == REFERENCE):
+            raise ConfigError(f"{word!r} must be NAME=FILE with a name of its own, such as ours=predictions.jsonl.")
+        rows, bad = read_predictions(expand(file))
+        if bad:
+            raise DataError(f"{file}, {bad[0]}; correct the line.")
+        systems[name] = rows
+    if given.reference:
+        first = next(iter(systems.values()))
+        if any(not row.reference for row in first):
+            raise DataError(f"{given.systems[0]} has rows without a reference; leave out --reference.")
+        systems[REFERENCE] = [dataclasses.replace(row, response=row.reference) for row in first]
+    study = make_study(systems, settings)
+    write_study(study, expand(given.output))
+    print(f"{len(study.items)} items of {len(systems)} systems in {given.output}: rate.html and sheet.csv for raters, "
+          "key.json for whoever counts.")  # fmt: skip
+    return 0
+
+
+def _score(given: argparse.Namespace) -> int:
+    if given.samples < 1:
+        raise ConfigError(f"--samples = {given.samples} must be at least 1.")
+    key = read_key(expand(given.key))
+    answers = read_answers([expand(path) for path in given.answers], key)
+    try:
+        found = score(key, answers, samples=given.samples, seed=given.seed)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed; pip install 'empax[rate]' brings it.") from error
+    print(text(found))
+    if given.output:
+        write_json(expand(given.output), found)
+        print(f"\nwrote {given.output}")
+    return 0
+
+
+def _power(given: argparse.Namespace) -> int:
+    needed = needed_ratings(given.win_rate, power=given.power, level=given.level, per_context=given.per_context)
+    print(f"{needed} ratings without a tie show a win rate of {given.win_rate:g} with probability {given.power:g}.")
+    return 0
+
+
+def command_line() -> None:
+    """Runs `main` with the words of the command line."""
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    command_line()

@@ -1,0 +1,122 @@
+"""What raters have answered, beside what the key says of each item."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from empax.core.files import DataError, read_json
+from empax.rating.study import ASPECTS, SCALE, Item
+
+CHOICES = ("1", "2", "tie")
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A study as its key has it: items without texts."""
+
+    study: str
+    form: str
+    systems: tuple[str, ...]
+    items: Mapping[int, Item]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one rater says of one item.
+
+    Attributes:
+      values: by aspect: of pairs 1 where the first reply is better, 0 for a tie, -1 where the second is; else 1 to
+        SCALE.
+    """
+
+    rater: str
+    item: Item
+    values: Mapping[str, int]
+
+
+def read_key(path: Path) -> Key:
+    """Reads `Study.key` from a file.
+
+    Raises:
+      DataError: it is no key of a study.
+    """
+    value = read_json(path)
+    try:
+        items = {
+            int(row["number"]): Item(
+                int(row["number"]), (), (), row["id"], tuple(row["systems"]), row["kind"], int(row["of"])
+            )
+            for row in value["items"]
+        }
+        return Key(value["study"], value["settings"]["form"], tuple(value["systems"]), items)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is no key of a study; give the key.json that `empax rate make` wrote.") from error
+
+
+def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
+    """The answers of all raters: JSON files of the page, or filled sheets (CSV), each of one rater.
+
+    Items without an answer to every aspect are left out.
+
+    Raises:
+      DataError: a file of another study, an unknown item, a value that is none, or a rater who comes twice.
+    """
+    answers: list[Answer] = []
+    seen: dict[str, Path] = {}
+    for path in paths:
+        rater, given = _read_sheet(path) if path.suffix == ".csv" else _read_page(path, key)
+        if rater in seen:
+            raise DataError(f"{path} and {seen[rater]} are both of the rater {rater!r}; give each a name of its own.")
+        seen[rater] = path
+        for number, values in given:
+            if number not in key.items:
+                raise DataError(f"{path} answers item {number}, which the study does not have.")
+            found = {aspect: _value(path, number, key.form, values.get(aspect)) for aspect in ASPECTS}
+            if all(value is not None for value in found.values()):
+                answers.append(Answer(rater, key.items[number], found))  # type: ignore[arg-type]
+    return answers
+
+
+def _read_page(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
+    value = read_json(path)
+    if not isinstance(value, dict) or value.get("study") != key.study:
+        found = value.get("study") if isinstance(value, dict) else None
+        raise DataError(f"{path} is of the study {found!r}, the key of {key.study!r}; give the key that belongs to it.")
+    answers = value.get("answers")
+    if not isinstance(answers, dict) or not all(isinstance(v, dict) and k.isdecimal() for k, v in answers.items()):
+        raise DataError(f"{path}: 'answers' must have an object for each item's number.")
+    return str(value.get("rater") or path.stem), [(int(number), values) for number, values in answers.items()]
+
+
+def _read_sheet(path: Path) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
+    return path.stem, list(_lines(path))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for row in csv.DictReader(file):
+                number = (row.get("number") or "").strip()
+                if not number.isdecimal():
+                    raise DataError(f"{path}: {number[:40]!r} in the column 'number' must be an item's number.")
+                yield int(number), row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a CSV file in UTF-8 ({error}).") from error
+
+
+def _value(path: Path, number: int, form: str, value: Any) -> int | None:
+    """The value of one cell; None where it is empty."""
+    text = "" if value is None else str(value).strip().lower()
+    if not text:
+        return None
+    if form == "pairs":
+        if text not in CHOICES:
+            raise DataError(f"{path}, item {number}: {text[:40]!r} must be one of {', '.join(CHOICES)}.")
+        return {"1": 1, "2": -1, "tie": 0}[text]
+    if not text.isdecimal() or not 1 <= int(text) <= SCALE:
+        raise DataError(f"{path}, item {number}: {text[:40]!r} must be a whole number from 1 to {SCALE}.")
+    return int(text)

@@ -1,0 +1,211 @@
+"""A blinded study: which replies people see beside which context, and the key that says whose they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from empax.core.config import ConfigError, check_numbers
+from empax.core.files import hash_json
+from empax.core.types import Prediction
+from empax.evaluation.pairing import pair_rows
+
+Form: TypeAlias = Literal["pairs", "likert"]
+"""Two replies side by side, of which one is better or neither; or one reply and a scale from 1 to SCALE."""
+
+Kind: TypeAlias = Literal["rated", "repeat", "check"]
+
+ASPECTS = ("empathy", "relevance", "fluency")
+"""What raters are asked about. Source: Rashkin et al. 2019, Sec. 5.2, and all papers whose systems are here."""
+
+SCALE = 5
+REFERENCE = "reference"
+"""The name of people's own replies where they are one of the systems."""
+
+_WRONG = "another context's reply"
+
+
+@dataclasses.dataclass(frozen=True)
+class StudySettings:
+    """How a study is drawn.
+
+    Attributes:
+      form: see `Form`.
+      rows: how many contexts.
+      comparisons: of "pairs": how many pairs of systems are shown of each context; all pairs come equally often. With
+        "likert" a context is shown with the reply of every system.
+      repeats: share of the items that come a second time, sides swapped: whether a rater says the same again.
+      checks: share of further items whose answer is known: people's own reply beside one to another context, or the
+        latter alone.
+      seed: of contexts, pairs, sides and order.
+    """
+
+    form: Form = "pairs"
+    rows: int = 100
+    comparisons: int = 1
+    repeats: float = 0.1
+    checks: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.form not in ("pairs", "likert"):
+            raise ConfigError(f"form = {self.form!r} must be 'pairs' or 'likert'.")
+        check_numbers(self, "rows", "comparisons", least=1)
+        check_numbers(self, "repeats", "checks", least=0, most=1)
+        check_numbers(self, "seed", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """What a rater sees, and what only the key says.
+
+    Attributes:
+      number: from 1, in the order of the study.
+      context: turns, oldest first.
+      replies: two, or one.
+      id: of the instance.
+      systems: whose the replies are.
+      kind: "repeat" names in `of` the item that it repeats; "check" has a known answer, the better side in `of` (1 or
+        2), or 0: the only reply is a wrong one.
+    """
+
+    number: int
+    context: tuple[str, ...]
+    replies: tuple[str, ...]
+    id: str
+    systems: tuple[str, ...]
+    kind: Kind = "rated"
+    of: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """The items in the order in which they are rated.
+
+    Attributes:
+      systems: their names.
+      settings: how the items were drawn.
+    """
+
+    systems: tuple[str, ...]
+    settings: StudySettings
+    items: tuple[Item, ...]
+
+    def shown(self) -> dict[str, Any]:
+        """What raters get, as JSON: nothing that tells systems, repeats or checks apart."""
+        items = [{"number": i.number, "context": list(i.context), "replies": list(i.replies)} for i in self.items]
+        body = {"form": self.settings.form, "aspects": list(ASPECTS), "scale": SCALE, "items": items}
+        return {"study": hash_json(body)[:16], **body}
+
+    def key(self) -> dict[str, Any]:
+        """Whose each reply is, as JSON; stays with whoever counts."""
+        items = [
+            {"number": i.number, "id": i.id, "systems": list(i.systems), "kind": i.kind, "of": i.of} for i in self.items
+        ]
+        settings = dataclasses.asdict(self.settings)
+        return {"study": self.shown()["study"], "systems": list(self.systems), "settings": settings, "items": items}
+
+
+def make_study(systems: Mapping[str, Sequence[Prediction]], settings: StudySettings) -> Study:
+    """Draws a study.
+
+    Args:
+      systems: predictions by the name of the system, for the same contexts in any order.
+      settings: see there.
+
+    Raises:
+      ConfigError: fewer than two systems to compare, or fewer contexts than `rows`.
+      DataError: the systems do not answer the same contexts.
+    """
+    names = tuple(systems)
+    if len(names) < (2 if settings.form == "pairs" else 1):
+        raise ConfigError(f"{len(names)} systems are named, but form = {settings.form!r} compares two or more.")
+    columns = _aligned(systems)
+    if settings.rows > len(columns):
+        raise ConfigError(
+            f"rows = {settings.rows}, but the systems answer {len(columns)} contexts; set it from 1 to as many."
+        )
+    rng = np.random.default_rng(settings.seed)
+    drawn = [columns[i] for i in rng.permutation(len(columns))[: settings.rows]]
+    items = _pairs(names, drawn, settings, rng) if settings.form == "pairs" else _single(names, drawn)
+    items += _checks(drawn, settings, len(items), rng)
+    items = [items[i] for i in rng.permutation(len(items))]
+    return Study(names, settings, _with_repeats(items, settings, rng))
+
+
+def _aligned(systems: Mapping[str, Sequence[Prediction]]) -> list[tuple[Prediction, ...]]:
+    """The systems' predictions of each context."""
+    first, *others = systems.values()
+    return list(zip(first, *(pair_rows(first, other)[1] for other in others), strict=True))
+
+
+def _pairs(
+    names: Sequence[str], drawn: Sequence[tuple[Prediction, ...]], settings: StudySettings, rng: np.random.Generator
+) -> list[Item]:
+    pairs = list(itertools.combinations(range(len(names)), 2))
+    if settings.comparisons > len(pairs):
+        raise ConfigError(
+            f"comparisons = {settings.comparisons}, but {len(names)} systems have {len(pairs)} pairs; lower it."
+        )
+    order = [pairs[i] for i in rng.permutation(len(pairs))]
+    turn, items = itertools.cycle(order), []
+    for rows in drawn:
+        for pair in itertools.islice(turn, settings.comparisons):
+            left, right = pair if rng.integers(2) else pair[::-1]
+            replies = rows[left].response, rows[right].response
+            items.append(Item(0, rows[0].context, replies, rows[0].id, (names[left], names[right])))
+    return items
+
+
+def _single(names: Sequence[str], drawn: Sequence[tuple[Prediction, ...]]) -> list[Item]:
+    return [
+        Item(0, row.context, (row.response,), row.id, (name,))
+        for rows in drawn
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def _checks(
+    drawn: Sequence[tuple[Prediction, ...]], settings: StudySettings, count: int, rng: np.random.Generator
+) -> list[Item]:
+    """Items whose answer is known: a reply to another context stands beside people's own, or alone."""
+    wanted = round(settings.checks * count)
+    if not wanted:
+        return []
+    rows = [rows[0] for rows in drawn if rows[0].reference]
+    if len(set(map(_dialogue, rows))) < 2:
+        raise ConfigError("checks need people's own replies (`reference`) in two dialogues; set checks = 0.")
+    items = []
+    for i in rng.integers(len(rows), size=wanted):
+        row = rows[int(i)]
+        others = [other for other in rows if _dialogue(other) != _dialogue(row)]
+        wrong = others[int(rng.integers(len(others)))].reference
+        if settings.form == "likert":
+            items.append(Item(0, row.context, (wrong,), row.id, (_WRONG,), "check"))
+            continue
+        item = Item(0, row.context, (row.reference, wrong), row.id, (REFERENCE, _WRONG), "check", 1)
+        items.append(_swapped(item, of=2) if rng.integers(2) else item)
+    return items
+
+
+def _dialogue(row: Prediction) -> str:
+    return row.id.rsplit("#", 1)[0] or row.context[0]
+
+
+def _swapped(item: Item, **changes: Any) -> Item:
+    return dataclasses.replace(item, replies=item.replies[::-1], systems=item.systems[::-1], **changes)
+
+
+def _with_repeats(items: Sequence[Item], settings: StudySettings, rng: np.random.Generator) -> tuple[Item, ...]:
+    """All items numbered; some of the first half come again in the second, sides swapped."""
+    first, second = list(items[: (len(items) + 1) // 2]), list(items[(len(items) + 1) // 2 :])
+    rated = [i for i, item in enumerate(first) if item.kind == "rated"]
+    wanted = min(round(settings.repeats * len(items)), len(rated))
+    again = [rated[i] for i in rng.permutation(len(rated))[:wanted]]
+    second += [_swapped(first[i], kind="repeat", of=i + 1) for i in again]
+    order = [*first, *(second[i] for i in rng.permutation(len(second)))]
+    return tuple(dataclasses.replace(item, number=number) for number, item in enumerate(order, 1))

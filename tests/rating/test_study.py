@@ -1,0 +1,118 @@
+"""What raters see and what the key says: the same items, sides drawn, nothing given away."""
+
+import collections
+import csv
+import dataclasses
+import json
+import re
+
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.types import Prediction
+from empax.rating.page import page, sheet
+from empax.rating.study import ASPECTS, StudySettings, make_study
+
+
+def system(name, num=60):
+    return [Prediction((f"one {i}", "oh", f"two {i}"), f"{name} {i}", f"gold {i}", id=f"d{i}#4") for i in range(num)]
+
+
+THREE = {name: system(name) for name in ("ours", "theirs", "old")}
+
+
+def test_items_show_the_replies_that_the_key_says_and_nothing_else():
+    study = make_study(THREE | {"theirs": system("theirs")[::-1]}, StudySettings(rows=40, seed=3))
+    shown, key = study.shown(), study.key()
+    assert set(shown["items"][0]) == {"number", "context", "replies"}
+    assert "repeat" not in json.dumps(shown)
+    assert shown["study"] == key["study"]
+    names = {"reference": "gold", "another context's reply": "gold", "ours": "ours", "theirs": "theirs", "old": "old"}
+    for item, known in zip(shown["items"], key["items"], strict=True):
+        number = known["id"][1:].split("#")[0]
+        assert item["number"] == known["number"]
+        assert item["context"] == [f"one {number}", "oh", f"two {number}"]
+        for reply, whose in zip(item["replies"], known["systems"], strict=True):
+            name, of = reply.rsplit(" ", 1)
+            assert name == names[whose]
+            assert (of == number) == (whose != "another context's reply")
+
+
+def test_pairs_come_equally_often_and_sides_are_drawn():
+    study = make_study(THREE, StudySettings(rows=60, comparisons=2, repeats=0, checks=0))
+    pairs = collections.Counter(frozenset(item.systems) for item in study.items)
+    assert sorted(pairs.values()) == [40, 40, 40]
+    first = collections.Counter(item.systems[0] for item in study.items)
+    assert min(first.values()) > 25  # of 40 on average
+    assert len({item.id for item in study.items}) == 60
+
+
+def test_repeats_are_earlier_items_with_sides_swapped_and_checks_have_a_known_side():
+    study = make_study(THREE, StudySettings(rows=60, repeats=0.2, checks=0.1))
+    items = {item.number: item for item in study.items}
+    kinds = collections.Counter(item.kind for item in study.items)
+    assert kinds == {"rated": 60, "check": 6, "repeat": 13}
+    for item in study.items:
+        if item.kind == "repeat":
+            assert item.of < item.number
+            assert items[item.of].kind == "rated"
+            assert items[item.of].replies == item.replies[::-1]
+            assert items[item.of].systems == item.systems[::-1]
+        if item.kind == "check":
+            assert item.systems[item.of - 1] == "reference"
+    assert {item.of for item in study.items if item.kind == "check"} == {1, 2}
+
+
+def test_a_scale_shows_every_reply_alone():
+    study = make_study(THREE, StudySettings(form="likert", rows=10, repeats=0, checks=0.1))
+    assert collections.Counter(i.systems for i in study.items if i.kind == "rated") == {(n,): 10 for n in THREE}
+    assert all(len(item.replies) == 1 for item in study.items)
+    assert sum(item.kind == "check" for item in study.items) == 3
+
+
+def test_the_seed_draws_everything():
+    one, again, other = (make_study(THREE, StudySettings(rows=20, seed=seed)).key() for seed in (0, 0, 1))
+    assert one == again
+    assert one["items"] != other["items"]
+
+
+UNREFERENCED = {name: [dataclasses.replace(row, reference="") for row in rows] for name, rows in THREE.items()}
+
+
+@pytest.mark.parametrize(
+    ("systems", "changes", "message", "mended"),
+    [
+        (THREE, {"rows": 61}, "rows = 61, but the systems answer 60 contexts", {"rows": 60}),
+        (THREE, {"comparisons": 4}, "comparisons = 4, but 3 systems have 3 pairs; lower it", {"comparisons": 3}),
+        ({"ours": THREE["ours"]}, {}, "form = 'pairs' compares two or more", {"form": "likert"}),
+        (UNREFERENCED, {}, "set checks = 0", {"checks": 0.0}),
+        (THREE, {"form": "ranks"}, "form = 'ranks' must be 'pairs' or 'likert'", {"form": "pairs"}),
+        (THREE, {"checks": 1.5}, r"checks = 1\.5 must lie in \[0, 1\]", {"checks": 1.0}),
+    ],
+)
+def test_what_cannot_be_drawn_is_named_and_the_advice_works(systems, changes, message, mended):
+    with pytest.raises(ConfigError, match=message):
+        make_study(systems, StudySettings(**{"rows": 20, **changes}))
+    assert make_study(systems, StudySettings(**{"rows": 20, **mended})).items
+
+
+def test_the_page_holds_the_study_and_asks_nobody_else():
+    nasty = "</script><script>alert(1)</script> $study & <b>"
+    systems = {name: [dataclasses.replace(row, response=f"{name} {nasty}") for row in system(name)] for name in "ab"}
+    study = make_study(systems, StudySettings(rows=5, checks=0, repeats=0))
+    html = page(study.shown())
+    assert html.count("</script>") == 2
+    found = re.search(r'<script id="study" type="application/json">(.*?)</script>', html, re.DOTALL)
+    assert json.loads(found.group(1)) == study.shown()
+    assert not re.search(r"https?://|@import|src=", html)
+    assert "default-src 'none'" in html
+
+
+def test_the_sheet_has_an_empty_cell_for_each_aspect():
+    study = make_study(THREE, StudySettings(rows=5))
+    rows = list(csv.DictReader(sheet(study.shown()).splitlines(keepends=True)))
+    assert len(rows) == len(study.items)
+    for row, item in zip(rows, study.items, strict=True):
+        assert (row["reply_1"], row["reply_2"]) == item.replies
+        assert row["context"] == f"S: {item.context[0]}\nL: oh\nS: {item.context[2]}"
+        assert all(row[aspect] == "" for aspect in ASPECTS)
