@@ -154,8 +154,9 @@ def _pairs(
     order = [pairs[i] for i in rng.permutation(len(pairs))]
     turn, items = itertools.cycle(order), []
     for rows in drawn:
-        for pair in itertools.islice(turn, settings.comparisons):
-            left, right = pair if rng.integers(2) else pair[::-1]
+        for left, right in itertools.islice(turn, settings.comparisons):
+            if rng.integers(2):
+                left, right = right, left
             replies = rows[left].response, rows[right].response
             items.append(Item(0, rows[0].context, replies, rows[0].id, (names[left], names[right])))
     return items
