@@ -151,7 +151,7 @@ def _pairs(
         raise ConfigError(
             f"comparisons = {settings.comparisons}, but {len(names)} systems have {len(pairs)} pairs; lower it."
         )
-    order = [pairs[i] for i in rng.permutation(len(pairs))]
+    order = [pairs[int(i)] for i in rng.permutation(len(pairs))]
     turn, items = itertools.cycle(order), []
     for rows in drawn:
         for left, right in itertools.islice(turn, settings.comparisons):
