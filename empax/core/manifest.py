@@ -6,11 +6,12 @@ its size, times and inode stay the same.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import DataError, WorkDir, hash_file, hash_json, is_temporary, read_json, write_json
+from empax.core.files import DataError, WorkDir, hash_file, hash_json, is_temporary, json_text, read_json, write_json
 
 BY_PRODUCTS = ("BEGUN", "checkpoints", "refresh", "profile", "parts")
 """Parts of a stage's folder that nobody reads once the stage is finished."""
@@ -24,8 +25,9 @@ _records: dict[Path, tuple[_Signature, dict[str, Any]]] = {}
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a JSON object with a checksum of itself."""
-    write_json(path, {**value, "checksum": hash_json(value)})
+    """Writes a JSON object with a checksum of itself: of what a reader gets, which has null for nan."""
+    plain = json.loads(json_text(value))
+    write_json(path, {**plain, "checksum": hash_json(plain)})
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

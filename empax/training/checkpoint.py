@@ -2,7 +2,7 @@
 
 `STAGE/checkpoints/STEP/` holds `params` and `rest` (optimizer state, step, PRNG key), `STAGE/best/STEP/` holds
 `params`. A checkpoint counts once its `COMPLETE` file is there: it is written last and holds the CRC-32 of every other
-file, so what a killed process left behind is passed over and a damaged file is noticed.
+file and a checksum of itself, so what a killed process left behind is passed over and a damaged file is noticed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from empax.core import distributed
-from empax.core.files import DataError, read_json, write_json
-from empax.core.manifest import read_sealed, remedy, verify
+from empax.core.files import DataError, read_json
+from empax.core.manifest import read_sealed, remedy, verify, write_sealed
 from empax.core.tree import named_leaves
 from empax.core.types import Params, TrainState
 
@@ -31,6 +31,8 @@ RESULT = "result.json"
 """In a stage's folder once training has ended: its numbers, among them the step of the best parameters."""
 
 _COMPLETE = "COMPLETE"
+_UNSEALED = ({"extra", "leaves", "checksums"}, {"value", "checksums"})
+"""What the records of older versions hold, which have no checksum of themselves."""
 _FOLDERS = {"last": "checkpoints", "best": "best"}
 _DAMAGE = (OSError, ValueError, KeyError)  # from reading a file that is missing, cut short or changed
 _MEETING_SECONDS = 3600
@@ -111,27 +113,35 @@ class Checkpointer:
     def restore_latest(self, template: TrainState) -> tuple[int, TrainState, dict[str, Any]] | None:
         """The newest undamaged checkpoint as (step, state, extra), None if there is none.
 
-        A damaged one is passed over with a warning. Best parameters saved after the restored step are removed: the run
-        will meet them again.
+        A damaged one is passed over with a warning, and so is one whose best parameters are damaged. Best parameters
+        saved after the restored step are removed: the run will meet them again.
 
         Args:
           template: arrays or shapes with shardings, which say what to make and where to put it.
 
         Raises:
-          CheckpointError: the checkpoint is sound but of another model or optimizer.
+          CheckpointError: the checkpoint is sound but of another model or optimizer, or there are sound checkpoints,
+            all of which build on best parameters that are damaged.
         """
         self.wait()
         folder = self._directory / _FOLDERS["last"]
+        lost: list[str] = []
         for step, path in reversed(list(_complete(folder))):
             try:
                 record = _verified(path)
             except _DAMAGE as error:
                 log.warning("%s is damaged (%s); falling back to the checkpoint before it.", path, error)
                 continue
+            if problem := self._best_problem(step, record):
+                lost.append(problem)
+                log.warning("%s; %s builds on it. Falling back to the checkpoint before that.", problem, path)
+                continue
             state = self._restore(path, record, template)
             log.info("Going on from the checkpoint %s.", path)
             self._forget_best(after=step)
             return step, state, record["extra"]
+        if lost:
+            raise CheckpointError(f"{lost[-1]}, and no checkpoint is older. {remedy(self._directory.name)}")
         if folder.is_dir() and any(folder.iterdir()):
             log.warning("%s holds no complete, undamaged checkpoint; training starts anew.", folder)
         self._forget_best(after=-1)
@@ -163,11 +173,28 @@ class Checkpointer:
         self._orbax.wait_until_finished()
         if not distributed.is_writer():
             return
-        write_json(path / _COMPLETE, {**record, "checksums": _checksums(path)})
+        if path.parent.name == _FOLDERS["last"]:  # `save_best` of the same step came first
+            record = {**record, "best": max(self._best_steps(int(path.name)), default=None)}
+        write_sealed(path / _COMPLETE, {**record, "checksums": _checksums(path)})
         for _, old in list(_complete(self._directory / _FOLDERS["last"]))[: -self._keep]:
             _remove(old)
         if path.parent.name == _FOLDERS["last"]:
             self._drop_old_best()
+
+    def _best_steps(self, latest: int) -> list[int]:
+        return [step for step, _ in _complete(self._directory / _FOLDERS["best"]) if step <= latest]
+
+    def _best_problem(self, step: int, record: Mapping[str, Any]) -> str:
+        """What is wrong with the best parameters that the checkpoint of `step` builds on; empty if nothing is."""
+        best = record["best"] if "best" in record else max(self._best_steps(step), default=None)
+        if best is None:
+            return ""
+        path = self._directory / _FOLDERS["best"] / str(best)
+        try:
+            _verified(path)
+        except _DAMAGE as error:
+            return f"{path}, the best parameters until step {step}, is damaged ({error})"
+        return ""
 
     def _drop_old_best(self) -> None:
         """Keeps the best that the oldest checkpoint knows and all later ones: a resumed run may need them."""
@@ -320,7 +347,10 @@ def _remembered(state: TrainState) -> dict[str, Any]:
 
 def _verified(path: Path) -> dict[str, Any]:
     """The record of a checkpoint whose files are what was written; else ValueError or OSError."""
-    record = read_json(path / _COMPLETE)
+    file = path / _COMPLETE
+    record = read_json(file)
+    if not isinstance(record, dict) or set(record) not in _UNSEALED:
+        record = read_sealed(file)
     for name, expected in record["checksums"].items():
         if _crc32(path / name) != expected:
             raise ValueError(f"{name} is not what was written: its checksum differs")

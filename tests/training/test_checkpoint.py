@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from empax.core.files import read_json, write_json
 from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import hash_tree
 from empax.core.types import TrainState
@@ -130,6 +131,73 @@ def test_all_damaged_starts_anew_and_says_so(tmp_path, caplog):
         assert restore(tmp_path) is None
     assert "training starts anew" in caplog.text
     assert restore(tmp_path / "nothing") is None
+
+
+def flipped(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_record_with_a_changed_bit_counts_no_more(tmp_path, caplog):
+    """Whichever bit it is: what is the best, the history, the shapes, the checksums, the names of all these."""
+    for step in (3, 6):
+        saved(tmp_path, step)
+    mark = tmp_path / "checkpoints" / "6" / "COMPLETE"
+    record = mark.read_bytes()
+    for position in [*range(0, len(record), 97), record.index(b'"checksum"') + 3, record.index(b"2.0")]:
+        mark.write_bytes(record)
+        flipped(mark, position)
+        caplog.clear()
+        step, _, extra = restore(tmp_path)
+        unchanged = (step, extra) == (6, {"best_value": 2.0}) and chr(record[position]).isspace()
+        assert unchanged or (step == 3 and "falling back" in caplog.text), position
+    mark.write_bytes(record)
+    assert restore(tmp_path)[0] == 6
+
+
+def test_a_record_of_an_older_version_still_counts(tmp_path):
+    """It had no checksum of itself, and did not say which parameters are the best."""
+    saved(tmp_path, 3, 6)
+    mark = tmp_path / "checkpoints" / "6" / "COMPLETE"
+    record = {name: value for name, value in read_json(mark).items() if name not in ("checksum", "best")}
+    write_json(mark, record)
+    step, _, extra = restore(tmp_path)
+    assert (step, extra) == (6, {"best_value": 2.0})
+
+
+def test_a_record_may_hold_what_json_has_no_word_for(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(3, make_state(3), {"best_value": float("nan"), "rows": ("a",)})
+    checkpointer.close()
+    assert restore(tmp_path)[2] == {"best_value": None, "rows": ["a"]}
+
+
+@pytest.mark.parametrize("how", ["unfinished", "missing file", "flipped bit", "empty mark", "gone"])
+def test_damaged_best_parameters_are_refused_before_training_goes_on(tmp_path, how):
+    """They are what the stage would give in the end."""
+    checkpointer = Checkpointer(tmp_path / "generator")
+    checkpointer.save_best(2, make_state(2).params, 1.0)
+    for step in (2, 4, 6):
+        checkpointer.save(step, make_state(step), {})
+    checkpointer.close()
+    best = tmp_path / "generator" / "best" / "2"
+    shutil.rmtree(best) if how == "gone" else damage(best, how)
+    message = r"best/2, the best parameters until step 4, is damaged .*no checkpoint is older.*--redo=generator"
+    with pytest.raises(CheckpointError, match=message):
+        restore(tmp_path / "generator")
+
+
+def test_damaged_best_parameters_are_met_again_where_an_older_checkpoint_knows_others(tmp_path, caplog):
+    checkpointer = Checkpointer(tmp_path)
+    for step in (2, 4):
+        checkpointer.save_best(step, make_state(step).params, 1.0)
+        checkpointer.save(step, make_state(step), {})
+    checkpointer.close()
+    damage(tmp_path / "best" / "4", "flipped bit")
+    assert restore(tmp_path)[0] == 2
+    assert "best/4, the best parameters until step 4, is damaged" in caplog.text
+    assert hash_tree(load_params(tmp_path)) == hash_tree(make_state(2).params)
 
 
 def test_keeps_the_newest_and_the_best_they_know(tmp_path):
