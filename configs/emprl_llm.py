@@ -47,6 +47,7 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
 def budget(config: ConfigDict, machine: str) -> None:
     """Steps and batches of the policy, and how much is answered."""
     if machine == "cpu":
+        # ours: 2,000 of the 5,249 rows, of dialogues drawn at random; what has run so far answered the first 2,000
         config.evaluate.update({"limit": 2000, "head_examples": 300})
     else:
         config.evaluate.update({"limit": 0, "head_examples": 2000})

@@ -138,7 +138,7 @@ def policy(form: str) -> ConfigDict:
 def add_dailydialog(config: ConfigDict) -> ConfigDict:
     """DailyDialog's test split answered after the rewards, and before them (Table VII)."""
     *stages, report = config.run
-    # ours: 2,000 of the 6,740 turns, in minutes
+    # ours: 2,000 of the 6,740 turns, of dialogues drawn at random; what has run so far answered the first 2,000
     nobody = {"judge": "", "second_judge": "", "linear_judge": False}
     small_talk = {**config.evaluate, "corpus": "dailydialog", **nobody, "limit": 2_000}
     # A policy that reads exemplars begins with a joint stage, which only its own system can load.

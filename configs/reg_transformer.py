@@ -143,6 +143,7 @@ def emotions() -> ConfigDict:
         task="emotions",
         buckets=(32, 48, 64),
         learning_rate=1e-4,
+        # ours: of 1,000 validation contexts drawn at random; what has run so far was chosen on the first 1,000
         best_metric="emotion_accuracy",
         best_mode="max",
         optimizer={

@@ -41,6 +41,8 @@ def main(argv: list[str]) -> None:
         override(config, _OVERRIDES)
         workdir = expand(_WORKDIR.value or Path("runs") / run_name(_CONFIG.value))
         from empax.core import distributed
+        from empax.core.determinism import make_deterministic
+        from empax.core.run import RunOptions
         from empax.pipeline import run
         from empax.planning import plan
 
@@ -53,6 +55,8 @@ def main(argv: list[str]) -> None:
             print("".join(f"error: {problem}\n" for problem in problems), end="", file=sys.stderr)
             sys.exit(2 if problems else 0)
         check_folder(workdir, "--workdir")
+        if RunOptions.of(plain).deterministic:
+            make_deterministic()  # before anything asks for the devices
         distributed.initialize()
         run.enable_compilation_cache()
         if not distributed.is_writer():

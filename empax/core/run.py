@@ -45,11 +45,13 @@ class RunOptions:
 
     Attributes:
       profile: each training stage traces a few updates and prints what took longest.
+      deterministic: a GPU adds up in one order, so that runs agree bit for bit (`core.determinism`). CPUs do so anyway.
       mesh: how the devices are laid out.
       plan: what a plan of the run is made for.
     """
 
     profile: bool = False
+    deterministic: bool = False
     mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
     plan: PlanOptions = dataclasses.field(default_factory=PlanOptions)
 
@@ -73,7 +75,7 @@ class DataSettings:
         With "jsonl", the folder of its files.
       beam: of "jsonl": options of Apache Beam, which then prepares the corpus; none = this process does.
       moel_compat: pairs as the MoEL lineage cuts them.
-      limit: at most this many instances of each split (0 = all); for trials.
+      limit: at most this many instances of each split, of dialogues drawn at random (0 = all); for trials.
     """
 
     name: Literal["empathetic_dialogues", "sample", "jsonl"] = "empathetic_dialogues"

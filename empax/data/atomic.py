@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from empax.core.files import DataError, write_jsonl
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.text_files import check_length, parse_json, read_text
 from empax.data.knowledge import Fact, ranked
@@ -46,6 +47,7 @@ def find_files(folder: str | Path, splits: Sequence[str] = ("trn", "dev", "tst")
     for place in (root, root / FOLDER):
         names = [place / f"v4_atomic_{split}.csv{end}" for split in splits for end in ("", ".gz")]
         if found := [path for path in names if path.is_file()]:
+            note("ATOMIC", place, found)
             return found
     wanted = " or ".join(f"v4_atomic_{split}.csv" for split in splits)
     raise DataError(f"{root} holds no {wanted} (or with .gz); name the folder of ATOMIC's files.")

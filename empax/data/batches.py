@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Examples
-from empax.core.types import AnyBatch, Batch
+from empax.core.types import AnyBatch, Batch, Instance
 from empax.data.features import pad
 
 T = TypeVar("T")
@@ -202,6 +202,24 @@ def draw(items: Sequence[T], most: int) -> list[T]:
     validation contexts of EmpatheticDialogues right, and 47.5% of the sampled ones.
     """
     return [items[row] for row in draw_rows(len(items), most)]
+
+
+DRAWN = "of dialogues drawn at random"
+"""How `draw_dialogues` has chosen, for records and reports."""
+
+
+def draw_dialogues(instances: Sequence[Instance], most: int, *, seed: int = 0) -> list[Instance]:
+    """At most `most` of the instances, in their order: those of drawn dialogues, of the last one the first; 0 = all.
+
+    The same ones whatever the run's seed, unless `seed` is given: runs are compared on the same rows.
+    """
+    if not most or most >= len(instances):
+        return list(instances)
+    numbers: dict[str, int] = {}
+    dialogues = np.array([numbers.setdefault(i.dialogue_id, len(numbers)) for i in instances])
+    places = np.random.default_rng(seed).permutation(len(numbers))
+    rows = np.argsort(places[dialogues], kind="stable")[:most]
+    return [instances[row] for row in np.sort(rows)]
 
 
 class SequenceExamples:

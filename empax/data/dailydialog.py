@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from empax.core.config import ConfigError
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.text_files import DataError, check_length, read_lines
 from empax.core.types import Dialogue, Instance, Utterance
@@ -49,6 +50,7 @@ def find_dailydialog(data_dir: str | os.PathLike[str] | None = None, *, split: s
     root = expand(folder)
     for place in (root / name, root / FOLDER / name):
         if place.is_file():
+            note(f"DailyDialog, {split}", place)
             return place
     raise ConfigError(f"{origin} = {str(folder)!r} holds no DailyDialog; set it to {wanted}.")
 

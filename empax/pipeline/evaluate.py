@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -17,7 +18,9 @@ from empax.core.run import RunContext, RunPlan
 from empax.core.system import AnswerOptions
 from empax.core.types import Instance
 from empax.data import dailydialog, own
-from empax.data.store import check_prepared, load_instances
+from empax.data.batches import DRAWN, draw_dialogues
+from empax.data.epitome import find_epitome
+from empax.data.store import check_prepared, load_instances, may_load
 from empax.evaluation.rows import released
 from empax.evaluation.scoring import JUDGES
 from empax.pipeline import judging
@@ -36,7 +39,7 @@ class Settings:
       index: the index stage to search.
       corpus: what to answer: empty = the run's own data; "dailydialog", found in `config.data.dir` as they are. There
         no emotion is known, so no head is chosen.
-      limit: at most this many instances (0 = all).
+      limit: at most this many instances, of dialogues drawn at random, the same ones whatever the seed (0 = all).
       head_examples: validation instances, drawn with the run's seed, on which the best emotion head is chosen: of
         EmpatheticDialogues the first ones are far harder than the rest.
       judge: who judges responses and references (for the F1s of the mechanisms): an annotate stage (its classifiers),
@@ -90,8 +93,11 @@ def check(settings: Settings, run: RunContext) -> None:
     for setting in ("judge", "second_judge"):
         if names := getattr(settings, setting):
             judging.check_judges(setting, names, run)
-    if settings.bart_score:
+    if settings.bart_score and may_load(run, settings.bart_score):
         check_bart(settings.bart_score)
+    if settings.linear_judge:
+        with contextlib.suppress(ConfigError):  # then there is no such judge
+            find_epitome(run.plan.data.dir)
     if settings.corpus:
         dailydialog.find_dailydialog(run.plan.data.dir, split=settings.split)
 
@@ -128,8 +134,8 @@ def run(settings: Settings, run: RunContext) -> None:
     path = run.files.predictions
     if run.stage != main_stage(run.plan):
         path = run.files.evaluation(run.stage)
-        about |= {"stage": settings.stage, "corpus": settings.corpus, "split": settings.split, "data": counts}
-    about |= {"responses_per_second": len(predictions) / seconds, "seconds": seconds}
+        about |= {"stage": settings.stage, "corpus": settings.corpus, "split": settings.split}
+    about |= {"data": counts, "responses_per_second": len(predictions) / seconds, "seconds": seconds}
     write_json(run.directory / "evaluate.json", about)
     write_jsonl(path, predictions)
     if path == run.files.predictions:
@@ -150,7 +156,8 @@ def load_answerer(settings: Settings, run: RunContext, buckets: Sequence[int]) -
 
 
 def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance], dict[str, Any]]:
-    """What to answer; and how many instances there are, how many are answered, and, of another corpus, its hash."""
+    """What to answer; and how many instances there are, how many are answered, how those were chosen, and, of another
+    corpus, its hash."""
     limits, counts = [settings.limit], {}
     if settings.corpus:
         data = run.plan.data
@@ -160,8 +167,9 @@ def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance],
         counts["source_hash"] = hash_file(path)
     else:
         instances = load_instances(run, settings.split)
-    answered = instances[: min((limit for limit in limits if limit), default=len(instances))]
-    return answered, {**counts, "instances": len(instances), "answered": len(answered)}
+    answered = draw_dialogues(instances, min((limit for limit in limits if limit), default=0))
+    chosen = {"chosen": DRAWN} if len(answered) < len(instances) else {}
+    return answered, {**counts, "instances": len(instances), "answered": len(answered), **chosen}
 
 
 def head_accuracies(instances: Sequence[Instance], found: Sequence[Mapping[str, str]]) -> dict[str, float]:

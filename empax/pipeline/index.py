@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import logging
@@ -21,6 +20,7 @@ from empax.core.sharding import local_mesh
 from empax.core.system import load_encoder_of
 from empax.core.types import Instance
 from empax.data import own
+from empax.data.batches import draw_dialogues, draw_rows
 from empax.data.exemplars import dialogue_groups, emotion_ids
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.retrieval import SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
@@ -48,7 +48,7 @@ class Settings:
         those of its dialogue's emotion, as LEMPEx' code does. Nobody knows it at test time: a leak, and the report says
         so.
       searched: with a filter, rows that are looked at for each context; LEMPEx' code: 2,047.
-      quality: splits to measure retrieval on → contexts of it (whole dialogues, drawn by the run's seed), 0 = all; see
+      quality: splits to measure retrieval on → contexts of it (of dialogues drawn by the run's seed), 0 = all; see
         `evaluation.retrieval`.
       beam: options of Apache Beam, which then embeds the corpus: ("--runner=DirectRunner",) in this process,
         ("--runner=FlinkRunner", ...) on a cluster that sees the work directory; none = without it.
@@ -117,7 +117,7 @@ def run(settings: Settings, run: RunContext) -> None:
     built = time.perf_counter()
     index.save(run.files.index(run.stage))
     search = _Search(run.stage, encoder, index, _make_filter(settings, run, encoder, corpus, mesh), mesh)
-    sample = keys[:RECALL_QUERIES]
+    sample = keys[draw_rows(len(keys), RECALL_QUERIES)]
     for split, limit in settings.queries.items():
         instances = load_instances(run, split)
         order = np.random.default_rng(run.seed).permutation(len(instances))
@@ -210,7 +210,7 @@ class _Corpus:
 
 def _quality(run: RunContext, split: str, limit: int, corpus: _Corpus, search: _Search) -> dict[str, Any]:
     """How well contexts of a split find their gold responses, and what exemplars they find."""
-    chosen = whole_dialogues(load_instances(run, split), limit, seed=run.seed)
+    chosen = draw_dialogues(load_instances(run, split), limit, seed=run.seed)
     queries, found = search(split, chosen, SHOWN)
     gold = search.encoder.embed_keys(chosen, progress=f"{run.stage}: gold", mesh=search.mesh)
     groups, texts = dialogue_groups(chosen), [i.response for i in corpus.instances]
@@ -235,18 +235,6 @@ def _quality(run: RunContext, split: str, limit: int, corpus: _Corpus, search: _
     told = ", ".join(f"{name} {m['value']:.1f} [{m['low']:.1f}, {m['high']:.1f}]" for name, m in metrics.items())
     log.info("%s: %s, %d contexts: %s", run.stage, split, len(chosen), told)
     return {"contexts": len(chosen), "metrics": metrics}
-
-
-def whole_dialogues(instances: Sequence[Instance], limit: int, *, seed: int) -> list[Instance]:
-    """All instances of dialogues drawn at random, at least `limit` instances if there are so many (0 = all)."""
-    if not limit:
-        return list(instances)
-    sizes = collections.Counter(i.dialogue_id for i in instances)
-    names = list(sizes)
-    order = np.random.default_rng(seed).permutation(len(names))
-    total = np.cumsum([sizes[names[p]] for p in order])
-    drawn = {names[p] for p in order[: int(np.searchsorted(total, limit)) + 1]}
-    return [i for i in instances if i.dialogue_id in drawn]
 
 
 def _embedded_by_beam(settings: Settings, run: RunContext, encoder_hash: str) -> np.ndarray:

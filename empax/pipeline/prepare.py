@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.run import DataSettings, RunContext
 from empax.core.types import Dialogue, Instance
 from empax.data import empathetic_dialogues, own, sample
+from empax.data.batches import DRAWN, draw_dialogues
 from empax.data.bpe import train_bpe
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
@@ -45,8 +45,8 @@ def check(settings: Settings, run: RunContext) -> None:
     if data.name == "jsonl":
         own.check_files(data.dir)
         own.check_beam(data.beam)
-    elif data.name == "empathetic_dialogues" and (data.dir or os.environ.get("EMPAX_DATA_DIR")):
-        empathetic_dialogues.find_archive(data.dir or None)  # else it is downloaded
+    elif data.name == "empathetic_dialogues":
+        empathetic_dialogues.check_archive(data.dir)
     if not settings.tokenizer.pretrained:
         _tokenizer(settings.tokenizer, [])
     elif may_load(run, settings.tokenizer.pretrained):
@@ -60,8 +60,10 @@ def run(settings: Settings, run: RunContext) -> None:
     instances: dict[str, list[Instance]] = {}
     for split, dialogues in splits.items():
         made = to_instances(dialogues, moel_compat=data.moel_compat)
-        instances[split] = made[: data.limit] if data.limit else made
+        instances[split] = draw_dialogues(made, data.limit)
         counts[split] = {"dialogues": len(dialogues), "instances": len(instances[split])}
+        if len(instances[split]) < len(made):
+            counts[split] |= {"out_of": len(made), "chosen": DRAWN}
         log.info("%s: %d dialogues, %d instances", split, len(dialogues), len(instances[split]))
         if not instances[split]:
             raise ConfigError(f"the split {split!r} of config.data.name = {data.name!r} has no instances.")

@@ -4,6 +4,7 @@
   files: path in the work directory → size and SHA-256, of every file that the stage made;
   settings: hash of all settings that the stage reads, the seed among them;
   code: module of empax → hash of its source, of all that the stage imports;
+  inputs: what the stage reads from outside of the work directory, with the SHA-256 of each file (`core.inputs`);
   result: hash of what other stages read (of a training stage, the parameters), alike for every run of the same stage;
   built_on: stage → hash of its settings and result, of the stages before;
   checksum: of the file itself.
@@ -15,9 +16,11 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from empax.core.files import DataError, WorkDir, hash_json, is_temporary, write_text
+from empax.core.inputs import Input, Inputs
 from empax.core.manifest import (
     describe,
     files_of,
@@ -41,7 +44,7 @@ _WITHOUT_CHANCE = ("prepare", "annotate", "knowledge", "assess")
 """Kinds of stage that draw nothing at random."""
 
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
-_BY_SYSTEM = ("train", "index", "evaluate")
+BY_SYSTEM = ("train", "index", "evaluate")
 """Kinds of stage that call modules of a system, by its name."""
 
 _SHARED_FILES = ("config.json", "run.json", "metrics.jsonl", "CHECKSUMS", "LOCK")
@@ -119,6 +122,24 @@ def recorded_settings(files: WorkDir, name: str) -> str:
         raise DataError(f"{files.begun(name)} is gone.") from error
 
 
+def recorded_inputs(files: WorkDir, name: str) -> dict[str, Input] | None:
+    """What a stage was begun with from outside of the work directory; None if it does not say so.
+
+    Raises:
+      DataError: `DONE` is damaged.
+    """
+    if files.done(name).is_file():
+        record = read_done(files.stage(name))
+    else:
+        try:
+            record = read_sealed(files.begun(name))
+        except (FileNotFoundError, DataError):
+            return None
+    if "inputs" not in record:
+        return None
+    return {what: Input.of(one) for what, one in record["inputs"].items()}
+
+
 def check_origins(files: WorkDir, config: Mapping[str, Any], names: Sequence[str]) -> None:
     """Looks whether finished stages were made with these settings, and from the stages that are there.
 
@@ -151,10 +172,17 @@ class Records:
       files: the work directory.
       config: of the run, plain.
       modules: stage → module that runs it.
+      inputs: stage → what it reads from outside of the work directory.
     """
 
-    def __init__(self, files: WorkDir, config: Mapping[str, Any], modules: Mapping[str, str]) -> None:
-        self._files, self._config = files, config
+    def __init__(
+        self,
+        files: WorkDir,
+        config: Mapping[str, Any],
+        modules: Mapping[str, str],
+        inputs: Mapping[str, Inputs] = MappingProxyType({}),
+    ) -> None:
+        self._files, self._config, self._inputs = files, config, inputs
         self._code = {name: code_of(_roots(config, name, module)) for name, module in modules.items()}
         self._before: dict[Path, Any] = {}
 
@@ -179,7 +207,8 @@ class Records:
         for path in (*self._files.root.glob(".*"), *self._files.stage(name).rglob(".*")):
             if path.is_file() and is_temporary(path):  # of a process that was killed
                 path.unlink(missing_ok=True)
-        now = {"settings": settings_hash(self._config, name), "code": self._code[name]}
+        inputs = self._inputs.get(name, {})
+        now = {"settings": settings_hash(self._config, name), "code": self._code[name], "inputs": inputs}
         begun = self._files.begun(name)
         if not (has_begun(self._files, name) and self._is_readable(begun)):
             write_sealed(begun, now)
@@ -201,8 +230,8 @@ class Records:
         described = describe(files.root, [*files_of(files, name), *changed_here])
         earlier = self._config["run"][: self._config["run"].index(name)]
         earlier = [] if stands_alone(self._config[name]) else [n for n in earlier if files.done(n).is_file()]
-        began = read_sealed(files.begun(name))["code"]
-        mixed = dict.fromkeys(changed(began, self._code[name]), "changed while the stage was running")
+        began = read_sealed(files.begun(name))
+        mixed = dict.fromkeys(changed(began["code"], self._code[name]), "changed while the stage was running")
         write_sealed(
             files.done(name),
             {
@@ -211,6 +240,7 @@ class Records:
                 "files": described,
                 "settings": settings_hash(self._config, name),
                 "code": {**self._code[name], **mixed},
+                **({"inputs": began["inputs"]} if "inputs" in began else {}),  # an older version began it
                 "built_on": {other: _identity(read_done(files.stage(other))) for other in earlier},
             },
         )
@@ -268,7 +298,7 @@ class Records:
 def _roots(config: Mapping[str, Any], name: str, module: str) -> list[str]:
     section = config[name]
     roots = [module, *_modules_of_users(section)]
-    if section["kind"] not in _BY_SYSTEM:
+    if section["kind"] not in BY_SYSTEM:
         return roots
     owner = section.get("task", "").rpartition(".")[0] or config["system"]
     return [*roots, owner.partition(":")[0] if ":" in owner else f"empax.systems.{owner}"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from empax.core import distributed
 from empax.core.config import LARGEST_INT, ConfigError, check_keys, to_settings
+from empax.core.determinism import make_deterministic
 from empax.core.files import DataError, WorkDir
+from empax.core.inputs import Inputs, noting
 from empax.core.lock import writing
 from empax.core.memory import give_back_freed_memory, peak_memory
 from empax.core.run import DataSettings, RunContext, RunOptions, RunPlan, Stage, cache_dir
 from empax.core.sharding import batch_shards, make_mesh
 from empax.core.system import load_system
-from empax.pipeline.records import Records
+from empax.pipeline.records import BY_SYSTEM, Records, stands_alone
 from empax.pipeline.workdirs import check_same, claim
 from empax.training.checkpoint import meet
 from empax.training.settings import check_batch_sizes
@@ -113,13 +116,35 @@ def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> It
         if files.done(stage.name).exists():
             continue
         checks = [functools.partial(importlib.import_module(KINDS[stage.kind]).check, stage.settings)]
-        if stage.kind in ("train", "index", "evaluate"):
+        if stage.kind in BY_SYSTEM:
             checks, shared = [*shared, *checks], []  # once
         for check in checks:
             try:
                 check(RunContext(files, plan, stage.name, planned))
             except (ConfigError, DataError) as error:
                 yield error
+
+
+def find_inputs(plan: RunPlan, files: WorkDir) -> dict[str, Inputs]:
+    """What each stage reads from outside of the work directory: what its check looks at.
+
+    Nothing is fetched for that, and what cannot be found is left out: a stage that is done needs it no more.
+    """
+
+    def noted(check: Callable[[RunContext], object], stage: Stage) -> Inputs:
+        with noting() as found, contextlib.suppress(ConfigError, DataError):
+            check(RunContext(files, plan, stage.name, planned=True))
+        return found
+
+    inputs: dict[str, Inputs] = {}
+    shared: Inputs | None = None
+    for name, stage in plan.stages.items():
+        check = functools.partial(importlib.import_module(KINDS[stage.kind]).check, stage.settings)
+        inputs[name] = noted(check, stage)
+        if plan.system.check and stage.kind in BY_SYSTEM and not stands_alone(plan.config[name]):
+            shared = noted(plan.system.check, stage) if shared is None else shared
+            inputs[name] = {**shared, **inputs[name]}
+    return inputs
 
 
 def problems_of_plan(plan: RunPlan, workdir: Path) -> list[ConfigError | DataError]:
@@ -142,8 +167,11 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None, 
         `redo` names no stage. Nothing has been written then.
       DataError: what a finished stage left is damaged.
     """
+    plan = make_plan(config)
+    if plan.options.deterministic:
+        make_deterministic()
     with logging_redirect_tqdm([log]):  # lines of the log stand above the progress bar, not inside it
-        _run(make_plan(config), config, workdir, reuse, redo)
+        _run(plan, config, workdir, reuse, redo)
 
 
 def _run(plan: RunPlan, config: Mapping[str, Any], workdir: Path, reuse: Path | None, redo: Sequence[str]) -> None:
@@ -159,10 +187,11 @@ def _run(plan: RunPlan, config: Mapping[str, Any], workdir: Path, reuse: Path | 
         check_same(files, config)
         _run_stages(plan, files, None)
         return
+    inputs = find_inputs(plan, files)
     with writing(files):
-        claim(files, config, reuse, redo)
+        claim(files, config, reuse, redo, inputs=inputs)
         meet("work directory")
-        records = Records(files, config, {name: KINDS[stage.kind] for name, stage in plan.stages.items()})
+        records = Records(files, config, {name: KINDS[stage.kind] for name, stage in plan.stages.items()}, inputs)
         records.check(first=True)
         _run_stages(plan, files, records)
 

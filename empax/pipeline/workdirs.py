@@ -11,18 +11,40 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, read_json, write_text
+from empax.core.inputs import Inputs
 from empax.core.lock import holder
 from empax.core.manifest import is_known, read_config, read_done, read_sealed, verify_stage, write_config
-from empax.pipeline.records import differences, has_begun, recorded_settings, settings_hash, settings_read, stands_alone
+from empax.core.run import RunOptions
+from empax.pipeline.records import (
+    differences,
+    has_begun,
+    recorded_inputs,
+    recorded_settings,
+    settings_hash,
+    settings_read,
+    stands_alone,
+)
 
 log = logging.getLogger("empax")
 
 
-def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None, redo: Sequence[str] = ()) -> None:
+AllInputs = Mapping[str, Inputs]
+"""Stage → what it reads from outside of the work directory."""
+
+
+def claim(
+    files: WorkDir,
+    config: Mapping[str, Any],
+    reuse: Path | None = None,
+    redo: Sequence[str] = (),
+    *,
+    inputs: AllInputs = MappingProxyType({}),
+) -> None:
     """Writes config.json and run.json, or checks that this work directory is of the same config.
 
     Another config is taken where it changes nothing that has begun and is kept. A config.json that is lost or damaged
@@ -33,9 +55,11 @@ def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None, 
       config: plain.
       reuse: whose finished stages a new work directory begins with; None = nobody's.
       redo: stages to make anew, with all that follow the first of them.
+      inputs: what stages would read now.
 
     Raises:
-      ConfigError: another config made it, `reuse` has nothing for it, or `redo` names no stage.
+      ConfigError: another config made it, or other files than `inputs`; `reuse` has nothing for it; or `redo` names no
+        stage.
     """
     order = list(config["run"])
     if unknown := [name for name in redo if name not in order]:
@@ -43,17 +67,21 @@ def claim(files: WorkDir, config: Mapping[str, Any], reuse: Path | None = None, 
     first = min((order.index(name) for name in redo), default=len(order))
     old = _known_config(files)
     known = bool(old)
-    kept = _check_same(files, old, config, order[:first]) if known else _check_recorded(files, config, order[:first])
+    if known:
+        kept = _check_same(files, old, config, inputs, order[:first])
+    else:
+        kept = _check_recorded(files, config, order[:first])
+    _check_inputs(files, config, inputs, kept)
     _forget(files, [name for name in _folders(files, order) if name not in kept])
     run = _description(files)
-    if known and run and files.checksums.is_file() and not list(differences(old, config)):
+    if known and run and files.checksums.is_file() and old == config:
         return
     if not run:
         run = describe_run(config)
         if known:
             log.warning("%s was damaged; it now tells of this process.", files.provenance)
     if not known and reuse is not None:  # before config.json, which says that the work directory is in use
-        run["reused"] = take_stages(WorkDir(reuse), files, config)
+        run["reused"] = take_stages(WorkDir(reuse), files, config, inputs)
     write_config(files, config, run)
 
 
@@ -89,7 +117,9 @@ def check_same(files: WorkDir, config: Mapping[str, Any]) -> None:
         raise ConfigError(f"{path}: {was!r} in the first process, {now!r} in this one; give all the same command.")
 
 
-def _check_same(files: WorkDir, old: Mapping[str, Any], config: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
+def _check_same(
+    files: WorkDir, old: Mapping[str, Any], config: Mapping[str, Any], inputs: AllInputs, wanted: Sequence[str]
+) -> list[str]:
     """The stages among `wanted` to keep; ConfigError if another config made one of them."""
     found = list(differences(old, config))
     same = [name in old["run"][i : i + 1] and _same(old, config, name) for i, name in enumerate(wanted)]
@@ -99,17 +129,53 @@ def _check_same(files: WorkDir, old: Mapping[str, Any], config: Mapping[str, Any
     changed = {path.split(".")[1] for path, _, _ in found}
     if changed <= {name for name in wanted[place:] if not has_begun(files, name)}:
         return [name for name in wanted if name not in changed]
-    try:
-        common = alike(WorkDir(files.root), config)[0]
-    except DataError:
-        common = []
     shown = [f"{path}: {was!r} there, {now!r} here" for path, was, now in found[:5]]
     redo = wanted[place] if place < len(wanted) else config["run"][0]
-    begin = f", with --reuse={files.root} to begin with its {', '.join(common)}" if common else ""
     raise ConfigError(
-        f"{files.root} was made by another config ({'; '.join(shown)}). Choose another --workdir{begin}; or add "
-        f"--redo={redo} to make that stage and all later ones anew here."
+        f"{files.root} was made by another config ({'; '.join(shown)}). Choose another --workdir"
+        f"{_with_reuse(files, config, inputs)}; or add --redo={redo} to make that stage and all later ones anew here."
     )
+
+
+def _with_reuse(files: WorkDir, config: Mapping[str, Any], inputs: AllInputs) -> str:
+    """What another work directory could begin with, as the end of an advice."""
+    try:
+        common = alike(files, config, inputs)[0]
+    except DataError:
+        common = []
+    return f", with --reuse={files.root} to begin with its {', '.join(common)}" if common else ""
+
+
+def _check_inputs(files: WorkDir, config: Mapping[str, Any], inputs: AllInputs, kept: Sequence[str]) -> None:
+    """Raises ConfigError if a stage that is kept was made from other files than those that are named now."""
+    silent = []
+    for name in (name for name in kept if has_begun(files, name)):
+        recorded = recorded_inputs(files, name)
+        if recorded is None:
+            silent.append(name)
+            continue
+        now = inputs.get(name, {})
+        if differs := _other_input(recorded, now):
+            raise ConfigError(
+                f"{files.stage(name)} was made from other files: {differs}. Name the files of then, or choose another "
+                f"--workdir{_with_reuse(files, config, inputs)}; or add --redo={name} to make that stage and all later "
+                "ones anew here."
+            )
+        for what, one in recorded.items():
+            if what not in now:
+                log.warning("%s: %s (%s) is not there any more, and was not compared.", name, what, one.path)
+    if silent:
+        log.warning(
+            "%s: %s do not record the contents of the files that they read (an older version of empax made them). "
+            "Whether corpora and models are still the same was not compared.",
+            files.root, ", ".join(silent),
+        )  # fmt: skip
+
+
+def _other_input(recorded: Inputs, now: Inputs) -> str:
+    """In words, the first input that is another one now; empty if there is none."""
+    pairs = ((what, one.difference(now[what])) for what, one in recorded.items() if what in now)
+    return next((f"{what}: {words}" for what, words in pairs if words), "")
 
 
 def _same(old: Mapping[str, Any], config: Mapping[str, Any], name: str) -> bool:
@@ -174,14 +240,17 @@ def _forget_root_files(files: WorkDir, name: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> dict[str, Any]:
+def take_stages(
+    other: WorkDir, files: WorkDir, config: Mapping[str, Any], inputs: AllInputs = MappingProxyType({})
+) -> dict[str, Any]:
     """Begins the new work directory `files` with what `other` has finished of the same run: ablations share beginnings.
 
-    Those are the stages up to the first that has another name, other settings or is not finished there, if the data are
-    the same. What a training stage does not read of the system's section may differ (`TaskSpec.unread`), and the system
-    too where both have the task: so REG and EmpRL begin with one fine-tuning. With another seed they end before the
-    first that draws by it: judges with a seed of their own are trained once for all seeds. Judges on a pretrained
-    encoder build on no other stage, and are taken behind such an end too. Evaluations and reports are made anew.
+    Those are the stages up to the first that has another name, other settings, files of other contents to read, or is
+    not finished there. What a training stage does not read of the system's section may differ (`TaskSpec.unread`), and
+    the system too where both have the task: so REG and EmpRL begin with one fine-tuning. With another seed they end
+    before the first that draws by it: judges with a seed of their own are trained once for all seeds. Judges on a
+    pretrained encoder build on no other stage, and are taken behind such an end too. Evaluations and reports are made
+    anew.
 
     Returns:
       `stages`, and the `commit` that the other run began with: for run.json.
@@ -192,7 +261,7 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
     """
     if not other.config.is_file():
         raise ConfigError(f"--reuse={other.root}: there is no run in it; give the work directory of one.")
-    taken, end = alike(other, config)
+    taken, end = alike(other, config, inputs)
     if not taken:
         raise ConfigError(f"--reuse={other.root}: no stage of that run can be used ({end}); leave it out.")
     for name in taken:
@@ -203,10 +272,11 @@ def take_stages(other: WorkDir, files: WorkDir, config: Mapping[str, Any]) -> di
     if rows := "".join(path.read_text(encoding="utf-8") for path in copies if path.is_file()):
         write_text(files.metrics, rows)
     log.info("taken from %s: %s%s", other.root, ", ".join(taken), f" (then {end})" if end else "")
+    _check_inputs(files, config, inputs, taken)  # warns of what an older version made
     return {"stages": taken, "commit": read_json(other.provenance).get("commit", "")}
 
 
-def alike(other: WorkDir, config: Mapping[str, Any]) -> tuple[list[str], str]:
+def alike(other: WorkDir, config: Mapping[str, Any], inputs: AllInputs = MappingProxyType({})) -> tuple[list[str], str]:
     """The finished stages of `other` that a run of `config` would make alike, and what ends them."""
     old = read_config(other)
     taken: list[str] = []
@@ -224,6 +294,9 @@ def alike(other: WorkDir, config: Mapping[str, Any]) -> tuple[list[str], str]:
         if not obstacle and not other.done(name).exists():
             running = holder(other)
             obstacle = f"{name} is not finished there" + (f", {running} is at it" if running else "")
+        if not obstacle:
+            differs = _other_input(recorded_inputs(other, name) or {}, inputs.get(name, {}))
+            obstacle = f"its {name} was made from other files: {differs}" if differs else ""
         if obstacle:
             end = end or obstacle
         else:
@@ -280,6 +353,7 @@ def describe_run(config: Mapping[str, Any]) -> dict[str, Any]:
         "versions": versions,
         "commit": _commit(),
         "seed": config["seed"],
+        "deterministic": RunOptions.of(config).deterministic,
         "devices": [f"{device.platform} {device.device_kind}" for device in jax.devices()],
         "command": " ".join(["python -m empax.main", *sys.argv[1:]]),
     }

@@ -89,8 +89,11 @@ def _name(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _note(corpus: str, group: Evaluations) -> str:
-    sizes = {(found["data"]["answered"], found["data"]["instances"]) for found in group.values()}
-    counted = "; ".join(f"{answered:,} of {instances:,} turns answered" for answered, instances in sorted(sizes))
+    sizes = {(d["answered"], d["instances"], d.get("chosen", "")) for d in (found["data"] for found in group.values())}
+    counted = "; ".join(
+        f"{answered:,} of {instances:,} turns answered{f', {chosen}' if chosen else ''}"
+        for answered, instances, chosen in sorted(sizes)
+    )
     if not corpus:
         return f"{counted}."
     where, _ = OTHER_CORPORA[corpus]

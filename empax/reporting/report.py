@@ -12,6 +12,7 @@ from typing import Any
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError, json_text, read_json, read_jsonl, write_together
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.run import RunContext
 from empax.core.text_functions import TWO_ROWS
@@ -81,9 +82,11 @@ def check(settings: Settings, run: RunContext) -> None:
             "add one, or leave the report out."
         )
     try_own(settings.metrics, [Prediction(row.context, row.response, row.response) for row in TWO_ROWS])
-    folder = Path(settings.peers).expanduser()
-    if settings.peers and not any(folder.glob("*.jsonl")):
-        raise DataError(f"config.report.peers = {settings.peers!r} is no folder with *.jsonl files; set it to one.")
+    if settings.peers:
+        folder = expand(settings.peers)
+        if not (files := sorted(folder.glob("*.jsonl"))):
+            raise DataError(f"config.report.peers = {settings.peers!r} is no folder with *.jsonl files; set it to one.")
+        note("the outputs of other systems", folder, files)
 
 
 def run(settings: Settings, run: RunContext) -> None:

@@ -1,5 +1,6 @@
 """Batches: a pure function of seed and step, every example once an epoch, no loss over processes."""
 
+import collections
 import itertools
 
 import numpy as np
@@ -7,7 +8,16 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Examples
-from empax.data.batches import BatchPlan, SequenceExamples, bucket_of, draw, eval_batches, train_batches
+from empax.core.types import Instance
+from empax.data.batches import (
+    BatchPlan,
+    SequenceExamples,
+    bucket_of,
+    draw,
+    draw_dialogues,
+    eval_batches,
+    train_batches,
+)
 
 BUCKETS = (8, 16, 32)
 PAD = 0
@@ -199,3 +209,21 @@ def test_some_items_are_drawn_from_all_of_them_and_stay_in_order():
     assert 400 < np.mean(places) < 600  # the first ones would have 49.5
     assert draw(items, 100) == some
     assert draw([], 5) == []
+
+
+def test_dialogues_are_drawn_whole_but_for_the_last_and_stay_in_order():
+    instances = [Instance(f"d{i // 3}#{2 * (i % 3) + 2}", ("x",), "y", "") for i in range(300)]
+    assert (
+        draw_dialogues(instances, 0) == draw_dialogues(instances, 300) == draw_dialogues(instances, 1000) == instances
+    )
+    some = draw_dialogues(instances, 31)
+    assert some == [i for i in instances if i in some]
+    turns = collections.Counter(i.dialogue_id for i in some)
+    assert sorted(turns.values()) == [1, *[3] * 10]
+    assert next(i for i in some if turns[i.dialogue_id] == 1).id.endswith("#2")
+    assert sum(int(name[1:]) >= 50 for name in turns) > 2  # not the first
+    assert draw_dialogues(instances, 10) == [
+        i for i in some if i in draw_dialogues(instances, 10)
+    ]  # part of a larger one
+    assert draw_dialogues(instances, 31, seed=1) != some
+    assert draw_dialogues([], 5) == []

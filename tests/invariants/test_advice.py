@@ -37,6 +37,7 @@ from configs import classic, emprl_transformer, lempex, nec, reflectdiffu, reg_t
 from empax.core import distributed, lock, paths, plugins, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
+from empax.core.inputs import Input
 from empax.core.manifest import write_sealed
 from empax.core.run import DataSettings, RunContext, Stage
 from empax.core.sharding import AXES, MeshSettings, _by_names, make_mesh
@@ -259,6 +260,19 @@ def without_config(tools):
     tools.write("run/attributes/params", "half")
     write_sealed(files.begun("attributes"), {"settings": records.settings_hash(_tiny("reg"), "attributes")})
     files.config.unlink()
+    return files
+
+
+def _files_of(contents):
+    return {"attributes": {"EPITOME": Input("folder", {"a.csv": contents})}}
+
+
+def made_from(tools, contents):
+    """A work directory that has begun with judges that read a file of these contents."""
+    files = WorkDir(tools.tmp / "run")
+    workdirs.claim(files, _tiny("reg"))
+    tools.write("run/attributes/params", "half")
+    write_sealed(files.begun("attributes"), {"inputs": _files_of(contents)["attributes"]})
     return files
 
 
@@ -912,6 +926,13 @@ FILES = [
         lambda t: workdirs.claim(WorkDir(with_run(t)), _OTHER),
         lambda t: (workdirs.claim(WorkDir(t.tmp / "other"), _OTHER),
                    workdirs.claim(WorkDir(t.tmp / "run"), _OTHER, redo=["attributes"])),
+    ),
+    Case(
+        "pipeline/workdirs.py", "Name the files of then, or choose another --workdir{}; or add --redo={}",
+        lambda t: workdirs.claim(made_from(t, "a"), _tiny("reg"), inputs=_files_of("b")),
+        lambda t: (workdirs.claim(made_from(t, "a"), _tiny("reg"), inputs=_files_of("a")),
+                   workdirs.claim(WorkDir(t.tmp / "new"), _tiny("reg"), inputs=_files_of("b")),
+                   workdirs.claim(made_from(t, "a"), _tiny("reg"), inputs=_files_of("b"), redo=["attributes"])),
     ),
     Case(
         "pipeline/workdirs.py", "in this one; give all the same command",

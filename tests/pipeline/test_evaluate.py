@@ -101,10 +101,17 @@ def test_without_a_head_that_has_learnt_emotions_none_is_predicted(run):
     assert not [name for name in read_json(run.directory / "evaluate.json") if "head" in name]
 
 
-def test_limits_take_the_first(run):
-    parrot, _, rows = evaluated(run, limit=2, head_examples=3)
-    assert [asked[1] for asked in parrot.asked] == [3, 2]
-    assert [row["id"] for row in rows] == ["test-0#2", "test-1#2"]
+def test_a_limit_draws_whole_dialogues_and_says_so(run):
+    parrot, _, rows = evaluated(run, limit=3, head_examples=3)
+    assert [asked[1] for asked in parrot.asked] == [3, 3]
+    ids = [row["id"] for row in rows]
+    assert ids == sorted(ids)
+    assert ids != ["test-0#2", "test-1#2", "test-2#2"]
+    assert read_json(run.directory / "evaluate.json")["data"] == {
+        "instances": 7, "answered": 3, "chosen": "of dialogues drawn at random"
+    }  # fmt: skip
+    other = dataclasses.replace(run, plan=dataclasses.replace(run.plan, seed=6))
+    assert [row["id"] for row in evaluated(other, limit=3)[2]] == ids  # runs are compared on the same rows
     outputs, bad = read_predictions(run.files.outputs, {i.id: i for i in load_instances(run, "test")})
     assert not bad
     assert [(row.id, row.response, row.reference) for row in outputs] == [
@@ -126,10 +133,10 @@ def test_a_judge_levels_responses_and_references(run, monkeypatch):
         lambda judges, contexts, responses, threshold: [{"exploration": text} for text in responses],
     )  # fmt: skip
     _, _, rows = evaluated(run, judge="annotate", limit=2)
-    assert [row["notes"]["response_attributes"] for row in rows] == [{"exploration": f"so turn {i}"} for i in range(2)]
+    assert [row["notes"]["response_attributes"] for row in rows] == [{"exploration": row["response"]} for row in rows]
     assert [row["notes"]["reference_attributes"] for row in rows] == [{"exploration": "gold"}] * 2
     _, _, rows = evaluated(run, judge=["annotate"], second_judge="annotate", limit=2)
-    for whose, text in (("response", "so turn 0"), ("reference", "gold")):
+    for whose, text in (("response", rows[0]["response"]), ("reference", "gold")):
         for note in (f"{whose}_attributes", f"second_seed_{whose}_attributes"):
             assert rows[0]["notes"][note] == {"exploration": text}
     with pytest.raises(ConfigError, match=r"config\.evaluate refers to config\.anotate"):
@@ -165,9 +172,10 @@ def test_a_second_evaluation_of_the_same_data_leaves_the_first_alone(run):
     evaluated(run)
     again = dataclasses.replace(run, stage="again")
     _, _, rows = evaluated(again, stage="generator", split="validation", limit=2)
-    assert [row["id"] for row in rows] == ["validation-0#2", "validation-1#2"]
+    assert [row["id"].partition("-")[0] for row in rows] == ["validation"] * 2
     assert len(list(read_jsonl(run.files.predictions))) == 7
-    assert read_json(again.directory / "evaluate.json")["data"] == {"instances": 7, "answered": 2}
+    counts = read_json(again.directory / "evaluate.json")["data"]
+    assert (counts["instances"], counts["answered"]) == (7, 2)
 
 
 def test_the_main_stage_is_the_first_on_the_own_data(run):
@@ -185,7 +193,7 @@ def test_the_linear_judge_judges_beside_the_others_where_epitome_is(run, monkeyp
     monkeypatch.setattr(judging, "load_linear", lambda data_dir: train_linear(load_annotated_pairs()))
     _, _, rows = evaluated(run, linear_judge=True, limit=2)
     judge = train_linear(load_annotated_pairs())
-    for whose, text in (("response", "so turn 0"), ("reference", "gold")):
+    for whose, text in (("response", rows[0]["response"]), ("reference", "gold")):
         assert rows[0]["notes"][f"linear_{whose}_attributes"] == judge.levels([text])[0]
     about = read_json(run.directory / "evaluate.json")
     assert about["linear_judge"]["exploration"]["weighted_f1"] > 0

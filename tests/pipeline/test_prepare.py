@@ -6,9 +6,10 @@ import json
 import pytest
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import DataError, WorkDir, hash_file, read_json, read_jsonl
+from empax.core.files import DataError, WorkDir, hash_file, read_json
 from empax.core.run import RunContext
 from empax.data import sample
+from empax.data.batches import draw_dialogues
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import load_instances, run_tokenizer
 from empax.pipeline import prepare
@@ -80,14 +81,19 @@ def test_words_of_turns_and_situations(tmp_path, monkeypatch):
     assert often.rare_words == own.vocab_size - often.vocab_size > 0
 
 
-def test_a_limit_takes_the_first_of_every_split(tmp_path):
+def test_a_limit_draws_dialogues_of_every_split_and_counts_say_so(tmp_path):
     run = context(tmp_path, limit=5)
     prepare.run(settings(tokenizer={"vocab_size": 300}), run)
     whole = context(tmp_path / "whole")
     prepare.run(settings(tokenizer={"vocab_size": 300}), whole)
     for split in ("train", "validation", "test"):
-        assert load_instances(run, split) == load_instances(whole, split)[:5]
-        assert sum(1 for _ in read_jsonl(run.files.instances(split))) == 5
+        some, every = load_instances(run, split), load_instances(whole, split)
+        assert some == draw_dialogues(every, 5)
+        assert some != every[:5]
+        assert read_json(run.directory / "counts.json")[split] | {"dialogues": 0} == {
+            "dialogues": 0, "instances": 5, "out_of": len(every), "chosen": "of dialogues drawn at random"
+        }  # fmt: skip
+        assert "out_of" not in read_json(whole.directory / "counts.json")[split]
 
 
 def test_moel_compat_reaches_the_extraction(tmp_path):

@@ -2,13 +2,16 @@
 
 import contextlib
 import copy
+import shutil
+from types import MappingProxyType
 
 import pytest
 
 from configs import emprl_t5, emprl_transformer, reg_t5
 from empax.core.config import ConfigError
-from empax.core.files import DataError, WorkDir, read_json, read_jsonl, write_json, write_jsonl
-from empax.core.manifest import write_config
+from empax.core.files import DataError, WorkDir, hash_file, read_json, read_jsonl, write_json, write_jsonl
+from empax.core.inputs import Input
+from empax.core.manifest import read_sealed, write_config, write_sealed
 from empax.pipeline import run
 from empax.pipeline.records import Records
 from empax.pipeline.workdirs import claim
@@ -28,9 +31,9 @@ def finished(config, tmp_path):
     return files
 
 
-def finish(files, config):
+def finish(files, config, inputs=MappingProxyType({})):
     """Has every stage that is not done write a few files."""
-    records = Records(files, config, dict.fromkeys(config["run"], "empax.core.files"))
+    records = Records(files, config, dict.fromkeys(config["run"], "empax.core.files"), inputs)
     for name in config["run"]:
         if files.done(name).exists():
             continue
@@ -243,3 +246,80 @@ def test_what_needs_the_system_is_not_taken_from_another_one(fine_tuned, tmp_pat
     assert taken(config, fine_tuned, tmp_path)[1][-1] == "joint"
     config["reg"]["decoding"]["max_tokens"] = 3
     assert taken(config, fine_tuned, tmp_path / "again")[1][-1] == "generator"
+
+
+def corpus(path, contents):
+    return {"prepare": {"the corpus": Input(str(path), {"train.jsonl": contents})}}
+
+
+@pytest.fixture
+def made_of_a(config, tmp_path):
+    """A finished run that says which corpus it was made of."""
+    files = WorkDir(tmp_path / "made")
+    claim(files, config, inputs=corpus("A", "a"))
+    finish(files, config, corpus("A", "a"))
+    return files
+
+
+@pytest.mark.parametrize("place", ["A", "B"])
+def test_another_corpus_is_refused_by_name_in_the_same_work_directory(config, made_of_a, place, tmp_path):
+    before = made_of_a.config.read_bytes()
+    changed = {"A": "A has changed", "B": "B is not what A was"}[place]
+    message = rf"prepare was made from other files: the corpus: {changed} \(train\.jsonl\)\. .*--redo=prepare"
+    with pytest.raises(ConfigError, match=message):
+        claim(made_of_a, config, inputs=corpus(place, "b"))
+    assert made_of_a.config.read_bytes() == before
+    claim(made_of_a, config, inputs=corpus("B", "a"))  # the same, elsewhere
+    claim(WorkDir(tmp_path / "another"), config, inputs=corpus(place, "b"))
+    claim(made_of_a, config, inputs=corpus(place, "b"), redo=["prepare"])
+    assert not made_of_a.stage("generator").exists()
+
+
+def test_another_corpus_ends_what_is_taken_over(config, made_of_a, tmp_path):
+    message = r"no stage of that run can be used \(its prepare was made from other files: the corpus: B is not what A"
+    with pytest.raises(ConfigError, match=message):
+        claim(WorkDir(tmp_path / "new"), config, made_of_a.root, inputs=corpus("B", "b"))
+    assert not (tmp_path / "new").exists()
+    files = WorkDir(tmp_path / "new")
+    claim(files, config, made_of_a.root, inputs=corpus("B", "a"))
+    assert "ppo" in read_json(files.provenance)["reused"]["stages"]
+    with pytest.raises(ConfigError, match="other files"):  # what is taken over says it still
+        claim(files, config, inputs=corpus("A", "b"))
+
+
+def test_a_stage_that_has_begun_does_not_go_on_from_another_corpus(config, made_of_a):
+    for name in config["run"][1:]:
+        shutil.rmtree(made_of_a.stage(name))
+    made_of_a.done("prepare").unlink()
+    with pytest.raises(ConfigError, match="other files"):
+        claim(made_of_a, config, inputs=corpus("A", "b"))
+    claim(made_of_a, config, inputs=corpus("A", "a"))
+    finish(made_of_a, config, corpus("A", "b"))  # whoever claims has looked; what it began with counts
+    claim(made_of_a, config, inputs=corpus("A", "a"))
+
+
+def test_what_records_no_files_goes_on_and_says_so(config, finished, tmp_path, caplog):
+    """As older versions made it; and as a run whose corpus has been put away since."""
+    for name in config["run"]:
+        for path in (finished.done(name), finished.begun(name)):
+            record = read_sealed(path)
+            del record["inputs"]
+            write_sealed(path, record)
+        relisted(finished, name)
+    claim(finished, config, inputs=corpus("B", "b"))
+    assert "do not record the contents of the files" in caplog.text
+    caplog.clear()
+    claim(WorkDir(tmp_path / "new"), config, finished.root, inputs=corpus("B", "b"))
+    assert "do not record the contents of the files" in caplog.text
+
+
+def relisted(files, name):
+    """`DONE` with the checksum of a `BEGUN` that was changed on purpose."""
+    done, begun = read_sealed(files.done(name)), files.begun(name)
+    done["files"][f"{name}/BEGUN"] = {"bytes": begun.stat().st_size, "sha256": hash_file(begun)}
+    write_sealed(files.done(name), done)
+
+
+def test_a_corpus_that_was_put_away_is_not_asked_for(config, made_of_a, caplog):
+    claim(made_of_a, config, inputs={})
+    assert "prepare: the corpus (A) is not there any more, and was not compared." in caplog.text

@@ -11,6 +11,7 @@ from jaxtyping import Bool
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.types import Instance
 from empax.data import features
@@ -154,8 +155,11 @@ def emotional_words(name: str, tokenizer: SubwordTokenizer) -> Bool[np.ndarray, 
 
 def check_lexicon(name: str) -> None:
     """Raises ConfigError if there is no such lexicon."""
-    if name != "vader" and not expand(name).is_file():
+    if name == "vader":
+        return
+    if not expand(name).is_file():
         raise ConfigError(f'lexicon = {name!r} is no file; give one with a word on each line, or "vader".')
+    note(f"the lexicon {name!r}", expand(name))
 
 
 @functools.cache

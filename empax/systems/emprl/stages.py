@@ -145,7 +145,7 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     frozen: dict[str, Any] = {"reward": reward.frozen()}
     # Nobody is rated there: what is watched is the likelihood of the gold responses.
     validation = PolicyExamples(held_out, JudgedContexts.nobody(len(held_out)))
-    replies = Replies(parts, run, stage, held_out.instances[: stage.replies], first)
+    replies = Replies(parts, run, stage, draw(held_out.instances, stage.replies) if stage.replies else [], first)
     calls: dict[str, Any] = {"on_refresh": replies, "on_end": replies}
     if parts.settings.lora is None:
         initial: Any = lambda params: {**params, "model": first["model"]}  # noqa: E731

@@ -18,6 +18,7 @@ from typing import Any
 from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu
 
 from empax.data import atomic
+from empax.data.batches import draw
 from empax.data.knowledge import Fact
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.decoding.settings import DecodeSettings
@@ -80,11 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="the folder of ATOMIC's files, or the one that holds knowledge/")
     parser.add_argument("--model", required=True, help="a COMET's folder")
-    parser.add_argument("--events", type=int, default=0, help="how many test events to ask about, 0 for all")
+    parser.add_argument("--events", type=int, default=0, help="how many test events to draw, 0 for all")
     options = parser.parse_args(arguments)
     known = atomic.read_events(atomic.find_files(options.data, ("trn", "dev")))
     held_out = atomic.read_events(atomic.find_files(options.data, ("tst",)))
-    events = [event for event in held_out if event not in known][: options.events or None]
+    events = draw([event for event in held_out if event not in known], options.events)
     asked = questions({event: held_out[event] for event in events})
     found = {
         "comet": scores(asked, ask_comet(options.model, asked)),

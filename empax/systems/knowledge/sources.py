@@ -14,11 +14,13 @@ import numpy as np
 from empax.core.cache import kept_rows
 from empax.core.config import ConfigError
 from empax.core.files import DataError, hash_file, hash_json
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.run import RunContext, cache_dir
 from empax.core.types import Instance
 from empax.data import atomic, sample
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_from, ranked, read_knowledge
+from empax.data.store import may_load
 from empax.data.wordnet import WordNet
 from empax.interop.knowledge_pickles import read_cem, read_nec
 from empax.interop.pretrained import check_weights
@@ -193,13 +195,14 @@ def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> 
         for split in ("train", "validation", "test"):
             if not (path := Files(settings).path(split)).is_file():
                 raise DataError(f"config.{run.stage}: there is no {path}, which path names for the split {split!r}.")
+            note(f"the facts {settings.path!r}, {split}", path)
     elif name == "atomic":
         atomic.find_files(_atomic_folder(settings, run))
         if not settings.encoder.pretrained:
             raise ConfigError(f"config.{run.stage}: a random encoder finds no event; set encoder.pretrained, 'minilm'.")
     elif name == "wordnet":
         WordNet(Path(settings.path))
-    elif name in ("comet", "llm") and not run.planned:
+    elif name in ("comet", "llm") and may_load(run, settings.path):
         check_weights(settings.path)
 
 

@@ -208,7 +208,7 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
 
 
 def trained_nec(stage: NecTaskSettings, run: RunContext, adapters: bool) -> Trained:
-    """The model without what reads facts about people: to the bit what it says where there are none.
+    """The model without what reads facts about people: what it says where there are none.
 
     Raises:
       ConfigError: adapters are asked for.

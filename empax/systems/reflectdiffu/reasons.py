@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.core.files import write_json
+from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
@@ -137,8 +138,10 @@ def check_reasons(stage: ReasonTaskSettings, run: RunContext) -> None:
         spans.find_causes(run.plan.data.dir)
     if stage.data == "file":
         for split in ("train", "validation"):
-            if not (expand(stage.spans) / f"{split}.jsonl").is_file():
+            path = expand(stage.spans) / f"{split}.jsonl"
+            if not path.is_file():
                 raise ConfigError(f"config.{run.stage}.spans = {stage.spans!r} must hold {split}.jsonl.")
+            note(f"the spans, {split}", path)
 
 
 def load_examples(stage: ReasonTaskSettings, run: RunContext, split: str) -> list[SpanExample]:

@@ -18,7 +18,7 @@ from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
 from empax.core.types import Batch, Params
 from empax.data import own
-from empax.data.batches import SequenceExamples
+from empax.data.batches import SequenceExamples, draw
 from empax.data.exemplars import ExemplarBatch, ExemplarExamples, emotion_ids, encode_queries
 from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
@@ -164,7 +164,7 @@ def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
         instances = [i for i in load_instances(run, split) if i.emotion]
         if not instances:
             raise ConfigError(NO_EMOTIONS.format(stage=run.stage, split=split))
-        instances = instances[: most or None]
+        instances = draw(instances, most)
         labels = [[int(emotion)] for emotion in emotion_ids(instances)]
         texts = encode_queries(tokenizer, instances, settings.layout.max_query_tokens, settings.query)
         return SequenceExamples(texts, labels, pad_id=tokenizer.pad_id, max_target_tokens=1)
