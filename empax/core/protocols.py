@@ -136,13 +136,37 @@ class InstanceEncoder(Protocol):
 
 
 @runtime_checkable
+class AnswerStore(Protocol):
+    """Answers that outlive the process which makes them (`pipeline.answers.KeptAnswers`)."""
+
+    def __len__(self) -> int:
+        """How many were there from the beginning."""
+        ...
+
+    def get(self, batch: int) -> Mapping[int, Prediction] | None:
+        """The answers of a batch, by the place of their instance; None = they are still to be made."""
+        ...
+
+    def add(self, batch: int, answers: Mapping[int, Prediction]) -> None: ...
+
+
+@runtime_checkable
 class Answering(Protocol):
     """A trained stage that answers (`systems.dialogue.answerer.Answerer`)."""
 
     def respond(
-        self, instances: Sequence[Instance], *, batch_size: int, seed: int, progress: str | None = None
+        self,
+        instances: Sequence[Instance],
+        *,
+        batch_size: int,
+        seed: int,
+        progress: str | None = None,
+        kept: AnswerStore | None = None,
     ) -> list[Prediction]:
-        """One prediction per instance, in order; `notes` have `nll`, `num_tokens` and `emotion_by_head`."""
+        """One prediction per instance, in order; `notes` have `nll`, `num_tokens` and `emotion_by_head`.
+
+        Batches whose answers `kept` has are not answered again; the others' are added to it.
+        """
         ...
 
     def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:

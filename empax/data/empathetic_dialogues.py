@@ -82,16 +82,16 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
     )
 
 
-def check_archive(data_dir: str | os.PathLike[str] | None = None) -> None:
-    """Whether the corpus can be had; downloads nothing, since what would be downloaded is known.
+def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """The archive that the user has; None where it would be downloaded, which is known to be sound.
 
     Raises:
       DataError: see `find_archive`.
     """
     if data_dir or os.environ.get("EMPAX_DATA_DIR"):
-        find_archive(data_dir)
-    else:
-        note_known("EmpatheticDialogues", ARCHIVE_URL, ARCHIVE_SHA256)
+        return find_archive(data_dir)
+    note_known("EmpatheticDialogues", ARCHIVE_URL, ARCHIVE_SHA256)
+    return None
 
 
 def archive_hash(data_dir: str | os.PathLike[str] | None = None) -> str:

@@ -126,8 +126,13 @@ def check_files(folder: str | os.PathLike[str], *, dialogues: int = 1000) -> Non
 
 def has_emotions(folder: str | os.PathLike[str], split: str) -> bool:
     """Whether any dialogue of a split says its emotion; reads up to the first one that does."""
+    return any(dialogue.emotion for dialogue in read_dialogues(folder, split))
+
+
+def read_dialogues(folder: str | os.PathLike[str], split: str) -> Iterator[Dialogue]:
+    """The dialogues of a split, file by file; raises what `find_files` and `read_file` do."""
     alone = expand(folder).is_file()
-    return any(d.emotion for path in find_files(folder)[split] for d in read_split(path, split, alone=alone))
+    return (dialogue for path in find_files(folder)[split] for dialogue in read_split(path, split, alone=alone))
 
 
 def example_rows(folder: str | os.PathLike[str], wanted: Iterable[str], count: int = 2) -> list[Instance]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from empax.data.store import check_prepared, load_instances, may_load
 from empax.evaluation.rows import released
 from empax.evaluation.scoring import JUDGES
 from empax.pipeline import judging
+from empax.pipeline.answers import KeptAnswers, identify
 from empax.pipeline.bart_score import BartScorer, bart_scored, check_bart
 from empax.training.settings import check_buckets
 
@@ -99,7 +99,7 @@ def check(settings: Settings, run: RunContext) -> None:
         with contextlib.suppress(ConfigError):  # then there is no such judge
             find_epitome(run.plan.data.dir)
     if settings.corpus:
-        dailydialog.find_dailydialog(run.plan.data.dir, split=settings.split)
+        dailydialog.load_instances(dailydialog.find_dailydialog(run.plan.data.dir, split=settings.split))
 
 
 def run(settings: Settings, run: RunContext) -> None:
@@ -117,9 +117,9 @@ def run(settings: Settings, run: RunContext) -> None:
             about |= {"emotion_head": head, "emotion_head_validation_accuracy": accuracy}
             log.info("emotion heads on validation: %s; taking the %s's", accuracy, head)
     instances, counts = find_instances(settings, run)
-    begin = time.perf_counter()
-    predictions = answerer.respond(instances, progress=settings.corpus or settings.split, **options)
-    seconds = time.perf_counter() - begin
+    kept = KeptAnswers(run.directory / "parts", identify(run, settings, instances))
+    predictions = answerer.respond(instances, progress=settings.corpus or settings.split, kept=kept, **options)
+    kept.flush()
     predictions = [
         dataclasses.replace(p, emotion_prediction=p.notes["emotion_by_head"][head] if head else "") for p in predictions
     ]
@@ -135,11 +135,12 @@ def run(settings: Settings, run: RunContext) -> None:
     if run.stage != main_stage(run.plan):
         path = run.files.evaluation(run.stage)
         about |= {"stage": settings.stage, "corpus": settings.corpus, "split": settings.split}
-    about |= {"data": counts, "responses_per_second": len(predictions) / seconds, "seconds": seconds}
+    about |= {"data": counts, "responses_per_second": len(predictions) / kept.seconds, "seconds": kept.seconds}
     write_json(run.directory / "evaluate.json", about)
     write_jsonl(path, predictions)
     if path == run.files.predictions:
         write_jsonl(run.files.outputs, map(released, predictions))
+    kept.remove()
 
 
 def load_answerer(settings: Settings, run: RunContext, buckets: Sequence[int]) -> Answering:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from empax.core.config import ConfigError
-from empax.core.files import hash_file, write_json, write_jsonl
+from empax.core.files import DataError, hash_file, write_json, write_jsonl
 from empax.core.run import DataSettings, RunContext
 from empax.core.types import Dialogue, Instance
 from empax.data import empathetic_dialogues, own, sample
@@ -38,19 +38,39 @@ def check(settings: Settings, run: RunContext) -> None:
     """Whether the corpus and the tokenizer can be had.
 
     Raises:
-      DataError: the corpus is not where the settings say, or its first lines cannot be read.
+      DataError: the corpus is not where the settings say, its first lines cannot be read, or a split has no reply.
       ConfigError: there is no such tokenizer, or its vocabulary is too small.
     """
     data = run.plan.data
     if data.name == "jsonl":
         own.check_files(data.dir)
         own.check_beam(data.beam)
-    elif data.name == "empathetic_dialogues":
-        empathetic_dialogues.check_archive(data.dir)
+        _check_replies(data, functools.partial(own.read_dialogues, data.dir))
+    elif data.name == "empathetic_dialogues" and (archive := empathetic_dialogues.given_archive(data.dir)):
+        _check_replies(data, functools.partial(empathetic_dialogues.read_dialogues, archive))
     if not settings.tokenizer.pretrained:
         _tokenizer(settings.tokenizer, [])
     elif may_load(run, settings.tokenizer.pretrained):
         pretrained_tokenizer(settings.tokenizer)
+
+
+def _check_replies(data: DataSettings, read: Callable[[str], Iterable[Dialogue]]) -> None:
+    """Raises DataError if a split that `read` gives makes no instance."""
+    for split in own.SPLITS:
+        if data.moel_compat:
+            found = bool(to_instances(read(split), moel_compat=True))
+        else:
+            found = any(len(dialogue.utterances) > 1 for dialogue in read(split))
+        if not found:
+            raise DataError(_no_replies(split, data))
+
+
+def _no_replies(split: str, data: DataSettings) -> str:
+    where = f" = {data.dir!r}" if data.dir else ""
+    return (
+        f"config.data.dir{where}: no dialogue of the split {split!r} has a reply, so there is nothing to learn or to "
+        "answer; add some with two turns or more."
+    )
 
 
 def run(settings: Settings, run: RunContext) -> None:
@@ -66,7 +86,7 @@ def run(settings: Settings, run: RunContext) -> None:
             counts[split] |= {"out_of": len(made), "chosen": DRAWN}
         log.info("%s: %d dialogues, %d instances", split, len(dialogues), len(instances[split]))
         if not instances[split]:
-            raise ConfigError(f"the split {split!r} of config.data.name = {data.name!r} has no instances.")
+            raise DataError(_no_replies(split, data))
         write_jsonl(run.files.instances(split), map(instance_to_row, instances[split]))
     words = settings.tokenizer.kind == "words"
     texts = _said(splits, settings.tokenizer.splits_in_vocabulary) if words else _texts(instances["train"])

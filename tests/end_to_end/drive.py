@@ -3,7 +3,7 @@
 python drive.py [--check] [--stop=STAGE:STEP:SIGNAL] FLAGS-OF-MAIN...
 
 With --check every annotated shape is checked. With --stop the process sends itself SIGNAL as soon as STAGE has made
-STEP updates.
+STEP updates, or kept the answers to STEP batches.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
 import jax
 from jaxtyping import install_import_hook
+
+from empax.core.types import Prediction
 
 PACKAGES = [f"empax.{name}" for name in ("models", "losses", "decoding", "retrieval", "training", "evaluation")]
 
@@ -36,6 +39,17 @@ def stop_at(stage: str, step: int, number: signal.Signals) -> None:
                 os.kill(os.getpid(), number)
 
     loop.ProgressBar = Bar
+
+    from empax.pipeline import answers, evaluate
+
+    class Kept(answers.KeptAnswers):
+        def add(self, batch: int, rows: Mapping[int, Prediction]) -> None:
+            super().add(batch, rows)
+            self.flush()
+            if (self._folder.parent.name, batch + 1) == (stage, step):
+                os.kill(os.getpid(), number)
+
+    evaluate.KeptAnswers = Kept
 
 
 def keep_all_programs() -> None:

@@ -34,7 +34,7 @@ from flax import serialization
 from jax.sharding import AbstractMesh
 
 from configs import classic, emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
-from empax.core import distributed, lock, paths, plugins, recipe, text_files
+from empax.core import determinism, distributed, lock, paths, plugins, recipe, text_files
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
 from empax.core.inputs import Input
@@ -597,9 +597,20 @@ def without_emotions(tools, emotion, changes=None):
 
 
 def given_pairs(tools):
+    passages = ("positive_ctxs", "negative_ctxs", "hard_negative_ctxs")
+    row = {"question": "I won!", **{name: [{"text": "Well done!"}] for name in passages}}
     for name in dense_retrieval.FILES.values():
-        corpus(tools.tmp / "data", f"{dense_retrieval.FOLDER}/{name}")
+        tools.write(f"data/{dense_retrieval.FOLDER}/{name}", json.dumps([row]))
     return str(tools.tmp / "data")
+
+
+def long_corpus(tools, replies):
+    """More dialogues than are looked at one by one; the last one has these replies."""
+    alone = [{"id": f"{n}", "emotion": "proud", "utterances": ["I won!"]} for n in range(1001)]
+    rows = [*alone, {"id": "last", "emotion": "proud", "utterances": ["I won!", *replies]}]
+    for split in own.SPLITS:
+        tools.write(f"own/{split}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    return tools.tmp / "own"
 
 
 def own_corpus(tools, emotion):
@@ -755,6 +766,11 @@ FILES = [
         "data/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
         lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
         lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed"}, of="lempex")(t),
+    ),
+    Case(
+        "pipeline/prepare.py", "add some with two turns or more",
+        lambda t: checked({"data.name": "jsonl", "data.dir": str(long_corpus(t, []))}, of="reg")(t),
+        lambda t: checked({"data.name": "jsonl", "data.dir": str(long_corpus(t, ["Well done!"]))}, of="reg")(t),
     ),
     pair(
         "data/features.py", "leaves {} tokens beside {} attribute tokens and separators; set it higher",
@@ -949,6 +965,12 @@ FILES = [
     Case(
         "reporting/score_file.py", "leave out --peers, or the metrics of your own",
         lambda t: Others(own=("json:loads",), peers=t.tmp).names(), lambda t: Others(own=("json:loads",)).names(),
+    ),
+    Case(
+        "core/determinism.py", "Set XLA_FLAGS={} in the environment before Python starts, or leave it False",
+        lambda t: (t.patch.setattr(determinism.jax, "default_backend", lambda: jax.devices() and "gpu"),
+                   determinism.make_deterministic()),
+        lambda t: (t.patch.setenv("XLA_FLAGS", determinism.FLAG), determinism.make_deterministic()),
     ),
     Case(
         "core/plugins.py", "write no path and no '.py'",

@@ -60,3 +60,17 @@ def test_a_run_killed_in_every_stage_ends_with_the_same_bits(finished, recipe, t
             jax.tree.map(np.testing.assert_array_equal, whole, broken)
         assert read_json(finished / stage / "DONE")["best_step"] == read_json(workdir / stage / "DONE")["best_step"]
     assert history(workdir) == history(finished)
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_was_killed_goes_on_and_leaves_the_same_bytes(finished, recipe, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(finished, workdir, ignore=shutil.ignore_patterns("evaluate", "report*", "predictions*", "outputs*"))
+    result = recipe(workdir, "--stop=evaluate:2:SIGKILL")
+    assert result.returncode == -9, result.stderr
+    assert list((workdir / "evaluate" / "parts").glob("*.jsonl"))
+    result = recipe(workdir)
+    assert result.returncode == 0, result.stderr
+    assert "evaluate: going on behind" in result.stderr
+    for name in ("predictions.jsonl", "outputs.jsonl.gz"):
+        assert (workdir / name).read_bytes() == (finished / name).read_bytes()

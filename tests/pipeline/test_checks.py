@@ -1,9 +1,11 @@
 """What is known to be wrong before any work is told before any work, and the corrected command is accepted."""
 
 import copy
+import io
 import json
 import re
 import sys
+import tarfile
 import time
 import types
 
@@ -13,6 +15,7 @@ from configs import classic, empathy_identifiers, emprl_transformer, lempex, nec
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir
 from empax.core.types import EMOTIONS
+from empax.data import empathetic_dialogues
 from empax.pipeline import prepare, run
 
 
@@ -39,7 +42,7 @@ def refused(monkeypatch):
 
     def refuse(config, workdir):
         with monkeypatch.context() as patched:
-            patched.setattr(run, "claim", lambda *_: pytest.fail("work has begun"))
+            patched.setattr(run, "claim", lambda *_, **__: pytest.fail("work has begun"))
             with pytest.raises((ConfigError, DataError)) as caught:
                 run.run(config, workdir)
         assert not workdir.exists()
@@ -233,6 +236,74 @@ def test_a_pretrained_folder_without_weights_is_told(reg, tmp_path, refused):
     (folder / "config.json").write_text('{"model_type": "t5"}')
     config = changed(reg, {"reg.generator": {"architecture": "t5", "pretrained": str(folder)}})
     assert str(folder) in refused(config, tmp_path / "run")
+
+
+HEADER = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags"
+TURNS = ["hit:9_conv:9,1,sad,Rain,0,It rains.,,", "hit:9_conv:9,2,sad,Rain,1,Oh no.,,"]
+
+
+def archive(folder, *, turns=2, keep=1.0, names=("train", "valid", "test")):
+    """An archive of EmpatheticDialogues, with one dialogue in each split."""
+    folder.mkdir(parents=True)
+    path = folder / empathetic_dialogues.ARCHIVE_NAME
+    with tarfile.open(path, "w:gz") as tar:
+        for name in names:
+            raw = "\n".join([HEADER, *TURNS[:turns], ""]).encode()
+            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
+            entry.size = len(raw)
+            tar.addfile(entry, io.BytesIO(raw))
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({}, ""),
+        ({"turns": 1}, "no dialogue of the split 'train' has a reply"),
+        ({"turns": 0}, "the file ends without a dialogue"),
+        ({"keep": 0.0}, "is cut short or no .tar.gz"),
+        ({"keep": 0.8}, "is cut short or no .tar.gz"),
+        ({"names": ("train", "valid")}, "holds no empatheticdialogues/test.csv"),
+    ],
+)
+def test_a_damaged_or_empty_archive_is_told_in_a_plan_too(reg, tmp_path, made, message, refused):
+    where = {"data.name": "empathetic_dialogues", "data.dir": str(archive(tmp_path / "data", **made))}
+    config = changed(reg, where)
+    found = [str(problem) for problem in run.problems_of_plan(run.make_plan(config), tmp_path / "run")]
+    assert bool(found) == bool(message)
+    assert message in "\n".join(found)
+    if message:
+        assert message in refused(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["hello"], "no dialogue of the split 'train' has a reply"),
+        (["", "\n\n"], "the file ends without a dialogue"),
+        (["", "{"], "train.jsonl, line 1"),
+        ([""], "holds no train"),
+    ],
+)
+def test_a_corpus_of_ones_own_without_a_reply_is_told_in_a_plan_too(reg, tmp_path, texts, message, refused):
+    lines = texts[1] if len(texts) > 1 else json.dumps({"id": "a", "utterances": texts}) if texts[0] else ""
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(lines)
+    config = changed(reg, {"data.name": "jsonl", "data.dir": str(tmp_path)})
+    found = [str(problem) for problem in run.problems_of_plan(run.make_plan(config), tmp_path / "run")]
+    assert message in found[0]
+    assert message in refused(config, tmp_path / "run")
+
+
+def test_other_corpora_are_read_before_any_work(reg, tmp_path, refused):
+    (tmp_path / "dialogues_test.txt").write_text("no turn\n")
+    config = changed(reg, {"evaluate.corpus": "dailydialog", "data.dir": str(tmp_path)})
+    assert "dialogues_test.txt, line 1" in refused(config, tmp_path / "run")
+    (tmp_path / "reccon_dailydialog_train.json").write_text("{}")
+    reasons = run.plain(reflectdiffu.get_config("tiny"))
+    config = changed(reasons, {"reasons.data": "reccon", "data.dir": str(tmp_path)})
+    assert "reccon_dailydialog_" in refused(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("recipe", [reg_transformer, emprl_transformer, lempex, reflectdiffu])

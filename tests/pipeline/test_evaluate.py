@@ -7,6 +7,7 @@ import pytest
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, hash_file, read_json, read_jsonl, write_jsonl
+from empax.core.manifest import write_sealed
 from empax.core.run import RunContext, Stage
 from empax.core.system import AnswerOptions, TaskSpec
 from empax.core.types import MECHANISMS, Instance, Prediction
@@ -14,7 +15,7 @@ from empax.data.dialogues import instance_to_row
 from empax.data.sample import load_annotated_pairs
 from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
-from empax.pipeline import annotate, evaluate, judging
+from empax.pipeline import annotate, answers, evaluate, judging
 from empax.systems.attributes.linear import train_linear
 from tests.plans import plan_of
 
@@ -35,7 +36,7 @@ class Parrot:
             for i in instances
         ]
 
-    def respond(self, instances, *, batch_size, seed, progress):
+    def respond(self, instances, *, batch_size, seed, progress, kept):
         found = self.emotions(instances, batch_size=batch_size)
         self.asked[-1] = (progress, len(instances), batch_size, seed)
         return [
@@ -72,10 +73,14 @@ class Unfeeling(Parrot):
         return [{} for found in super().emotions(instances, batch_size=batch_size)]
 
 
+def settings_of(**values):
+    return to_settings(evaluate.Settings, {"stage": "joint", "batch_size": 4, **values}, where="config.evaluate")
+
+
 def evaluated(run, parrot=None, **values):
     parrot, named = parrot or Parrot(), []
     spec = TaskSpec(object, None, None, None, answer=lambda stage, run, options: named.append(options) or parrot)
-    settings = to_settings(evaluate.Settings, {"stage": "joint", "batch_size": 4, **values}, where="config.evaluate")
+    settings = settings_of(**values)
     trained = Stage(settings.stage, "train", None, task=f"reg.{settings.stage}", spec=spec)
     stages = {**run.plan.stages, trained.name: trained}
     run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, stages=stages))
@@ -117,6 +122,56 @@ def test_a_limit_draws_whole_dialogues_and_says_so(run):
     assert [(row.id, row.response, row.reference) for row in outputs] == [
         (row["id"], row["response"], row["reference"]) for row in rows
     ]
+
+
+class Stopping(Parrot):
+    """Leaves what it has answered, and answers the rest the next time."""
+
+    def __init__(self, most=None):
+        super().__init__()
+        self.most = most
+
+    def respond(self, instances, *, kept, **options):
+        answered = super().respond(instances, kept=kept, **options)
+        for number, row in enumerate(answered):
+            if number == self.most:
+                kept.flush()
+                raise KeyboardInterrupt
+            if kept.get(number) is None:
+                kept.add(number, {number: row})
+        return [(kept.get(i) or {i: row})[i] for i, row in enumerate(answered)]
+
+
+def test_a_stage_that_is_cut_off_keeps_its_answers_and_leaves_the_same_file(run, tmp_path):
+    evaluated(run, Stopping())
+    expected = run.files.predictions.read_bytes()
+    parts = run.directory / "parts"
+    assert not parts.exists()
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(run, Stopping(4))
+    kept = answers.KeptAnswers(parts, answers.identify(run, settings_of(), load_instances(run, "test")))
+    assert len(kept) == 4
+    evaluated(run, Stopping())
+    assert run.files.predictions.read_bytes() == expected
+    assert not parts.exists()
+    assert read_json(run.directory / "evaluate.json")["seconds"] > kept.seconds > 0
+
+
+def test_answers_of_another_model_or_to_other_instances_are_not_kept(run):
+    instances = load_instances(run, "test")
+    first = answers.identify(run, settings_of(), instances)
+    assert first == answers.identify(run, settings_of(), instances)
+    others = [
+        answers.identify(run, settings_of(batch_size=5), instances),
+        answers.identify(run, settings_of(), instances[1:]),
+        answers.identify(
+            dataclasses.replace(run, plan=dataclasses.replace(run.plan, seed=6)), settings_of(), instances
+        ),
+    ]
+    for result in ("one", "two"):
+        write_sealed(run.files.done("annotate"), {"files": {}, "result": result})
+        others.append(answers.identify(run, settings_of(), instances))
+    assert len({first, *others}) == 6
 
 
 def test_without_any_known_emotion_no_head_is_better():

@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from empax.core.files import DataError, write_jsonl
 from empax.core.types import EMOTIONS, Generated, Instance
 from empax.data.batches import SequenceExamples
 from empax.data.bpe import train_bpe
 from empax.data.words import train_words
+from empax.pipeline import answers
+from empax.pipeline.answers import KeptAnswers
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples
 
 INTENTS = ("ask", "agree", "console")
@@ -105,3 +108,77 @@ def test_an_unknown_word_costs_the_choice_among_rare_ones():
         assert own.notes["num_unknown"] == unknown
         assert own.notes["nll"] == pytest.approx(other.notes["nll"] + unknown * np.log(4), abs=1e-4)
         assert "num_unknown" not in other.notes
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing(Bag):
+    """Says tokens that are drawn at random."""
+
+    def generate(self, params, frozen, batch, rng):
+        found = jax.random.randint(rng, (len(batch.source), self.tokens), 10, 270)
+        return Generated(found[:, None], jnp.zeros((len(found), 1)))
+
+
+class KilledError(Exception):
+    """In place of a signal: what is on disk is the same."""
+
+
+def many(count):
+    return [Instance(f"d{i}#2", (CORPUS[i % 4],), CORPUS[i // 4 % 4], "sad") for i in range(count)]
+
+
+def test_an_evaluation_that_is_killed_goes_on_and_answers_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(answers, "PART_SECONDS", 0.0)
+    made, asked, folder = answerer(Drawing(heads=("sense",))), many(11), tmp_path / "evaluate" / "parts"
+    whole = made.respond(asked, batch_size=2, seed=3)
+
+    def stopped_after(batches):
+        kept = KeptAnswers(folder, "these")
+        before, add = len(kept), kept.add
+
+        def until(batch, rows):
+            if batch == batches:
+                raise KilledError
+            add(batch, rows)
+
+        monkeypatch.setattr(kept, "add", until)
+        with pytest.raises(KilledError):
+            made.respond(asked, batch_size=2, seed=3, kept=kept)
+        return before
+
+    assert [stopped_after(2), stopped_after(3)] == [0, 4]
+    parts = sorted(folder.glob("*.jsonl"))
+    parts[1].write_bytes(parts[1].read_bytes()[:-9])  # a damaged part is answered again
+    kept = KeptAnswers(folder, "these")
+    assert len(kept) == 4
+    calls = []
+    monkeypatch.setattr(made, "_answer", lambda *rest, answer=made._answer: calls.append(1) or answer(*rest))
+    found = made.respond(asked, batch_size=2, seed=3, kept=kept)
+    assert len(calls) == 4  # of six batches
+    write_jsonl(tmp_path / "whole.jsonl", whole)
+    write_jsonl(tmp_path / "found.jsonl", found)
+    assert (tmp_path / "found.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert len(KeptAnswers(folder, "others")) == 0  # to something else
+    kept.remove()
+    assert not folder.exists()
+
+
+def test_answers_are_written_now_and_then_and_time_is_summed_up(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(answers.time, "monotonic", lambda: now[0])
+    kept = KeptAnswers(tmp_path, "these")
+    (one,) = answerer().respond(ASKED[:1], batch_size=1, seed=0)
+    for batch, seconds in enumerate((10.0, 15.0, 6.0, 1.0)):
+        now[0] += seconds
+        kept.add(batch, {batch: one})
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["00000000.jsonl"]
+    kept.flush()
+    kept.flush()
+    again = KeptAnswers(tmp_path, "these")
+    assert (len(again), again.seconds) == (4, 32.0)
+    assert again.get(3) == {3: one}
+    assert again.get(4) is None
+    nothing = dataclasses.replace(one, notes={"nll": float("nan")})
+    again.add(4, {4: nothing})
+    with pytest.raises(DataError, match="it holds nan"):
+        again.flush()

@@ -12,7 +12,7 @@ import numpy as np
 import tqdm
 
 from empax.core.memory import give_back_freed_memory
-from empax.core.protocols import Examples, Tokenizer
+from empax.core.protocols import AnswerStore, Examples, Tokenizer
 from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
@@ -109,30 +109,50 @@ class Answerer:
         self._params = jax.device_put(params, places(params, mesh, self._mesh_settings) if mesh else None)
 
     def respond(
-        self, instances: Sequence[Instance], *, batch_size: int, seed: int, progress: str | None = None
+        self,
+        instances: Sequence[Instance],
+        *,
+        batch_size: int,
+        seed: int,
+        progress: str | None = None,
+        kept: AnswerStore | None = None,
     ) -> list[Prediction]:
-        """One prediction per instance, in order; `notes` hold what `read` gives, and each head's emotion."""
+        """One prediction per instance, in order; `notes` hold what `read` gives, and each head's emotion.
+
+        Randomness is of the seed and the number of a batch, so that what `kept` has fits what is made here.
+        """
         made_of = self._make_examples(instances)
         unknown = _count_unknown(self.tokenizer, [i.response for i in instances])
-        made: dict[int, Prediction] = {}
         rng = jax.random.key(seed)
+
+        def answers(number: int, indices: np.ndarray, batch: Any) -> dict[int, Prediction]:
+            tokens, read = jax.device_get(
+                self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
+            )
+            made = {}
+            for b, i in ((int(b), int(indices[b])) for b in np.flatnonzero(indices >= 0)):
+                found = {name: values[b] for name, values in read.items()}
+                notes = {**unknown[i], **made_of.notes[i]}
+                if "num_unknown" in found:
+                    notes["num_unknown"] = int(found["num_unknown"])
+                words = made_of.words[i] if made_of.words else ()
+                answer = self.tokenizer.decode([int(t) for t in tokens[b]], words)
+                made[i] = self._prediction(instances[i], answer, found, notes)
+            return made
+
+        found: dict[int, Prediction] = {}
         shown = None if progress else True  # None: on a terminal only
-        with tqdm.tqdm(total=len(instances), desc=progress, disable=shown, unit="ex") as bar:
+        before = 0 if kept is None else len(kept)
+        with tqdm.tqdm(total=len(instances), initial=before, desc=progress, disable=shown, unit="ex") as bar:
             for number, (indices, batch) in enumerate(self._batches(made_of.examples, batch_size)):
-                tokens, read = jax.device_get(
-                    self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
-                )
-                for b, i in enumerate(int(i) for i in indices):
-                    if i >= 0:
-                        found = {name: values[b] for name, values in read.items()}
-                        notes = {**unknown[i], **made_of.notes[i]}
-                        if "num_unknown" in found:
-                            notes["num_unknown"] = int(found["num_unknown"])
-                        words = made_of.words[i] if made_of.words else ()
-                        answer = self.tokenizer.decode([int(t) for t in tokens[b]], words)
-                        made[i] = self._prediction(instances[i], answer, found, notes)
-                bar.update(int((indices >= 0).sum()))
-        return [made[i] for i in range(len(instances))]
+                rows = None if kept is None else kept.get(number)
+                if rows is None:
+                    rows = answers(number, indices, batch)
+                    bar.update(len(rows))
+                    if kept is not None:
+                        kept.add(number, rows)
+                found |= rows
+        return [found[i] for i in range(len(instances))]
 
     def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
         """What each head reads from each instance, in order; nothing is decoded."""

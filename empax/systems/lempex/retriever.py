@@ -237,7 +237,8 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
                     "give them emotions, or set negatives = (), which leaves the other responses of a batch."
                 )
     if stage.dpr_data == "ed_reddit":
-        find_given_pairs(data.dir)
+        for split in ("train", "validation"):
+            load_given_pairs(find_given_pairs(data.dir), split)
 
 
 def retriever_task(parts: TowerParts, stage: RetrieverTaskSettings) -> DenseRetriever:

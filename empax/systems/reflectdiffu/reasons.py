@@ -135,7 +135,8 @@ def check_reasons(stage: ReasonTaskSettings, run: RunContext) -> None:
     check_prepared(run)
     check_pieces_encoder(stage.encoder, run)
     if stage.data == "reccon":
-        spans.find_causes(run.plan.data.dir)
+        for split in ("train", "validation"):
+            load_examples(stage, run, split)
     if stage.data == "file":
         for split in ("train", "validation"):
             path = expand(stage.spans) / f"{split}.jsonl"

@@ -1,0 +1,97 @@
+"""The answers of an evaluation that is under way: one that is cut off goes on behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from empax.core.cache import is_sound, seal
+from empax.core.files import hash_json, read_jsonl, write_jsonl
+from empax.core.manifest import read_done
+from empax.core.run import RunContext
+from empax.core.types import Instance, Prediction
+
+log = logging.getLogger("empax")
+
+PART_SECONDS = 30.0
+"""How long answers are gathered before they are written."""
+
+
+def identify(run: RunContext, settings: Any, instances: Sequence[Instance]) -> str:
+    """A hash of what decides about answers: the stages before, settings, seed and what is answered."""
+    done = [name for name in run.before() if run.files.done(name).is_file()]
+    results = {name: read_done(run.files.stage(name))["result"] for name in done}
+    return hash_json([results, dataclasses.asdict(settings), run.seed, [i.id for i in instances]])
+
+
+class KeptAnswers:
+    """Answers by the number of their batch (`core.protocols.AnswerStore`), in files of a folder.
+
+    Args:
+      folder: of one evaluation; need not exist.
+      identity: of what is answered by whom; answers to something else are left out.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self._folder, self._identity = folder, identity
+        self._known: dict[int, dict[int, Prediction]] = {}
+        self._new: dict[int, Mapping[int, Prediction]] = {}
+        self._since = time.monotonic()
+        self.seconds = 0.0
+        """Spent on all answers, over all restarts."""
+        for path in sorted(folder.glob("*.jsonl")):
+            self._read(path)
+        if self._known:
+            log.info("%s: going on behind %d answers that were kept.", folder.parent.name, len(self))
+
+    def __len__(self) -> int:
+        """How many answers were there from the beginning."""
+        return sum(map(len, self._known.values()))
+
+    def get(self, batch: int) -> Mapping[int, Prediction] | None:
+        return self._known.get(batch)
+
+    def add(self, batch: int, answers: Mapping[int, Prediction]) -> None:
+        self._new[batch] = answers
+        if time.monotonic() - self._since >= PART_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what has been added since the last time.
+
+        Raises:
+          DataError: an answer holds nan or infinity.
+        """
+        now = time.monotonic()
+        seconds, self._since = now - self._since, now
+        self.seconds += seconds
+        if not self._new:
+            return
+        rows = ({"batch": n, "row": i, **vars(one)} for n, made in self._new.items() for i, one in made.items())
+        path = self._folder / f"{min(self._new):08d}.jsonl"
+        write_jsonl(path, [{"identity": self._identity, "seconds": seconds}, *rows])
+        seal(path)
+        self._new = {}
+
+    def remove(self) -> None:
+        """Once they are in the file of predictions."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read(self, path: Path) -> None:
+        if not is_sound(path):
+            return
+        about, *rows = read_jsonl(path)
+        if about["identity"] != self._identity:
+            log.warning("%s holds answers of another evaluation; they are made anew.", path)
+            return
+        self.seconds += about["seconds"]
+        for row in rows:
+            batch, place = row.pop("batch"), row.pop("row")
+            self._known.setdefault(batch, {})[place] = Prediction(
+                **{**row, "context": tuple(row["context"]), "exemplars": tuple(row["exemplars"])}
+            )
