@@ -61,16 +61,17 @@ def _check_replies(data: DataSettings, read: Callable[[str], Iterable[Dialogue]]
             found = bool(to_instances(read(split), moel_compat=True))
         else:
             found = any(len(dialogue.utterances) > 1 for dialogue in read(split))
-        if not found:
-            raise DataError(_no_replies(split, data))
+        _check_some(found, split, data)
 
 
-def _no_replies(split: str, data: DataSettings) -> str:
+def _check_some(found: object, split: str, data: DataSettings) -> None:
+    """Raises DataError if nothing is found in a split."""
     where = f" = {data.dir!r}" if data.dir else ""
-    return (
-        f"config.data.dir{where}: no dialogue of the split {split!r} has a reply, so there is nothing to learn or to "
-        "answer; add some with two turns or more."
-    )
+    if not found:
+        raise DataError(
+            f"config.data.dir{where}: no dialogue of the split {split!r} has a reply, so there is nothing to learn or "
+            "to answer; add some with two turns or more."
+        )
 
 
 def run(settings: Settings, run: RunContext) -> None:
@@ -85,8 +86,7 @@ def run(settings: Settings, run: RunContext) -> None:
         if len(instances[split]) < len(made):
             counts[split] |= {"out_of": len(made), "chosen": DRAWN}
         log.info("%s: %d dialogues, %d instances", split, len(dialogues), len(instances[split]))
-        if not instances[split]:
-            raise DataError(_no_replies(split, data))
+        _check_some(instances[split], split, data)
         write_jsonl(run.files.instances(split), map(instance_to_row, instances[split]))
     words = settings.tokenizer.kind == "words"
     texts = _said(splits, settings.tokenizer.splits_in_vocabulary) if words else _texts(instances["train"])
