@@ -5,6 +5,7 @@ r"""EmpRL on EmpatheticDialogues with a Transformer from scratch, sized for two 
   python -m empax.main --config=configs/emprl_transformer.py:no_kl        # "w/o KL penalty"
   python -m empax.main --config=configs/emprl_transformer.py:no_reward    # "w/o empathy reward"
   python -m empax.main --config=configs/emprl_transformer.py:expected     # ours: levels as the context lets expect them
+  python -m empax.main --config=configs/emprl_transformer.py:balanced     # ours: rare levels earn more
   python -m empax.main --config=configs/emprl_transformer.py:grpo         # ours: groups in place of a value head
   python -m empax.main --config=configs/emprl_transformer.py:gspo         # ours: and one ratio for a whole response
   python -m empax.main --config=configs/emprl_transformer.py:trajectory   # ours: rewards over whole dialogues
@@ -22,7 +23,7 @@ from ml_collections import ConfigDict
 
 from . import common, empathy_identifiers, reg_transformer
 
-ABLATIONS = ("expected", "sft", "no_kl", "no_reward", "grpo", "gspo", "trajectory")
+ABLATIONS = ("expected", "balanced", "sft", "no_kl", "no_reward", "grpo", "gspo", "trajectory")
 GROUPS = ("grpo", "gspo")
 FORMS = (*ABLATIONS, "retrieval")
 FLAGS = ("dailydialog", "tiny")
@@ -122,6 +123,8 @@ def policy(form: str) -> ConfigDict:
         config.update({"max_examples": 14_400, "entropy_weight": 0.006, "kept_share": 0.8})
         config.update({"likelihood_weight": 0.4, "likelihood_focus": 1.0})
         config.optimizer.learning_rate = 3.1e-4
+    if form == "balanced":
+        config.rewards = ({"goal": "balanced"},)
     if form == "no_kl":
         config.kl = ConfigDict({"coefficient": 0.0, "controller": "fixed"})
     if form == "no_reward":

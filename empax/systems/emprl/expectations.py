@@ -67,6 +67,23 @@ def f1_gains(expected: Float[np.ndarray, "N M 3"]) -> Float[np.ndarray, "N M 3"]
     return (weights * (expected - f1 / 2)).astype(np.float32)
 
 
+def balanced_gains(levels: Int[np.ndarray, "N M"]) -> Float[np.ndarray, "N M 3"]:
+    r"""What each response earns by having a level: the inverse share of the gold level, nothing at others.
+
+    .. math:: G_{n,l} = \frac{[l = l_n]}{3 s_l}
+
+    with s the shares of the gold levels. Whoever knows nothing of the gold level earns 1/3 on average, whatever level
+    is shown: the commonest is worth no more than the others. Source: ours; the weights are those of balanced accuracy
+    (Brodersen et al. 2010).
+
+    Args:
+      levels: of the gold responses, index into LEVELS.
+    """
+    gold = np.eye(len(LEVELS), dtype=np.float32)[levels]
+    shares = np.maximum(gold.mean(axis=0), 1.0 / len(levels))  # a level that nobody has earns nothing anyway
+    return (gold / (len(LEVELS) * shares)).astype(np.float32)
+
+
 def fit(given: Float[Array, "N D"], wanted: Float[Array, "N M 3"], weights: Float[Array, " N"]) -> Params:
     r"""The regression {"weights", "bias"} that minimises its penalised likelihood, by L-BFGS.
 

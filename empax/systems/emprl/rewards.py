@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from empax.data import features
 from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
 from empax.systems.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
-from empax.systems.emprl.expectations import expected_levels, f1_gains
+from empax.systems.emprl.expectations import balanced_gains, expected_levels, f1_gains
 from empax.systems.emprl.functions import call_text_function
 from empax.systems.emprl.novelty import Novelty
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
@@ -120,14 +120,14 @@ class EmpathyReward:
     Attributes:
       judges: together one for each mechanism.
       tokenizer: the generator's.
-      shift_penalty: see RewardSettings.
-      encoder: embeds contexts, for the levels that they let expect, and what these add to the F1; None = the levels of
-        the gold response are wanted.
+      shift_penalty, goal: see RewardSettings.
+      encoder: of the goal "f1": embeds contexts, for the levels that they let expect.
     """
 
     judges: tuple[IdentifierJudge, ...]
     tokenizer: Tokenizer
     shift_penalty: float = 0.0
+    goal: Literal["gold", "f1", "balanced"] = "gold"
     encoder: InstanceEncoder | None = None
 
     @functools.cached_property
@@ -159,9 +159,12 @@ class EmpathyReward:
         )
         path = cache / f"{hash_json([[judge.hash for judge in self.judges], contexts, responses])}.npy"
         gold = kept_array(path, lambda: self._levels(contexts, responses))
-        if self.encoder is None:
+        if self.goal == "gold":
             wanted = np.eye(len(LEVELS), dtype=np.float32)[gold]
+        elif self.goal == "balanced":
+            wanted = balanced_gains(gold)
         else:
+            assert self.encoder is not None
             embeddings = self.encoder.embed_queries(instances, progress="contexts", mesh=local_mesh())
             wanted = f1_gains(expected_levels(embeddings, gold, [i.dialogue_id for i in instances]))
         earned = np.take_along_axis(wanted, gold[:, :, None], axis=2).mean(axis=(1, 2))
@@ -204,7 +207,7 @@ class EmpathyReward:
         turn: Int[Array, " B"],
         valid: Bool[Array, " B"],
     ) -> Float[Array, " B"]:
-        if self.encoder is not None:
+        if self.goal != "gold":
             return empathy_gain(probabilities, wanted, valid)
         scores = empathy_reward(probabilities, wanted, valid)
         if not self.shift_penalty:
@@ -339,9 +342,9 @@ def make_reward(
         if part.kind == "empathy":
             found = tuple(judges(stage) for stage in part.stages)
             _check_alike(part.stages, found)
-            assert encoder is not None or part.goal == "gold"
-            expects = None if encoder is None or part.goal == "gold" else encoder()
-            made = EmpathyReward(found, tokenizer, part.shift_penalty, expects)
+            assert encoder is not None or part.goal != "f1"
+            expects = encoder() if encoder is not None and part.goal == "f1" else None
+            made = EmpathyReward(found, tokenizer, part.shift_penalty, part.goal, expects)
         elif part.kind == "novelty":
             assert responses is not None
             said = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(responses())]

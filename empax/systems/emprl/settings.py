@@ -21,7 +21,9 @@ class RewardSettings:
         Distinct-2, see `systems.emprl.novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
       weight: factor of the part; below 0 the part is a penalty.
       goal: of "empathy". "gold": the levels of the gold response (Eq. 2 to 5); "f1": the levels that add most to the
-        weighted F1, by what the context lets expect (`systems.emprl.expectations`): the mean of many gold responses.
+        weighted F1, by what the context lets expect (`systems.emprl.expectations`): the mean of many gold responses;
+        "balanced": the levels of the gold response, a rare one more, so that no level is worth more to whoever does not
+        know them.
       stages: of "empathy": the stages that trained the identifiers, together one for each mechanism.
       function: of the others: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
         `systems.emprl.rollouts.Rollout`, or as (params, rollout) where it has an attribute `params`, a tree of arrays
@@ -36,7 +38,7 @@ class RewardSettings:
 
     kind: Literal["empathy", "novelty", "compiled", "text"] = "empathy"
     weight: float = 1.0
-    goal: Literal["gold", "f1"] = "gold"
+    goal: Literal["gold", "f1", "balanced"] = "gold"
     stages: tuple[str, ...] = ("identifiers",)
     function: str = ""
     shift_penalty: float = 0.0
@@ -60,8 +62,8 @@ class RewardSettings:
         own = {"shift_penalty": self.shift_penalty, "goal": self.goal != "gold"}
         for name in (name for name, changed in own.items() if changed and self.kind != "empathy"):
             raise ConfigError(f"{name} goes with kind = 'empathy', not with {self.kind!r}.")
-        if self.goal == "f1" and self.shift_penalty:
-            raise ConfigError(f"shift_penalty = {self.shift_penalty} goes with goal = 'gold', not with 'f1'.")
+        if self.goal != "gold" and self.shift_penalty:
+            raise ConfigError(f"shift_penalty = {self.shift_penalty} goes with goal = 'gold', not with {self.goal!r}.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
-from empax.systems.emprl.expectations import FOLDS, STRENGTH, expected_levels, f1_gains, fit
+from empax.systems.emprl.expectations import FOLDS, STRENGTH, balanced_gains, expected_levels, f1_gains, fit
 
 ROWS, SIZE = 400, 6
 
@@ -80,3 +80,16 @@ def test_gains_are_what_single_responses_add_to_scikit_learns_weighted_f1():
             assert added < 0.01  # nobody can do better alone
         assert len(missed) >= ROWS // 20
         np.testing.assert_allclose(missed, 0.0, atol=0.03)  # of gains around 0.5; a step is not a derivative
+
+
+def test_balanced_gains_are_worth_the_same_to_whoever_knows_nothing():
+    levels = np.random.default_rng(0).choice(3, p=[0.7, 0.25, 0.05], size=(400, 3))
+    gains = balanced_gains(levels)
+    np.testing.assert_allclose(gains.mean(axis=0), 1 / 3, rtol=1e-5)  # any level that is shown to all
+    known = np.take_along_axis(gains, levels[:, :, None], axis=2)[:, :, 0]
+    np.testing.assert_allclose(known.mean(axis=0), 1.0, rtol=1e-5)  # the gold ones
+    for m in range(3):  # weighted accuracy is scikit-learn's balanced accuracy
+        guessed = np.random.default_rng(m).choice(3, size=400)
+        earned = gains[np.arange(400), m, guessed].mean()
+        assert earned == pytest.approx(balanced_accuracy_score(levels[:, m], guessed), rel=1e-5)
+    assert not balanced_gains(np.zeros((5, 3), int))[:, :, 1:].any()

@@ -16,6 +16,7 @@ from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.systems.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, _task, make_probabilities
 from empax.systems.attributes.pairs import unweighted
 from empax.systems.emprl import rewards
+from empax.systems.emprl.expectations import balanced_gains
 from empax.systems.emprl.rewards import (
     EmpathyReward,
     Reward,
@@ -253,6 +254,12 @@ def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkey
     first = reward.judged(EXCHANGES, tmp_path)
     assert first.wanted.shape == (2, 3, 3)
     np.testing.assert_array_equal(first.merit, 0.0)  # all gold responses earn as much, where theirs are the levels
+    balanced = dataclasses.replace(reward, goal="balanced")
+    gains = balanced.judged(EXCHANGES, tmp_path).wanted
+    np.testing.assert_array_equal(gains, balanced_gains(first.wanted.argmax(axis=2)))
+    given = jnp.asarray(probabilities(2), jnp.float32)
+    earned = balanced.of(given, jnp.asarray(gains), jnp.zeros(2, int), jnp.ones(2, bool))
+    np.testing.assert_allclose(earned, empathy_gain(given, jnp.asarray(gains), jnp.ones(2, bool)))
     monkeypatch.setattr(IdentifierJudge, "__call__", None)
     np.testing.assert_array_equal(reward.judged(EXCHANGES, tmp_path).wanted, first.wanted)
     other = EmpathyReward((dataclasses.replace(judge, hash="another"),), judge.tokenizer)
@@ -283,6 +290,7 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
         (lambda: RewardSettings("text", function="a:b", shift_penalty=1.0), "goes with kind = 'empathy'"),
         (lambda: RewardSettings("text", function="a:b", goal="f1"), "goal goes with kind = 'empathy'"),
         (lambda: RewardSettings(goal="f1", shift_penalty=1.0), "shift_penalty = 1.0 goes with goal = 'gold'"),
+        (lambda: RewardSettings(goal="balanced", shift_penalty=1.0), "goes with goal = 'gold', not with 'balanced'"),
         (lambda: KlSettings(coefficient=-1.0), "at least 0"),
         (lambda: PolicyTaskSettings(kept_share=0.0), r"lie in \(0, 1\]"),
         (lambda: KlSettings(target=0.0), "above 0"),
