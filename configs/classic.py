@@ -3,6 +3,7 @@ r"""The systems that everybody compares with: one word-level model, composed as 
   python -m empax.main --config=configs/classic.py:NAME --config.data.dir=DATA
   python -m empax.main --config=configs/classic.py:NAME,machine=gpu   # 6,500 updates of 32 responses
   python -m empax.main --config=configs/classic.py:NAME,lineage       # trained as the released code trains it
+  python -m empax.main --config=configs/classic.py:NAME,consensus     # by the leaderboard's decoder
   python -m empax.main --config=configs/classic.py:NAME,tiny          # a trial on the built-in sample
 
 NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem. All train on the same
@@ -74,7 +75,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "classic.py", forms=tuple(FORMS), machines=tuple(STEPS), flags=("tiny", "lineage"))
+    chosen = common.arguments(
+        arg, "classic.py", forms=tuple(FORMS), machines=tuple(STEPS), flags=("tiny", "lineage", "consensus")
+    )
     name, steps = chosen.form or "transformer", STEPS[chosen.machine or "cpu"]
     form = dict(FORMS[name])
     if "listeners" in form:
@@ -131,7 +134,8 @@ def get_config(arg: str = "") -> ConfigDict:
         config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
     if chosen.machine == "gpu":
         common.one_bucket(config)
-    return _shrunk(config) if chosen.tiny else config
+    config = _shrunk(config) if chosen.tiny else config
+    return common.decode_alike(config, tiny=chosen.tiny) if "consensus" in chosen.flags else config
 
 
 def _train_as_released(config: ConfigDict, name: str) -> None:

@@ -30,7 +30,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = recipe(model, chosen.form, chosen.machine or ("cpu" if model == "smollm2" else "gpu"))
     if chosen.tiny:
         config = shrink(config, random=not chosen.model)
-    return emprl_transformer.add_dailydialog(config) if "dailydialog" in chosen.flags else config
+    return emprl_transformer.flagged(config, chosen)
 
 
 def recipe(model: str, form: str, machine: str) -> ConfigDict:

@@ -28,7 +28,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = recipe(chosen.model or reg_t5.WHEEL, chosen.form)
     if chosen.tiny:
         config = shrink(config, random=not chosen.model)
-    return emprl_transformer.add_dailydialog(config) if "dailydialog" in chosen.flags else config
+    return emprl_transformer.flagged(config, chosen)
 
 
 def recipe(model: str, form: str) -> ConfigDict:

@@ -13,7 +13,7 @@ r"""EmpRL on EmpatheticDialogues with a Transformer from scratch, sized for two 
   python -m empax.main --config=configs/emprl_transformer.py:dailydialog  # and small talk: Table VII
   python -m empax.main --config=configs/emprl_transformer.py:tiny         # a trial on the built-in sample
 
-"dailydialog" and "tiny" may stand beside any form: ":sft,dailydialog,tiny".
+"dailydialog", "consensus" (the leaderboard's decoder) and "tiny" may stand beside any form: ":sft,dailydialog,tiny".
 Other rewards: --config.ppo.rewards='({"kind": "text", "function": "my_module:my_reward"},)', alone or as further parts.
 """
 
@@ -26,7 +26,7 @@ from . import common, empathy_identifiers, reg_transformer
 ABLATIONS = ("expected", "balanced", "sft", "no_kl", "no_reward", "grpo", "gspo", "trajectory")
 GROUPS = ("grpo", "gspo")
 FORMS = (*ABLATIONS, "retrieval")
-FLAGS = ("dailydialog", "tiny")
+FLAGS = ("dailydialog", "consensus", "tiny")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -35,6 +35,13 @@ def get_config(arg: str = "") -> ConfigDict:
     config = reinforced(start, chosen.form)
     if chosen.tiny:
         config = shrink(config)
+    return flagged(config, chosen)
+
+
+def flagged(config: ConfigDict, chosen: common.Arguments) -> ConfigDict:
+    """The recipe with what its flags add."""
+    if "consensus" in chosen.flags:
+        common.decode_alike(config, tiny=chosen.tiny)
     return add_dailydialog(config) if "dailydialog" in chosen.flags else config
 
 

@@ -18,6 +18,7 @@ r"""LEMPEx on EmpatheticDialogues (Majumder et al.): exemplars and four empathet
   python -m empax.main --config=configs/lempex.py:no_judges             # exemplars alone; EPITOME is not needed
   python -m empax.main --config=configs/lempex.py:machine=gpu           # four epochs instead of one
   python -m empax.main --config=configs/lempex.py:full_size             # the paper's layers and learning rate
+  python -m empax.main --config=configs/lempex.py:consensus             # by the leaderboard's decoder
   python -m empax.main --config=configs/lempex.py:tiny                  # a trial on the built-in sample
 
 Forms go together: ":no_losses,q=10,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
@@ -42,7 +43,7 @@ RHYTHM = {"log_every_steps": 50, "checkpoint_every_steps": 200}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "lempex.py", flags=(*FORMS, "tiny"), machines=MACHINES, numbers=("q",))
+    chosen = common.arguments(arg, "lempex.py", flags=(*FORMS, "consensus", "tiny"), machines=MACHINES, numbers=("q",))
     config = recipe()
     if chosen.machine == "gpu":
         on_gpu(config)
@@ -52,7 +53,8 @@ def get_config(arg: str = "") -> ConfigDict:
     for form in forms:
         change(config, form)
     config.run = tuple(name for name in config.run if name in config)
-    return shrink(config) if chosen.tiny else config
+    config = shrink(config) if chosen.tiny else config
+    return common.decode_alike(config, tiny=chosen.tiny) if "consensus" in chosen.flags else config
 
 
 def read(forms: Sequence[str]) -> ConfigDict:

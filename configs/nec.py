@@ -13,6 +13,7 @@ r"""NEC on EmpatheticDialogues (Huangfu et al. 2024): commonsense, and contrast 
   python -m empax.main --config=configs/nec.py:random_beam --config.data.dir=DATA  # control: any of the five beams
   python -m empax.main --config=configs/nec.py:shuffled --config.data.dir=DATA     # control: facts of others
   python -m empax.main --config=configs/nec.py:ranker --config.data.dir=DATA       # with the ranker of Sec. 3.2
+  python -m empax.main --config=configs/nec.py:consensus --config.data.dir=DATA    # by the leaderboard's decoder
   python -m empax.main --config=configs/nec.py:tiny                                # a trial on the built-in sample
 
 Forms go together: ":scratch,no_social,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
@@ -41,7 +42,7 @@ BUCKETS = (64, 96, 144)
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "nec.py", models=MODELS, flags=(*FORMS, "tiny"), machines=MACHINES)
+    chosen = common.arguments(arg, "nec.py", models=MODELS, flags=(*FORMS, "consensus", "tiny"), machines=MACHINES)
     model = chosen.model or "t5"
     config = recipe(model)
     budget(config, chosen.machine or ("gpu" if model == "bart" else "cpu"))
@@ -50,7 +51,12 @@ def get_config(arg: str = "") -> ConfigDict:
     for form in forms:
         change(config, form)
     leave_out_unread(config)
-    return shrink(config, model) if chosen.tiny else config
+    config = shrink(config, model) if chosen.tiny else config
+    if "consensus" not in chosen.flags:
+        return config
+    if idle := {"no_rerank", "random_beam"} & set(forms):
+        raise ValueError(f"nec.py:{arg}: {' and '.join(sorted(idle))} choose among beams, and consensus among samples.")
+    return common.decode_alike(config, tiny=chosen.tiny)
 
 
 def read(forms: Sequence[str]) -> ConfigDict:

@@ -18,6 +18,7 @@ r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought abo
   python -m empax.main --config=configs/reflectdiffu.py:no_prior           # the classifier in the first thought alone
   python -m empax.main --config=configs/reflectdiffu.py:empathy_reward     # ours: EmpRL's reward for the second intent
   python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # as many updates as the lineage has
+  python -m empax.main --config=configs/reflectdiffu.py:consensus          # by the leaderboard's decoder
   python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
 
 Forms go together: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
@@ -96,7 +97,7 @@ FEW = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "reflectdiffu.py", flags=(*FORMS, "tiny"), machines=MACHINES)
+    chosen = common.arguments(arg, "reflectdiffu.py", flags=(*FORMS, "consensus", "tiny"), machines=MACHINES)
     config = recipe()
     budget(config, chosen.machine or "cpu")
     forms = [form for form in FORMS if form in chosen.flags]
@@ -115,7 +116,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.identifiers = (empathy_identifiers.tiny if chosen.tiny else empathy_identifiers.identifiers)(seed=0)
         config.run = ("prepare", "identifiers", *config.run[1:])
         config.evaluate.judge = "identifiers"
-    return config
+    return common.decode_alike(config, tiny=chosen.tiny) if "consensus" in chosen.flags else config
 
 
 def read(forms: Sequence[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from empax.data import dailydialog, own
 from empax.data.batches import DRAWN, draw_dialogues
 from empax.data.epitome import find_epitome
 from empax.data.store import check_prepared, load_instances, may_load
+from empax.decoding.settings import DecodeSettings
 from empax.evaluation.rows import released
 from empax.evaluation.scoring import JUDGES
 from empax.pipeline import judging
@@ -36,6 +37,8 @@ class Settings:
 
     Attributes:
       stage: the training stage to evaluate.
+      decoding: how to decode, in place of the system's own `decoding`: so that systems can be compared by one decoder;
+        None = as the system says.
       index: the index stage to search.
       corpus: what to answer: empty = the run's own data; "dailydialog", found in `config.data.dir` as they are. There
         no emotion is known, so no head is chosen.
@@ -51,6 +54,7 @@ class Settings:
     """
 
     stage: str
+    decoding: DecodeSettings | None = None
     index: str = "reindex"
     corpus: Literal["", "dailydialog"] = ""
     split: str = "test"
@@ -87,6 +91,7 @@ def check(settings: Settings, run: RunContext) -> None:
       ConfigError: a stage that is not there or trains something else, or no DailyDialog where `config.data.dir` says.
     """
     check_prepared(run)
+    decoded_by(settings, run)
     answering = run.earlier("stage", settings.stage, able=("answers", lambda spec: spec.answer is not None))
     if answering.spec is not None and answering.spec.searches:
         run.earlier("index", settings.index, kind="index")
@@ -143,6 +148,23 @@ def run(settings: Settings, run: RunContext) -> None:
     kept.remove()
 
 
+def decoded_by(settings: Settings, run: RunContext) -> RunContext:
+    """The run as its system decodes by `settings.decoding`, if that is given.
+
+    Raises:
+      ConfigError: the system cannot decode so, or decodes by its pretrained generator's own settings.
+    """
+    if settings.decoding is None:
+        return run
+    shared = run.plan.system_settings
+    if getattr(shared, "own_decoding", False):
+        raise ConfigError(
+            f"config.{run.stage}.decoding is not read where {run.shared}.own_decoding = True; set one of them alone."
+        )
+    changed = dataclasses.replace(shared, decoding=settings.decoding)
+    return dataclasses.replace(run, plan=dataclasses.replace(run.plan, system_settings=changed))
+
+
 def load_answerer(settings: Settings, run: RunContext, buckets: Sequence[int]) -> Answering:
     """What answers in the stage that `settings` name, padding sources to `buckets`.
 
@@ -153,7 +175,9 @@ def load_answerer(settings: Settings, run: RunContext, buckets: Sequence[int]) -
     if stage.spec is None or stage.spec.answer is None:
         what = f"trains {stage.task!r}" if stage.task else f"is of kind {stage.kind!r}"
         raise ConfigError(f"config.{run.stage}.stage = {settings.stage!r} {what}, which answers nothing.")
-    return stage.spec.answer(stage.settings, run, AnswerOptions(stage.name, settings.index, buckets))
+    return stage.spec.answer(
+        stage.settings, decoded_by(settings, run), AnswerOptions(stage.name, settings.index, buckets)
+    )
 
 
 def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance], dict[str, Any]]:

@@ -15,8 +15,10 @@ from empax.data.dialogues import instance_to_row
 from empax.data.sample import load_annotated_pairs
 from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
+from empax.interop.pretrained import GeneratorSettings
 from empax.pipeline import annotate, answers, evaluate, judging
 from empax.systems.attributes.linear import train_linear
+from empax.systems.dialogue.settings import DialogueSettings
 from tests.plans import plan_of
 
 
@@ -231,6 +233,23 @@ def test_a_second_evaluation_of_the_same_data_leaves_the_first_alone(run):
     assert len(list(read_jsonl(run.files.predictions))) == 7
     counts = read_json(again.directory / "evaluate.json")["data"]
     assert (counts["instances"], counts["answered"]) == (7, 2)
+
+
+def test_another_decoder_takes_the_place_of_the_systems_own(run):
+    decoders = []
+    spec = TaskSpec(object, None, None, None, answer=lambda stage, run, options: decoders.append(
+        run.plan.system_settings.decoding) or Parrot())  # fmt: skip
+    stages = {**run.plan.stages, "joint": Stage("joint", "train", None, task="reg.joint", spec=spec)}
+    shared = DialogueSettings()
+    run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, stages=stages, system_settings=shared))
+    evaluate.run(settings_of(), run)
+    evaluate.run(settings_of(decoding={"method": "beam", "num_beams": 3}), run)
+    assert decoders[0] == shared.decoding
+    assert (decoders[1].method, decoders[1].num_beams) == ("beam", 3)
+    own = dataclasses.replace(shared, own_decoding=True, generator=GeneratorSettings(pretrained="x"))
+    plan = dataclasses.replace(run.plan, system_settings=own)
+    with pytest.raises(ConfigError, match=r"own_decoding = True; set one of them alone"):
+        evaluate.run(settings_of(decoding={"method": "greedy"}), dataclasses.replace(run, plan=plan))
 
 
 def test_the_main_stage_is_the_first_on_the_own_data(run):
