@@ -246,7 +246,7 @@ def test_another_decoder_takes_the_place_of_the_systems_own(run):
     evaluate.run(settings_of(decoding={"method": "beam", "num_beams": 3}), run)
     assert decoders[0] == shared.decoding
     assert (decoders[1].method, decoders[1].num_beams) == ("beam", 3)
-    own = dataclasses.replace(shared, own_decoding=True, generator=GeneratorSettings(pretrained="x"))
+    own = dataclasses.replace(shared, own_decoding=True, generator=GeneratorSettings("t5", pretrained="x"))
     plan = dataclasses.replace(run.plan, system_settings=own)
     with pytest.raises(ConfigError, match=r"own_decoding = True; set one of them alone"):
         evaluate.run(settings_of(decoding={"method": "greedy"}), dataclasses.replace(run, plan=plan))
