@@ -273,7 +273,7 @@ def take_stages(
         write_text(files.metrics, rows)
     log.info("taken from %s: %s%s", other.root, ", ".join(taken), f" (then {end})" if end else "")
     _check_inputs(files, config, inputs, taken)  # warns of what an older version made
-    return {"stages": taken, "commit": read_json(other.provenance).get("commit", "")}
+    return {"stages": taken, "commit": _description(other).get("commit", "")}
 
 
 def alike(other: WorkDir, config: Mapping[str, Any], inputs: AllInputs = MappingProxyType({})) -> tuple[list[str], str]:

@@ -127,14 +127,15 @@ def headline(report: Report) -> dict[str, Mapping[str, float]]:
 
 def facts(report: Report) -> dict[str, list[tuple[str, str]]]:
     """Short tables of names and values: counts, data, speed, index, the run."""
+    answered = report["notes"].get("evaluate", {})
     tables = {
         "Checks": [(check["name"], check["found"]) for check in report["verdict"]["checks"]],
-        "Rows scored": _flatten(report["counts"]),
+        "Rows scored": _flatten({**report["counts"], **answered.get("data", {})}),
         "Data": _flatten(report["data"]),
         "Speed": _flatten(report["speed"]),
         "Index": _flatten(report["notes"].get("indexes", {})),
         "Emotion heads": _flatten(
-            {name: note for name, note in report["notes"].get("evaluate", {}).items() if name != "linear_judge"}
+            {name: note for name, note in answered.items() if name not in ("linear_judge", "data")}
         ),
         "Attribute classifiers, held out": [
             (

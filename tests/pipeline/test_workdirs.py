@@ -121,6 +121,12 @@ def test_without_a_common_beginning_there_is_nothing_to_use(config, finished, tm
     assert not (tmp_path / "new").exists()
 
 
+def test_a_run_that_no_longer_says_what_made_it_serves_all_the_same(config, finished, tmp_path):
+    finished.provenance.write_text("null")
+    files, _ = taken(config, finished, tmp_path)
+    assert read_json(files.provenance)["reused"]["commit"] == ""
+
+
 def test_where_data_lies_is_no_difference_and_a_folder_without_a_run_is_named(config, finished, tmp_path):
     other = copy.deepcopy(config)
     other["data"]["dir"] = "elsewhere"

@@ -29,14 +29,16 @@ def rows(reply, **more):
 def files(tmp_path):
     files = WorkDir(tmp_path)
     write_jsonl(files.predictions, rows("Oh", **EMOTIONS))
-    write_json(files.stage("evaluate") / "evaluate.json", {"emotion_head": "generator"})
+    drawn = {"instances": 9, "answered": 4, "chosen": "of dialogues drawn at random"}
+    write_json(files.stage("evaluate") / "evaluate.json", {"emotion_head": "generator", "data": drawn})
     for stage, model, corpus, reply in (
         ("dailydialog", "ppo", "dailydialog", "I am fine."),
         ("dailydialog_before", "generator", "dailydialog", "I am."),
         ("again", "ppo", "", "Thank you."),
     ):
         write_jsonl(files.evaluation(stage), rows(reply, **({} if corpus else EMOTIONS)))
-        about = {"stage": model, "corpus": corpus, "split": "test", "data": {"instances": 9, "answered": 4}}
+        data = drawn if corpus else {"instances": 9, "answered": 4}  # as older versions tell of the first rows
+        about = {"stage": model, "corpus": corpus, "split": "test", "data": data}
         write_json(files.stage(stage) / "evaluate.json", {**about, "seconds": 1.0})
     return files
 
@@ -77,7 +79,7 @@ def test_report_json_holds_them_apart_from_the_main_ones(made):
     assert stored["evaluations"]["dailydialog"]["stage"] == "ppo"
     assert set(stored["evaluations"]["dailydialog"]["metrics"]["rouge_l"]) == {"value", "low", "high"}
     assert stored["metrics"]["bleu_1"]["value"] == 0.0  # "Oh"
-    assert stored["notes"]["evaluate"] == {"emotion_head": "generator"}  # the main one's, not the last one's
+    assert stored["notes"]["evaluate"]["emotion_head"] == "generator"  # the main one's, not the last one's
 
 
 def test_each_corpus_has_its_table_with_intervals_and_what_was_published(made):
@@ -91,7 +93,11 @@ def test_each_corpus_has_its_table_with_intervals_and_what_was_published(made):
     assert "0.092" in table[4]  # printed as 9.21
     assert "(" in table[3]  # intervals
     assert "Emotion" not in table[0]
-    assert any(line.startswith("4 of 9 turns answered. Nothing was trained") for line in lines)
+    drawn = "4 of 9 turns answered, of dialogues drawn at random. Nothing was trained"
+    assert any(line.startswith(drawn) for line in lines)
+    assert any(line.startswith("4 of 9 turns answered. ") for line in lines)
+    rows = lines[lines.index("## Rows scored") :]  # of the main evaluation
+    assert "| chosen | of dialogues drawn at random |" in rows[: rows.index("", 2)]
     assert "## This run's data, test split" in lines
     page = (made / "report.html").read_text()
     assert '<h2>Other test sets</h2></summary><section id="other"><h3>DailyDialog, test split</h3>' in page
