@@ -43,8 +43,8 @@ def stop_at(stage: str, step: int, number: signal.Signals) -> None:
     from empax.pipeline import answers, evaluate
 
     class Kept(answers.KeptAnswers):
-        def add(self, batch: int, rows: Mapping[int, Prediction]) -> None:
-            super().add(batch, rows)
+        def add(self, batch: int, answers: Mapping[int, Prediction]) -> None:
+            super().add(batch, answers)
             self.flush()
             if (self._folder.parent.name, batch + 1) == (stage, step):
                 os.kill(os.getpid(), number)
