@@ -65,7 +65,9 @@ def train_bpe(
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    # The second takes out the blank of the first word, which the text did not have.
+    first_blank = decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), first_blank])  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=special, initial_alphabet=sorted(alphabet), show_progress=False
     )

@@ -16,6 +16,7 @@ import tokenizers as rust
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from empax.core.files import DataError
+from empax.data.chat_files import default_template
 from empax.data.model_files import check_whole, rust_errors
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -24,6 +25,7 @@ _MOST_ENTRIES = 1 << 20  # of metadata, and tensors
 _MOST_ITEMS = 1 << 22  # of a list; the longest are merges, half a million
 _MOST_BYTES = 1 << 26  # of a text
 _LARGEST = 1 << 48  # numbers of a tensor
+_TEMPLATE = "tokenizer.chat_template"
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are never split; the text of control tokens is not written out
 
 
@@ -261,8 +263,15 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
             add = backend.add_special_tokens if special else backend.add_tokens
             add([AddedToken(token, normalized=False, special=special) for token in added])
     names = _special_names(file, tokens)
-    template = file.text("tokenizer.chat_template") if "tokenizer.chat_template" in file.metadata else None
-    return GgufTokenizer(backend, names, template)
+    return GgufTokenizer(backend, names, _chat_template(file))
+
+
+def _chat_template(file: GgufFile) -> str | None:
+    """The template of a file; others have names, which it lists."""
+    if _TEMPLATE in file.metadata:
+        return file.text(_TEMPLATE)
+    named = file.texts(f"{_TEMPLATE}s") if f"{_TEMPLATE}s" in file.metadata else []
+    return default_template({name: file.text(f"{_TEMPLATE}.{name}") for name in named}, str(file.path))
 
 
 def _special_names(file: GgufFile, tokens: list[str]) -> dict[str, str]:

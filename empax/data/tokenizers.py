@@ -21,6 +21,10 @@ from empax.data.plain_text import PlainText
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
 SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN = "<sep>", "<speaker>", "<listener>"
 CONFIG, RARE_WORDS = "tokenizer_config.json", "rare_words"
+CLEAN_UP = "clean_up_tokenization_spaces"
+
+_CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+"""What loses its blanks, in this order. Source: `clean_up_tokenization` of transformers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +61,7 @@ class SubwordTokenizer:
       chat_template: how the model that this is of frames a dialogue (Jinja); None if it has no such way.
       reading: how an encoder that reads with it wants its texts.
       rare_words: of a vocabulary of words: how many different words of its training texts are `<unk>`.
+      cleans_up: whether `decode` takes the blanks out that stand before signs: "that ' s so ." as "that's so.".
       source: the folder or file that this was loaded from, for messages.
     """
 
@@ -68,6 +73,7 @@ class SubwordTokenizer:
         eos: str,
         start: str,
         bos: str = "",
+        clean_up: bool | None = None,
         chat_template: str | None = None,
         source: str = "the tokenizer",
     ):
@@ -80,6 +86,7 @@ class SubwordTokenizer:
         self.chat_template = chat_template
         self.reading = Reading()
         self.rare_words = 0
+        self.cleans_up = isinstance(backend.model, rust.models.WordPiece) if clean_up is None else clean_up
         self.source = source
         self.names = {"pad_token": pad, "eos_token": eos, "start_token": start}
         if bos:
@@ -133,7 +140,10 @@ class SubwordTokenizer:
         return self._plain.mark(frame)
 
     def decode(self, ids: Sequence[int], words: Sequence[str] = ()) -> str:
-        """Text up to the first end-of-sequence id; special and added tokens leave no trace.
+        """Text up to the first end-of-sequence id, with its blanks; special and added tokens leave no trace.
+
+        The text is that of transformers' `decode` with skip_special_tokens. Departure: where tokenizer_config.json does
+        not say whether to clean up, WordPiece does.
 
         Args:
           ids: of the text.
@@ -143,14 +153,26 @@ class SubwordTokenizer:
         if self.eos_id in plain:
             plain = plain[: plain.index(self.eos_id)]
         if not words:
-            return self.backend.decode(plain, skip_special_tokens=True).strip()
+            return self._text(plain)
         said = []
         for known, run in itertools.groupby(plain, lambda i: i < self.vocab_size):
             if known:
-                said.append(self.backend.decode(list(run), skip_special_tokens=True))
+                said.append(self._text(list(run)))
             else:
                 said += [words[i - self.vocab_size] for i in run if i - self.vocab_size < len(words)]
-        return " ".join(filter(None, said)).strip()
+        return " ".join(filter(None, said))
+
+    def continuation(self, text: str, ids: Sequence[int]) -> str:
+        """What `ids` add to `text`, with the blank between them, which many tokenizers take off a text of its own."""
+        before = self.encode(text)
+        start, whole = self.decode(before), self.decode([*before, *ids])
+        return whole.removeprefix(start) if whole.startswith(start) else self.decode(ids)
+
+    def _text(self, ids: list[int]) -> str:
+        text = self.backend.decode(ids, skip_special_tokens=True)
+        for found in _CLEANED if self.cleans_up else ():
+            text = text.replace(found, found.strip())
+        return text
 
     def lower_cased(self) -> SubwordTokenizer:
         """The same, reading texts in lower case."""
@@ -182,6 +204,7 @@ class SubwordTokenizer:
         folder = Path(folder)
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=False))
         fields: dict[str, str | int] = {"tokenizer_class": "PreTrainedTokenizerFast", **self.names}
+        fields[CLEAN_UP] = self.cleans_up
         if self.chat_template is not None:
             fields["chat_template"] = self.chat_template
         if self.rare_words:

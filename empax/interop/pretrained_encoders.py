@@ -189,7 +189,7 @@ def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[n
     table = np.asarray(encoder.params["encoder"]["token_embedding"])
     if table.shape[1] < size:
         raise ConfigError(f"the embeddings of {pretrained} have {table.shape[1]} dimensions, d_model = {size} is more.")
-    pieces = encoder.tokenizer.encode_batch([tokenizer.decode([i]) for i in range(tokenizer.vocab_size)])
+    pieces = encoder.tokenizer.encode_batch([tokenizer.decode([i]).strip() for i in range(tokenizer.vocab_size)])
     known = np.array([bool(ids) for ids in pieces])
     means = np.stack([table[ids].mean(axis=0) for ids in pieces if ids])
     means -= means.mean(axis=0)

@@ -110,8 +110,8 @@ class TextModel:
     def generate(self, texts: Sequence[str], *, batch_size: int = 8, seed: int = 0, **options: Any) -> list[str]:
         """Answers each text.
 
-        A model with a chat template answers as in a chat that the user has just begun; another decoder-only model goes
-        on with the text.
+        A model with a chat template answers as in a chat that the user has just begun. Another decoder-only model goes
+        on with the text: its answer begins with the blank, if any, that stands between them.
 
         Args:
           texts: the sources.
@@ -132,7 +132,7 @@ class TextModel:
             found = np.asarray(_generate(task, {"model": self.params}, batch, rng).tokens)
             for row, tokens in zip(rows, found[:, 0], strict=True):
                 if row >= 0:
-                    answers[row] = self.tokenizer.decode(tokens.tolist())
+                    answers[row] = self._said(texts[int(row)], tokens.tolist())
         return answers
 
     def nll(self, sources: Sequence[str], targets: Sequence[str], *, batch_size: int = 8) -> Likelihoods:
@@ -298,6 +298,11 @@ class TextModel:
                 folder, self.fields["model_type"], self.adapters.params, self.model.config, self.adapters.settings,
                 base=base_beneath(self.adapters.base, kept=False), tokenizer=t, generation=generation,
             )  # fmt: skip
+
+    def _said(self, text: str, ids: list[int]) -> str:
+        if isinstance(self.model, DecoderOnly) and not self.tokenizer.chat_template:
+            return self.tokenizer.continuation(text, ids)
+        return self.tokenizer.decode(ids)
 
     def _task(self, settings: DecodeSettings) -> Generator:
         model, t = self.model, self.tokenizer

@@ -1,17 +1,23 @@
 """Tokenizers: nothing is lost, special tokens are atomic, files round-trip, errors say what to install."""
 
+import gzip
+import itertools
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.data import wheels
 from empax.data.bpe import BASE_TOKENS, train_bpe
 from empax.data.tokenizer_folders import load_tokenizer
-from empax.data.tokenizers import tokenizers_agree
+from empax.data.tokenizers import SubwordTokenizer, tokenizers_agree
+from empax.data.words import train_words
 
 TEXTS = [
     "I don't know what to do, my dog is sick.",
@@ -19,6 +25,7 @@ TEXTS = [
     "He won't eat since the 24th; it's been 3 days!!",
     "That must be hard. Did you call the vet?",
 ] * 5
+REPLIES = Path(__file__).resolve().parents[2] / "results" / "runs" / "reg" / "t5" / "0" / "outputs.jsonl.gz"
 HARD = ["Grüße, 你好 🎉!", "a\u2028b", "Café 1234,56%", "x" * 300, "'quoted' can't", "e\u0301\x00"]
 
 
@@ -111,6 +118,96 @@ def test_saved_folder_loads_in_transformers(bpe, tmp_path):
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
     assert theirs(TEXTS, add_special_tokens=False)["input_ids"] == bpe.encode_batch(TEXTS)
     assert (theirs.pad_token_id, theirs.eos_token_id) == (bpe.pad_id, bpe.eos_id)
+
+
+def replies(number):
+    """Published replies, and what they lack: quotes, signs behind blanks, blanks at the ends."""
+    with gzip.open(REPLIES, "rt", encoding="utf-8") as lines:
+        found = [json.loads(line)["response"] for line in itertools.islice(lines, number)]
+    return [*found, *TEXTS[:4], *HARD, "he said ' no ' , i 'd n't !", "  two  blanks ", "a . b ? c ! 's 've 're 'm"]
+
+
+def small(kind):
+    """A tokenizer of this model, trained on TEXTS."""
+    special = {"special_tokens": ["<pad>", "</s>", "[UNK]"], "show_progress": False}
+    bert, alphabet = pre_tokenizers.BertPreTokenizer(), pre_tokenizers.ByteLevel.alphabet()
+    model, splitter, decoder, trainer = {
+        "BPE": (models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel(),
+                trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, **special)),
+        "Unigram": (models.Unigram(), pre_tokenizers.Metaspace(), decoders.Metaspace(),
+                    trainers.UnigramTrainer(vocab_size=400, unk_token="[UNK]", **special)),
+        "WordLevel": (models.WordLevel(unk_token="[UNK]"), bert, None, trainers.WordLevelTrainer(**special)),
+        "WordPiece": (models.WordPiece(unk_token="[UNK]"), bert, decoders.WordPiece(),
+                      trainers.WordPieceTrainer(vocab_size=400, **special)),
+    }[kind]  # fmt: skip
+    backend = Backend(model)
+    backend.pre_tokenizer = splitter
+    if decoder is not None:
+        backend.decoder = decoder
+    backend.train_from_iterator(TEXTS, trainer)
+    return SubwordTokenizer(backend, pad="<pad>", eos="</s>", start="<pad>")
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("said", [True, False, None])
+@pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordLevel", "WordPiece"])
+def test_decoding_is_that_of_transformers_whatever_the_folder_says_of_blanks(kind, said, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    small(kind).save(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del config["clean_up_tokenization_spaces"]
+    config |= {} if said is None else {"clean_up_tokenization_spaces": said}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours, theirs = load_tokenizer(tmp_path), transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
+    # Where nothing is said, ours cleans up what WordPiece has cut.
+    option = {"clean_up_tokenization_spaces": True} if (kind, said) == ("WordPiece", None) else {}
+    ids = ours.encode_batch(replies(100))
+    wanted = [theirs.decode(row, skip_special_tokens=True, **option) for row in ids]
+    assert [ours.decode(row) for row in ids] == wanted
+    ours.save(tmp_path / "again")
+    again = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path / "again"))
+    assert [again.decode(row, skip_special_tokens=True) for row in ids] == wanted
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["minilm", "smollm2", "flan-t5-small-titles", "bpe", "words"])
+def test_decoding_published_replies_is_that_of_transformers(name, number, bpe, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    made = {"bpe": lambda: bpe, "words": lambda: train_words(TEXTS, min_count=1)}
+    try:
+        ours = made.get(name, lambda: load_tokenizer(name))()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    ours.save(tmp_path)
+    # A wheel's own files, where it has such.
+    own = wheels.WHEELS[name]() if name in wheels.WHEELS else tmp_path
+    theirs = transformers.AutoTokenizer.from_pretrained(str(own if (own / "tokenizer.json").is_file() else tmp_path))
+    ids = ours.encode_batch(replies(number))
+    clean_up = name == "minilm"
+    wanted = [theirs.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up) for row in ids]
+    assert [ours.decode(row) for row in ids] == wanted
+
+
+def test_decoding_wordpiece_gives_contractions_back(minilm):
+    text = "i'm sure that's so, isn't it? they'll come, i've heard."
+    assert minilm.decode(minilm.encode(text)) == text
+
+
+def test_decoding_keeps_the_blanks_at_the_ends():
+    tokenizer = small("BPE")
+    for text in (" sad", "sad\n", "\n\n so  sad \t"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram", "own"])
+def test_a_text_and_its_continuation_are_one_text(kind, bpe):
+    tokenizer = bpe if kind == "own" else small(kind)
+    whole, begun = tokenizer.encode("my dog is sick."), tokenizer.encode("my dog")
+    assert whole[: len(begun)] == begun
+    assert tokenizer.continuation("my dog", whole[len(begun) :]) == " is sick."
+    assert tokenizer.continuation("my dog", [*whole[len(begun) :], tokenizer.eos_id, *whole]) == " is sick."
+    assert tokenizer.continuation("", whole) == tokenizer.continuation("\ufffd", whole)[-15:] == "my dog is sick."
 
 
 @pytest.mark.oracle

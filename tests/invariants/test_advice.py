@@ -1205,6 +1205,12 @@ def with_template(tools, content):
     return tokenizer_folders.load_tokenizer(tools.tmp / "words")
 
 
+def with_templates(tools, templates):
+    tokenizer().save(tools.tmp / "words")
+    tools.write("words/chat_template.json", json.dumps({"chat_template": templates}))
+    return tokenizer_folders.load_tokenizer(tools.tmp / "words")
+
+
 def onnx_file():
     """An ONNX model with one initialiser, the vector w of one element."""
 
@@ -1344,9 +1350,14 @@ MODEL_FILES = [
         lambda t: same_ids(t, separator=1), lambda t: same_ids(t, separator=0),
     ),
     Case(
-        "data/tokenizer_folders.py", "is not UTF-8 ({}); save it so, or fetch the model again",
+        "data/chat_files.py", "is not UTF-8 ({}); save it so, or fetch the model again",
         lambda t: with_template(t, TEMPLATE.encode() + "é".encode("latin-1")),
         lambda t: with_template(t, TEMPLATE.encode() + "é".encode()),
+    ),
+    Case(
+        "data/chat_files.py", "an object of templates by name; correct it, or fetch the model again",
+        lambda t: with_templates(t, [TEMPLATE]),
+        lambda t: with_templates(t, [{"name": "default", "template": TEMPLATE}]),
     ),
     replaced(
         "interop/flax_files.py", "is not a whole msgpack file of Flax", flax_files.read_flax,

@@ -86,6 +86,13 @@ def source_ids(kind, tokenizer, text):
     return tokenizer(text, return_tensors="pt").input_ids
 
 
+def text_behind(tokenizer, prompt, ids):
+    """What `ids` add to the text of a prompt, with the blank between them."""
+    before, whole = (tokenizer.decode(row, skip_special_tokens=True) for row in (prompt, [*prompt, *ids.tolist()]))
+    assert whole.startswith(before)
+    return whole.removeprefix(before)
+
+
 @every_kind
 def test_it_generates_what_transformers_does_and_knows_how_likely_it_was(folder):
     kind, path = folder
@@ -109,8 +116,9 @@ def test_it_generates_what_transformers_does_and_knows_how_likely_it_was(folder)
                 logits = model(torch.cat([ids, wanted], dim=1)).logits[0, ids.shape[1] - 1 : -1]
                 nlls.append(float(torch.nn.functional.cross_entropy(logits, wanted[0], reduction="sum")))
                 said, rare = said[ids.shape[1] :], rare[ids.shape[1] :]
-        assert answer == ours.tokenizer.decode(said.tolist())
-        assert other == ours.tokenizer.decode(rare.tolist())
+        prompt = ids[0].tolist() if kind == "gpt2" else []
+        assert answer == text_behind(tokenizer, prompt, said)
+        assert other == text_behind(tokenizer, prompt, rare)
     likelihoods = ours.nll(TEXTS, targets)
     np.testing.assert_allclose(likelihoods.nll, nlls, rtol=2e-4)
     assert likelihoods.perplexity == pytest.approx(np.exp(sum(nlls) / likelihoods.num_tokens.sum()), rel=1e-3)

@@ -147,7 +147,7 @@ def emotional_words(name: str, tokenizer: SubwordTokenizer) -> Bool[np.ndarray, 
       DataError: it is no text.
     """
     words = _lexicon(name)
-    found = np.array([tokenizer.decode([i]) in words for i in range(tokenizer.vocab_size)])
+    found = np.array([tokenizer.decode([i]).strip() in words for i in range(tokenizer.vocab_size)])
     if not found.any():
         raise ConfigError(f"lexicon = {name!r} has none of the {tokenizer.vocab_size} words; give another.")
     return found

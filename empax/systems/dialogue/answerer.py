@@ -136,7 +136,7 @@ class Answerer:
                 if "num_unknown" in found:
                     notes["num_unknown"] = int(found["num_unknown"])
                 words = made_of.words[i] if made_of.words else ()
-                answer = self.tokenizer.decode([int(t) for t in tokens[b]], words)
+                answer = self.tokenizer.decode([int(t) for t in tokens[b]], words).strip()
                 made[i] = self._prediction(instances[i], answer, found, notes)
             return made
 

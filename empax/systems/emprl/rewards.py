@@ -189,7 +189,7 @@ class EmpathyReward:
         batch, reader = rollout.batch, self.judges[0].tokenizer
         if self.on_host:
             tokens = np.asarray(distributed.whole(rollout.tokens))
-            texts = [self.tokenizer.decode([int(t) for t in row]) for row in tokens]
+            texts = [self.tokenizer.decode([int(t) for t in row]).strip() for row in tokens]
             width = tokens.shape[1] + 16
             _, ids = encode_exchanges(reader, [()] * len(texts), texts, max_context_tokens=4, max_response_tokens=width)
             response, mask = features.pad(ids, width, reader.pad_id)
@@ -263,7 +263,7 @@ class TextReward:
 
     def _asked(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         asked = [self.instances[int(i)] for i in rows]
-        responses = [self.tokenizer.decode([int(t) for t in row]) for row in tokens]
+        responses = [self.tokenizer.decode([int(t) for t in row]).strip() for row in tokens]
         return call_text_function(self.function, self.name, asked, responses, self._known)
 
     @functools.cached_property

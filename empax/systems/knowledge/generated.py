@@ -65,7 +65,7 @@ class Writer:
             for indices, batch in eval_batches(examples, batch_size=self.batch_size, buckets=_BUCKETS):
                 made = jax.device_get(self._write(self.params, batch.source, batch.source_mask))
                 for row in np.flatnonzero(indices >= 0):
-                    texts = [self.tokenizer.decode([int(t) for t in tokens]) for tokens in made.tokens[row]]
+                    texts = [self.tokenizer.decode([int(t) for t in tokens]).strip() for tokens in made.tokens[row]]
                     found[indices[row]] = list(zip(texts, map(float, made.log_probs[row]), strict=True))
                 bar.update(int((indices >= 0).sum()))
         return found

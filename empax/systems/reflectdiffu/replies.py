@@ -57,7 +57,7 @@ class ReplyEmpathy:
         real = [int(i) for i in rows if i >= 0]
         self._judge_gold([i for i in dict.fromkeys(real) if i not in self._levels])
         ids = replies[np.asarray(rows) >= 0].tolist()
-        texts = [self.tokenizer.decode(reply, self.words[i]) for i, reply in zip(real, ids, strict=True)]
+        texts = [self.tokenizer.decode(reply, self.words[i]).strip() for i, reply in zip(real, ids, strict=True)]
         found = self._log_probs(real, texts)
         wanted = np.array([self._levels[i] for i in real], int).reshape(len(real), found.shape[1], 1)
         rewards = np.zeros(len(rows), np.float32)
