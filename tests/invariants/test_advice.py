@@ -1562,9 +1562,16 @@ CLASSIC = [
         lambda t: check_vectors(str(t.write("v.txt", "hello 1 2"))),
     ),
     Case(
-        "data/word_vectors.py", "is not UTF-8 ({}); unpack it",
-        lambda t: vectors_of(t, "v.txt", "é 1 2", encoding="latin-1"),
-        lambda t: vectors_of(t, "v.txt"),
+        "data/word_vectors.py", "must be {} as before; correct the line, or fetch the file again",
+        lambda t: vectors_of(t, "v.txt", "a 1 2\nhello 1"), lambda t: vectors_of(t, "v.txt", "a 1 2\nhello 1 2"),
+    ),
+    Case(
+        "data/word_vectors.py", "no number behind a word; give a file of word vectors",
+        lambda t: vectors_of(t, "v.txt", "hello"), lambda t: vectors_of(t, "v.txt", "hello 1 2"),
+    ),
+    Case(
+        "data/word_vectors.py", "has a number that is not finite in float32; correct the line",
+        lambda t: vectors_of(t, "v.txt", "hello 1 inf"), lambda t: vectors_of(t, "v.txt", "hello 1 2"),
     ),
     Case(
         "data/word_vectors.py", "has no vectors that can be read ({}); install the wheel again",

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Bool
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError
 from empax.core.inputs import note
 from empax.core.paths import expand
+from empax.core.text_files import read_lines
 from empax.core.types import Instance
 from empax.data import features
 from empax.data.english import vader_lexicon
@@ -167,7 +167,4 @@ def _lexicon(name: str) -> frozenset[str]:
     check_lexicon(name)
     if name == "vader":
         return frozenset(vader_lexicon())
-    try:
-        return frozenset(line.strip().lower() for line in expand(name).read_text(encoding="utf-8").splitlines()) - {""}
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name} is not UTF-8 ({error}); save it so.") from error
+    return frozenset(line.strip().lower() for _, line in read_lines(expand(name))) - {""}

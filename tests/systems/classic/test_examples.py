@@ -58,7 +58,7 @@ def test_words_of_emotion(tmp_path):
     found = words(np.flatnonzero(emotional_words("vader", WORDS)))
     assert set(found) == {"lost", "no", "sad", "sorry", "won", "great", "proud"}
     own = tmp_path / "own.txt"
-    own.write_text("Dog\n\nzyzzyva\n")
+    own.write_text("\ufeffDog\r\n\nzyzzyva\n", encoding="utf-8")
     assert np.flatnonzero(emotional_words(str(own), WORDS)).tolist() == [WORDS.token_id("dog")]
     (tmp_path / "other.txt").write_text("zyzzyva")
     with pytest.raises(ConfigError, match="has none of the"):
@@ -66,7 +66,7 @@ def test_words_of_emotion(tmp_path):
     with pytest.raises(ConfigError, match=r"lexicon = 'nrc' is no file; give one with a word on each line"):
         check_lexicon("nrc")
     (tmp_path / "broken.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="is not UTF-8"):
+    with pytest.raises(DataError, match="UTF-16, must be UTF-8"):
         emotional_words(str(tmp_path / "broken.txt"), WORDS)
 
 
