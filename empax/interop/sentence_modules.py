@@ -94,14 +94,14 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
     found: dict[str, Any] = {"encoder": folder}
     projections: list[Projection] = []
     files: list[Path] = []
-    order, counts = [], True
+    order, pools_prompt = [], True
     for kind, place in _modules(path):
         order.append(kind)
         if kind == "Transformer":
             found |= {"encoder": place, **_transformer(place)}
         elif kind == "Pooling":
             found["pooling"] = _pooling(place / "config.json") if pooling else None
-            counts = bool(read_model_json(place / "config.json").get("include_prompt", True))
+            pools_prompt = bool(read_model_json(place / "config.json").get("include_prompt", True))
         elif kind == "Dense":
             files.append(place)
             projections.append(_dense(place / "config.json"))
@@ -110,8 +110,11 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
             found["normalize"] = True
     _check_order(order, path)
     similarity, reading = _sentences(folder, found.pop("max_tokens"))
-    if not counts and (reading.query_prompt or reading.key_prompt):
-        raise ConfigError(f"{folder}: include_prompt = False, but here prompts are pooled with the text.")
+    if not pools_prompt and (reading.query_prompt or reading.key_prompt):
+        raise ConfigError(
+            f"{folder}: include_prompt = False, but here prompts of queries and documents are pooled with the text."
+        )
+    reading = dataclasses.replace(reading, pools_prompt=pools_prompt)
     return SentenceModules(
         **found, projections=tuple(projections), files=tuple(files), similarity=similarity, reading=reading
     )
@@ -246,7 +249,7 @@ def _sentences(folder: Path, max_tokens: int | None) -> tuple[str | None, Readin
     # default is for texts that are neither.
     documents = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), "")
     whole = "" if default is None else prompts[default]
-    return similarity, Reading(prompts.get("query", ""), documents, whole, max_tokens)
+    return similarity, Reading(prompts.get("query", ""), documents, whole, max_tokens=max_tokens)
 
 
 def write_modules(
@@ -264,7 +267,8 @@ def write_modules(
     """
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     switches = {f"pooling_mode_{_OLD_NAMES.get(mode, mode)}": model.pooling == mode for mode in get_args(Pooling)}
-    _write_module(folder / "1_Pooling", {"word_embedding_dimension": size, **switches})
+    prompted = {} if reading.pools_prompt else {"include_prompt": False}
+    _write_module(folder / "1_Pooling", {"word_embedding_dimension": size, **switches, **prompted})
     for i, projection in enumerate(model.projections):
         place, layer = f"{2 + i}_Dense", params[f"dense_{i}"]
         modules.append((place, "Dense"))

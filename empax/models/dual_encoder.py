@@ -48,22 +48,27 @@ class Projection:
     use_bias: bool = True
 
 
-def pooled(states: Float[Array, "B S D"], mask: Bool[Array, "B S"], pooling: Pooling) -> Float[Array, "B D"]:
+def pooled(
+    states: Float[Array, "B S D"], mask: Bool[Array, "B S"], pooling: Pooling, *, unpooled: int = 0
+) -> Float[Array, "B D"]:
     """One float32 vector of the real tokens' states; zeros for a text without tokens, but for "cls".
+
+    The first `unpooled` tokens are left out; places still count from the first token.
 
     Source: "mean", "cls", "max" and "mean_sqrt_len_tokens" Reimers and Gurevych 2019, Sec. 3, and their code (sum over
     the root of the length); "weightedmean", by place, and "lasttoken" Muennighoff 2022, Sec. 4.1.
     """
+    places = jnp.arange(mask.shape[1])[None]
+    first = jnp.argmax(mask, axis=1)[:, None]
+    mask &= places >= unpooled
     if pooling == "cls":
-        return states[:, 0].astype(jnp.float32)
+        return states[:, unpooled].astype(jnp.float32)
     if pooling == "max":
         return masked_max(states, mask)
     if pooling == "lasttoken":
-        places = jnp.arange(mask.shape[1])[None]
         return masked_mean(states, mask & (places == jnp.max(jnp.where(mask, places, -1), axis=1, keepdims=True)))
     if pooling == "weightedmean":
-        # Places count from the first real token.
-        weights = mask * (jnp.arange(mask.shape[1])[None] - jnp.argmax(mask, axis=1)[:, None] + 1).astype(jnp.float32)
+        weights = mask * (places - first + 1).astype(jnp.float32)
         total = jnp.einsum("BSD,BS->BD", states.astype(jnp.float32), weights)
         return total / jnp.maximum(weights.sum(axis=1, keepdims=True), 1.0)
     mean = masked_mean(states, mask)
@@ -99,10 +104,10 @@ class DualEncoder(nn.Module):
         return self.projections[-1].features if self.projections else self.encoder.config.d_model  # pyright: ignore[reportAttributeAccessIssue]
 
     def __call__(
-        self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
+        self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, unpooled: int = 0, deterministic: bool = True
     ) -> Float[Array, "B D"]:
         """The vectors of `embed`."""
-        return self.embed(ids, mask, deterministic=deterministic)
+        return self.embed(ids, mask, unpooled=unpooled, deterministic=deterministic)
 
     def embed(
         self,
@@ -110,11 +115,16 @@ class DualEncoder(nn.Module):
         mask: Bool[Array, "B S"],
         *,
         embedded: Float[Array, "B S _"] | None = None,
+        unpooled: int = 0,
         deterministic: bool = True,
     ) -> Float[Array, "B D"]:
-        """One float32 vector per text; `embedded` stands for the embeddings of `ids`, which are then None."""
+        """One float32 vector per text; `embedded` stands for the embeddings of `ids`, which are then None.
+
+        The first `unpooled` tokens are read and not pooled: a prompt.
+        """
         options = {} if embedded is None else {"embedded": embedded}
-        vectors = pooled(self.encoder(ids, mask, deterministic=deterministic, **options), mask, self.pooling)
+        states = self.encoder(ids, mask, deterministic=deterministic, **options)
+        vectors = pooled(states, mask, self.pooling, unpooled=unpooled)
         for layer, projection in zip(self.dense, self.projections, strict=True):
             vectors = _ACTIVATIONS[projection.activation](layer(vectors))
         return unit(vectors) if self.normalize else vectors

@@ -152,8 +152,8 @@ class TextModel:
     def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Float[np.ndarray, "N D"]:
         """One float32 vector for each text; of an encoder-decoder, the mean of its encoder's states.
 
-        A folder of sentence-transformers has its default prompt put in front, and cuts a text at its longest as that
-        library does.
+        A folder of sentence-transformers has its default prompt put in front, pools it or not as it says, and cuts a
+        text at its longest, as that library does.
 
         Raises:
           ConfigError: the model is decoder-only, or a text is too long for it.
@@ -173,8 +173,11 @@ class TextModel:
         ends = [[self.tokenizer.eos_id]] * len(ids)
         examples = SequenceExamples(ids, ends, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
         vectors = np.zeros((len(ids), model.width), np.float32)
+        unpooled = 0
+        if reading.prompt and not reading.pools_prompt:
+            unpooled = len(self.tokenizer.framing[0]) + len(self.tokenizer.encode(reading.prompt))
         for rows, batch in batches_of(examples, batch_size):
-            found, kept = np.asarray(_embed(model, params, batch)), rows >= 0
+            found, kept = np.asarray(_embed(model, params, batch, unpooled)), rows >= 0
             vectors[rows[kept]] = found[kept]
         return vectors
 
@@ -354,9 +357,9 @@ def _read(task: Generator, params: Params, batch: Batch) -> tuple[jax.Array, jax
     return row_nll(model, params, batch, states, batch.source_mask)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _embed(model: DualEncoder, params: Params, batch: Batch) -> Any:
-    return model.apply({"params": params}, batch.source, batch.source_mask)
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _embed(model: DualEncoder, params: Params, batch: Batch, unpooled: int) -> Any:
+    return model.apply({"params": params}, batch.source, batch.source_mask, unpooled=unpooled)
 
 
 def _lora_settings(lora: LoraSettings | int | bool) -> LoraSettings | None:

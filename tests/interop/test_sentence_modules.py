@@ -213,7 +213,7 @@ DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activa
                 "config_sentence_transformers.json": {"prompts": {"query": "q: "}},
                 "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False},
             },
-            "include_prompt = False",
+            "include_prompt = False, but here prompts of queries",
         ),
         ({"sentence_bert_config.json": {"transformer_task": "fill-mask"}}, "transformer_task = 'fill-mask'"),
         ({"sentence_bert_config.json": {"max_seq_length": "long"}}, "max_seq_length = 'long' must be a number"),
@@ -278,3 +278,25 @@ def test_the_front_door_embeds_as_the_folder_says(st, base, tmp_path):
     np.testing.assert_allclose(found, theirs.encode(texts), atol=1e-5)
     assert np.abs(found - theirs.encode(texts, prompt="")).max() > 0.01
     assert empax.load(tmp_path).embed([]).shape == (0, WIDTH)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    "pooling",
+    ["mean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cls", "max", "lasttoken", "weightedmean"))],
+)
+def test_the_front_door_leaves_the_prompt_out_of_the_pooling_where_the_folder_says_so(pooling, st, base, tmp_path):
+    options = {"prompts": {"note": "We saw: "}, "default": "note", "pooling_options": {"include_prompt": False}}
+    theirs = written(st, base, tmp_path / "in", pooling=pooling, **options)
+    model, expected = empax.load(tmp_path / "in"), theirs.encode(TEXTS)
+    np.testing.assert_allclose(model.embed(TEXTS), expected, atol=1e-5)
+    model.save(tmp_path / "out")
+    np.testing.assert_allclose(empax.load(tmp_path / "out").embed(TEXTS), expected, atol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
+    with_prompt = json.loads((tmp_path / "in" / "1_Pooling" / "config.json").read_text()) | {"include_prompt": True}
+    (tmp_path / "in" / "1_Pooling" / "config.json").write_text(json.dumps(with_prompt))
+    if pooling != "lasttoken":  # whose token is never one of the prompt
+        assert np.abs(empax.load(tmp_path / "in").embed(TEXTS) - expected).max() > 0.01
