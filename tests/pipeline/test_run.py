@@ -367,7 +367,8 @@ def test_stages_run_in_order_and_a_broken_one_again(short, tmp_path):
     assert len(ran) == 4
     assert read_json(tmp_path / "config.json") == config
     about = read_json(tmp_path / "run.json")
-    assert {"python", "platform", "versions", "commit", "seed", "devices", "command"} == set(about)
+    assert {"python", "platform", "versions", "commit", "seed", "deterministic", "devices", "command"} == set(about)
+    assert about["deterministic"] is False
 
 
 def test_a_work_directory_of_another_config_names_what_differs(short, tmp_path):

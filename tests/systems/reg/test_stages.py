@@ -11,6 +11,7 @@ from empax.core.run import RunContext
 from empax.core.system import load_encoder_of
 from empax.core.tree import hash_tree
 from empax.data import features
+from empax.data.batches import draw
 from empax.data.store import PrepareSettings, load_candidates, load_instances
 from empax.pipeline import evaluate
 from empax.pipeline.run import make_plan
@@ -19,9 +20,10 @@ from empax.systems.dialogue.settings import GeneratorTaskSettings
 from empax.systems.dialogue.stages import build_generator
 from empax.systems.reg import SYSTEM, TASKS
 from empax.systems.reg.parts import RegParts
-from empax.systems.reg.settings import JointTaskSettings, RetrieverTaskSettings
+from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import (
     Refresh,
+    build_emotions,
     build_joint,
     build_retriever,
 )
@@ -40,7 +42,7 @@ def context(workdir, stage, **changes):
 
 
 def answering(run, stage, index="reindex", buckets=(80,)):
-    return evaluate.load_answerer(evaluate.Settings(stage, index), run, buckets)
+    return evaluate.load_answerer(evaluate.Settings(stage, index=index), run, buckets)
 
 
 def same(one, two):
@@ -76,6 +78,18 @@ def test_g1_sees_exemplars_of_the_index_in_training_and_none_in_validation(finis
     assert share(build_generator(GeneratorTaskSettings(), run).train) == 0.0
     limited = build_generator(GeneratorTaskSettings(max_validation_examples=5), run)
     assert len(limited.validation) == 5
+
+
+def test_limited_emotions_are_of_drawn_contexts(finished):
+    run = context(finished, "emotions")
+    every, some = (
+        build_emotions(EmotionTaskSettings(max_examples=most, max_validation_examples=most), run) for most in (0, 8)
+    )
+    for whole, drawn in ((every.train, some.train), (every.validation, some.validation)):
+        rows = [list(source) for source in whole.sources]
+        assert len(drawn) == 8
+        assert list(map(list, drawn.sources)) == draw(rows, 8)
+        assert list(map(list, drawn.sources)) != rows[:8]
 
 
 def test_attributes_false_removes_every_attribute_token(finished):
