@@ -37,7 +37,7 @@ def recipe(model: str) -> ConfigDict:
     config.run = ("prepare", "generator", "evaluate", "report")
     config.seq2seq = ConfigDict(
         {
-            "generator": {"architecture": "pretrained", "pretrained": model, "dropout": 0.1},
+            "generator": {"architecture": "pretrained", "pretrained": model},
             "form": "plain",
             "layout": {  # 99.9% of prompts and tails are not cut
                 "max_context_tokens": 48,

@@ -17,16 +17,16 @@ from ml_collections import ConfigDict
 from . import common
 
 
-def get_config(arg: str) -> ConfigDict:
+def get_config(arg: str = "") -> ConfigDict:
     model, _, rest = arg.partition(",")
     if not model or model in ("lora", "tiny"):
-        raise ValueError(f"finetune.py:{arg} names no model; write finetune.py:FOLDER,lora or finetune.py:FOLDER.")
+        raise ValueError("finetune needs a model; write finetune:FOLDER, finetune:FOLDER,lora or finetune:FOLDER,tiny.")
     chosen = common.arguments(rest, "finetune.py:MODEL", flags=("lora", "tiny"))
     config = common.base(system="seq2seq", data="jsonl")
     config.run = ("prepare", "generator", "evaluate", "report")
     config.seq2seq = ConfigDict(
         {
-            "generator": {"architecture": "pretrained", "pretrained": model, "dropout": 0.1},
+            "generator": {"architecture": "pretrained", "pretrained": model},
             "form": "plain",
             "layout": {"max_context_tokens": 256, "max_target_tokens": 64},
             "decoding": {"method": "greedy", "max_tokens": 64},

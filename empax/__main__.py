@@ -6,6 +6,8 @@ import importlib
 import sys
 from typing import NamedTuple
 
+import empax
+
 
 class _Command(NamedTuple):
     module: str
@@ -42,7 +44,7 @@ def listing() -> str:
             "",
             *examples,
             "",
-            "empax COMMAND --help lists the flags of a command.",
+            "empax COMMAND --help lists the flags of a command, empax --version says the version.",
         ]
     )
 
@@ -50,6 +52,9 @@ def listing() -> str:
 def main() -> None:
     """Runs the command that the first word of the command line names."""
     name, words = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    if name in ("--version", "version"):
+        print(f"empax {empax.__version__}")
+        return
     if name not in _COMMANDS:
         asked = name in ("", "help", "-h", "--help")
         print(listing() if asked else f"error: {name!r} is no command of empax.\n{listing()}",

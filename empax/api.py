@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -68,6 +69,7 @@ def run(
     *,
     settings: Mapping[str, Any] | None = None,
     reuse: Path | str | None = None,
+    redo: Sequence[str] = (),
 ) -> Path:
     """Runs a recipe, as `python -m empax.main` does; killed, the same call goes on where it stopped.
 
@@ -76,6 +78,7 @@ def run(
       workdir: where the run lives.
       settings: settings that differ, by path: `{"generator.steps": 100}`.
       reuse: a run whose finished stages are taken over where they are alike.
+      redo: stages to make anew, with all that come after them.
 
     Returns:
       The work directory, for `Session.load`.
@@ -84,10 +87,16 @@ def run(
       ConfigError: the recipe or a setting is wrong.
     """
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe.copy_and_resolve_references()
-    override(config, {path: str(value) for path, value in (settings or {}).items()})
-    workdir = expand(workdir)
+    changes = {path: str(value) for path, value in (settings or {}).items()}
+    override(config, changes)
+    workdir, reuse = expand(workdir), None if reuse is None else expand(reuse)
     check_folder(workdir, "workdir")
-    run_recipe(plain(config), workdir, reuse=None if reuse is None else expand(reuse))
+    command = ""
+    if isinstance(recipe, str):
+        flags = {"config": recipe, "workdir": workdir, **({} if reuse is None else {"reuse": reuse})}
+        flags |= {f"config.{path}": value for path, value in changes.items()}
+        command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"
+    run_recipe(plain(config), workdir, reuse=reuse, redo=redo, command=command)
     return workdir
 
 

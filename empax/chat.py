@@ -6,6 +6,7 @@ for, and what not: docs/intended-use.md.
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import time
@@ -107,7 +108,7 @@ def converse(session: Any, exemplars: int) -> None:
 
 def command_line() -> None:
     """Runs `main` with the flags of the command line."""
-    app.run(main, flags_parser=parse_flags)
+    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
 
 
 if __name__ == "__main__":

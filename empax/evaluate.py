@@ -18,6 +18,7 @@ FILE.jsonl holds one JSON object a line: `context` (list of turns), `response`, 
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
 def command_line() -> None:
     """Runs `main` with the flags of the command line."""
     flags.FLAGS.set_gnu_getopt()  # flags may stand behind the files
-    app.run(main, flags_parser=parse_flags)
+    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ and by transformers' AutoModel; `--format=empax` writes any model under our own 
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from absl import app, flags
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def command_line() -> None:
     """Runs `main` with the flags of the command line."""
-    app.run(main, flags_parser=parse_flags)
+    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,18 @@
-"""Runs a recipe: `python -m empax.main --config=FILE.py[:ARG] [--workdir=DIR] [--config.a.b=VALUE ...]`."""
+r"""Runs a recipe, or goes on with a run.
+
+  python -m empax.main --config=FILE.py[:ARG] [--workdir=DIR] [--config.a.b=VALUE ...]
+  empax run RECIPE[:ARG] [--workdir=DIR] [--config.a.b=VALUE ...]
+  empax plan RECIPE[:ARG] [--config.a.b=VALUE ...]
+
+RECIPE is a file, or the name of a recipe that comes with empax. --config.a.b=VALUE changes a setting of it. Killed, the
+same command goes on where it stopped.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
+import shlex
 import sys
 from pathlib import Path
 
@@ -61,7 +71,9 @@ def main(argv: list[str]) -> None:
         run.enable_compilation_cache()
         if not distributed.is_writer():
             run.quiet_logging()  # what it says, the first process says too
-        run.run(plain, workdir, reuse=expand(_REUSE.value) if _REUSE.value else None, redo=_REDO.value)
+        command = f"python -m empax.main {shlex.join(sys.argv[1:])}"
+        reuse = expand(_REUSE.value) if _REUSE.value else None
+        run.run(plain, workdir, reuse=reuse, redo=_REDO.value, command=command)
     except (ConfigError, DataError, CheckpointError, TrainingError, OSError) as error:
         print(f"error: {message_of(error)}", file=sys.stderr)
         sys.exit(2)
@@ -82,7 +94,7 @@ def command_line() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     _OVERRIDES.update(values)
-    app.run(main, argv=words, flags_parser=parse_flags)
+    app.run(main, argv=words, flags_parser=functools.partial(parse_flags, module=__name__))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """Scores, comparisons and runs from Python."""
 
 import json
+import shlex
+import sys
 
 import pytest
 
 import empax
-from empax.core.recipe import load_recipe
+from empax import api
+from empax.core.recipe import load_recipe, split_overrides
 from empax.evaluation.scoring import ScoringSettings
 
 ROWS = [
@@ -50,3 +53,20 @@ def test_a_recipe_runs_with_settings_by_path(tmp_path):
     assert (workdir / "prepare" / "DONE").is_file()
     with pytest.raises(empax.ConfigError, match="Did you mean 'prepare'"):
         empax.run(recipe, tmp_path / "other", settings={"prepar.tokenizer": 3})
+
+
+def test_a_run_is_described_by_a_command_that_makes_it_whatever_script_calls(tmp_path, monkeypatch):
+    """Of a ConfigDict there is none."""
+    commands = []
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "3"])
+    monkeypatch.setattr(api, "run_recipe", lambda *_, command, **more: commands.append(command))
+    monkeypatch.chdir(tmp_path)
+    settings = {"seed": 3, "data.dir": "my data", "reg.passages": 2}
+    empax.run("reg_transformer:tiny", "runs/a b", settings=settings, reuse="other")
+    module, *words = shlex.split(commands[0].removeprefix("python -m "))
+    assert module == "empax.main"
+    rest, changes = split_overrides(words)
+    assert rest == ["--config=reg_transformer:tiny", "--workdir=runs/a b", "--reuse=other"]
+    assert changes == {"seed": "3", "data.dir": "my data", "reg.passages": "2"}
+    empax.run(load_recipe("reg_transformer:tiny"), "runs/a")
+    assert commands[1] == ""

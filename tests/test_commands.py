@@ -1,6 +1,8 @@
 """One console command, and a wheel with the recipes inside."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import empax as empax_package
 from empax.core.config import ConfigError
 from empax.core.recipe import load_recipe, recipes
 
@@ -126,3 +129,56 @@ def test_an_installed_wheel_runs_a_recipe(installed, tmp_path):
     found = empax(installed, "run", "reg_transformer:tiny", f"--workdir={tmp_path / 'run'}")
     assert found.returncode == 0, found.stderr[-2000:]
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+def flags_of(text):
+    return set(re.findall(r"^  --(?:\[no\])?(\w+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "some"),
+    [
+        ("run", "main", {"config", "workdir", "reuse", "redo", "mode"}),
+        ("plan", "main", {"config", "workdir"}),
+        ("evaluate", "evaluate", {"predictions", "output", "compare", "metrics", "bootstrap_samples"}),
+        ("chat", "chat", {"workdir", "exemplars", "safety"}),
+        ("export", "export", {"workdir", "output", "stage", "format", "lora"}),
+        ("judges", "judges", {"data", "workdir", "output"}),
+    ],
+)
+def test_help_of_a_command_lists_all_its_flags(command, name, module, some):
+    found, alone = command("-m", "empax", name, "--help"), command("-m", f"empax.{module}", "--help")
+    assert (found.returncode, alone.returncode) == (0, 0)
+    assert some <= flags_of(found.stdout)
+    assert found.stdout == alone.stdout
+    assert "python -m empax" in found.stdout
+
+
+def test_help_and_the_version_are_said_at_any_place(command):
+    said = command("-m", "empax", "--version")
+    assert (said.returncode, said.stdout) == (0, f"empax {empax_package.__version__}\n")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["project"].get("version", empax_package.__version__) == empax_package.__version__
+    behind = command("-m", "empax", "run", "reg_transformer:tiny", "--config.seed=1", "-h")
+    assert "workdir" in flags_of(behind.stdout)
+
+
+def test_a_recipe_that_needs_an_argument_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="finetune needs a model; write finetune:FOLDER"):
+        load_recipe("finetune")
+    (tmp_path / "mine.py").write_text("def get_config(form):\n    return {'form': form}\n")
+    with pytest.raises(ConfigError, match=r"needs an argument; write .*mine\.py:ARGUMENT"):
+        load_recipe(f"{tmp_path}/mine.py")
+    assert load_recipe(f"{tmp_path}/mine.py:small") == {"form": "small"}
+
+
+def test_too_few_pairs_are_refused_before_any_work(command, tmp_path):
+    pairs = [{"source": f"I lost my key {i}.", "target": "Oh no!"} for i in range(5)]
+    (tmp_path / "five.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    words = ("comet_t5:tiny", f"--config.data.dir={tmp_path / 'five.jsonl'}", f"--workdir={tmp_path / 'run'}")
+    for name in ("plan", "run"):
+        found = command("-m", "empax", name, *words)
+        assert found.returncode == 2
+        assert "five.jsonl: 5 pairs or dialogues are too few" in found.stderr
+        assert "give at least ten" in found.stderr
+    assert not (tmp_path / "run").exists()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 # Written here, read there: most callers want both.
+from empax.core.paths import expand
 from empax.core.text_files import DataError as DataError
 from empax.core.text_files import message_of as message_of
 from empax.core.text_files import parse_jsonl as parse_jsonl
@@ -150,6 +151,9 @@ class WorkDir:
     """Where everything of one run lies."""
 
     root: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", expand(self.root))
 
     def stage(self, name: str) -> Path:
         return self.root / name

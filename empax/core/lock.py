@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import socket
 import sys
 import time
@@ -93,7 +94,7 @@ def _about_this_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "started": _start_of(os.getpid()),
         "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
     }
 
 

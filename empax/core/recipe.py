@@ -45,8 +45,20 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return rest, overrides
 
 
-def parse_flags(argv: list[str]) -> list[str]:
-    """What is left of the command line when absl has taken its flags; exit code 2 at a flag that it does not know."""
+def parse_flags(argv: list[str], *, module: str) -> list[str]:
+    """What is left of the command line when absl has taken its flags; exit code 2 at a flag that it does not know.
+
+    At --help, says what the command does and lists its flags, and ends with exit code 0.
+
+    Args:
+      argv: the command line.
+      module: `__name__` of the command's module, which defines its flags.
+    """
+    if {"--help", "-help", "-h"} & set(argv[1 : argv.index("--") if "--" in argv else None]):
+        own = flags.FLAGS.main_module_help() if module == "__main__" else flags.FLAGS.module_help(module)
+        _, _, listed = own.strip().partition("\n")  # without the name of the module
+        print(f"{(sys.modules[module].__doc__ or '').strip()}\n\nflags:\n{listed}")
+        sys.exit(0)
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
@@ -67,8 +79,11 @@ def load_recipe(spec: str) -> Any:
     get_config = getattr(_module(path), "get_config", None)
     if get_config is None:
         raise ConfigError(f"--config={spec}: {path} defines no get_config().")
-    if argument and not inspect.signature(get_config).parameters:
+    parameters = inspect.signature(get_config).parameters.values()
+    if argument and not parameters:
         raise ConfigError(f"--config={spec}: {path} takes no argument; leave out ':{argument}'.")
+    if not argument and any(parameter.default is parameter.empty for parameter in parameters):
+        raise ConfigError(f"--config={spec}: {path} needs an argument; write {name}:ARGUMENT.")
     try:
         return get_config(argument) if argument else get_config()
     except ValueError as error:

@@ -8,7 +8,6 @@ by its lines: of every ten, the ninth is for validation and the tenth for the te
 
 from __future__ import annotations
 
-import collections
 import difflib
 import functools
 import importlib.util
@@ -37,6 +36,7 @@ _FIELDS = ("id", "emotion", "situation", "utterances")
 _PAIR = ("source", "target")
 _TAKEN = (*STAGE_NOTES, "context", "response", "reference", "notes", "fields")
 """What no field of your own may be called."""
+_FORMS = f"a pair has source and target, a dialogue {', '.join(_FIELDS)}"
 
 
 def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
@@ -117,11 +117,23 @@ def check_files(folder: str | os.PathLike[str], *, dialogues: int = 1000) -> Non
     """Reads the first dialogues of every file.
 
     Raises:
-      DataError: see `find_files` and `read_file`.
+      DataError: see `find_files` and `read_file`; or a split has no dialogue with a reply.
     """
-    for paths in find_files(folder).values():
+    alone = expand(folder).is_file()
+    for split, paths in find_files(folder).items():
+        read = replies = 0
         for path in paths:
-            collections.deque(itertools.islice(read_file(path), dialogues), maxlen=0)
+            for dialogue in itertools.islice(read_file(path), dialogues):
+                mine = not alone or _LINE_SPLITS[read % 10] == split
+                read += 1
+                replies += mine and len(dialogue.utterances) > 1
+        if alone and read < len(_LINE_SPLITS):
+            raise DataError(
+                f"{folder}: {read} pairs or dialogues are too few; of every ten, the ninth is for validation and the "
+                "tenth for the test: give at least ten, or a folder with train.jsonl, validation.jsonl and test.jsonl."
+            )
+        if not replies and read < dialogues:
+            raise DataError(f"{folder}: no dialogue of the split {split!r} has a reply, a second utterance.")
 
 
 def has_emotions(folder: str | os.PathLike[str], split: str) -> bool:
@@ -155,11 +167,14 @@ def example_rows(folder: str | os.PathLike[str], wanted: Iterable[str], count: i
 
 
 def _problem(row: dict[str, Any], known: Sequence[str]) -> str:
-    for name in (name for name in row if name not in _FIELDS):
-        if name in _TAKEN:
-            return f"the field {name!r} has the name of something else here; give it another one"
+    unknown = [name for name in row if name not in _FIELDS]
+    for name in unknown:
         if close := difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8):
             return f"unknown field {name!r}; did you mean {close[0]!r}? Fields of your own need other names"
+    if "utterances" not in row:
+        return f"it has {', '.join(map(repr, row)) or 'no fields'}; {_FORMS}"
+    if taken := [name for name in unknown if name in _TAKEN]:
+        return f"the field {taken[0]!r} has the name of something else here; give it another one"
     if not isinstance(row.get("id"), str) or not row["id"]:
         return f"id = {row.get('id')!r} must be a text that no other dialogue has"
     if row.get("emotion", "") not in ("", *EMOTIONS):

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.core.paths import expand
 
 FILE = "human_ratings/empathy_ratings.csv"
 SOURCES = ("human", "chatgpt", "chatgpt_empathy")
@@ -39,7 +40,7 @@ def find_ratings(data_dir: str | Path) -> Path:
     Raises:
       ConfigError: it is not there.
     """
-    root = Path(data_dir).expanduser()
+    root = expand(data_dir)
     for place in (root, root / FILE, root / Path(FILE).name):
         if place.is_file():
             return place

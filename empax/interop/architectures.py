@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ from empax.models.t5 import T5Encoder, mt5_config, t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 Config: TypeAlias = TransformerConfig | BertConfig | DecoderOnlyConfig
+C = TypeVar("C", bound=Config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "distilbert": Architecture(distilbert_config, encoder_mappings.distilbert_mapping, _shapes_of_bert),
     "electra": Architecture(electra_config, encoder_mappings.bert_mapping, _shapes_of_bert),
 }
+
+
+def with_dropout(config: C, rate: float | None) -> C:
+    """The settings with one rate wherever the model drops out; None = with the rates that they have."""
+    if rate is None:
+        return config
+    finer = {"attention_dropout", "embedding_dropout", "activation_dropout"}
+    follow = dict.fromkeys(field.name for field in dataclasses.fields(config) if field.name in finer)
+    return dataclasses.replace(config, dropout=rate, **follow)
 
 
 def architecture_of(name: str) -> Architecture:

@@ -59,6 +59,8 @@ _RATES = frozenset(
         "activation_dropout",
         "hidden_dropout_prob",
         "resid_pdrop",
+        "attn_pdrop",
+        "embd_pdrop",
         "attention_probs_dropout_prob",
     ]
 )

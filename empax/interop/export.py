@@ -220,7 +220,7 @@ def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: Sub
     elif base["model_type"] not in ("t5", "mt5"):
         raise ConfigError(
             f"the encoder of a {base['model_type']!r} cannot be written for transformers, which has no model that is "
-            "this encoder alone; --format=empax writes any."
+            'this encoder alone; the format "empax" writes any.'
         )
     kind = f"{base['model_type'].upper()}EncoderModel"
     return {**base, **size, "architectures": [kind], "is_encoder_decoder": False}
@@ -241,7 +241,7 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
         raise ConfigError(
             "this generator cannot be written for transformers, which has no architecture with its layers: "
             f"{', '.join(differences)}. A generator of architecture = 't5' can; "
-            "--format=empax writes this one under our own names, for empax.interop.own_format.load_exported."
+            'the format "empax" writes this one under our own names, for empax.interop.own_format.load_exported.'
         )
     return {
         "model_type": "t5",
@@ -282,7 +282,9 @@ def bert_fields(config: BertConfig, *, pad_id: int) -> dict[str, Any]:
         "intermediate_size": config.d_ff,
         "hidden_act": config.activation,
         "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.dropout
+        if config.attention_dropout is None
+        else config.attention_dropout,
         "max_position_embeddings": config.max_positions,
         "type_vocab_size": config.type_vocab_size,
         "layer_norm_eps": config.layer_norm_eps,

@@ -45,7 +45,7 @@ def load_exported(folder: Path) -> Exported:
     """
     file = folder / "config.json"
     if not file.is_file():
-        raise DataError(f"{folder} holds no config.json; give a folder that empax.export wrote with --format=empax.")
+        raise DataError(f'{folder} holds no config.json; give a folder that was written in the format "empax".')
     fields = read_json(file)
     found = fields["model_type"] if isinstance(fields, dict) and "model_type" in fields else "model of no known kind"
     if found != MODEL_TYPE:
@@ -76,7 +76,7 @@ def load_exported(folder: Path) -> Exported:
 
 def own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, Any]:
     if isinstance(model, DecoderOnly):
-        raise ConfigError("a decoder-only model is written for transformers alone; leave out --format=empax.")
+        raise ConfigError('a decoder-only model is written for transformers alone; take the format "transformers".')
     if isinstance(model, EncoderDecoder):
         return {"model_type": MODEL_TYPE, "model": "encoder_decoder", "config": dataclasses.asdict(model.config)}
     name = next(name for name, (_, module) in _ENCODERS.items() if isinstance(model.encoder, module))

@@ -10,6 +10,7 @@ import numpy as np
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, write_json, write_text
+from empax.core.paths import expand
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
@@ -169,12 +170,12 @@ def base_beneath(model: str, *, kept: bool) -> str:
     """
     folder = resolve(model)
     if not is_adapter(folder):
-        return model
+        return str(expand(model))
     config = read_adapter_config(folder)
     if not kept or config.saved or grown_vocabulary(folder):
         raise ConfigError(
-            f"the run began with the adapter in {model} within the weights of its model, so that adapters alone would "
-            "sit on weights that no folder holds: export with --lora=merged."
+            f"training began with the adapter in {model} within the weights of its model, so that adapters alone would "
+            "sit on weights that no folder holds: write the model with its adapters merged."
         )
     return config.base
 

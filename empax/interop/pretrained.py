@@ -15,7 +15,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.types import Params
 from empax.interop.adapter_files import open_adapter
-from empax.interop.architectures import ARCHITECTURES
+from empax.interop.architectures import ARCHITECTURES, with_dropout
 from empax.interop.grown_vocabulary import grow_vocabulary, rows_for
 from empax.interop.huggingface import (
     adapter_base,
@@ -57,6 +57,8 @@ class GeneratorSettings:
         and trained further, which needs `lora` beside the generator.
       embeddings: of one from scratch: an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
         as other systems start from GloVe; empty = random.
+      dropout: one rate wherever the model drops out; None = what the config.json of a pretrained one says, what the
+        family has of a preset, and 0.1 from scratch.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
@@ -73,7 +75,7 @@ class GeneratorSettings:
     d_ff: int = 1024
     num_encoder_layers: int = 4
     num_decoder_layers: int = 4
-    dropout: float = 0.1
+    dropout: float | None = None
     remat: Remat = "none"
     unroll: int = 1
     dtype: Dtype = "float32"
@@ -153,6 +155,7 @@ def load_generator(
         changes |= {name: getattr(settings, name) for name in sizes}
         make = _FROM_SCRATCH[settings.architecture]
         config = make(tokenizer.vocab_size, start_id=tokenizer.start_id, **changes)
+        config = with_dropout(config, settings.dropout)
         params = None
         if settings.embeddings and with_params:
             vectors = word_embeddings(settings.embeddings, tokenizer, settings.d_model)
@@ -160,7 +163,7 @@ def load_generator(
             params = {"token_embedding": vectors * np.float32(scale)}
         return LoadedGenerator(EncoderDecoder(config), params)
     if not settings.pretrained or (planned and settings.preset):
-        config = settings.preset_config(**changes)
+        config = with_dropout(settings.preset_config(**changes), settings.dropout)
         config = dataclasses.replace(config, vocab_size=max(config.vocab_size, tokenizer.vocab_size))
         if isinstance(config, TransformerConfig):
             config = dataclasses.replace(config, start_id=tokenizer.start_id)
@@ -173,7 +176,7 @@ def load_generator(
             f"{settings.pretrained} is a {found!r}, but architecture = {settings.architecture!r}; "
             "set architecture = 'pretrained' to take what the folder holds."
         )
-    config = model_config(fields, **changes)
+    config = with_dropout(model_config(fields, **changes), settings.dropout)
     if isinstance(config, BertConfig):
         raise ConfigError(f"{settings.pretrained} is a {found!r}, which generates no text; name a generator.")
     if isinstance(config, TransformerConfig) and not config.num_decoder_layers:

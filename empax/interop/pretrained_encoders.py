@@ -13,6 +13,7 @@ from empax.core.protocols import Tokenizer
 from empax.core.types import Params
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizer_folders import load_tokenizer
+from empax.interop.architectures import with_dropout
 from empax.interop.grown_vocabulary import check_vocabulary, grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained, model_config, resolve
 from empax.interop.sentence_modules import SentenceModules, read_modules
@@ -26,7 +27,7 @@ from empax.models.transformer_config import Remat
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 """Of the arithmetic of a model."""
 
-RUN_SETTINGS = ("dropout", "remat", "unroll", "dtype")
+RUN_SETTINGS = ("remat", "unroll", "dtype")
 """How a model is run, not what it is: never taken from a checkpoint."""
 
 
@@ -41,6 +42,8 @@ class EncoderSettings:
       num_layers: of the random encoder; of a pretrained one, how many of its first layers to keep (0 = all).
       pooling: "mean" over real tokens (Contriever, MiniLM), "cls", or another of `models.dual_encoder.pooled`; "auto" =
         what a sentence-transformers folder says, "cls" for a DPR, else "mean".
+      dropout: one rate wherever the encoder drops out; None = what the config.json of a pretrained one says, and 0.1 in
+        a random one.
       normalize: to unit length, so that the dot product is the cosine; "auto" = where a sentence-transformers folder
         does it.
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
@@ -53,7 +56,7 @@ class EncoderSettings:
     num_heads: int = 2
     d_ff: int = 128
     max_positions: int = 256
-    dropout: float = 0.1
+    dropout: float | None = None
     pooling: Pooling | Literal["auto"] = "auto"
     normalize: bool | Literal["auto"] = "auto"
     remat: Remat = "none"
@@ -113,12 +116,13 @@ def load_encoder(
             d_ff=settings.d_ff,
             num_layers=settings.num_layers or 2,
             max_positions=settings.max_positions,
-            dropout=settings.dropout,
             remat=settings.remat,
             unroll=settings.unroll,
             dtype=settings.dtype,
         )
-        return LoadedEncoder(_dual(BertEncoder(config), settings, None), tokenizer, None)
+        return LoadedEncoder(
+            _dual(BertEncoder(with_dropout(config, settings.dropout)), settings, None), tokenizer, None
+        )
     run = {name: getattr(settings, name) for name in RUN_SETTINGS}
     if planned and settings.preset:
         config = (t5_config if "t5" in settings.preset else bert_config)(settings.preset, **run)
@@ -149,6 +153,7 @@ def _encoder_of(
     config: BertConfig | TransformerConfig | DecoderOnlyConfig, settings: EncoderSettings
 ) -> tuple[BertEncoder | T5Encoder, BertConfig | TransformerConfig]:
     """The encoder and its settings."""
+    config = with_dropout(config, settings.dropout)
     if isinstance(config, DecoderOnlyConfig):
         raise ConfigError(f"{settings.pretrained} is a decoder, which has no encoder; name a model that has one.")
     if isinstance(config, TransformerConfig):

@@ -124,12 +124,15 @@ def pegasus_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConf
 
 
 def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, Any]) -> TransformerConfig:
-    fields = {"activation_function": "gelu", "activation_dropout": 0.0, "init_std": 0.02} | dict(fields)
+    defaults = {"activation_function": "gelu", "attention_dropout": 0.0, "activation_dropout": 0.0, "init_std": 0.02}
+    fields = {**defaults, **fields}
     _check(fields, family)
     names = {
         "max_positions": "max_position_embeddings",
         "start_id": "decoder_start_token_id",
         "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation_dropout": "activation_dropout",
         "activation": "activation_function",
         "embed_scale": "scale_embedding",
         "tie_embeddings": "tie_word_embeddings",

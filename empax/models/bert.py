@@ -28,6 +28,7 @@ class BertConfig:
         wherever the padding is (RoBERTa, XLM-R, MPNet). None = rows are counted by place, from 0 (BERT).
       embedding_size: width of the embeddings, which a projection turns into `d_model` (ELECTRA); 0 = they have that.
       relative_buckets: of T5's bias by distance, on top of the table of positions (MPNet); 0 = none.
+      dropout, attention_dropout: see `models.transformer_config.TransformerConfig`.
       dpr_side: of a DPR encoder, whose texts it reads: it is named after them in checkpoints.
     """
 
@@ -41,6 +42,7 @@ class BertConfig:
     activation: str = "gelu"
     layer_norm_eps: float = 1e-12
     dropout: float = 0.1
+    attention_dropout: float | None = None
     remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"
@@ -73,6 +75,7 @@ class BertConfig:
             num_encoder_layers=self.num_layers,
             num_decoder_layers=0,
             dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
             inner_dropout=False,
             activation=self.activation,
             norm="layer",
@@ -139,7 +142,7 @@ def distilbert_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
 
 
 DISTILBERT = {"d_model": "dim", "num_heads": "n_heads", "d_ff": "hidden_dim", "num_layers": "n_layers"}
-DISTILBERT |= {"activation": "activation", "dropout": "dropout"}
+DISTILBERT |= {"activation": "activation", "dropout": "dropout", "attention_dropout": "attention_dropout"}
 """Names in the config.json of a DistilBERT, by ours; what is not here is called as in a BERT."""
 
 
@@ -199,6 +202,7 @@ def _from_fields(
         "activation": "hidden_act",
         "layer_norm_eps": "layer_norm_eps",
         "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
     } | dict(renamed or {})
     missing = [names[ours] for ours in _REQUIRED if names[ours] not in fields]
     if missing:
@@ -207,7 +211,8 @@ def _from_fields(
         raise ConfigError(f"is_decoder = True, but a {title} is an encoder here; set it to False.")
     if "position_embedding_type" in fields and fields["position_embedding_type"] not in (None, "absolute"):
         raise ConfigError(f"position_embedding_type = {fields['position_embedding_type']!r} must be 'absolute'.")
-    given = {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
+    given: dict[str, Any] = {"attention_dropout": 0.1}
+    given |= {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
     return BertConfig(**(given | dict(changes)))
 
 

@@ -153,6 +153,8 @@ def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
         "embedding_size": 0 if embedding == size else embedding,
         "tie_embeddings": _or(fields, "tie_word_embeddings", True),
         "dropout": _or(fields, "dropout", 0.1),
+        "attention_dropout": _or(fields, "attention_dropout", 0.0),
+        "embedding_dropout": 0.0,
     }
     return DecoderOnlyConfig(**(given | defaults | changes))
 
@@ -196,6 +198,8 @@ def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Deco
         "tie_embeddings": _or(fields, "tie_word_embeddings", True),
         "layer_norm_eps": _or(fields, "layer_norm_epsilon", 1e-5),
         "dropout": _or(fields, "resid_pdrop", 0.1),
+        "attention_dropout": _or(fields, "attn_pdrop", 0.1),
+        "embedding_dropout": _or(fields, "embd_pdrop", 0.1),
     }
     return DecoderOnlyConfig(**(given | defaults | changes))
 
@@ -222,7 +226,7 @@ def _llama_like(fields: Mapping[str, Any], model: str, *, head_dim: int | None) 
         "rope_scaling": scaling,
         "activation": _one_of(activations, _or(fields, "hidden_act", "silu"), f"hidden_act of a {model}"),
         "tie_embeddings": _or(fields, "tie_word_embeddings", False),
-        "dropout": _or(fields, "attention_dropout", 0.0),
+        "attention_dropout": _or(fields, "attention_dropout", 0.0),
     }
 
 

@@ -72,7 +72,7 @@ class DecoderLayer(nn.Module):
             c.head_dim,
             use_bias=c.attention_bias,
             scale=True,
-            dropout=c.dropout,
+            dropout=c.dropout if c.attention_dropout is None else c.attention_dropout,
             dtype=dtype,
             num_kv_heads=c.num_kv_heads,
             out_bias=c.attention_out_bias,
@@ -182,7 +182,7 @@ class DecoderOnly(nn.Module):
         self.layers = DecoderLayer(c)
         if c.final_norm:
             self.final_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
-        self.dropout = Dropout(c.dropout)
+        self.dropout = Dropout(c.dropout if c.embedding_dropout is None else c.embedding_dropout)
 
     def _embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B #T"], deterministic: bool

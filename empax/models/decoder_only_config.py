@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS
 from empax.models.rotary import AnyScaling
 from empax.models.transformer_config import Remat
@@ -29,7 +29,8 @@ class DecoderOnlyConfig:
       attention_bias: biases of queries, keys and values, and of the output unless `attention_out_bias` says otherwise.
       head_norm: an RMS norm of each head's queries and keys (Qwen3).
       embedding_size: of a token, with projections between it and d_model on either side (OPT-350M); 0 = d_model.
-      dropout: of embeddings, attention weights and residual branches.
+      dropout: of residual branches, and of what the other two leave to it.
+      attention_dropout, embedding_dropout: of attention weights, and of embeddings; None = as `dropout`.
       remat, unroll, dtype: see `models.transformer_config.TransformerConfig`.
     """
 
@@ -58,6 +59,8 @@ class DecoderOnlyConfig:
     tie_embeddings: bool = False
     layer_norm_eps: float = 1e-5
     dropout: float = 0.0
+    attention_dropout: float | None = None
+    embedding_dropout: float | None = None
     remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"
@@ -68,8 +71,7 @@ class DecoderOnlyConfig:
             raise ConfigError(f"activation = {self.activation!r} is unknown; it is one of {', '.join(known)}.")
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype = {self.dtype!r} must be float32, bfloat16 or float16.")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1).")
+        check_numbers(self, "dropout", "attention_dropout", "embedding_dropout", least=0, below=1)
         sizes = ("vocab_size", "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "num_layers")
         for name in (*sizes, "max_positions", "unroll"):
             if getattr(self, name) < 1:

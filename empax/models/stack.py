@@ -34,7 +34,7 @@ class Layer(nn.Module):
             self.cross_attention, self.cross_attention_norm = c.make_attention(), c.make_norm()
             for name in c.memories:
                 setattr(self, name, MemoryAttention(c))
-        inner = c.dropout if c.inner_dropout else 0.0
+        inner = c.inner_dropout_rate()
         if c.feed_forward_kernel > 1:
             self.feed_forward = c.make_convolution(causal=self.cross)
         else:

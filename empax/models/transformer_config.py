@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.models.feed_forward import ConvFeedForward
 from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm, Sinusoids
 
@@ -20,7 +20,10 @@ class TransformerConfig:
     """Everything that tells one Transformer from another.
 
     Attributes:
+      dropout: of embeddings and residual branches, and of what the other rates leave to it.
+      attention_dropout: of attention weights; None = as `dropout`.
       inner_dropout: whether dropout also follows the activation of the feed-forward (T5).
+      activation_dropout: the rate there; None = as `dropout`.
       feed_forward_kernel: 1 = a feed-forward at each position, gated if its activation is; more = convolutions over so
         many positions, see `models.feed_forward.ConvFeedForward`.
       memories: names of what every decoder layer attends to between source and feed-forward, see
@@ -56,7 +59,9 @@ class TransformerConfig:
     num_encoder_layers: int
     num_decoder_layers: int
     dropout: float = 0.1
+    attention_dropout: float | None = None
     inner_dropout: bool = True
+    activation_dropout: float | None = None
     activation: str = "relu"
     feed_forward_kernel: int = 1
     memories: tuple[str, ...] = ()
@@ -94,8 +99,7 @@ class TransformerConfig:
             raise ConfigError(f"activation = {self.activation!r} is unknown; it is one of {', '.join(known)}.")
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype = {self.dtype!r} must be float32, bfloat16 or float16.")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1).")
+        check_numbers(self, "dropout", "attention_dropout", "activation_dropout", least=0, below=1)
         sizes = ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "unroll")
         for name in (*sizes, "feed_forward_kernel"):
             if getattr(self, name) < 1:
@@ -114,10 +118,15 @@ class TransformerConfig:
             self.head_dim,
             self.use_bias if self.attention_bias is None else self.attention_bias,
             self.attention_scale,
-            self.dropout,
+            self.dropout if self.attention_dropout is None else self.attention_dropout,
             self.init_scale,
             jnp.dtype(self.dtype),
         )
+
+    def inner_dropout_rate(self) -> float:
+        """Of dropout behind the activation of the feed-forward."""
+        rate = self.dropout if self.activation_dropout is None else self.activation_dropout
+        return rate if self.inner_dropout else 0.0
 
     def make_norm(self) -> Norm:
         """One norm."""

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
+from empax.core.progress import Progress
 from empax.core.tree import hash_tree
 from empax.core.types import Params, Prediction
 from empax.data import features
@@ -81,7 +81,7 @@ class BartScorer:
         scores = np.zeros(len(pairs), np.float32)
         model: Any = self.model
         run = _mean_log_probs(model)
-        with tqdm.tqdm(total=len(pairs), desc="BARTScore", disable=None, unit="text") as bar:
+        with Progress("BARTScore", total=len(pairs), unit="texts") as progress:
             for (length, width), rows in sorted(groups.items(), reverse=True):
                 height = max(1, _ROWS_OF_TOKENS // width)
                 for start in range(0, len(rows), height):
@@ -93,7 +93,7 @@ class BartScorer:
                         for part in features.pad(list(side), size, self.tokenizer.pad_id)
                     ]
                     scores[own] = np.asarray(run(self.params, *read))[: len(own)]
-                    bar.update(len(own))
+                    progress.advance(len(own))
         return scores
 
     def _framed(self, texts: Sequence[str]) -> list[list[int]]:

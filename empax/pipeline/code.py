@@ -1,11 +1,14 @@
-"""Which source files made a result: the modules of empax that a stage imports, by the hash of their bytes."""
+"""Which source made a result: the modules of empax that a stage imports, by the hash of their bytes; the commit."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import importlib.util
+import os
 import re
+import subprocess
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -44,6 +47,27 @@ def has_source(module: str) -> bool:
     except (ModuleNotFoundError, ValueError):
         return False
     return spec is not None and spec.origin is not None and Path(spec.origin).is_file()
+
+
+def commit(root: Path = _PACKAGE.parent) -> str | None:
+    """The commit of empax's own source tree, with "-dirty" if it has changes; None where empax is not run from one.
+
+    A repository that merely surrounds an installed empax, such as that of a project with a virtual environment in it,
+    does not count.
+    """
+    try:
+        name = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+        if name == "empax" and Path(_git(root, "rev-parse", "--show-toplevel")).samefile(root):
+            return _git(root, "describe", "--always", "--dirty")
+    except (OSError, subprocess.CalledProcessError, tomllib.TOMLDecodeError, KeyError):
+        pass
+    return None
+
+
+def _git(root: Path, *words: str) -> str:
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of a hook
+    command = ["git", "-C", str(root), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=outside).stdout.strip()
 
 
 def _modules_in(root: str) -> list[str]:

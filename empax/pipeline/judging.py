@@ -77,10 +77,11 @@ def find_judges(workdir: Path) -> list[Judge]:
     Raises:
       ConfigError: no run is there, it trains no judge of some mechanism, or the stage is not finished.
     """
+    workdir = expand(workdir)
     root, chosen = (workdir, "") if (workdir / "config.json").is_file() else (workdir.parent, workdir.name)
     files = WorkDir(root)
     if not files.config.is_file():
-        raise ConfigError(f"{workdir} holds no run; give the --workdir of one that has trained empathy identifiers.")
+        raise ConfigError(f"{workdir} holds no run; give the work directory of one that has trained identifiers.")
     run = RunContext(files, make_plan(read_config(files)), "evaluate")
     names = [name for name in run.plan.stages if chosen in ("", name)]
     found: dict[str, list[str]] = {}

@@ -52,12 +52,19 @@ def plain(value: Any) -> Any:
     return value
 
 
+def with_kinds(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the `kind` of each stage that leaves it out and is called after one."""
+    found = {name: section for name, section in config.items() if name in KINDS and isinstance(section, Mapping)}
+    return {**config, **{name: {"kind": name, **section} for name, section in found.items()}}
+
+
 def make_plan(config: Mapping[str, Any]) -> RunPlan:
     """Checks the whole config and turns every section into settings, before any work starts.
 
     Raises:
       ConfigError: naming the path, what was found, what is allowed.
     """
+    config = with_kinds(config)
     if missing := [key for key in _OWN_KEYS if key not in config]:
         raise ConfigError(f"the config lacks {', '.join(missing)}.")
     if type(config["seed"]) is not int:
@@ -92,10 +99,12 @@ def _make_stage(name: str, config: Mapping[str, Any]) -> Stage:
     if name not in config:
         raise ConfigError(f"config.run names {name!r}, but there is no {where}.")
     section = config[name]
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{where} = {section!r} must be a section of settings.")
     if "kind" not in section:
         raise ConfigError(f"{where} lacks kind; it must be one of {', '.join(KINDS)}.")
     kind, section = section["kind"], {key: value for key, value in section.items() if key != "kind"}
-    if kind not in KINDS:
+    if kind not in list(KINDS):  # it may be anything
         raise ConfigError(f"{where}.kind = {kind!r} must be one of {', '.join(KINDS)}.")
     module = importlib.import_module(KINDS[kind])
     if kind == "train":
@@ -152,7 +161,14 @@ def problems_of_plan(plan: RunPlan, workdir: Path) -> list[ConfigError | DataErr
     return [] if plan.options.plan.topology else list(find_problems(plan, WorkDir(workdir), planned=True))
 
 
-def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None, redo: Sequence[str] = ()) -> None:
+def run(
+    config: Mapping[str, Any],
+    workdir: Path,
+    *,
+    reuse: Path | None = None,
+    redo: Sequence[str] = (),
+    command: str = "",
+) -> None:
     """Runs all stages of a plain config in `workdir`.
 
     Args:
@@ -160,6 +176,7 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None, 
       workdir: new, or of the same config.
       reuse: another run's work directory; see `pipeline.workdirs.take_stages`. A run that goes on needs it no more.
       redo: stages to make anew, with all that follow the first of them.
+      command: a command line that does the same, for run.json; empty = there is none.
 
     Raises:
       ConfigError, DataError: a bad config, batches that do not divide over the devices, whatever `find_problems`
@@ -167,14 +184,17 @@ def run(config: Mapping[str, Any], workdir: Path, *, reuse: Path | None = None, 
         `redo` names no stage. Nothing has been written then.
       DataError: what a finished stage left is damaged.
     """
+    config = with_kinds(config)
     plan = make_plan(config)
     if plan.options.deterministic:
         make_deterministic()
     with logging_redirect_tqdm([log]):  # lines of the log stand above the progress bar, not inside it
-        _run(plan, config, workdir, reuse, redo)
+        _run(plan, config, workdir, reuse, redo, command)
 
 
-def _run(plan: RunPlan, config: Mapping[str, Any], workdir: Path, reuse: Path | None, redo: Sequence[str]) -> None:
+def _run(
+    plan: RunPlan, config: Mapping[str, Any], workdir: Path, reuse: Path | None, redo: Sequence[str], command: str
+) -> None:
     shards = batch_shards(make_mesh(plan.options.mesh))
     for stage in plan.stages.values():
         if stage.kind == "train":
@@ -189,7 +209,7 @@ def _run(plan: RunPlan, config: Mapping[str, Any], workdir: Path, reuse: Path | 
         return
     inputs = find_inputs(plan, files)
     with writing(files):
-        claim(files, config, reuse, redo, inputs=inputs)
+        claim(files, config, reuse, redo, inputs=inputs, command=command)
         meet("work directory")
         records = Records(files, config, {name: KINDS[stage.kind] for name, stage in plan.stages.items()}, inputs)
         records.check(first=True)

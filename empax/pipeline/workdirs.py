@@ -6,8 +6,6 @@ import logging
 import os
 import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +18,7 @@ from empax.core.inputs import Inputs
 from empax.core.lock import holder
 from empax.core.manifest import is_known, read_config, read_done, read_sealed, verify_stage, write_config
 from empax.core.run import RunOptions
+from empax.pipeline.code import commit
 from empax.pipeline.records import (
     differences,
     has_begun,
@@ -44,6 +43,7 @@ def claim(
     redo: Sequence[str] = (),
     *,
     inputs: AllInputs = MappingProxyType({}),
+    command: str = "",
 ) -> None:
     """Writes config.json and run.json, or checks that this work directory is of the same config.
 
@@ -56,6 +56,7 @@ def claim(
       reuse: whose finished stages a new work directory begins with; None = nobody's.
       redo: stages to make anew, with all that follow the first of them.
       inputs: what stages would read now.
+      command: a command line that makes this run, for run.json; empty = there is none.
 
     Raises:
       ConfigError: another config made it, or other files than `inputs`; `reuse` has nothing for it; or `redo` names no
@@ -77,7 +78,7 @@ def claim(
     if known and run and files.checksums.is_file() and old == config:
         return
     if not run:
-        run = describe_run(config)
+        run = describe_run(config, command)
         if known:
             log.warning("%s was damaged; it now tells of this process.", files.provenance)
     if not known and reuse is not None:  # before config.json, which says that the work directory is in use
@@ -336,8 +337,8 @@ def _link_file(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def describe_run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions, commit, seed and devices."""
+def describe_run(config: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """Versions, commit, seed, devices, and `command`."""
     import jax
 
     packages = ("empax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scann", "tokenizers")
@@ -351,18 +352,9 @@ def describe_run(config: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": versions,
-        "commit": _commit(),
+        "commit": commit(),
         "seed": config["seed"],
         "deterministic": RunOptions.of(config).deterministic,
         "devices": [f"{device.platform} {device.device_kind}" for device in jax.devices()],
-        "command": " ".join(["python -m empax.main", *sys.argv[1:]]),
+        "command": command,
     }
-
-
-def _commit() -> str:
-    root = Path(__file__).resolve().parents[2]
-    try:
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""  # not a checkout

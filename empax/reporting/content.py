@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import itertools
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from empax.evaluation.scoring import METRICS, is_own
@@ -39,13 +41,22 @@ APART = "†"
 CLEANED_ALIKE = "both sides cleaned and split into words as MoEL's (“:moel”)"
 
 
-_RECIPE = re.compile(r"--config[= ](?:[^\s:]*/)?(\S+)")
-
-
 def recipe_of(report: Report) -> str:
     """The recipe of the run, as its command names it ("classic.py:mime"); else the system."""
-    found = _RECIPE.search(report["run"].get("command", ""))
-    return found[1] if found else str(report["system"])
+    words = _words(report["run"].get("command", ""))
+    for word, following in itertools.pairwise([*words, ""]):
+        if word == "--config" or word.startswith("--config="):
+            spec = following if word == "--config" else word.removeprefix("--config=")
+            name, colon, argument = spec.partition(":")
+            return f"{Path(name).name}{colon}{argument}"
+    return str(report["system"])
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # of a run whose command was written down without quotes
+        return command.split()
 
 
 class Results(NamedTuple):

@@ -275,6 +275,6 @@ def _training(config: Mapping[str, Any], report: Mapping[str, Any] | None) -> st
     if "versions" in run:
         versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version)
         lines += ["", f"Versions: {versions}" + (f"; commit {run['commit']}." if run["commit"] else ".")]
-    if "command" in run:
+    if run.get("command"):
         lines += ["", f"```bash\n{run['command']}\n```"]
     return "\n".join(lines) + "\n"

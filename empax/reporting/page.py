@@ -75,7 +75,7 @@ def html(report: Report) -> str:
 def _subtitle(report: Report) -> str:
     rows = report["counts"].get("rows")
     parts = [f"{rows:,} test rows" if rows else ""]
-    parts += [f"{key} {report['run'][key]}" for key in ("commit", "seed") if key in report["run"]]
+    parts += [f"{key} {report['run'][key]}" for key in ("commit", "seed") if report["run"].get(key) is not None]
     return " · ".join(part for part in parts if part)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -211,7 +212,7 @@ def write(found: Scored, folder: Path) -> None:
     run: dict[str, Any] = {
         "predictions": found.source.name,
         "predictions_sha256": hash_file(found.source),
-        "command": " ".join(["python -m empax.evaluate", *sys.argv[1:]]),
+        "command": f"python -m empax.evaluate {shlex.join(sys.argv[1:])}",
     }
     _, *others = found.files.values()
     if others:

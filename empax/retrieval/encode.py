@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-import tqdm
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core.progress import Progress
 from empax.core.types import Params
 
 log = logging.getLogger("empax")
@@ -93,8 +93,7 @@ def embed(
       buckets: allowed padded lengths.
       mesh: spreads the rows of a batch over its `axis`; None = the default device.
       axis: name of the mesh axis that holds the data.
-      progress: label of a progress bar on standard error, and of a line in the log for 10,000 texts or more; None =
-        neither.
+      progress: see `core.progress`; None = nothing is shown. 10,000 texts or more are announced in the log too.
 
     Returns:
       float32, one row per text.
@@ -120,11 +119,11 @@ def embed(
     def collect() -> None:
         rows, output = pending.popleft()
         embeddings[rows] = np.asarray(output, np.float32)[: len(rows)]  # the rest are filler rows
-        bar.update(len(rows))
+        shown.advance(len(rows))
 
     if progress and len(lengths) >= _ANNOUNCED:  # a bar is not seen in a log file
         log.info("%s: embedding %d texts", progress, len(lengths))
-    with tqdm.tqdm(total=len(lengths), desc=progress, disable=None if progress else True, unit="text") as bar:
+    with Progress(progress, total=len(lengths), unit="texts") as shown:
         for rows, length, height in plan_batches(lengths, ordered, worth, shards):
             ids, mask = _pad([token_ids[row] for row in rows], length, height, pad_id)
             if sharding is not None:

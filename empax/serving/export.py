@@ -123,7 +123,7 @@ def trained_model(workdir: Path) -> Trained:
 def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, dict[str, Any], RunPlan, str, Any]:
     files = WorkDir(workdir)
     if not files.config.exists():
-        raise ConfigError(f"{workdir} holds no run; give the --workdir of one.")
+        raise ConfigError(f"{workdir} holds no run; give the work directory of one.")
     config = read_config(files)
     check_origins(files, config, config["run"])
     plan = run.make_plan(config)

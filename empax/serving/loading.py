@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from empax.core.config import ConfigError
+from empax.core.paths import expand
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import read_generation_config
@@ -37,7 +38,8 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
       ConfigError: there is no such model, or none of a kind that is read here.
       DataError: its files are broken.
     """
-    folder, name = resolve(str(name)), str(name)
+    name = str(expand(name)) if expand(name).exists() else str(name)
+    folder = resolve(name)
     if (folder / "run.json").is_file():
         return _load_run(folder, dtype)
     modules = read_modules(folder, pooling=True) if folder.is_dir() else None

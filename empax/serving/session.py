@@ -49,7 +49,9 @@ class Session:
     mark: Callable[[Sequence[Sequence[str]]], Sequence[Any]] | None = None
 
     @classmethod
-    def load(cls, workdir: Path, *, before: Before | None = answer_to_danger, after: After | None = None) -> Session:
+    def load(
+        cls, workdir: Path | str, *, before: Before | None = answer_to_danger, after: After | None = None
+    ) -> Session:
         """Loads what `python -m empax.main --workdir=DIR` left.
 
         Args:
@@ -63,9 +65,9 @@ class Session:
           DataError: a file that it needs is damaged.
           CheckpointError: likewise of parameters.
         """
-        files = WorkDir(workdir)
+        files = WorkDir(Path(workdir))
         if not files.config.exists():
-            raise ConfigError(f"{workdir} holds no run; give the --workdir of one that has finished.")
+            raise ConfigError(f"{workdir} holds no run; give the work directory of one that has finished.")
         config = read_config(files)
         plan = run.make_plan(config)
         stages = {stage.kind: stage for stage in plan.stages.values()}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -17,7 +15,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import hash_json, read_json, write_json
+from empax.core.files import hash_json
+from empax.core.paths import expand
 from empax.core.tree import hash_tree
 from empax.core.types import Batch, Generated, Instance, Params
 from empax.data.batches import SequenceExamples
@@ -35,12 +34,11 @@ from empax.models.lora import LoraSettings
 from empax.models.prompted import PromptedDecoder
 from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder
-from empax.serving.pairs import Pairs, batches_of, buckets_of, checked_texts, zipped
+from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
+from empax.serving.pairs import Pairs, batches_of, checked_pairs, checked_texts, zipped
 from empax.systems.dialogue.generator import Decoder, Generator, Reader, apply, row_nll
 from empax.training.loop import fit
 from empax.training.lora import lora_task
-from empax.training.optimizer import OptimizerSettings
-from empax.training.settings import LoopSettings
 
 MAX_TOKENS = 64
 """Of an answer, where the model's folder does not say."""
@@ -198,7 +196,7 @@ class TextModel:
         """A new model that has learnt to answer sources with their targets; this one stays as it is.
 
         Args:
-          pairs: (source, target) to learn from.
+          pairs: (source, target) to learn from, or mappings with "source" and "target".
           validation: with any, the epoch with the best likelihood on them is returned; else the last.
           lora: train adapters in place of all weights: their settings, their rank, or True for rank 8.
           epochs: passes over `pairs`.
@@ -209,42 +207,32 @@ class TextModel:
           seed: of the order of the pairs and of dropout.
           workdir: keeps checkpoints and metrics.jsonl; the same call goes on from them. None: nothing is kept.
 
+        Dropout is what the model's config.json says: none in a Llama, a Qwen or a Mistral.
+
         Raises:
-          ConfigError: the model generates no text, there are no pairs, a setting does not fit, or `workdir` holds
-            another fine-tuning.
+          ConfigError: the model generates no text, there are no pairs, a row is none, a setting does not fit, or
+            `workdir` holds another fine-tuning.
+          Interrupted: Ctrl-C or SIGTERM. With `workdir`, what was learnt so far is kept.
         """
-        if not pairs:
+        learnt, judged = checked_pairs(pairs, "pairs"), checked_pairs(validation, "validation")
+        if not learnt:
             raise ConfigError("pairs is empty; give at least one (source, target).")
-        settings = _lora_settings(lora)
-        plain = self._task(self.decoding)
+        values = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
+        values |= {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
+        asked, plain = FinetuneSettings.of(values), self._task(self.decoding)
+        settings = lora_settings(lora, width=self.model.config.d_model)
         adapted = None if settings is None else lora_task(plain, settings, dtype=self.model.config.dtype)
-        lengths = {"max_context_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
-        train = self._examples(pairs, **lengths)
-        held_out = self._examples(validation, **lengths) if validation else None
-        updates = -(-len(pairs) // batch_size)
-        loop = LoopSettings(
-            steps=epochs * updates,
-            batch_size=batch_size,
-            buckets=buckets_of(*filter(None, (train, held_out))),
-            seed=seed,
-            log_every_steps=max(updates // 4, 1),
-            eval_every_steps=updates,
-            checkpoint_every_steps=updates,
-            best_metric="nll" if validation else None,
-            optimizer=OptimizerSettings(
-                learning_rate=learning_rate or (1e-4 if settings is None else 1e-3),
-                schedule="linear",
-                warmup_steps=min(epochs * updates // 10, 100),
-            ),
-        )
+        train = self._examples(learnt, **asked.lengths)
+        held_out = self._examples(judged, **asked.lengths) if judged else None
+        loop = asked.loop(train, held_out, adapters=adapted is not None)
 
         def start(fresh: Params) -> Params:
             # A copy, since training gives its first parameters' memory to the next.
             return {**fresh, "model": jax.tree.map(jnp.copy, self.params)}
 
-        inputs = [list(pairs), list(validation), dataclasses.asdict(loop), settings and dataclasses.asdict(settings)]
-        with _folder(workdir) as folder:
-            _check_same(folder, hash_json([*inputs, lengths, hash_tree(self.params)]))
+        inputs = [learnt, judged, dataclasses.asdict(loop), settings and dataclasses.asdict(settings)]
+        inputs = hash_json([*inputs, asked.lengths, hash_tree(self.params)])
+        with working_folder(workdir, inputs, learning_rate=loop.optimizer.learning_rate) as folder:
             found = fit(
                 adapted or plain,
                 train=train,
@@ -274,7 +262,7 @@ class TextModel:
         Raises:
           ConfigError: the folder is not empty, the format is unknown, or the model has no such form.
         """
-        folder, t = Path(folder), self.tokenizer
+        folder, t = expand(folder), self.tokenizer
         if isinstance(self.model, DualEncoder):
             export_retriever(
                 folder, self.model, self.params, t, max_tokens=_most_tokens(self.model) or 512,
@@ -316,7 +304,7 @@ class TextModel:
         decoder = Decoder(settings, start_id, t.eos_id, t.pad_id)
         return Generator(reader, EMOTION_HEAD, decoder, emotion_weight=0.0, heads=())
 
-    def _examples(self, pairs: Pairs, *, answer: int = 0, **lengths: int) -> ContextExamples:
+    def _examples(self, pairs: Sequence[tuple[str, str]], *, answer: int = 0, **lengths: int) -> ContextExamples:
         """The pairs as training and decoding take them; `lengths` are those of `LayoutSettings`, else nothing is cut.
 
         Raises:
@@ -360,33 +348,6 @@ def _read(task: Generator, params: Params, batch: Batch) -> tuple[jax.Array, jax
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _embed(model: DualEncoder, params: Params, batch: Batch, unpooled: int) -> Any:
     return model.apply({"params": params}, batch.source, batch.source_mask, unpooled=unpooled)
-
-
-def _lora_settings(lora: LoraSettings | int | bool) -> LoraSettings | None:
-    if isinstance(lora, bool):
-        return LoraSettings() if lora else None
-    return LoraSettings(rank=lora, alpha=2.0 * lora) if isinstance(lora, int) else lora
-
-
-def _check_same(folder: Path, inputs: str) -> None:
-    """Raises ConfigError if `folder` holds a fine-tuning on other pairs, weights or settings."""
-    file = folder / "inputs.json"
-    if not file.exists():
-        write_json(file, {"hash": inputs})
-    elif read_json(file) != {"hash": inputs}:
-        raise ConfigError(
-            f"workdir = {folder} holds a fine-tuning on other pairs, weights or settings; name another folder."
-        )
-
-
-@contextlib.contextmanager
-def _folder(workdir: Path | str | None) -> Iterator[Path]:
-    if workdir is not None:
-        Path(workdir).mkdir(parents=True, exist_ok=True)
-        yield Path(workdir)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def _most_tokens(model: EncoderDecoder | DecoderOnly | DualEncoder) -> int | None:

@@ -14,9 +14,13 @@ _SAME_SECONDS = 1.0  # after the first signal, others mean the same: a launcher 
 
 
 class Interrupted(Exception):  # noqa: N818 (no error: the user asked for it)
-    """Ctrl-C or SIGTERM; everything is saved. The process should leave with `exit_code`."""
+    """Ctrl-C or SIGTERM after update `step`; everything is saved. The process should leave with `exit_code`."""
 
     exit_code = 130
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 def leave_at_ctrl_c() -> None:
@@ -36,9 +40,10 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 class InterruptSignals:
-    """While entered, the first Ctrl-C or SIGTERM sets `received`; a Ctrl-C more than a second later ends the process.
+    """While entered, the first Ctrl-C or SIGTERM sets `received`; a Ctrl-C more than a second later acts as before.
 
-    A SIGTERM that follows changes nothing: launchers send several, and SIGKILL a process that does not leave.
+    That ends the process of a command line, and raises KeyboardInterrupt in a script or a notebook. A SIGTERM that
+    follows changes nothing: launchers send several, and SIGKILL a process that does not leave.
     """
 
     def __init__(self) -> None:
@@ -61,6 +66,7 @@ class InterruptSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.received:
             self.received, self._since = True, time.monotonic()
-            os.write(_STDERR, b"\nFinishing this step and saving; Ctrl-C once more to stop at once.\n")
+            os.write(_STDERR, b"\nFinishing this step; Ctrl-C once more to stop at once.\n")
         elif number == signal.SIGINT and time.monotonic() - self._since > _SAME_SECONDS:
-            _leave(number, frame)
+            before = self._before[number]
+            (before if callable(before) else _leave)(number, frame)

@@ -24,6 +24,7 @@ from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.manifest import read_sealed, write_sealed
 from empax.core.memory import give_back_freed_memory
+from empax.core.progress import Progress
 from empax.core.protocols import Examples, ReinforcedTask, SummarizingTask, Task
 from empax.core.sharding import LOGICAL, batch_sharding, batch_shards, make_mesh, shard_params
 from empax.core.tree import count_params
@@ -292,7 +293,7 @@ class _Run:
         if interrupted and not over:
             self.checkpointer.wait()
             meet(f"{self.stage}: saved")  # the first process completes the checkpoint when the others are done with it
-            raise Interrupted(f"{self.stage}: stopped and saved after step {step}; run again to go on.")
+            raise Interrupted(f"{self.stage}: stopped and saved after step {step}; run again to go on.", step=step)
 
     def _is_over(self) -> bool:
         patience = self.settings.patience
@@ -353,12 +354,15 @@ class _Run:
         params = self._judged_params()
         rng = jax.random.key(settings.seed)
         batches = eval_batches(validation, batch_size=size, buckets=settings.buckets)
-        for number, (_, batch) in enumerate(batches):
-            batch = distributed.place(batch, batch_sharding(self.mesh))
-            metrics = self.programs.evaluate(params, self.frozen, batch, jax.random.fold_in(rng, number))
-            metrics = distributed.local(metrics)
-            window = add_metrics(window, metrics, self.step)
-            self.ahead.push(metrics["loss"].total)
+        with Progress(f"{self.stage}: validation", total=len(validation), unit="examples") as progress:
+            for number, (_, batch) in enumerate(batches):
+                rows = int(np.sum(batch.valid))
+                batch = distributed.place(batch, batch_sharding(self.mesh))
+                metrics = self.programs.evaluate(params, self.frozen, batch, jax.random.fold_in(rng, number))
+                metrics = distributed.local(metrics)
+                window = add_metrics(window, metrics, self.step)
+                self.ahead.push(metrics["loss"].total)
+                progress.advance(rows)
         try:
             values = averages(window.fetch())
         except NonFiniteError as error:

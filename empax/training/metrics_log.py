@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tqdm import tqdm
-
-from empax.core import distributed
 from empax.core.files import system_errors, write_text
+from empax.core.progress import Progress
 from empax.training.tensorboard import EventFile
 
 log = logging.getLogger("empax")
@@ -101,28 +98,11 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and {"stage", "step"} <= set(row) else None
 
 
-class ProgressBar:
-    """A bar on stderr with steps done, time left and examples per second; silent where stderr is no terminal.
-
-    Of several processes the first one has it.
-    """
+class ProgressBar(Progress):
+    """Progress of a training stage, with its loss and speed behind the bar."""
 
     def __init__(self, stage: str, *, steps: int, initial: int) -> None:
-        self._bar = tqdm(
-            total=steps,
-            initial=initial,
-            desc=stage,
-            unit="step",
-            file=sys.stderr,
-            disable=None if distributed.is_writer() else True,  # None = only where stderr is a terminal
-            dynamic_ncols=True,
-        )
-
-    def advance(self) -> None:
-        self._bar.update(1)
+        super().__init__(stage, total=steps, unit="steps", initial=initial)
 
     def show(self, *, loss: float, examples_per_second: float) -> None:
-        self._bar.set_postfix_str(f"loss {loss:.4g}, {examples_per_second:.4g} examples/s", refresh=False)
-
-    def close(self) -> None:
-        self._bar.close()
+        self.note(f"loss {loss:.4g}, {examples_per_second:.4g} examples/s")

@@ -7,7 +7,7 @@ import pytest
 from empax.core.files import DataError
 from empax.core.types import Utterance
 from empax.data.dialogues import to_instances
-from empax.data.own import SPLITS, example_rows, files_hash, find_files, load_dialogues, read_file
+from empax.data.own import SPLITS, check_files, example_rows, files_hash, find_files, load_dialogues, read_file
 
 
 def row(name, **fields):
@@ -154,3 +154,34 @@ def test_a_pair_that_is_none_is_named(row, message, tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=message):
         list(read_file(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("count", [1, 5, 9])
+def test_a_single_file_has_a_line_for_each_split(tmp_path, count):
+    pairs = [{"source": f"I lost my key {i}.", "target": "Oh no!"} for i in range(count)]
+    write(tmp_path / "few.jsonl", pairs)
+    with pytest.raises(DataError, match=rf"few\.jsonl: {count} pairs .* too few; .* give at least ten, or a folder"):
+        check_files(tmp_path / "few.jsonl")
+    write(tmp_path / "few.jsonl", pairs * 10)
+    check_files(tmp_path / "few.jsonl")
+    found = load_dialogues(str(tmp_path / "few.jsonl"), prepared_dir=tmp_path / "cache")
+    assert [len(found[split]) for split in SPLITS] == [8 * count, count, count]
+
+
+def test_a_split_whose_dialogues_have_no_reply_is_named(folder, tmp_path):
+    write(folder / "validation.jsonl", [{"id": "bike", "utterances": ["My bike broke."]}])
+    with pytest.raises(DataError, match="no dialogue of the split 'validation' has a reply"):
+        check_files(folder)
+    alone = [row(str(i)) for i in range(10)]
+    alone[9]["utterances"] = ["Hi."]
+    write(tmp_path / "alone.jsonl", alone)
+    with pytest.raises(DataError, match="no dialogue of the split 'test' has a reply"):
+        check_files(tmp_path / "alone.jsonl")
+
+
+def test_a_row_of_another_form_is_told_both_forms(tmp_path):
+    for row in ({"prompt": "Hi.", "completion": "Hello."}, {"context": ["Hi."], "response": "Hello."}, {"id": "a"}):
+        write(tmp_path / "chat.jsonl", [row])
+        said = f"it has {', '.join(map(repr, row))}; a pair has source and target, a dialogue id, emotion"
+        with pytest.raises(DataError, match=f"line 1: {said}"):
+            list(read_file(tmp_path / "chat.jsonl"))

@@ -354,10 +354,10 @@ def test_a_generator_keeps_adapters_apart_where_asked(plain, bases):
 def test_what_adapters_sit_on_that_are_trained_further(plain, bases, tmp_path):
     assert base_beneath(str(bases / "llama"), kept=False) == str(bases / "llama")
     assert base_beneath(str(plain), kept=True) == str(bases / "llama")
-    with pytest.raises(ConfigError, match="export with --lora=merged"):
+    with pytest.raises(ConfigError, match="write the model with its adapters merged"):
         base_beneath(str(plain), kept=False)
     written(bases / "llama", tmp_path / "saved", target_modules=["q_proj"], modules_to_save=["lm_head"])
-    with pytest.raises(ConfigError, match="export with --lora=merged"):
+    with pytest.raises(ConfigError, match="write the model with its adapters merged"):
         base_beneath(str(tmp_path / "saved"), kept=True)
 
 

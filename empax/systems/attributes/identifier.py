@@ -15,10 +15,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError, check_numbers
+from empax.core.progress import Progress
 from empax.core.protocols import Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
@@ -258,12 +258,12 @@ class IdentifierJudge:
         batches = eval_batches(examples, batch_size=size, buckets=sorted({max(longest // 2, 1), longest}))
         apply, mesh = _log_probs(self.task), local_mesh()
         params = self.params if mesh is None else jax.device_put(self.params, replicated(mesh))
-        shown = None if progress and len(pairs) > 1 else True
-        with tqdm.tqdm(total=len(pairs), desc="identifiers", disable=shown) as bar:
+        label = "identifiers" if progress and len(pairs) > 1 else None
+        with Progress(label, total=len(pairs), unit="pairs") as shown:
             for indices, batch in batches:
                 real = indices >= 0
                 found[indices[real]] = np.asarray(apply(params, place_rows(batch, mesh)))[real]
-                bar.update(int(real.sum()))
+                shown.advance(int(real.sum()))
         return found
 
 

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-import tqdm
 
 from empax.core.memory import give_back_freed_memory
+from empax.core.progress import Progress
 from empax.core.protocols import AnswerStore, Examples, Tokenizer
 from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
@@ -141,14 +141,13 @@ class Answerer:
             return made
 
         found: dict[int, Prediction] = {}
-        shown = None if progress else True  # None: on a terminal only
         before = 0 if kept is None else len(kept)
-        with tqdm.tqdm(total=len(instances), initial=before, desc=progress, disable=shown, unit="ex") as bar:
+        with Progress(progress, total=len(instances), unit="answers", initial=before) as shown:
             for number, (indices, batch) in enumerate(self._batches(made_of.examples, batch_size)):
                 rows = None if kept is None else kept.get(number)
                 if rows is None:
                     rows = answers(number, indices, batch)
-                    bar.update(len(rows))
+                    shown.advance(len(rows))
                     if kept is not None:
                         kept.add(number, rows)
                 found |= rows
@@ -159,10 +158,13 @@ class Answerer:
         if not self.heads:
             return [{} for _ in instances]
         made: dict[int, dict[str, str]] = {}
-        for indices, batch in self._batches(self._make_examples(instances).examples, batch_size):
-            read = jax.device_get(self._read(self._params, self._placed(batch)))
-            for b in np.flatnonzero(indices >= 0):
-                made[int(indices[b])] = {head: EMOTIONS[int(read[head][b])] for head in self.heads}
+        label = "emotions" if len(instances) > 1 else None
+        with Progress(label, total=len(instances), unit="contexts") as shown:
+            for indices, batch in self._batches(self._make_examples(instances).examples, batch_size):
+                read = jax.device_get(self._read(self._params, self._placed(batch)))
+                for b in np.flatnonzero(indices >= 0):
+                    made[int(indices[b])] = {head: EMOTIONS[int(read[head][b])] for head in self.heads}
+                shown.advance(int((indices >= 0).sum()))
         return [made[i] for i in range(len(instances))]
 
     def _placed(self, batch: Any) -> Any:

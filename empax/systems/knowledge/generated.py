@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
+from empax.core.progress import Progress
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
 from empax.data.atomic import prompt
@@ -61,13 +61,13 @@ class Writer:
         nothing = [[self.tokenizer.eos_id]] * len(sources)
         examples = SequenceExamples(sources, nothing, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
         found: list[list[tuple[str, float]]] = [[] for _ in sources]
-        with tqdm.tqdm(total=len(sources), desc=progress, disable=None if progress else True, unit="text") as bar:
+        with Progress(progress, total=len(sources), unit="texts") as shown:
             for indices, batch in eval_batches(examples, batch_size=self.batch_size, buckets=_BUCKETS):
                 made = jax.device_get(self._write(self.params, batch.source, batch.source_mask))
                 for row in np.flatnonzero(indices >= 0):
                     texts = [self.tokenizer.decode([int(t) for t in tokens]).strip() for tokens in made.tokens[row]]
                     found[indices[row]] = list(zip(texts, map(float, made.log_probs[row]), strict=True))
-                bar.update(int((indices >= 0).sum()))
+                shown.advance(int((indices >= 0).sum()))
         return found
 
 

@@ -1,0 +1,94 @@
+"""How far something is: a bar on a terminal, elsewhere a line every half minute."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+from empax.core import distributed
+
+log = logging.getLogger("empax")
+
+LINE_SECONDS = 30.0
+"""Between two lines."""
+
+
+class Progress:
+    """Counts what is done of `total`, on standard error or, where that is no terminal, in the log.
+
+    A line comes whether or not anything was counted since the last one: compiling, too, shall not look like a hang.
+    Of several processes the first one has it.
+
+    Args:
+      label: of the bar and of the lines; None = nothing is shown.
+      total: how many there are.
+      unit: what they are, in the plural.
+      initial: how many were done before.
+    """
+
+    def __init__(self, label: str | None, *, total: int, unit: str, initial: int = 0) -> None:
+        self._label, self._total, self._unit = label, total, unit
+        self._initial = self._done = initial
+        self._begin = time.monotonic()
+        self._over = threading.Event()
+        shown = label is not None and distributed.is_writer()
+        terminal = sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total, initial=initial, desc=label, unit=f" {unit}", file=sys.stderr, dynamic_ncols=True,
+            leave=None, disable=not (shown and terminal),
+        )  # fmt: skip
+        self._speaker = threading.Thread(target=self._speak, daemon=True) if shown and not terminal else None
+        if self._speaker is not None:
+            self._speaker.start()
+
+    def advance(self, count: int = 1) -> None:
+        """Counts `count` more."""
+        self._done += count
+        self._bar.update(count)
+
+    def note(self, text: str) -> None:
+        """Shows `text` behind the bar."""
+        self._bar.set_postfix_str(text, refresh=False)
+
+    def close(self) -> None:
+        self._bar.close()
+        self._over.set()
+        if self._speaker is not None:
+            self._speaker.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def line(self) -> str:
+        """Progress and the time left, at the rate so far."""
+        seconds, since = time.monotonic() - self._begin, self._done - self._initial
+        left = "the first are not done yet"
+        if since:
+            left = f"{duration(seconds * (self._total - self._done) / since)} left"
+        share = 100 * self._done // max(self._total, 1)
+        return f"{self._label}: {self._done} of {self._total} {self._unit} ({share}%), {left}"
+
+    def _speak(self) -> None:
+        while not self._over.wait(LINE_SECONDS):
+            if log.isEnabledFor(logging.INFO):
+                log.info("%s", self.line())
+            else:  # a script that has not set up logging
+                print(self.line(), file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """In words: "50 s", "12 min", "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,209 @@
+"""What `finetune` takes and refuses, and what it says when it ends early; a model of one random layer."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import empax
+from empax.data.bpe import train_bpe
+from empax.training import loop
+from empax.training.accumulation import NonFiniteError
+from empax.training.interruption import Interrupted
+
+PAIRS = [("I feel sad today", "oh no"), ("what happened", "I feel sad")] * 4
+SIDES = {f"{side}_{name}": value for side in ("encoder", "decoder")
+         for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))}  # fmt: skip
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}
+LLAMA = {"hidden_size": 16, **HEADS}
+T5 = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1, "decoder_start_token_id": 0}
+GPT2 = {"n_embd": 16, "n_head": 2, "n_layer": 1}
+OPT = {"hidden_size": 16, "num_attention_heads": 2, "ffn_dim": 16, "num_hidden_layers": 1, "word_embed_proj_dim": 16}
+NO_BART = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+NO_GPT2 = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
+
+# Settings, model, sizes, and what makes it one without dropout; nothing = it has none by itself.
+KINDS = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, LLAMA, {}),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, LLAMA, {}),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, LLAMA | {"head_dim": 8}, {}),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, LLAMA, {}),
+    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2, NO_GPT2),
+    "opt": (transformers.OPTConfig, transformers.OPTForCausalLM, OPT, {"dropout": 0.0}),
+    "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration, T5, {"dropout_rate": 0.0}),
+    "mt5": (transformers.MT5Config, transformers.MT5ForConditionalGeneration, T5, {"dropout_rate": 0.0}),
+    "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration, {"d_model": 16} | SIDES, NO_BART),
+    "blenderbot": (transformers.BlenderbotConfig, transformers.BlenderbotForConditionalGeneration,
+                   {"d_model": 16} | SIDES, NO_BART),
+    "mbart": (transformers.MBartConfig, transformers.MBartForConditionalGeneration, {"d_model": 16} | SIDES, NO_BART),
+    "marian": (transformers.MarianConfig, transformers.MarianMTModel, {"d_model": 16} | SIDES, NO_BART),
+    "pegasus": (transformers.PegasusConfig, transformers.PegasusForConditionalGeneration,
+                {"d_model": 16} | SIDES, NO_BART),
+}  # fmt: skip
+
+
+def saved(folder, kind, **fields):
+    """A random model with its tokenizer, as transformers writes one."""
+    tokenizer = train_bpe([text for pair in PAIRS for text in pair], vocab_size=300)
+    settings, model, sizes, _ = KINDS[kind]
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 2}
+    torch.manual_seed(0)
+    made = model(settings(vocab_size=tokenizer.vocab_size, **{**ids, **sizes, **fields}))
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if parameter.ndim > 1 and "embed_positions" not in name:
+                parameter.copy_(0.4 * torch.randn_like(parameter))
+    made.save_pretrained(folder)
+    tokenizer.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return empax.load(saved(tmp_path_factory.mktemp("llama"), "llama"))
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("llama", "t5") else pytest.param(kind, marks=slow) for kind in KINDS]
+)
+def test_the_first_loss_is_that_of_the_model_without_dropout(kind, tmp_path):
+    model = empax.load(saved(tmp_path / "model", kind, **KINDS[kind][3]))
+    found = model.nll(*zip(*PAIRS, strict=True))
+    tuned = model.finetune(PAIRS, epochs=1, learning_rate=0.0, workdir=tmp_path / "run")
+    assert rows_of(tmp_path / "run")[0]["nll"] == pytest.approx(np.log(found.perplexity), rel=1e-5)
+    same = jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), tuned.params, model.params)
+    assert all(jax.tree.leaves(same)), "a learning rate of zero changes nothing"
+
+
+@pytest.mark.slow
+def test_dropout_that_a_checkpoint_asks_for_is_there(tmp_path):
+    model = empax.load(saved(tmp_path / "model", "llama", attention_dropout=0.5))
+    found = model.nll(*zip(*PAIRS, strict=True))
+    model.finetune(PAIRS, epochs=1, learning_rate=0.0, workdir=tmp_path / "run")
+    assert abs(rows_of(tmp_path / "run")[0]["nll"] - np.log(found.perplexity)) > 0.01
+
+
+def test_rows_may_be_mappings_lists_and_what_iterates_over_them(model, tmp_path):
+    """The work directory would be refused if other pairs were learnt from; numbers may be numpy's."""
+    settings = {"epochs": np.int64(1), "learning_rate": np.float64(1e-3), "workdir": tmp_path}
+    first = model.finetune(PAIRS, **settings).nll(*zip(*PAIRS, strict=True)).nll
+    for rows in (
+        [{"source": source, "target": target, "id": 3} for source, target in PAIRS],
+        [[np.str_(source), target] for source, target in PAIRS],
+        (pair for pair in PAIRS),
+        np.array(PAIRS),
+    ):
+        again = model.finetune(rows, **settings).nll(*zip(*PAIRS, strict=True)).nll
+        np.testing.assert_array_equal(first, again)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], "pairs is empty"),
+        ("ab", "pairs is 'ab', a str; give a list"),
+        ({"source": ["a"], "target": ["b"]}, "pairs is {.*, a dict; give a list"),
+        (None, "pairs is None, a NoneType"),
+        (["ab"], r"pairs\[0\] is 'ab', a str; a pair is \(source, target\)"),
+        ([("a", "b"), {"a", "b"}], r"pairs\[1\] is .* a set; a pair is"),
+        ([3], r"pairs\[0\] is 3, a int"),
+        ([{"prompt": "a", "target": "b"}], r"pairs\[0\] has 'prompt', 'target', but no 'source'"),
+        ([{}], r"pairs\[0\] has no keys, but no 'source'"),
+        ([("a", "b", "c")], r"pairs\[0\] holds 3 things"),
+        ([("a",)], r"pairs\[0\] holds 1 things"),
+        ([("a", None)], r"pairs\[0\]: the target is None, a NoneType; it must be a text"),
+        ([{"source": 3, "target": "b"}], r"pairs\[0\]: the source is 3, a int"),
+    ],
+)
+def test_what_is_no_pair_is_named(model, pairs, message):
+    with pytest.raises(empax.ConfigError, match=message):
+        model.finetune(pairs)
+    if len(pairs or ()):
+        with pytest.raises(empax.ConfigError, match=message.replace("pairs", "validation", 1)):
+            model.finetune(PAIRS, validation=pairs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size = 0 must be at least 1"),
+        ({"batch_size": "8"}, "batch_size = '8' is of type str"),
+        ({"batch_size": 12}, "batch_size = 12 must be a multiple of 8, the number of devices"),
+        ({"epochs": 0}, "epochs = 0 must be at least 1"),
+        ({"epochs": 1.5}, "epochs = 1.5 is of type float"),
+        ({"epochs": True}, "epochs = True is of type bool"),
+        ({"learning_rate": -1.0}, "learning_rate = -1.0 must be at least 0"),
+        ({"learning_rate": float("nan")}, "learning_rate = nan must be"),
+        ({"learning_rate": "1e-4"}, "learning_rate = '1e-4' is of type str"),
+        ({"max_source_tokens": 0}, "max_source_tokens = 0 must be at least 1"),
+        ({"max_target_tokens": -3}, "max_target_tokens = -3 must be at least 1"),
+        ({"seed": -1}, "seed = -1 must be at least 0"),
+        ({"lora": "8"}, "lora = '8' must be True, False, a rank"),
+        ({"lora": 0}, "lora = 0 must be True, False, a rank"),
+        ({"lora": 8.0}, "lora = 8.0 must be True, False, a rank"),
+        ({"lora": 1000}, "lora = 1000 is more than 16, the width of the model"),
+    ],
+)
+def test_what_is_no_setting_is_named_as_the_caller_does(model, settings, message):
+    with pytest.raises(empax.ConfigError, match=message) as refused:
+        model.finetune(PAIRS, **settings)
+    assert "config." not in str(refused.value)
+
+
+def stop(step):
+    """A progress bar that sends a signal at one step."""
+
+    class Bar(loop.ProgressBar):
+        steps = 0
+
+        def advance(self):
+            super().advance()
+            self.steps += 1
+            if self.steps == step:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    return Bar
+
+
+def test_interrupted_it_says_what_is_kept(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "ProgressBar", stop(1))
+    with pytest.raises(Interrupted, match=r"after step 1; nothing was kept, .* finetune\(\.\.\., workdir=FOLDER\)"):
+        model.finetune(PAIRS)
+    with pytest.raises(Interrupted, match="stopped and saved after step 1; run again"):
+        model.finetune(PAIRS, workdir=tmp_path / "run")
+    assert (tmp_path / "run" / "finetune" / "checkpoints" / "1").is_dir()
+
+
+def test_where_it_diverges_the_advice_has_the_callers_names(model):
+    broken = dataclasses.replace(model, params=jax.tree.map(lambda leaf: leaf * np.inf, model.params))
+    with pytest.raises(NonFiniteError, match=r"at step 1\. Lower learning_rate = 0\.001; nothing was kept") as error:
+        broken.finetune(PAIRS, epochs=1, lora=2)
+    assert "optimizer" not in str(error.value)
+
+
+def test_a_home_folder_is_found(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    model.finetune(PAIRS, epochs=1, learning_rate=0.0, workdir="~/run").save("~/model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
+    again = empax.load("~/model")
+    assert again.source == str(tmp_path / "model")
+    np.testing.assert_allclose(*(m.nll(["a"], ["b"]).nll for m in (model, again)), rtol=1e-6)
+    with pytest.raises(
+        empax.ConfigError, match=r"is not empty, it holds .*; give another folder, or empty it first"
+    ) as e:
+        again.save("~/model")
+    assert "--" not in str(e.value)
