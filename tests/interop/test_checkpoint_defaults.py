@@ -1,4 +1,4 @@
-"""Dropout is what a checkpoint says of each place, in every architecture; a setting puts one rate everywhere."""
+"""What a config.json says holds, and its silence means what it means to transformers; dropout place by place."""
 
 import contextlib
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as t
 
+from empax.core.config import ConfigError
 from empax.interop.architectures import ARCHITECTURES, with_dropout
 from empax.interop.huggingface import model_config
 from empax.models import layers
@@ -127,3 +128,28 @@ def test_one_rate_takes_the_place_of_all(kind, monkeypatch):
     assert our_rates(monkeypatch, with_dropout(config, 0.0)) == set()
     assert {rate for _, rate in our_rates(monkeypatch, with_dropout(config, 0.4))} == {0.4}
     assert with_dropout(config, None) == config
+
+
+FROM_THE_FILE = {("mt5", "tie_word_embeddings"), ("mistral", "num_key_value_heads")}
+"""What the shapes of the weights decide."""
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_absent_field_means_what_transformers_takes(kind):
+    """Or the field is asked for."""
+    made = KINDS[kind][0](**({"decoder_start_token_id": 2} if kind == "mbart" else {}))
+    fields = {name: value for name, value in made.to_dict().items() if value is not None}
+    whole = model_config(fields)
+    for name in set(fields) - {"model_type"}:
+        if (kind, name) in FROM_THE_FILE:
+            continue
+        found = config_or_refusal({other: value for other, value in fields.items() if other != name})
+        assert found == whole or f" lacks {name}" in str(found), name
+
+
+def config_or_refusal(fields):
+    try:
+        return model_config(fields)
+    except ConfigError as error:
+        return error
