@@ -29,7 +29,8 @@ def get_config(arg: str = "") -> ConfigDict:
             "generator": {"architecture": "pretrained", "pretrained": model},
             "form": "plain",
             "layout": {"max_context_tokens": 256, "max_target_tokens": 64},
-            "decoding": {"method": "greedy", "max_tokens": 64},
+            "own_decoding": True,  # as the model's generation_config.json says
+            "decoding": {"max_tokens": 64},
         }
     )
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.paths import check_folder, expand
 from empax.core.recipe import load_recipe, override
@@ -18,6 +20,8 @@ from empax.evaluation.scoring import METRICS, Scores, ScoringSettings
 from empax.evaluation.scoring import score as score_predictions
 from empax.pipeline.run import plain
 from empax.pipeline.run import run as run_recipe
+from empax.training.accumulation import TrainingError
+from empax.training.checkpoint import CheckpointError
 
 Rows: TypeAlias = Path | str | Sequence[Prediction | Mapping[str, Any]]
 """A file of predictions, or its rows: `Prediction`s, or mappings with `context`, `response`, `reference`."""
@@ -96,8 +100,20 @@ def run(
         flags = {"config": recipe, "workdir": workdir, **({} if reuse is None else {"reuse": reuse})}
         flags |= {f"config.{path}": value for path, value in changes.items()}
         command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"
-    run_recipe(plain(config), workdir, reuse=reuse, redo=redo, command=command)
+    try:
+        run_recipe(plain(config), workdir, reuse=reuse, redo=redo, command=command)
+    except (ConfigError, DataError, CheckpointError, TrainingError) as error:
+        error.args = (_in_python(str(error)),)
+        raise
     return workdir
+
+
+def _in_python(message: str) -> str:
+    """A message with the arguments of `run` in place of the flags of a command line."""
+    message = re.sub(r"--redo=([\w-]+)", r'redo=["\1"]', message)
+    message = re.sub(r"--config\.([\w.]+)=(\S+)", r'settings={"\1": "\2"}', message)
+    message = re.sub(r"--config\.([\w.]+)", r'settings["\1"]', message)
+    return re.sub(r"--(workdir|reuse|redo)\b", r"\1", message)
 
 
 def _predictions(rows: Rows) -> list[Prediction]:

@@ -1,6 +1,7 @@
 """Scores, comparisons and runs from Python."""
 
 import json
+import re
 import shlex
 import sys
 
@@ -70,3 +71,21 @@ def test_a_run_is_described_by_a_command_that_makes_it_whatever_script_calls(tmp
     assert changes == {"seed": "3", "data.dir": "my data", "reg.passages": "2"}
     empax.run(load_recipe("reg_transformer:tiny"), "runs/a")
     assert commands[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("Run again with --redo=joint, which makes it anew.", 'Run again with redo=["joint"], which makes it anew.'),
+        ("choose another --workdir, with --reuse=runs/a to", "choose another workdir, with reuse=runs/a to"),
+        ("set --config.data.dir or EMPAX_DATA_DIR to it", 'set settings["data.dir"] or EMPAX_DATA_DIR to it'),
+        ("name it with --config.data.dir=FOLDER or", 'name it with settings={"data.dir": "FOLDER"} or'),
+    ],
+)
+def test_what_a_run_refuses_is_said_in_arguments_of_python(said, meant, tmp_path, monkeypatch):
+    def refuse(*_, **more):
+        raise empax.DataError(said)
+
+    monkeypatch.setattr(api, "run_recipe", refuse)
+    with pytest.raises(empax.DataError, match=re.escape(meant)):
+        empax.run("reg_transformer:tiny", tmp_path / "run")

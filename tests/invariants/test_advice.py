@@ -874,6 +874,12 @@ FILES = [
         {}, {"generator": {"architecture": "pretrained", "pretrained": "folder"}},
     ),
     section(
+        DialogueSettings,
+        {"generator": {"architecture": "pretrained", "pretrained": "folder"}, "decoding": {"top_k": 5}},
+        "systems/dialogue/settings.py", "says how to decode; set own_decoding to False",
+        {"own_decoding": True}, {"own_decoding": False},
+    ),
+    section(
         DialogueSettings, {}, "systems/dialogue/settings.py", 'set generator.pretrained, or "dialogue"',
         {"form": "plain"}, {"form": "dialogue"},
     ),

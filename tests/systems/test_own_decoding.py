@@ -1,5 +1,6 @@
 """A run that decodes and compares as the folders of its pretrained models say."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ def settings(folder, own):
     (folder / "generation_config.json").write_text(json.dumps(fields))
     return DialogueSettings(
         generator=GeneratorSettings(architecture="pretrained", pretrained=str(folder)),
-        decoding=DecodeSettings(max_tokens=12, min_tokens=2, top_k=5),
+        decoding=DecodeSettings(max_tokens=12, min_tokens=2),
         own_decoding=own,
     )
 
@@ -40,6 +41,12 @@ def test_the_folder_says_how_and_the_run_how_long(tmp_path):
     assert found == DecodeSettings(
         "beam", 12, 2, num_beams=3, num_return_sequences=1, repetition_penalty=1.5, more_eos_ids=(1,)
     )
+
+
+def test_what_own_decoding_would_pass_over_is_refused(tmp_path):
+    own = settings(tmp_path, True)
+    with pytest.raises(ConfigError, match=r"decoding\.top_k = 5 has no effect, .* set own_decoding to False"):
+        dataclasses.replace(own, decoding=DecodeSettings(max_tokens=12, top_k=5))
 
 
 def test_a_random_generator_has_no_folder():

@@ -55,6 +55,17 @@ class DialogueSettings:
             raise ConfigError('form = "plain" is a pretrained generator\'s; set generator.pretrained, or "dialogue".')
         if self.own_decoding and not self.generator.pretrained:
             raise ConfigError("own_decoding is a pretrained generator's; set generator.pretrained, or it to False.")
+        lengths = DecodeSettings(max_tokens=self.decoding.max_tokens, min_tokens=self.decoding.min_tokens)
+        if self.own_decoding and self.decoding != lengths:
+            name = next(
+                field.name
+                for field in dataclasses.fields(DecodeSettings)
+                if getattr(self.decoding, field.name) != getattr(lengths, field.name)
+            )
+            raise ConfigError(
+                f"decoding.{name} = {getattr(self.decoding, name)!r} has no effect, since with own_decoding "
+                "generation_config.json says how to decode; set own_decoding to False."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
