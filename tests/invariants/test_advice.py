@@ -118,6 +118,7 @@ from tests.data import small_wordnet
 from tests.plans import plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
+_PAIR_LINE = '{"source": "I won!", "target": "Well done!"}\n'
 
 VERBS = (
     "set|delete|run|choose|install|pip install|give|use|write|name|put|take|leave|make|raise|lower|shorten|remove|drop|"
@@ -691,6 +692,11 @@ FILES = [
         lambda t: recipe.load_recipe(str(t.tmp / "r.py")),
     ),
     Case(
+        "core/recipe.py", "needs an argument; write {}:ARGUMENT",
+        lambda t: recipe.load_recipe(str(t.write("r.py", "def get_config(form): return {}"))),
+        lambda t: recipe.load_recipe(f"{t.tmp / 'r.py'}:small"),
+    ),
+    Case(
         "core/distributed.py", "set all of {}, or none",
         lambda t: (t.patch.setenv("JAX_NUM_PROCESSES", "1"), distributed.initialize()),
         lambda t: (t.patch.delenv("JAX_NUM_PROCESSES"), distributed.initialize()),
@@ -730,6 +736,13 @@ FILES = [
     file_case(
         "data/dailydialog.py", "blank, and dialogues follow; take the released file",
         dailydialog.load_dialogues, "\na __eou__ b __eou__\n", "a __eou__ b __eou__\n",
+    ),
+    Case(
+        "data/own.py", "give at least ten, or a folder with train.jsonl, validation.jsonl and test.jsonl",
+        lambda t: own.check_files(t.write("few.jsonl", _PAIR_LINE * 9)),
+        lambda t: (own.check_files(t.write("few.jsonl", _PAIR_LINE * 10)),
+                   [t.write(f"own/{split}.jsonl", _PAIR_LINE) for split in own.SPLITS],
+                   own.check_files(t.tmp / "own")),
     ),
     Case(
         "data/own.py", "the file ends without a dialogue; one a line, or delete it",
