@@ -319,7 +319,10 @@ def test_every_ablation_is_a_switch(config, path):
         ("data.name", "reddit", r"config\.data\.name = 'reddit' .* 'empathetic_dialogues', 'sample'"),
         ("joint", ..., r"config\.run names 'joint', but there is no config\.joint"),
         ("joint.kind", "trian", r"config\.joint\.kind = 'trian' must be one of prepare, annotate, knowledge, train"),
-        ("joint.kind", ..., r"config\.joint lacks kind"),
+        ("joint.kind", ..., r"config\.joint lacks kind; it must be one of prepare"),
+        ("joint", 3, r"config\.joint = 3 must be a section of settings"),
+        ("prepare", "a", r"config\.prepare = 'a' must be a section of settings"),
+        ("prepare.kind", ["prepare"], r"config\.prepare\.kind = \['prepare'\] must be one of"),
         ("joint.task", ..., r"config\.joint lacks task"),
         ("joint.task", "fid", r"config\.joint\.task = 'fid' is unknown; reg has generator, emotions, retriever, joint"),
         ("joint.task", "nek.joint", r"config\.joint\.task = 'nek' is no module"),
@@ -369,6 +372,18 @@ def test_stages_run_in_order_and_a_broken_one_again(short, tmp_path):
     about = read_json(tmp_path / "run.json")
     assert {"python", "platform", "versions", "commit", "seed", "deterministic", "devices", "command"} == set(about)
     assert about["deterministic"] is False
+
+
+def test_a_stage_that_is_called_after_its_kind_may_leave_it_out(short, tmp_path):
+    config, ran = short
+    config = {name: value for name, value in config.items() if name not in config["run"]}
+    config = {**config, "run": ["prepare"], "prepare": {}}
+    whole = {**config, "prepare": {"kind": "prepare"}}
+    assert run.make_plan(config) == run.make_plan(whole)
+    run.run(config, tmp_path)
+    run.run(whole, tmp_path)
+    assert ran == ["prepare"]
+    assert read_json(tmp_path / "config.json") == whole
 
 
 def test_a_work_directory_of_another_config_names_what_differs(short, tmp_path):
