@@ -117,23 +117,16 @@ def check_files(folder: str | os.PathLike[str], *, dialogues: int = 1000) -> Non
     """Reads the first dialogues of every file.
 
     Raises:
-      DataError: see `find_files` and `read_file`; or a split has no dialogue with a reply.
+      DataError: see `find_files` and `read_file`; or a single file is too short to be split.
     """
     alone = expand(folder).is_file()
-    for split, paths in find_files(folder).items():
-        read = replies = 0
-        for path in paths:
-            for dialogue in itertools.islice(read_file(path), dialogues):
-                mine = not alone or _LINE_SPLITS[read % 10] == split
-                read += 1
-                replies += mine and len(dialogue.utterances) > 1
+    for path in dict.fromkeys(path for paths in find_files(folder).values() for path in paths):
+        read = sum(1 for _ in itertools.islice(read_file(path), dialogues))
         if alone and read < len(_LINE_SPLITS):
             raise DataError(
                 f"{folder}: {read} pairs or dialogues are too few; of every ten, the ninth is for validation and the "
                 "tenth for the test: give at least ten, or a folder with train.jsonl, validation.jsonl and test.jsonl."
             )
-        if not replies and read < dialogues:
-            raise DataError(f"{folder}: no dialogue of the split {split!r} has a reply, a second utterance.")
 
 
 def has_emotions(folder: str | os.PathLike[str], split: str) -> bool:

@@ -168,17 +168,6 @@ def test_a_single_file_has_a_line_for_each_split(tmp_path, count):
     assert [len(found[split]) for split in SPLITS] == [8 * count, count, count]
 
 
-def test_a_split_whose_dialogues_have_no_reply_is_named(folder, tmp_path):
-    write(folder / "validation.jsonl", [{"id": "bike", "utterances": ["My bike broke."]}])
-    with pytest.raises(DataError, match="no dialogue of the split 'validation' has a reply"):
-        check_files(folder)
-    alone = [row(str(i)) for i in range(10)]
-    alone[9]["utterances"] = ["Hi."]
-    write(tmp_path / "alone.jsonl", alone)
-    with pytest.raises(DataError, match="no dialogue of the split 'test' has a reply"):
-        check_files(tmp_path / "alone.jsonl")
-
-
 def test_a_row_of_another_form_is_told_both_forms(tmp_path):
     for row in ({"prompt": "Hi.", "completion": "Hello."}, {"context": ["Hi."], "response": "Hello."}, {"id": "a"}):
         write(tmp_path / "chat.jsonl", [row])
