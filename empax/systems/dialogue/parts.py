@@ -179,7 +179,7 @@ def with_own_decoding(
         encoder_decoder=isinstance(model, EncoderDecoder),
         changes={"max_new_tokens": settings.decoding.max_tokens, "min_new_tokens": settings.decoding.min_tokens},
     )
-    return dataclasses.replace(settings, decoding=found.with_eos(tokenizer.eos_id))
+    return dataclasses.replace(settings, decoding=found.with_eos(tokenizer.eos_id), own_decoding=False)
 
 
 def places(params: Params, mesh: Mesh, settings: MeshSettings) -> Any:
