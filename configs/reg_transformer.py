@@ -2,13 +2,17 @@ r"""REG on EmpatheticDialogues with the paper's first backbone, a Transformer fr
 
   python -m empax.main --config=configs/reg_transformer.py --config.data.dir=DATA
   python -m empax.main --config=configs/reg_transformer.py:no_attributes   # the paper's w/o EA
-  python -m empax.main --config=configs/reg_transformer.py:no_retrieval    # the generator alone
-  python -m empax.main --config=configs/reg_transformer.py:semantic        # no attributes, retriever as pretrained
+  python -m empax.main --config=configs/reg_transformer.py:no_retrieval    # the generator alone, trained as long
+  python -m empax.main --config=configs/reg_transformer.py:apart           # exemplars of the retriever as pretrained
+  python -m empax.main --config=configs/reg_transformer.py:joined          # the same in the paper's literal form
+  python -m empax.main --config=configs/reg_transformer.py:joined_10       # the same, on a tenth of the rows
+  python -m empax.main --config=configs/reg_transformer.py:own_tokens      # or ":response", see data.sources
   python -m empax.main --config=configs/reg_transformer.py:reasons         # ours: ReflectDiffu's reasons as queries
   python -m empax.main --config=configs/reg_transformer.py:machine=gpu     # sized for an accelerator
   python -m empax.main --config=configs/reg_transformer.py:tiny            # a trial, as ":no_attributes,tiny" is
 
-Two CPU cores take 1.4 hours; docs/results/reg.md has scores. The budget of a GPU has never been run.
+All forms begin with the same generator, and those with exemplars search the same index: give the second and later
+ones `--reuse=WORKDIR` of one with exemplars. After that each trains on as many rows. docs/results/reg.md has scores.
 
 Other ablations of the paper's Table 2 are switches:
   w/o BLEU    --config.retriever.distillation.utility.bleu=0 --config.joint.distillation.utility.bleu=0
@@ -25,9 +29,13 @@ from ml_collections import ConfigDict
 
 from . import common, reflectdiffu
 
-FORMS = ("semantic", "no_retrieval", "no_attributes", "reasons")
+LAYOUTS = {"apart": "apart", "joined": "joined", "joined_10": "joined", "own_tokens": "own_tokens",
+           "response": "response"}  # fmt: skip
+"""Forms that show exemplars and teach no retriever, with how they show them."""
+
+FORMS = ("no_retrieval", "no_attributes", "reasons", *LAYOUTS)
 MACHINES = ("cpu", "gpu")
-STAGES = ("attributes", "annotate", "index", "generator", "emotions", "retriever", "reindex", "joint")
+STAGES = ("generator", "index", "attributes", "annotate", "exemplars", "emotions", "retriever", "reindex", "joint")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -52,12 +60,12 @@ def recipe(form: str, machine: str) -> ConfigDict:
     config.annotate = ConfigDict({"kind": "annotate", "classifiers": ("attributes",)})
     config.index = common.index(encoder="", candidates=12)
     config.generator = generator()
+    config.exemplars = exemplars()
     config.emotions = emotions()
     config.retriever = retriever()
     config.reindex = common.index(encoder="retriever", candidates=12)
     config.joint = joint()
     config.evaluate = ConfigDict({"kind": "evaluate", "stage": "joint", "index": "reindex", "judge": "annotate"})
-    config.evaluate.buckets = (64, 96, 128)
     config.report = ConfigDict({"kind": "report", "paper_row": "REG", "peers": ""})
     budget(config, machine)
     ablate(config, form)
@@ -102,6 +110,7 @@ def models() -> ConfigDict:
                 "no_repeat_ngram": 3,
             },
             "attributes": True,
+            "exemplars": "apart",  # ours (PAPERS.md): the paper puts each behind the context
             "passages": 6,  # Table 5
             "emotion_share": 0.5,  # ours
         }
@@ -124,16 +133,35 @@ def attributes() -> ConfigDict:
 
 
 def generator() -> ConfigDict:
-    """Stage 1: G1 (Eq. 2)."""
+    """Stage 1: G1 (Eq. 2), on contexts alone: what all forms begin with."""
     return common.train(
         task="generator",
-        index="index",
-        exemplar_probability=0.5,  # ours: G1 is later shown one exemplar, and REG w/o retrieval none
-        buckets=(32, 64, 112),
+        buckets=(32, 48, 72),
         learning_rate=1e-3,
         best_metric="nll",
         max_validation_examples=1000,
         optimizer={"warmup_steps": 300, "schedule": "linear", "weight_decay": 0.01},
+    )
+
+
+def exemplars() -> ConfigDict:
+    """Ours: G1 learns to read exemplars, before it judges them (Eq. 3). The paper never shows it any."""
+    return common.train(
+        task="joint",
+        generator="generator",
+        retriever="",
+        index="index",
+        retriever_weight=0.0,
+        exemplar_probability=1.0,
+        learning_rate=5e-4,
+        best_metric="nll",
+        max_validation_examples=1000,
+        optimizer={
+            "warmup_steps": 50,
+            "schedule": "linear",
+            "weight_decay": 0.01,
+            "groups": [{"pattern": "^retriever/", "frozen": True}],
+        },
     )
 
 
@@ -171,9 +199,9 @@ def retriever() -> ConfigDict:
     """Stage 2: the retriever learns from what its candidates do for G1 (Eq. 3 to 5)."""
     return common.train(
         task="retriever",
+        generator="exemplars",
         start_from="emotions",
         candidates=6,
-        buckets=(96, 128),
         distillation=distillation(),
         learning_rate=2e-6,
         best_metric=None,
@@ -190,7 +218,7 @@ def joint() -> ConfigDict:
     """Stage 3: retriever and G2 together (Eq. 6 and 7)."""
     return common.train(
         task="joint",
-        buckets=(96, 128),
+        generator="exemplars",
         distillation=distillation(),
         warm_up=True,
         retriever_weight=0.2,  # alpha of Eq. 7: ours
@@ -214,10 +242,12 @@ def budget(config: ConfigDict, machine: str) -> None:
     if machine == "cpu":
         # A quarter to a half of the time of float32 in a plain scan.
         arithmetic = {"dtype": "bfloat16", "unroll": 6}
-        queries = {"train": 8_000, "validation": 500}
+        queries = {"train": 0, "validation": 1000}  # every training context
+        config.reg.passages = 3  # half of the time
         sizes = {
             "attributes": common.sizes(steps=400, batch_size=32, evaluations=5),
             "generator": common.sizes(steps=2800, batch_size=32, evaluations=4),
+            "exemplars": common.sizes(steps=1200, batch_size=32, evaluations=4),
             "emotions": common.sizes(steps=1300, batch_size=32, evaluations=4),
             "retriever": common.sizes(steps=64, batch_size=16, evaluations=2, accumulate=4),
             "joint": common.sizes(steps=100, batch_size=16, evaluations=2, accumulate=4, refresh_every_steps=50),
@@ -228,7 +258,8 @@ def budget(config: ConfigDict, machine: str) -> None:
         queries = {"train": 0, "validation": 1000}  # every training context
         sizes = {
             "attributes": common.sizes(steps=800, batch_size=32, evaluations=10),
-            "generator": common.sizes(steps=6000, batch_size=64, evaluations=8),
+            "generator": common.sizes(steps=3000, batch_size=64, evaluations=4),
+            "exemplars": common.sizes(steps=3000, batch_size=64, evaluations=4),
             "emotions": common.sizes(steps=1300, batch_size=64, evaluations=4),
             "retriever": common.sizes(steps=1500, batch_size=32, evaluations=6),
             "joint": common.sizes(steps=4000, batch_size=32, evaluations=8, refresh_every_steps=1000),
@@ -244,21 +275,6 @@ def budget(config: ConfigDict, machine: str) -> None:
 
 def ablate(config: ConfigDict, form: str) -> None:
     """Turns the whole system into one of FORMS."""
-    if form == "semantic":
-        config.run = ("prepare", "index", "generator", "joint", "evaluate", "report")
-        config.reg.retriever.dropout = 0.0  # of what is never trained
-        config.joint.update({"retriever": "", "index": "index", "retriever_weight": 0.0, "refresh_every_steps": 0})
-        config.joint.distillation.replace_probability = 0.0
-        config.joint.optimizer.groups = [{"pattern": "^retriever/", "frozen": True}]
-        config.evaluate.update({"index": "index", "judge": ""})
-    if form == "no_retrieval":
-        config.run = ("prepare", "generator", "evaluate", "report")
-        config.reg.retriever.dropout = 0.0
-        config.reg.decoding.rerank_exemplars = 0.0
-        config.generator.index = ""
-        # As many examples as G1 and G2 learn from.
-        config.generator.steps += config.joint.steps * config.joint.batch_size // config.generator.batch_size
-        config.evaluate.update({"stage": "generator", "judge": ""})
     if form == "no_attributes":
         # What is ours and lets emotions into the retriever goes, too: the share of a score, the stage that learns
         # emotions, their loss. The classifiers stay, to judge.
@@ -266,8 +282,46 @@ def ablate(config: ConfigDict, form: str) -> None:
         config.retriever.start_from = ""
         config.retriever.distillation.emotion_weight = 0.0
         config.joint.distillation.emotion_weight = 0.0
-    if form:
         config.reg.update({"attributes": False, "emotion_share": 0.0})
+    if form in LAYOUTS or form == "no_retrieval":
+        # No stage leaves attributes or learns emotions, so that there are none in sources or scores.
+        config.run = ("prepare", "generator", "index", "exemplars", "evaluate", "report")
+        rows = config.joint.steps * config.joint.batch_size  # as many as the whole system learns from
+        config.exemplars.steps += rows // config.exemplars.batch_size
+        config.evaluate.update({"stage": "exemplars", "index": "index", "judge": ""})
+    if form in LAYOUTS:
+        config.reg.exemplars = LAYOUTS[form]
+        config.exemplars.exemplar_probability = 0.1 if form == "joined_10" else 1.0
+    if form == "no_retrieval":
+        config.run = ("prepare", "generator", "longer", "evaluate", "report")
+        config.longer = longer(config)
+        config.reg.decoding.rerank_exemplars = 0.0
+        config.evaluate.stage = "longer"
     for name in STAGES:
         if name not in config.run:
             del config[name]
+    read(config)
+
+
+def longer(config: ConfigDict) -> ConfigDict:
+    """The generator goes on without exemplars, for as many rows as other forms show exemplars on."""
+    optimizer = config.exemplars.optimizer.copy_and_resolve_references()
+    del optimizer.groups
+    rhythm = ("steps", "batch_size", "eval_every_steps", "checkpoint_every_steps", "log_every_steps")
+    same = {name: config.exemplars[name] for name in (*rhythm, "best_metric", "max_validation_examples")}
+    return ConfigDict({"kind": "train", "task": "generator", "start_from": "generator", "optimizer": optimizer, **same})
+
+
+def read(config: ConfigDict) -> None:
+    """Buckets of every stage that reads sources: as long as the layout makes them."""
+    layout, exemplars = config.reg.layout, config.reg.exemplars in ("apart", "response")
+    tags = 4 if "annotate" in config.run and config.reg.attributes else 0
+    ends = 1 if config.reg.generator.get("pretrained") else 0
+    context, passage = layout.max_context_tokens + tags, layout.max_passage_tokens + tags
+    whole = max(context, passage) + ends if exemplars else context + 1 + passage + ends
+    beside = (passage + ends, whole) if exemplars and passage < context else (-(-3 * whole // 4), whole)
+    for name in ("exemplars", "retriever", "joint", "evaluate"):
+        if name in config:
+            config[name].buckets = beside
+    if "longer" in config:
+        config.longer.buckets = config.evaluate.buckets = config.generator.buckets

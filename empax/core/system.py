@@ -72,6 +72,7 @@ class System:
       settings: the dataclass of that section, which all stages share.
       tasks: by name.
       encoder: makes the encoder as pretrained, for index stages that name no training stage; None = there is none.
+      index_unread: names in that section that change nothing of an index.
       check: raises what is known to be wrong with the models that all stages share; reads no weights.
     """
 
@@ -79,6 +80,7 @@ class System:
     settings: type
     tasks: Mapping[str, TaskSpec[Any]]
     encoder: Callable[[RunContext], InstanceEncoder] | None = None
+    index_unread: tuple[str, ...] = ()
     check: Callable[[RunContext], None] | None = None
 
 

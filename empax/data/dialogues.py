@@ -9,9 +9,11 @@ from typing import Any
 from empax.core.files import DataError
 from empax.core.types import Dialogue, Instance
 
+_FEWEST_WORDS = 4  # of a situation
+
 _FIELDS = ("id", "context", "response", "emotion", "notes")
 
-STAGE_NOTES = ("context_attributes", "response_attributes", "reasons", "facts", "source")
+STAGE_NOTES = ("context_attributes", "response_attributes", "reasons", "facts", "source", "situation")
 """Notes of instances that stages of a run write; all others are fields of the corpus."""
 
 
@@ -19,6 +21,8 @@ def to_instances(
     dialogues: Iterable[Dialogue], *, moel_compat: bool = False, every_turn: bool = False
 ) -> list[Instance]:
     """Makes one instance of every listener turn (even 1-based index), in order, with all turns before it.
+
+    The note "situation" is the dialogue's, if it says what happened: less than 4 words are a topic, which many share.
 
     Args:
       dialogues: those of one split, in the corpus's order.
@@ -35,13 +39,15 @@ def to_instances(
     instances = []
     for dialogue in dialogues:
         texts = _checked_texts(dialogue, merged=moel_compat)
+        told = len(dialogue.situation.split()) >= _FEWEST_WORDS
+        notes = {"situation": dialogue.situation} if told else {}
         instances += [
             Instance(
                 id=f"{dialogue.id}#{index}",
                 context=texts[: index - 1],
                 response=texts[index - 1],
                 emotion=dialogue.emotion,
-                notes=dialogue.notes,
+                notes={**dialogue.notes, **notes},
             )
             for index in range(2, len(texts) + 1, 1 if every_turn else 2)
         ]

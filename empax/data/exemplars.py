@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.protocols import Tokenizer
 from empax.core.types import EMOTIONS, Batch, Instance
 from empax.data import features
-from empax.data.sources import SourceForm, Text
+from empax.data.sources import Row, SourceForm, Text
 from empax.data.tokenizers import Reading, SubwordTokenizer
 
 Key: TypeAlias = Literal["exchange", "response"]
@@ -31,20 +31,25 @@ class LabelledBatch(Batch):
 
     emotion: Int[Array, " B"]  # index into EMOTIONS, -1 = unknown
 
+    @property
+    def lead(self) -> int:
+        """How many passages at the front of `source` hold the context alone; 0 where it stands in all of them."""
+        return 0
+
 
 @flax.struct.dataclass
 class ExemplarBatch(LabelledBatch):
-    """A batch whose sources are K passages each: the context beside one exemplar.
+    """A batch whose sources are F passages each: the context's and K exemplars, or K times the context beside one.
 
     Exemplars come as keys for the retriever to read, or as embeddings that it made before: one of both is None.
     Freshly collated, K stands for M retrieved candidates and R random ones behind them; `explore` picks K of them.
     `utilities` is None until `explore` has tried the candidates out. The exemplars' responses, as the generator's ids
     without an end, are there for decoding alone; so are the states of sources that have been read before
-    (`decoding.passages`).
+    (`decoding.passages`), of which `context_states` are the context's own where it has a passage of its own.
     """
 
-    source: Int[Array, "B K S"]
-    source_mask: Bool[Array, "B K S"]
+    source: Int[Array, "B F S"]
+    source_mask: Bool[Array, "B F S"]
     query: Int[Array, "B Q"]
     query_mask: Bool[Array, "B Q"]
     key: Int[Array, "B K P"] | None
@@ -57,6 +62,11 @@ class ExemplarBatch(LabelledBatch):
     response_mask: Bool[Array, "B K T"] | None = None
     states: Float[Array, "B R D"] | None = None
     states_mask: Bool[Array, "B R"] | None = None
+    context_states: Bool[Array, "B R"] | None = None
+
+    @property
+    def lead(self) -> int:
+        return self.source.shape[1] - self.candidate_mask.shape[1]
 
 
 def emotion_ids(instances: Sequence[Instance]) -> np.ndarray:
@@ -143,18 +153,28 @@ def _encode(
 
 
 def dialogue_groups(instances: Sequence[Instance]) -> np.ndarray:
-    """One number per dialogue, equal for equal dialogue ids in every process: 31 bits of BLAKE2b.
+    """One number per dialogue, the same in every process: 31 bits of BLAKE2b of its id.
 
-    Two of 20,000 dialogues share a number with probability 0.1; they then merely never retrieve each other.
+    Dialogues on one situation (the note of that name, letters' case aside) have one number, that of the situation. Two
+    of 20,000 share a number by chance with probability 0.1; they then merely never retrieve each other.
     """
-    digests = (hashlib.blake2b(i.dialogue_id.encode(), digest_size=4).digest() for i in instances)
+    digests = (hashlib.blake2b(_told_in(i).encode(), digest_size=4).digest() for i in instances)
     return np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], np.int32)
+
+
+def _told_in(instance: Instance) -> str:
+    return " ".join(instance.notes.get("situation", "").casefold().split()) or instance.dialogue_id
+
+
+def num_turns(instances: Sequence[Instance]) -> np.ndarray:
+    """How many turns stand before each response."""
+    return np.array([len(i.context) for i in instances], np.int32)
 
 
 class ContextExamples:
     """Instances as random-access examples (`core.protocols.Examples`): context in, response out.
 
-    With a corpus and candidates, a source shows one random candidate beside its context with `exemplar_probability`.
+    Sources are contexts alone; what else stands beside them is a subclass's, of the rows `candidates` of `corpus`.
     """
 
     def __init__(
@@ -164,10 +184,8 @@ class ContextExamples:
         *,
         corpus: Corpus | None = None,
         candidates: np.ndarray | None = None,
-        exemplar_probability: float = 0.0,
     ):
         self.instances, self.form, self.corpus, self.pad_id = instances, form, corpus, form.tokenizer.pad_id
-        self.exemplar_probability = exemplar_probability if corpus is not None else 0.0
         self.contexts = form.contexts(instances)
         responses = form.tokenizer.encode_batch([i.response for i in instances])
         self.targets = [
@@ -190,19 +208,9 @@ class ContextExamples:
         sources = self.form.lengths(self.contexts, longest)
         self.lengths = np.stack([sources, [len(target) for target in self.targets]], axis=1)
 
-    def pair(self, i: int, row: int) -> tuple[Text, Text | None]:
-        """Context i and corpus row `row` (-1: the context alone)."""
-        return self.contexts[i], self.corpus.passages[row] if row >= 0 and self.corpus is not None else None
-
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> LabelledBatch:
         rows = [int(i) for i in indices]
-        show = rng.random(len(rows)) < self.exemplar_probability
-        column = rng.integers(self.candidates.shape[1], size=len(rows))
-        pairs = [
-            self.pair(i, int(self.candidates[i, c]) if shown else -1) if i >= 0 else None
-            for i, c, shown in zip(rows, column, show, strict=True)
-        ]
-        source, source_mask = self.form.arrays(pairs, length)
+        source, source_mask = self.form.arrays([(self.contexts[i], None) if i >= 0 else None for i in rows], length)
         target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.form.layout.max_target_tokens)
         valid = np.array(rows) >= 0
         emotion = np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32)
@@ -221,9 +229,10 @@ class ContextExamples:
 class ExemplarExamples(ContextExamples):
     """Instances beside all their candidate exemplars.
 
-    Each collated row has the M retrieved candidates and `num_random` random ones, never of the row's own dialogue.
-    With `key_embeddings` (one per corpus row) the batch carries those, and no keys for the retriever to read. With
-    `response_tokens` it carries as many of each exemplar's response.
+    Each collated row has the M retrieved candidates and `num_random` random ones, never of the row's own dialogue, or,
+    but with `probability`, none of them. Without any, the context stands alone. With `key_embeddings` (one per corpus
+    row) the batch carries those, and no keys for the retriever to read. With `response_tokens` it carries as many of
+    each exemplar's response.
     """
 
     corpus: Corpus
@@ -237,25 +246,37 @@ class ExemplarExamples(ContextExamples):
         key_tokenizer: Tokenizer,
         *,
         num_random: int = 0,
+        probability: float = 1.0,
         key_embeddings: np.ndarray | None = None,
         response_tokens: int = 0,
         query: Query = "context",
     ):
         super().__init__(instances, form, corpus=corpus, candidates=candidates)
         self.response_tokens = response_tokens
-        self.num_random, self.key_embeddings, self.key_pad_id = num_random, key_embeddings, key_tokenizer.pad_id
+        self.num_random, self.probability = num_random, probability
+        self.key_embeddings, self.key_pad_id = key_embeddings, key_tokenizer.pad_id
         self.queries = encode_queries(key_tokenizer, instances, form.layout.max_query_tokens, query)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ExemplarBatch:
         rows = [int(i) for i in indices]
         chosen = np.full((len(rows), self.candidates.shape[1] + self.num_random), -1, np.int64)
+        shown = rng.random(len(rows)) < self.probability
         for b, i in enumerate(rows):
-            if i >= 0:
+            if i >= 0 and shown[b]:
                 chosen[b] = [*self.candidates[i], *self._random(i, rng)]
-        pairs = [
-            self.pair(i, int(row)) if i >= 0 and row >= 0 else None for b, i in enumerate(rows) for row in chosen[b]
-        ]
-        return self._batch(rows, chosen, self.form.arrays(pairs, length))
+        passages = [passage for i, found in zip(rows, chosen, strict=True) for passage in self._passages(i, found)]
+        return self._batch(rows, chosen, self.form.arrays(passages, length))
+
+    def _passages(self, i: int, found: np.ndarray) -> list[Row]:
+        """Context i (-1 = a filler row) and the corpus rows `found` (-1 = none), as the rows of one source."""
+        context = self.contexts[i] if i >= 0 else None
+        exemplars = [self.corpus.passages[row] if row >= 0 else None for row in found]
+        if self.form.apart:
+            return [pair if any(pair) else None for pair in ((context, None), *((None, e) for e in exemplars))]
+        rows: list[Row] = [(context, exemplar) if exemplar else None for exemplar in exemplars]
+        if context is not None and found[0] < 0:
+            rows[0] = context, None
+        return rows
 
     def _random(self, i: int, rng: np.random.Generator) -> list[int]:
         if not self.num_random:
@@ -281,8 +302,8 @@ class ExemplarExamples(ContextExamples):
         valid = np.array(rows) >= 0
         key_emotion = np.where(chosen >= 0, self.corpus.emotions[np.maximum(chosen, 0)], -1)
         arrays: dict[str, Any] = {
-            "source": source.reshape(*shape, -1),
-            "source_mask": source_mask.reshape(*shape, -1),
+            "source": source.reshape(len(rows), -1, source.shape[1]),
+            "source_mask": source_mask.reshape(len(rows), -1, source.shape[1]),
             "target": target,
             "target_mask": target_mask,
             "valid": valid,

@@ -12,7 +12,13 @@ from jaxtyping import Bool, Int
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.core.types import ATTRIBUTES, LEVELS, Instance
-from empax.data.tokenizers import LISTENER_TOKEN, SEPARATOR, SPEAKER_TOKEN
+from empax.data.tokenizers import (
+    EXEMPLAR_LISTENER_TOKEN,
+    EXEMPLAR_SPEAKER_TOKEN,
+    LISTENER_TOKEN,
+    SEPARATOR,
+    SPEAKER_TOKEN,
+)
 
 NUM_ATTRIBUTES = len(ATTRIBUTES)
 
@@ -36,7 +42,13 @@ def attribute_token(attribute: str, level: str) -> str:
 ATTRIBUTE_TOKENS: tuple[str, ...] = tuple(attribute_token(*pair) for pair in ATTRIBUTE_LEVELS)
 """The 12 attribute tokens."""
 
-SPECIAL_TOKENS: tuple[str, ...] = (SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN, *ATTRIBUTE_TOKENS)
+TURN_TOKENS: tuple[str, str] = (SPEAKER_TOKEN, LISTENER_TOKEN)
+"""What stands in front of a turn, by who speaks."""
+
+EXEMPLAR_TURN_TOKENS: tuple[str, str] = (EXEMPLAR_SPEAKER_TOKEN, EXEMPLAR_LISTENER_TOKEN)
+"""The same of an exemplar whose turns are not to be taken for the context's."""
+
+SPECIAL_TOKENS: tuple[str, ...] = (SEPARATOR, *TURN_TOKENS, *ATTRIBUTE_TOKENS, *EXEMPLAR_TURN_TOKENS)
 """What a tokenizer must have beside its own tokens for `render_source`."""
 
 
@@ -53,21 +65,23 @@ def render_contexts(
     *,
     max_tokens: int,
     last: Literal["speaker", "listener"] = "speaker",
+    turn_tokens: tuple[str, str] = TURN_TOKENS,
 ) -> list[list[int]]:
     """Ids of each context: every turn behind the token of who speaks, cut on the left so that the newest stay.
 
     A turn that is cut keeps its speaker's token in front. Turns that several contexts share are tokenised once.
 
     Args:
-      tokenizer: has `<speaker>` and `<listener>`.
+      tokenizer: has `turn_tokens`.
       contexts: turns, oldest first; they alternate.
       max_tokens: the most ids of a row, at least 2.
       last: whose the last turn is: the speaker's in a context, the listener's where the response is included.
+      turn_tokens: of speaker and listener.
     """
     _at_least("max_tokens", max_tokens, 2)
     turns = list(dict.fromkeys(turn for context in contexts for turn in context))
     ids = dict(zip(turns, tokenizer.encode_batch(turns), strict=True))
-    roles = [tokenizer.token_id(SPEAKER_TOKEN), tokenizer.token_id(LISTENER_TOKEN)]
+    roles = [tokenizer.token_id(token) for token in turn_tokens]
     if last == "listener":
         roles.reverse()
     rows = []
@@ -80,16 +94,25 @@ def render_contexts(
     return rows
 
 
-def render_exemplars(tokenizer: Tokenizer, instances: Sequence[Instance], *, max_tokens: int) -> list[list[int]]:
+def render_exemplars(
+    tokenizer: Tokenizer,
+    instances: Sequence[Instance],
+    *,
+    max_tokens: int,
+    turn_tokens: tuple[str, str] = TURN_TOKENS,
+    response_alone: bool = False,
+) -> list[list[int]]:
     """Ids of each instance's context and response as one passage, cut on the left so that the response stays.
 
     Args:
-      tokenizer: has `<speaker>` and `<listener>`.
+      tokenizer: has `turn_tokens`.
       instances: with their responses.
       max_tokens: the most ids of a row, at least 2.
+      turn_tokens: of speaker and listener.
+      response_alone: whether the context is left out.
     """
-    texts = [(*instance.context, instance.response) for instance in instances]
-    return render_contexts(tokenizer, texts, max_tokens=max_tokens, last="listener")
+    texts = [(*(() if response_alone else instance.context), instance.response) for instance in instances]
+    return render_contexts(tokenizer, texts, max_tokens=max_tokens, last="listener", turn_tokens=turn_tokens)
 
 
 def keep_newest(ids: Sequence[int], max_tokens: int, turn_ids: Sequence[int] = ()) -> list[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -15,6 +16,15 @@ from empax.core.types import Instance
 from empax.data import features
 from empax.data.chat import ChatTemplate, single_turn
 from empax.data.tokenizers import SubwordTokenizer
+
+ExemplarLayout: TypeAlias = Literal["apart", "joined", "own_tokens", "response"]
+"""How a generator is shown exemplars.
+
+apart: each as a passage of its own, with turn tokens of its own, beside the context's passage. Ours.
+joined: each behind the context in one passage, with the context's turn tokens: REG's literal form.
+own_tokens: as "joined", with turn tokens of its own. Ours.
+response: as "apart", its response alone. Ours.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +51,8 @@ class LayoutSettings:
 
     @property
     def max_source_tokens(self) -> int:
-        """Both attribute groups and the separator included."""
-        return self.max_context_tokens + self.max_passage_tokens + 2 * features.NUM_ATTRIBUTES + 1
+        """Both attribute groups, the separator and a token on each side included."""
+        return self.max_context_tokens + self.max_passage_tokens + 2 * features.NUM_ATTRIBUTES + 3
 
 
 class Text(NamedTuple):
@@ -56,11 +66,20 @@ class Text(NamedTuple):
         return len(self.attributes) + len(self.ids)
 
 
+Row: TypeAlias = tuple[Text | None, Text | None] | None
+"""Context and exemplar of a row, each None where the row is without; a row that is None is all padding."""
+
+
 class SourceForm(Protocol):
     """Texts to source rows."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def apart(self) -> bool:
+        """Whether context and exemplars stand in rows of their own."""
+        ...
+
     @property
     def layout(self) -> LayoutSettings: ...
     def contexts(self, instances: Sequence[Instance]) -> list[Text]: ...
@@ -70,31 +89,53 @@ class SourceForm(Protocol):
         ...
 
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
-        """Tokens of each context's row; `passages[N]` is the size of its longest exemplar."""
+        """Tokens of each context's longest row; `passages[N]` is the size of its longest exemplar, 0 = it has none."""
         ...
 
-    def arrays(
-        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
-    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
-        """Ids and mask of contexts beside exemplars (None = without; a row that is None is all padding)."""
+    def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        """Ids and mask of rows."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class TaggedForm:
-    """`[attributes] context <sep> [attributes] exemplar`, every turn behind the token of who speaks.
+    """`[attributes] context` and `[attributes] exemplar` in rows of their own, or in one with `<sep>` between them.
+
+    Every turn stands behind the token of who speaks.
 
     Attributes:
       attributes: whether the instances' notes go in front of the texts.
+      exemplars: see `ExemplarLayout`.
+      framed: whether each row stands in what the tokenizer puts around a text: the end of a T5's source, <s> and </s>
+        of BART. For pretrained models, which know no text without it.
     """
 
     tokenizer: Tokenizer
     layout: LayoutSettings
     attributes: bool
+    exemplars: ExemplarLayout = "apart"
+    framed: bool = False
 
     @property
+    def apart(self) -> bool:
+        return self.exemplars in ("apart", "response")
+
+    @functools.cached_property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """Ids before and behind each row."""
+        if self.framed and isinstance(self.tokenizer, SubwordTokenizer):
+            return self.tokenizer.framing
+        return [], []
+
+    @functools.cached_property
     def turns(self) -> list[int]:
-        return [self.tokenizer.token_id(token) for token in (features.SPEAKER_TOKEN, features.LISTENER_TOKEN)]
+        """Ids of all tokens that stand in front of turns."""
+        tokens = dict.fromkeys((*features.TURN_TOKENS, *self.exemplar_turn_tokens))
+        return [self.tokenizer.token_id(token) for token in tokens]
+
+    @property
+    def exemplar_turn_tokens(self) -> tuple[str, str]:
+        return features.TURN_TOKENS if self.exemplars == "joined" else features.EXEMPLAR_TURN_TOKENS
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
         texts = [i.context for i in instances]
@@ -102,7 +143,13 @@ class TaggedForm:
         return self._with_attributes(instances, "context_attributes", ids)
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
-        ids = features.render_exemplars(self.tokenizer, instances, max_tokens=self.layout.max_passage_tokens)
+        ids = features.render_exemplars(
+            self.tokenizer,
+            instances,
+            max_tokens=self.layout.max_passage_tokens,
+            turn_tokens=self.exemplar_turn_tokens,
+            response_alone=self.exemplars == "response",
+        )
         return self._with_attributes(instances, "response_attributes", ids)
 
     def _with_attributes(self, instances: Sequence[Instance], note: str, ids: list[list[int]]) -> list[Text]:
@@ -116,25 +163,33 @@ class TaggedForm:
         return [Text(attributes, row) for attributes, row in zip(own, ids, strict=True)]
 
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
-        return np.array([len(text.ids) for text in contexts]) + features.NUM_ATTRIBUTES + 1 + passages
+        sizes, around = np.array([text.size for text in contexts]), sum(map(len, self.frame))
+        if self.apart:
+            return np.maximum(sizes, passages) + around
+        return sizes + np.where(passages > 0, passages + 1, 0) + around
 
-    def arrays(
-        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
-    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
-        return features.pad([self._row(*row, length) if row else [] for row in rows], length, self.tokenizer.pad_id)
+    def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        before, behind = self.frame
+        room = length - len(before) - len(behind)
+        framed = [[*before, *self._row(*row, room), *behind] if row else [] for row in rows]
+        return features.pad(framed, length, self.tokenizer.pad_id)
 
-    def _row(self, context: Text, passage: Text | None, length: int) -> list[int]:
+    def _row(self, context: Text | None, passage: Text | None, max_tokens: int) -> list[int]:
+        if context is None:
+            context, passage = passage, None
+        assert context is not None
         attributes, ids = passage or ([], [])
         # A random exemplar may be longer than the bucket, which was chosen for the retrieved ones. Its response
         # stands last, and must stay.
-        room = length - context.size - 1 - len(attributes)
+        room = max_tokens - context.size - 1 - len(attributes)
         return features.render_source(
             context.attributes,
             context.ids,
             attributes,
             features.keep_newest(ids, max(room, 0), self.turns),
             sep_id=self.tokenizer.token_id(features.SEPARATOR),
-            max_tokens=length,
+            max_tokens=max_tokens,
+            turn_ids=self.turns,
         )
 
 
@@ -146,22 +201,27 @@ INSTRUCTION = (
 
 @dataclasses.dataclass(frozen=True)
 class ChatForm:
-    """A chat prompt: the instruction, exemplars, and the dialogue with the model as the one who listens.
+    """A chat prompt: the instruction, exemplars as shots, and the dialogue with the model as the one who listens.
 
-    Context and exemplar lie in columns of their own, the exemplar's first: so several exemplars can be read before one
+    Context and shot lie in columns of their own, the shot's first: so several exemplars can be read before one
     context (`models.prompted.FusionInPrompt`). Attributes are put into words. Without either, a prompt has the ids of
     transformers' `apply_chat_template` wherever a control token follows the system's text.
 
     Attributes:
-      exemplars: whether rows have columns for an exemplar.
+      exemplars: "apart" = a shot is the last turn of an exemplar's context and the response, "response" = the response
+        alone; None = rows have no columns for a shot.
     """
 
     tokenizer: Tokenizer
     layout: LayoutSettings
     attributes: bool
     template: ChatTemplate
-    exemplars: bool
+    exemplars: ExemplarLayout | None = None
     instruction: str = INSTRUCTION
+
+    @property
+    def apart(self) -> bool:
+        return False  # the columns of a row are
 
     @property
     def _frames(self) -> ChatTemplate:
@@ -227,7 +287,10 @@ class ChatForm:
         return [*heads, *encode(context[-1])[-room:], *ending]
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
-        texts = [f"\n\nSomebody said: {i.context[-1]}\nA good answer: " for i in instances]
+        if self.exemplars == "response":
+            texts = ["\n\nA good answer: "] * len(instances)
+        else:
+            texts = [f"\n\nSomebody said: {i.context[-1]}\nA good answer: " for i in instances]
         words = [self._in_words(i, "response_attributes") for i in instances]
         questions = self.tokenizer.encode_batch(texts)
         answers = self.tokenizer.encode_batch([i.response + word for i, word in zip(instances, words, strict=True)])
@@ -247,15 +310,13 @@ class ChatForm:
         del passages  # an exemplar's columns are as many, whatever its length
         return np.array([text.size for text in contexts]) + self.split
 
-    def arrays(
-        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
-    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+    def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
         room = length - self.split
         if room < 1:
             raise ConfigError(f"a bucket of {length} leaves no room beside {self.split} tokens of an exemplar.")
         pad_id = self.tokenizer.pad_id
         passages = [row[1].ids if row and row[1] else [] for row in rows]
-        contexts = [[*row[0].attributes, *row[0].ids][-room:] if row else [] for row in rows]
+        contexts = [[*row[0].attributes, *row[0].ids][-room:] if row and row[0] else [] for row in rows]
         left, right = features.pad(passages, self.split, pad_id), features.pad(contexts, room, pad_id)
         return np.concatenate([left[0], right[0]], axis=1), np.concatenate([left[1], right[1]], axis=1)
 
@@ -274,6 +335,10 @@ class PlainForm:
     tokenizer: SubwordTokenizer
     layout: LayoutSettings
     template: str | None = None
+
+    @property
+    def apart(self) -> bool:
+        return False
 
     def encode(
         self, texts: Sequence[str], *, max_tokens: int | None = None, keep: Literal["end", "start"] = "end"
@@ -322,8 +387,6 @@ class PlainForm:
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
         return np.array([text.size for text in contexts]) + passages
 
-    def arrays(
-        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
-    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
-        ids = [[*(row[1].ids if row[1] else []), *row[0].ids][-length:] if row else [] for row in rows]
+    def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        ids = [[*(row[1].ids if row[1] else []), *row[0].ids][-length:] if row and row[0] else [] for row in rows]
         return features.pad(ids, length, self.tokenizer.pad_id)

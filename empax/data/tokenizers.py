@@ -20,6 +20,7 @@ from empax.data.plain_text import PlainText
 
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
 SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN = "<sep>", "<speaker>", "<listener>"
+EXEMPLAR_SPEAKER_TOKEN, EXEMPLAR_LISTENER_TOKEN = "<exemplar_speaker>", "<exemplar_listener>"
 CONFIG, RARE_WORDS = "tokenizer_config.json", "rare_words"
 CLEAN_UP = "clean_up_tokenization_spaces"
 

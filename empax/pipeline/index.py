@@ -21,10 +21,10 @@ from empax.core.system import load_encoder_of
 from empax.core.types import Instance
 from empax.data import own
 from empax.data.batches import draw_dialogues, draw_rows
-from empax.data.exemplars import dialogue_groups, emotion_ids
+from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.retrieval import SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
-from empax.retrieval.filters import EmotionFilter, Filter, find_exemplars, fit_emotions
+from empax.retrieval.filters import ExemplarFilter, Filter, find_exemplars, fit_emotions
 from empax.retrieval.index import Index, IndexSettings, build_index, check_installed, measure_recall
 
 log = logging.getLogger("empax")
@@ -47,7 +47,10 @@ class Settings:
       filter: "none"; "predicted_emotion" keeps rows of the emotion that the context's vector tells; "gold_emotion"
         those of its dialogue's emotion, as LEMPEx' code does. Nobody knows it at test time: a leak, and the report says
         so.
-      searched: with a filter, rows that are looked at for each context; LEMPEx' code: 2,047.
+      same_turn: whether exemplars are of the turn of a dialogue that the context asks for, where the rows that are
+        looked at hold enough of them; ours.
+      one_per_dialogue: whether a context gets at most one exemplar of a dialogue, the best; ours.
+      searched: with a filter or `same_turn`, rows that are looked at for each context; LEMPEx' code: 2,047.
       quality: splits to measure retrieval on → contexts of it (of dialogues drawn by the run's seed), 0 = all; see
         `evaluation.retrieval`.
       beam: options of Apache Beam, which then embeds the corpus: ("--runner=DirectRunner",) in this process,
@@ -59,6 +62,8 @@ class Settings:
     candidates: int = 6
     queries: dict[str, int] = dataclasses.field(default_factory=lambda: {"train": 0, "validation": 0})
     filter: Filter = "none"
+    same_turn: bool = False
+    one_per_dialogue: bool = True
     searched: int = 2047
     quality: dict[str, int] = dataclasses.field(default_factory=dict)
     beam: tuple[str, ...] = ()
@@ -72,7 +77,7 @@ class Settings:
                         f"{setting} has {split!r} = {number}; it maps {', '.join(own.SPLITS)} to how many instances "
                         "are searched, 0 for all."
                     )
-        if self.filter != "none" and self.searched < self.candidates:
+        if (self.filter != "none" or self.same_turn) and self.searched < self.candidates:
             raise ConfigError(
                 f"searched = {self.searched} rows are looked at and filtered, but candidates = {self.candidates} are "
                 "wanted; set it to at least as many."
@@ -144,15 +149,18 @@ def run(settings: Settings, run: RunContext) -> None:
 
 def _make_filter(
     settings: Settings, run: RunContext, encoder: InstanceEncoder, corpus: Sequence[Instance], mesh: Mesh | None
-) -> EmotionFilter | None:
+) -> ExemplarFilter | None:
     """What the settings ask for, left in the folder of the stage for whoever answers later."""
-    if settings.filter == "none":
+    if not (settings.filter != "none" or settings.same_turn or settings.one_per_dialogue):
         return None
-    emotions, weights = emotion_ids(corpus), None
+    emotions, weights, searched = emotion_ids(corpus), None, settings.searched
+    if settings.filter == "none" and not settings.same_turn:  # as many as hold the wanted number of dialogues
+        searched = settings.candidates * int(np.unique(dialogue_groups(corpus), return_counts=True)[1].max())
     if settings.filter == "predicted_emotion":
         contexts = encoder.embed_queries(corpus, progress=f"{run.stage}: train", mesh=mesh)
         weights = fit_emotions(contexts, emotions)
-    made = EmotionFilter(settings.filter, settings.searched, emotions, weights)
+    turns = num_turns(corpus) if settings.same_turn else None
+    made = ExemplarFilter(settings.filter, searched, emotions, weights, turns, settings.one_per_dialogue)
     made.save(run.directory)
     return made
 
@@ -164,18 +172,22 @@ class _Search:
     stage: str
     encoder: InstanceEncoder
     index: Index
-    filter: EmotionFilter | None
+    filter: ExemplarFilter | None
     mesh: Mesh | None
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(self, split: str, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Vectors of the contexts, [Q, D], and rows of the index, [Q, k], -1 = none."""
         queries = self.encoder.embed_queries(instances, progress=f"{self.stage}: {split}", mesh=self.mesh)
-        groups, emotions = dialogue_groups(instances), emotion_ids(instances)
-        found = find_exemplars(self.index, queries, k, groups=groups, emotions=emotions, filter=self.filter)
+        traits = {
+            "groups": dialogue_groups(instances),
+            "emotions": emotion_ids(instances),
+            "turns": num_turns(instances),
+        }
+        found = find_exemplars(self.index, queries, k, **traits, filter=self.filter)
         ids = np.asarray(found.ids)
         if self.filter is not None:
-            self._tell(split, queries, emotions, ids, k)
+            self._tell(split, queries, traits["emotions"], ids, k)
         return queries, ids
 
     def _tell(self, split: str, queries: np.ndarray, emotions: np.ndarray, ids: np.ndarray, k: int) -> None:
@@ -196,7 +208,13 @@ class _Search:
         if self.filter is None:
             return {}
         leak = {"leak": self.filter.kind} if self.filter.kind == "gold_emotion" else {}
-        return {**leak, "filter": {"kind": self.filter.kind, "searched": self.filter.searched, **self.notes}}
+        about = {
+            "kind": self.filter.kind,
+            "same_turn": self.filter.turns is not None,
+            "one_per_dialogue": self.filter.one_per_dialogue,
+            "searched": self.filter.searched,
+        }
+        return {**leak, "filter": {**about, **self.notes}}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ _SHARED_FILES = ("config.json", "run.json", "metrics.jsonl", "CHECKSUMS", "LOCK"
 def settings_read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What stage `name` reads of a config, by the path below `config` (the system's section as "system").
 
-    Two systems that offer the same task read the same; what a task leaves unread is left out.
+    Two systems that offer the same task read the same; what a task or an index leaves unread is left out.
     """
     section = config[name]
     read: dict[str, Any] = {"data": config["data"], name: section}
@@ -69,6 +69,8 @@ def settings_read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         owner, task = find_task(section["task"], system, f"config.{name}")
         spec = owner.tasks[task]
         system, unread = f"{spec.build.__module__}.{spec.build.__qualname__}", spec.unread
+    if section["kind"] == "index":
+        unread = load_system(system).index_unread
     shared = {key: value for key, value in config[load_system(config["system"]).name].items() if key not in unread}
     return {**read, "task": system, "system": shared}
 

@@ -1,4 +1,4 @@
-"""Filters of what an index finds: exemplars of one emotion alone."""
+"""Filters of what an index finds: exemplars of one emotion, of one turn, of different dialogues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from empax.core.files import write_atomically
 from empax.core.manifest import verify
@@ -23,23 +23,28 @@ _RIDGE = 1e-3  # of the mean of the diagonal
 
 
 @dataclasses.dataclass(frozen=True)
-class EmotionFilter:
-    """Searches more rows than are wanted, and drops those of another emotion than the query's.
+class ExemplarFilter:
+    """Searches more rows than are wanted, and keeps those that fit the query.
 
     Source: LEMPEx' code searches 2,047 rows and filters by the gold emotion, which nobody knows at test time: a leak.
-    The predicted emotion is ours.
+    The predicted emotion, turns and dialogues are ours.
 
     Attributes:
-      kind: "predicted_emotion" or "gold_emotion".
+      kind: whose emotion rows must have.
       searched: rows that are looked at for each query.
       emotions: of each row of the index; index into EMOTIONS, -1 = unknown.
-      weights: of `predict`; None with the gold emotion.
+      weights: of `predict`; None but with the predicted emotion.
+      turns: of each row, how many turns stand before its response: rows of the query's turn come first, the others
+        behind them; None = the turn counts for nothing.
+      one_per_dialogue: whether of rows of one group of the index the best alone stays.
     """
 
     kind: Filter
     searched: int
     emotions: Int[np.ndarray, " N"]
     weights: Float[np.ndarray, "E C"] | None = None
+    turns: Int[np.ndarray, " N"] | None = None
+    one_per_dialogue: bool = False
 
     def predict(self, queries: Float[np.ndarray, "Q D"]) -> Int[np.ndarray, " Q"]:
         """The emotion of each query, by least squares on its vector; index into EMOTIONS."""
@@ -47,36 +52,56 @@ class EmotionFilter:
         return (_with_one(queries) @ self.weights).argmax(axis=1)
 
     def wanted(self, queries: Float[np.ndarray, "Q D"], gold: Int[np.ndarray, " Q"]) -> Int[np.ndarray, " Q"]:
-        """The emotion that exemplars of each query must have; -1 = any, where the gold emotion is not known."""
+        """The emotion that exemplars of each query must have; -1 = any, also where the gold emotion is not known."""
+        if self.kind == "none":
+            return np.full(len(queries), -1, np.int32)
         return gold if self.kind == "gold_emotion" else self.predict(queries)
 
     def search(
-        self, index: Index, queries: Float[np.ndarray, "Q D"], k: int, groups: np.ndarray, gold: np.ndarray
+        self,
+        index: Index,
+        queries: Float[np.ndarray, "Q D"],
+        k: int,
+        groups: np.ndarray,
+        gold: np.ndarray,
+        turns: np.ndarray,
     ) -> Retrieved:
-        """As `Index.search`, rows of other emotions left out; id -1 where the searched rows hold too few."""
+        """As `Index.search`, rows that do not fit left out; id -1 where the searched rows hold too few."""
         wanted, most = self.wanted(queries, gold), min(max(self.searched, k), len(index))
         ids, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
         for start in range(0, len(queries), _QUERIES):
             part = slice(start, start + _QUERIES)
             found = index.search(queries[part], most, query_groups=groups[part])
-            of_emotion = self.emotions[np.maximum(found.ids, 0)] == wanted[part, None]
-            kept = (found.ids >= 0) & (of_emotion | (wanted[part, None] < 0))
-            order = np.argsort(~kept, axis=1, kind="stable")[:, :k]  # the kept ones first, best first
-            there = np.take_along_axis(kept, order, axis=1)
-            width = order.shape[1]
-            ids[part, :width] = np.where(there, np.take_along_axis(found.ids, order, axis=1), -1)
-            scores[part, :width] = np.where(there, np.take_along_axis(found.scores, order, axis=1), -np.inf)
+            rows = np.maximum(found.ids, 0)
+            fits = (found.ids >= 0) & ((self.emotions[rows] == wanted[part, None]) | (wanted[part, None] < 0))
+            later = np.zeros_like(fits) if self.turns is None else self.turns[rows] != turns[part, None]
+            order = np.argsort(2 * ~fits + later, axis=1, kind="stable")  # those that fit first, best first
+            if self.one_per_dialogue:
+                assert index.groups is not None
+                repeated = _repeats(np.take_along_axis(index.groups[rows], order, axis=1))
+                fits &= ~np.take_along_axis(repeated, np.argsort(order, axis=1), axis=1)
+                order = np.take_along_axis(order, np.argsort(repeated, axis=1, kind="stable"), axis=1)
+            best = order[:, :k]
+            there, width = np.take_along_axis(fits, best, axis=1), best.shape[1]
+            ids[part, :width] = np.where(there, np.take_along_axis(found.ids, best, axis=1), -1)
+            scores[part, :width] = np.where(there, np.take_along_axis(found.scores, best, axis=1), -np.inf)
         return Retrieved(ids=ids, scores=scores)
 
     def save(self, folder: Path) -> None:
         """Writes the filter into the folder of the index stage."""
-        about: dict[str, Any] = {"kind": self.kind, "searched": self.searched, "emotions": self.emotions}
-        if self.weights is not None:
-            about["weights"] = self.weights
+        about: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
         write_atomically(folder / _FILE, lambda temporary: np.savez(temporary, **about))
 
 
-def load_filter(folder: Path) -> EmotionFilter | None:
+def _repeats(values: Int[np.ndarray, "Q N"]) -> Bool[np.ndarray, "Q N"]:
+    """Whether a value stands further left in its row, too."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ordered, found = np.take_along_axis(values, order, axis=1), np.zeros(values.shape, bool)
+    np.put_along_axis(found, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
+    return found
+
+
+def load_filter(folder: Path) -> ExemplarFilter | None:
     """The filter of the index stage in `folder`; None where that has none.
 
     Raises:
@@ -87,8 +112,10 @@ def load_filter(folder: Path) -> EmotionFilter | None:
     if not path.exists():
         return None
     with np.load(path) as arrays:
-        kind: Filter = arrays["kind"].item()
-        return EmotionFilter(kind, int(arrays["searched"]), arrays["emotions"], arrays.get("weights"))
+        scalars = {name: arrays[name].item() for name in ("kind", "searched", "one_per_dialogue")}
+        return ExemplarFilter(
+            **scalars, emotions=arrays["emotions"], weights=arrays.get("weights"), turns=arrays.get("turns")
+        )
 
 
 def find_exemplars(
@@ -98,7 +125,8 @@ def find_exemplars(
     *,
     groups: Int[np.ndarray, " Q"],
     emotions: Int[np.ndarray, " Q"],
-    filter: EmotionFilter | None,
+    turns: Int[np.ndarray, " Q"],
+    filter: ExemplarFilter | None,
 ) -> Retrieved:
     """The k best rows of each query through `filter`, if there is one; never of the query's own group.
 
@@ -108,11 +136,12 @@ def find_exemplars(
       k: at least 1.
       groups: of the queries.
       emotions: gold ones of the queries, index into EMOTIONS, -1 = unknown; only the filter "gold_emotion" looks.
+      turns: of the queries, how many turns there are.
       filter: None = nothing is dropped.
     """
     if filter is None:
         return index.search(queries, k, query_groups=groups)
-    return filter.search(index, queries, k, groups, emotions)
+    return filter.search(index, queries, k, groups, emotions, turns)
 
 
 def fit_emotions(vectors: Float[np.ndarray, "N D"], emotions: Int[np.ndarray, " N"]) -> Float[np.ndarray, "E C"]:

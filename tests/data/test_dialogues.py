@@ -25,6 +25,11 @@ def test_every_listener_turn_with_its_whole_history():
     assert found[1].dialogue_id == "a"
 
 
+def test_a_situation_that_says_what_happened_is_noted_and_a_topic_is_not():
+    notes = [to_instances([dialogue("a", 2, told)])[0].notes for told in ("I lost my dog", "my dog", "")]
+    assert notes == [{"situation": "I lost my dog"}, {}, {}]
+
+
 def test_moel_compat_merges_neighbours_and_loses_the_last():
     dialogues = [
         dialogue("a", 3, "x"),

@@ -74,15 +74,15 @@ def instances():
 
 @pytest.fixture(scope="module")
 def corpus(tokenizer, instances):
-    return Corpus.of(instances, TaggedForm(tokenizer, LAYOUT, True), tokenizer)
+    return Corpus.of(instances, TaggedForm(tokenizer, LAYOUT, True, "joined"), tokenizer)
 
 
-def exemplars(tokenizer, instances, corpus, *, attributes=True, **options):
+def exemplars(tokenizer, instances, corpus, *, attributes=True, layout="joined", **options):
     """Candidates of instance i: the two instances of the next dialogue, then nothing."""
     start = (np.arange(len(instances)) // 2 * 2 + 2) % len(instances)
     candidates = np.stack([start, start + 1, np.full_like(start, -1)], axis=1)
     return ExemplarExamples(
-        instances, corpus, candidates, TaggedForm(tokenizer, LAYOUT, attributes), tokenizer, **options
+        instances, corpus, candidates, TaggedForm(tokenizer, LAYOUT, attributes, layout), tokenizer, **options
     )
 
 
@@ -135,27 +135,10 @@ def test_without_attributes_not_one_of_their_tokens_is_anywhere(tokenizer, insta
     np.testing.assert_array_equal(counts[:, :2], 8)
 
 
-def test_exemplars_are_shown_as_often_as_asked(tokenizer, instances, corpus):
-    candidates = (np.arange(len(instances))[:, None] // 2 * 2 + np.array([2, 3])) % len(instances)
-
-    def share(probability):
-        examples = ContextExamples(
-            instances, TaggedForm(tokenizer, LAYOUT, True), corpus=corpus, candidates=candidates,
-            exemplar_probability=probability,
-        )  # fmt: skip
-        rng = np.random.default_rng(0)
-        batches = [examples.collate(np.arange(len(instances)), LENGTH, rng) for _ in range(20)]
-        return np.mean([(batch.source == tokenizer.token_id(features.SEPARATOR)).any(axis=1) for batch in batches])
-
-    assert share(0.0) == 0.0
-    assert share(1.0) == 1.0
-    assert share(0.5) == pytest.approx(0.5, abs=0.08)
-
-
 # ------------------------------------------------------------------------------------------------------ with exemplars
 
 
-def test_every_passage_is_the_context_beside_one_exemplar_with_its_response(tokenizer, instances, corpus):
+def test_joined_every_passage_is_the_context_beside_one_exemplar_with_its_response(tokenizer, instances, corpus):
     examples = exemplars(tokenizer, instances, corpus)
     batch = examples.collate(np.array([4, 7]), LENGTH, np.random.default_rng(0))
     assert batch.source.shape == (2, 3, LENGTH)
@@ -172,6 +155,54 @@ def test_every_passage_is_the_context_beside_one_exemplar_with_its_response(toke
     np.testing.assert_array_equal(batch.key_emotion[0, :2], emotion_ids(instances)[[6, 7]])
     assert batch.key_emotion[0, 0] == -1  # dialogue 3 has no emotion
     np.testing.assert_array_equal(batch.emotion, [2, -1])
+
+
+@pytest.mark.parametrize("layout", ["apart", "own_tokens", "response"])
+def test_the_other_layouts_row_by_row(tokenizer, instances, layout):
+    """Of instance 4, whose exemplars are 6 and 7: the context's passage and theirs, or theirs behind the context."""
+    form = TaggedForm(tokenizer, LAYOUT, True, layout)
+    examples = exemplars(tokenizer, instances, Corpus.of(instances, form, tokenizer), layout=layout)
+    batch = examples.collate(np.array([4]), LENGTH, np.random.default_rng(0))
+    own = [*attribute_tokens(tokenizer, LOW), *features.render_context(tokenizer, instances[4].context, max_tokens=12)]
+    speaker, listener = (tokenizer.token_id(token) for token in features.EXEMPLAR_TURN_TOKENS)
+    rows = []
+    for i in (6, 7):
+        turns = [*instances[i].context, instances[i].response] if layout != "response" else [instances[i].response]
+        ids = [x for t, turn in enumerate(reversed(turns)) for x in
+               reversed([(listener, speaker)[t % 2], *tokenizer.encode(turn)])][::-1]  # fmt: skip
+        ids = features.keep_newest(ids, 10, (speaker, listener))
+        rows.append([*attribute_tokens(tokenizer, HIGH), *ids])
+    if layout == "own_tokens":
+        expected = [*([*own, tokenizer.token_id(features.SEPARATOR), *row] for row in rows), []]
+    else:
+        expected = [own, *rows, []]
+    assert [real(*row) for row in zip(batch.source[0], batch.source_mask[0], strict=True)] == expected
+    assert batch.lead == (layout != "own_tokens")
+    assert max(map(len, expected)) == examples.lengths[4, 0]
+
+
+@pytest.mark.parametrize("layout", ["apart", "joined", "own_tokens", "response"])
+def test_without_any_exemplar_a_source_is_the_context_alone(tokenizer, instances, layout):
+    form = TaggedForm(tokenizer, LAYOUT, True, layout)
+    alone = ContextExamples(instances, form).collate(np.array([4, -1]), LENGTH, np.random.default_rng(0))
+    corpus = Corpus.of(instances, form, tokenizer)
+    rare = exemplars(tokenizer, instances, corpus, layout=layout, probability=0.0, num_random=2)
+    none = exemplars(tokenizer, instances, corpus, layout=layout)
+    none.set_candidates(np.full((len(instances), 3), -1))
+    for examples in (rare, none):
+        batch = examples.collate(np.array([4, -1]), LENGTH, np.random.default_rng(0))
+        np.testing.assert_array_equal(batch.source[:, 0], alone.source)
+        np.testing.assert_array_equal(batch.source_mask[:, 0], alone.source_mask)
+        assert not batch.source_mask[:, 1:].any()
+        assert not batch.candidate_mask.any()
+
+
+def test_a_share_of_rows_shows_no_exemplar(tokenizer, instances, corpus):
+    examples = exemplars(tokenizer, instances, corpus, probability=0.3)
+    rng = np.random.default_rng(0)
+    shown = [examples.collate(np.arange(30), LENGTH, rng).candidate_mask[:, :2] for _ in range(40)]
+    assert np.mean(shown) == pytest.approx(0.3, abs=0.04)
+    assert (np.stack(shown)[..., 0] == np.stack(shown)[..., 1]).all()
 
 
 def test_a_source_that_is_too_long_keeps_attributes_context_and_the_exemplars_response(tokenizer, instances, corpus):
@@ -209,9 +240,8 @@ def test_new_candidates_replace_the_old_and_their_lengths(tokenizer, instances, 
     assert (examples.lengths[:, 0] < before).all()
     longest = int(np.argmax([len(passage.ids) for passage in corpus.passages]))
     examples.set_candidates(np.full((len(instances), 1), longest))
-    assert examples.lengths[:, 0].max() == max(len(c.ids) for c in examples.contexts) + 9 + len(
-        corpus.passages[longest].ids
-    )
+    both = max(len(c.ids) for c in examples.contexts) + len(corpus.passages[longest].ids)
+    assert examples.lengths[:, 0].max() == both + 8 + 1  # attributes of both and the separator
 
 
 def test_random_candidates_are_never_of_the_own_dialogue(tokenizer, instances, corpus):
@@ -323,6 +353,20 @@ def test_a_key_may_be_the_response_alone_cut_on_the_right(tokenizer, instances):
     corpus = Corpus.of(instances, form, tokenizer, "response")
     assert corpus.keys == encode_keys(tokenizer, instances, LAYOUT.max_key_tokens, "response")
     assert corpus.keys != Corpus.of(instances, form, tokenizer).keys
+
+
+def test_dialogues_on_one_situation_are_one_group(instances):
+    """Whoever told it."""
+
+    def groups(*situations):
+        made = [
+            dataclasses.replace(instances[2 * d], notes={"situation": text} if text else {})
+            for d, text in enumerate(situations)
+        ]
+        return len(set(dialogue_groups(made).tolist()))
+
+    assert groups("I lost my old dog", "i lost my  OLD dog", "I lost my old cat") == 2
+    assert groups("", "") == 2
 
 
 def test_groups_are_of_dialogues_and_the_same_in_every_process(instances):

@@ -1,14 +1,15 @@
-"""Exemplars of one emotion: what is dropped, and by whose emotion."""
+"""Exemplars of one emotion, of one turn, of different dialogues: what is dropped, and what comes first."""
 
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
 from empax.core.types import EMOTIONS
-from empax.retrieval.filters import EmotionFilter, find_exemplars, fit_emotions, load_filter
+from empax.retrieval.filters import ExemplarFilter, find_exemplars, fit_emotions, load_filter
 from empax.retrieval.index import IndexSettings, build_index
 
 ROWS, DIM, K = 60, 6, 4
+TURNS = np.array([1, 3, 5] * 3, np.int32)  # of the queries
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def space():
 
 def search(space, filter):
     index, _, queries, _, of_queries, _, gold = space
-    return find_exemplars(index, queries, K, groups=of_queries, emotions=gold, filter=filter)
+    return find_exemplars(index, queries, K, groups=of_queries, emotions=gold, turns=TURNS, filter=filter)
 
 
 def expected(space, wanted, searched):
@@ -42,7 +43,7 @@ def expected(space, wanted, searched):
 @pytest.mark.parametrize("searched", [K, 12, 100])
 def test_only_rows_of_the_gold_emotion_stay(space, searched):
     emotions, gold = space[5:]
-    found = search(space, EmotionFilter("gold_emotion", searched, emotions))
+    found = search(space, ExemplarFilter("gold_emotion", searched, emotions))
     np.testing.assert_array_equal(found.ids, expected(space, gold, searched))
     assert (np.diff(np.where(found.ids < 0, -1e9, found.scores), axis=1) <= 0).all()
     assert (found.scores[found.ids < 0] == -np.inf).all()
@@ -51,12 +52,12 @@ def test_only_rows_of_the_gold_emotion_stay(space, searched):
 
 def test_the_predicted_emotion_reads_the_query_alone(space):
     index, keys, queries, _, of_queries, emotions, gold = space
-    filter = EmotionFilter("predicted_emotion", 100, emotions, fit_emotions(keys, emotions))
+    filter = ExemplarFilter("predicted_emotion", 100, emotions, fit_emotions(keys, emotions))
     predicted = filter.predict(queries)
     assert len(set(predicted.tolist())) > 1
     found = search(space, filter)
     np.testing.assert_array_equal(found.ids, expected(space, predicted, 100))
-    other = find_exemplars(index, queries, K, groups=of_queries, emotions=(gold + 1) % 3, filter=filter)
+    other = find_exemplars(index, queries, K, groups=of_queries, emotions=(gold + 1) % 3, turns=TURNS, filter=filter)
     np.testing.assert_array_equal(other.ids, found.ids)
 
 
@@ -65,7 +66,26 @@ def test_without_a_filter_it_is_the_index(space):
     found = search(space, None)
     plain = index.search(queries, K, query_groups=of_queries)
     np.testing.assert_array_equal(found.ids, plain.ids)
-    assert (found.ids != search(space, EmotionFilter("gold_emotion", 100, space[5])).ids).any()
+    assert (found.ids != search(space, ExemplarFilter("gold_emotion", 100, space[5])).ids).any()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kind", ["none", "gold_emotion"])
+def test_one_row_of_a_dialogue_stays_and_those_of_the_turn_come_first(space, kind, turned):
+    index, keys, queries, groups, of_queries, emotions, gold = space
+    turns = np.tile(np.array([1, 3, 1], np.int32), ROWS // 3)
+    filter = ExemplarFilter(kind, 40, emotions, turns=turns if turned else None, one_per_dialogue=True)
+    found = search(space, filter)
+    for q in range(len(queries)):
+        order = [r for r in np.argsort(-(keys @ queries[q])) if groups[r] != of_queries[q]][:40]
+        order = [r for r in order if kind == "none" or gold[q] < 0 or emotions[r] == gold[q]]
+        if turned:
+            order.sort(key=lambda r: turns[r] != TURNS[q])
+        best = [r for i, r in enumerate(order) if groups[r] not in groups[order[:i]]][:K]
+        assert found.ids[q].tolist() == [*best, *[-1] * (K - len(best))]
+        np.testing.assert_allclose(found.scores[q, : len(best)], keys[best] @ queries[q], rtol=1e-5)
+    if turned and kind == "none":  # nobody is of the fifth turn: others stand in
+        assert (found.ids >= 0).all()
 
 
 @pytest.mark.oracle
@@ -82,8 +102,10 @@ def test_a_filter_is_kept_beside_its_index(space, tmp_path):
     assert load_filter(tmp_path) is None
     emotions = space[5]
     for kind, weights in (("gold_emotion", None), ("predicted_emotion", np.ones((DIM + 1, 32), np.float32))):
-        EmotionFilter(kind, 7, emotions, weights).save(tmp_path)
+        turns = None if weights is None else np.arange(ROWS)
+        ExemplarFilter(kind, 7, emotions, weights, turns, one_per_dialogue=weights is None).save(tmp_path)
         found = load_filter(tmp_path)
-        assert (found.kind, found.searched) == (kind, 7)
+        assert (found.kind, found.searched, found.one_per_dialogue) == (kind, 7, weights is None)
+        np.testing.assert_array_equal(found.turns, turns)
         np.testing.assert_array_equal(found.emotions, emotions)
         np.testing.assert_array_equal(found.weights, weights)

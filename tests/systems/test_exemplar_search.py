@@ -4,7 +4,7 @@ import numpy as np
 
 from empax.core.types import EMOTIONS, Instance
 from empax.data.exemplars import dialogue_groups, emotion_ids
-from empax.retrieval.filters import EmotionFilter
+from empax.retrieval.filters import ExemplarFilter
 from empax.retrieval.index import IndexSettings, build_index
 from empax.systems.retrieval.parts import ExemplarSearch
 
@@ -32,9 +32,9 @@ def test_without_a_filter_the_best_of_other_dialogues_come_first():
 
 
 def test_a_filter_holds_for_answers_too():
-    gold = EmotionFilter("gold_emotion", 8, emotion_ids(ROWS))
+    gold = ExemplarFilter("gold_emotion", 8, emotion_ids(ROWS))
     assert searched(gold) == [[1, 7, -1, -1], [2, 5, -1, -1], [0, 1, 2, 3]]
     told = np.zeros((3, len(EMOTIONS)), np.float32)
     told[:, 0] = 1.0  # whoever asks is of the first emotion
-    predicted = EmotionFilter("predicted_emotion", 12, emotion_ids(ROWS), told)
+    predicted = ExemplarFilter("predicted_emotion", 12, emotion_ids(ROWS), told)
     assert searched(predicted) == [[0, 3, 6, 9]] * 3

@@ -14,7 +14,6 @@ from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import (
     PlannedTokenizer,
     PrepareSettings,
-    check_candidates,
     check_prepared,
     may_load,
     run_tokenizer,
@@ -115,6 +114,12 @@ def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
         )
 
 
+def check_fusion(run: RunContext) -> None:
+    """Raises ConfigError if the run's generator cannot be shown exemplars as its settings say."""
+    if (parts := check_models(run)) is not None:
+        _ = parts.fusion
+
+
 def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
     """Tries losses of users on the shapes of two rows.
 
@@ -152,5 +157,3 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
         )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)
-    if stage.index:
-        check_candidates(run, stage.index, ("train",), settings.passages)

@@ -165,9 +165,6 @@ class Decoder:
 class Generator:
     """Context in, response out: REG's G1 (Eq. 2), and G2 (Eq. 6) where the model reads several passages.
 
-    Departure: some of G1's examples show an exemplar beside the context, so that it knows what one is when it later
-    judges them (Eq. 3 feeds it exemplars that Eq. 2 never showed it). `exemplar_probability=0` is the paper's text.
-
     Attributes:
       heads: emotion heads worth asking; empty where the one that there is has never been trained.
       contrast: of the loss that ranks responses, None = there is none; its parameters are under "contrast".
@@ -231,8 +228,22 @@ class Generator:
         states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
         mask = self.model.states_mask(batch.source_mask)
         nll, num_tokens = row_nll(self.model, params["model"], batch, states, mask)
-        emotion = apply(self.head, params["emotion"], masked_mean(pooled_states(states), mask), rng=None)
+        pooled = masked_mean(pooled_states(states), context_mask(self.model, batch, mask))
+        emotion = apply(self.head, params["emotion"], pooled, rng=None)
         return {"nll": nll, "num_tokens": num_tokens, "generator": emotion.argmax(axis=-1)}
+
+
+def context_mask(model: Reader | Fusion, batch: Any, mask: Bool[Array, "B R"]) -> Bool[Array, "B R"]:
+    """Of the states that `mask` marks, what a head reads: those of the context's own passage, or all without one.
+
+    `batch` says which passage that is (`data.exemplars.LabelledBatch.lead`).
+    """
+    if getattr(batch, "context_states", None) is not None:
+        return batch.context_states
+    if not getattr(batch, "lead", 0):
+        return mask
+    own = jnp.arange(batch.source_mask.shape[1])[None, :, None] < batch.lead
+    return model.states_mask(batch.source_mask & own)
 
 
 def generation_losses(
@@ -260,7 +271,7 @@ def generation_losses(
         entropy = functools.partial(cross_entropy, logits)
     smoothed = entropy(batch.target, mask, label_smoothing=task.label_smoothing)
     nll = entropy(batch.target, mask) if task.label_smoothing else smoothed
-    pooled = masked_mean(pooled_states(states), states_mask)
+    pooled = masked_mean(pooled_states(states), context_mask(model, batch, states_mask))
     judged = apply(task.head, params["emotion"], pooled, rng=rngs[1])
     emotion, metrics = emotion_loss(judged, batch.emotion, target_weights(batch))
     parts, metrics = [(1.0, smoothed), (task.emotion_weight, emotion)], {"nll": nll, **metrics}

@@ -140,12 +140,14 @@ class GeneratorParts:
             assert isinstance(tokenizer, SubwordTokenizer)
             return PlainForm(tokenizer, settings.layout, tokenizer.chat_template if prompted else None)
         if not prompted:
-            return TaggedForm(tokenizer, settings.layout, settings.attributes)
+            framed = bool(settings.generator.pretrained)
+            return TaggedForm(tokenizer, settings.layout, settings.attributes, settings.exemplars, framed)
         template = PLAIN
         if isinstance(tokenizer, SubwordTokenizer) and tokenizer.chat_template:
             where = f"the chat template of {tokenizer.source}"
             template = chat_template(tokenizer.chat_template, where=where, **tokenizer.template_tokens)
-        return ChatForm(tokenizer, settings.layout, settings.attributes, template, exemplars)
+        shots = settings.exemplars if exemplars else None
+        return ChatForm(tokenizer, settings.layout, settings.attributes, template, shots)
 
     @property
     def reader(self) -> Reader:
@@ -160,12 +162,26 @@ class GeneratorParts:
 
     @property
     def fusion(self) -> Fusion:
-        """The generator reading several exemplars."""
-        reader, form = self.reader, self.form()
-        if isinstance(reader, PromptedDecoder):
-            assert isinstance(form, ChatForm)
-            return FusionInPrompt(reader, form.split)
-        return FusionInDecoder(reader)
+        """The generator reading several exemplars.
+
+        Raises:
+          ConfigError: it cannot be shown them as the settings say.
+        """
+        reader, form, exemplars = self.reader, self.form(), self.settings.exemplars
+        if isinstance(form, PlainForm) and (exemplars != "joined" or isinstance(reader, PromptedDecoder)):
+            raise ConfigError(
+                f"exemplars = {exemplars!r} with form = 'plain': such a source can have an exemplar in front of the "
+                "context of an encoder-decoder ('joined'), and nothing else; set form = 'dialogue'."
+            )
+        if not isinstance(reader, PromptedDecoder):
+            return FusionInDecoder(reader)
+        assert isinstance(form, ChatForm)
+        if exemplars not in ("apart", "response"):
+            raise ConfigError(
+                f"exemplars = {exemplars!r}: a decoder-only generator reads them in front of the context; set it to "
+                "'apart' or 'response'."
+            )
+        return FusionInPrompt(reader, form.split)
 
 
 def with_own_decoding(

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
-from empax.data.sources import LayoutSettings
+from empax.data.sources import ExemplarLayout, LayoutSettings
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import GeneratorSettings
 from empax.models.lora import LoraSettings
@@ -34,6 +34,8 @@ class DialogueSettings:
       attributes: emotion attributes in front of everything; False is part of REG's w/o EA (recipe argument
         `no_attributes`).
       passages: K, how many exemplars are there for a response, where a system retrieves some.
+      exemplars: how the generator is shown them, see `data.sources.ExemplarLayout`; a decoder-only model reads them as
+        shots in front of the context, "apart" or "response".
       logits_at_once: for how many target tokens of every row of a batch the loss of training holds logits at a time
         (0 = all); changes memory, and no result beyond rounding. Not for models with a bias of their output (BART).
     """
@@ -46,6 +48,7 @@ class DialogueSettings:
     lora: LoraSettings | None = None
     attributes: bool = True
     passages: int = 6
+    exemplars: ExemplarLayout = "apart"
     logits_at_once: int = 0
 
     def __post_init__(self) -> None:
@@ -117,8 +120,6 @@ class GeneratorTaskSettings:
     """Context in, response out: REG's stage 1, EmpRL's fine-tuning.
 
     Attributes:
-      index: the index stage whose candidates G1 is shown; empty = none.
-      exemplar_probability: how often an example with candidates shows one of them.
       emotion_weight: of the 32-way head over the pooled encoding; ours. 0 = the head learns nothing, and is not asked.
       contrast: a loss that ranks responses beside the likelihood; None = there is none.
       losses: of your own, added to the likelihood.
@@ -126,8 +127,6 @@ class GeneratorTaskSettings:
       max_validation_examples: 0 = all.
     """
 
-    index: str = ""
-    exemplar_probability: float = 0.5
     emotion_weight: float = 0.1
     label_smoothing: float = 0.0
     contrast: ContrastSettings | None = None
@@ -136,6 +135,5 @@ class GeneratorTaskSettings:
     max_validation_examples: int = 1000
 
     def __post_init__(self) -> None:
-        check_numbers(self, "exemplar_probability", least=0, most=1)
         check_numbers(self, "emotion_weight", "max_validation_examples", least=0)
         check_numbers(self, "label_smoothing", least=0, below=1)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from empax.core.protocols import Task
 from empax.core.run import Assembly, RunContext, Sketch
@@ -14,8 +13,8 @@ from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, TaskSpec
 from empax.core.types import Params
 from empax.data.batches import draw
-from empax.data.exemplars import ContextExamples, Corpus, LabelledBatch
-from empax.data.store import load_candidates, load_instances
+from empax.data.exemplars import ContextExamples, LabelledBatch
+from empax.data.store import load_instances
 from empax.systems.dialogue.answerer import Answerer, AnswerExamples, MakeExamples
 from empax.systems.dialogue.checks import check_generator
 from empax.systems.dialogue.parts import GeneratorParts
@@ -55,20 +54,10 @@ def begun_with(params: Params, known: Params) -> Params:
 def _examples(
     parts: GeneratorParts, stage: GeneratorTaskSettings, run: RunContext
 ) -> tuple[ContextExamples, ContextExamples]:
-    """Of training, which may show exemplars, and of validation."""
-    form = parts.form(exemplars=bool(stage.index))
-    instances, shown = load_instances(run, "train"), {}
-    if stage.index:
-        positions, ids = load_candidates(run, stage.index, "train")
-        candidates = np.full((len(instances), parts.settings.passages), -1)
-        candidates[positions] = ids[:, : parts.settings.passages]
-        shown = {
-            "corpus": Corpus.of(instances, parts.form()),
-            "candidates": candidates,
-            "exemplar_probability": stage.exemplar_probability,
-        }
+    """Of training and of validation, contexts alone."""
+    form = parts.form(exemplars=False)
     validation = draw(load_instances(run, "validation"), stage.max_validation_examples)
-    return ContextExamples(instances, form, **shown), ContextExamples(validation, form)
+    return ContextExamples(load_instances(run, "train"), form), ContextExamples(validation, form)
 
 
 def pretrained(run: RunContext) -> Params:
@@ -149,6 +138,5 @@ GENERATOR = TaskSpec(
     sketch_generator,
     answer=answer_generator,
     models={"generator": trained_generator},
-    unread=("decoding", "retriever", "key", "emotion_share"),
+    unread=("decoding", "retriever", "key", "query", "emotion_share", "passages", "exemplars"),
 )
-"""Exemplars come from a stage before it, which is another one where the retriever is."""

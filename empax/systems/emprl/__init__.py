@@ -8,7 +8,7 @@ from empax.systems.emprl.settings import GrpoTaskSettings, PolicyTaskSettings, P
 from empax.systems.emprl.stages import answer_policy, build_policy, check_policy, sketch_policy, trained_policy
 from empax.systems.retrieval.checks import check_retriever
 from empax.systems.retrieval.parts import pretrained_encoder
-from empax.systems.retrieval.settings import RetrievalSettings
+from empax.systems.retrieval.settings import INDEX_UNREAD, RetrievalSettings
 
 
 def check(run: RunContext) -> None:
@@ -38,4 +38,4 @@ TASKS = {
     },
 }
 
-SYSTEM = System("emprl", RetrievalSettings, TASKS, encoder=pretrained_encoder, check=check)
+SYSTEM = System("emprl", RetrievalSettings, TASKS, encoder=pretrained_encoder, index_unread=INDEX_UNREAD, check=check)

@@ -30,6 +30,7 @@ from empax.retrieval.index import load_index
 from empax.systems.attributes import IdentifierJudge, IdentifierTaskSettings, judge_stage, load_judge
 from empax.systems.attributes.identifier import check_mechanisms
 from empax.systems.dialogue.answerer import Answerer
+from empax.systems.dialogue.checks import check_fusion
 from empax.systems.dialogue.generator import Generator
 from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.dialogue.stages import answerer_of, context_examples
@@ -82,6 +83,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
     _check_decoding(stage, run)
     if stage.index:
+        check_fusion(run)
         check_candidates(run, stage.index, ("train", "validation"), run.shared_settings(RetrievalSettings).passages)
     for part in stage.rewards:
         if part.kind == "empathy":
@@ -240,7 +242,7 @@ def sketch_policy(stage: PolicyTaskSettings, run: RunContext, batch_size: int, l
     asked = batch_size * (stage.max_turns if stage.whole_dialogues else 1)
     rows, tokens = asked * stage.rollout.num_samples, stage.rollout.max_tokens
     policy = make_policy(parts, stage, Reward(()))
-    source = (parts.settings.passages, length) if stage.index else (length,)
+    source = (parts.settings.passages + parts.form().apart, length) if stage.index else (length,)
     contexts = functools.partial(_sketch_contexts, source=source, target=parts.settings.layout.max_target_tokens)
     rollout = _sketch_rollout(contexts(rows), tokens, has_values=policy.has_values)
     params = jax.eval_shape(policy.init, jax.random.key(0), rollout)

@@ -14,7 +14,7 @@ from empax.core.protocols import Tokenizer
 from empax.core.types import LEVELS, MECHANISMS, Instance
 from empax.data import features
 from empax.data.exemplars import ContextExamples, Corpus, LabelledBatch
-from empax.data.sources import LayoutSettings, Text
+from empax.data.sources import LayoutSettings, Row, Text
 from empax.data.tokenizers import SubwordTokenizer
 from empax.evaluation.empathy import sentiment
 from empax.systems.attributes.classifier import frame
@@ -62,6 +62,10 @@ class TurnForm:
     layout: LayoutSettings
 
     @property
+    def apart(self) -> bool:
+        return False  # exemplars are no rows
+
+    @property
     def framing(self) -> tuple[list[int], list[int]]:
         return self.tokenizer.framing if isinstance(self.tokenizer, SubwordTokenizer) else ([], [])
 
@@ -96,11 +100,10 @@ class TurnForm:
         del passages  # they have columns of their own
         return np.array([text.size for text in contexts])
 
-    def arrays(
-        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
-    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+    def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
         # What is longer than its bucket keeps its newest tokens, here and in `LempexExamples`.
-        return features.pad([row[0].ids[-length:] if row else [] for row in rows], length, self.tokenizer.pad_id)
+        made = [row[0].ids[-length:] if row and row[0] else [] for row in rows]
+        return features.pad(made, length, self.tokenizer.pad_id)
 
 
 class LempexExamples(ContextExamples):

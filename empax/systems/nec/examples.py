@@ -17,7 +17,7 @@ from empax.core.types import EMOTIONS, Instance
 from empax.data import features
 from empax.data.exemplars import ContextExamples, LabelledBatch, emotion_ids
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_of
-from empax.data.sources import LayoutSettings, TaggedForm, Text
+from empax.data.sources import LayoutSettings, Row, TaggedForm, Text
 from empax.data.tokenizers import SEPARATOR
 from empax.evaluation.text import clauses
 
@@ -49,12 +49,18 @@ class NecBatch(LabelledBatch):
 class FactForm:
     """`query: context <sep> prompt facts`, the facts among an instance's notes one behind the other (Eq. 3).
 
+    A row stands in the frame of `tagged`.
+
     The context loses its oldest ids where a row is too long; facts are read whole or not at all, the best first, in
     `max_passage_tokens`. An instance without facts about things has the query alone.
     """
 
     tagged: TaggedForm
     facts_as: Literal["sentences", "triples"]
+
+    @property
+    def apart(self) -> bool:
+        return False
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -92,22 +98,23 @@ class FactForm:
 
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
         del passages  # none is read
-        return np.array([text.size for text in contexts]) + len(self.query)
+        around = sum(map(len, self.tagged.frame))
+        return np.array([text.size for text in contexts]) + len(self.query) + around
 
-    def arrays(
-        self, rows: Sequence[tuple[Text, Text | None] | None], length: int
-    ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
-        return features.pad([self._row(row[0], length) if row else [] for row in rows], length, self.tokenizer.pad_id)
+    def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
+        made = [self._row(row[0], length) if row and row[0] else [] for row in rows]
+        return features.pad(made, length, self.tokenizer.pad_id)
 
     def _row(self, text: Text, length: int) -> list[int]:
-        query = self.query
-        room = length - len(query) - len(text.attributes)
+        query, (before, behind) = self.query, self.tagged.frame
+        room = length - len(before) - len(behind) - len(query) - len(text.attributes)
         if room < 2:
             raise ConfigError(
                 f"a bucket of {length} leaves {room} tokens for a context beside {len(text.attributes)} of facts; make "
                 "the last of buckets longer, or max_passage_tokens less."
             )
-        return [*query, *features.keep_newest(text.ids, room, self.tagged.turns), *text.attributes]
+        context = features.keep_newest(text.ids, room, self.tagged.turns)
+        return [*before, *query, *context, *text.attributes, *behind]
 
 
 def social_facts(instance: Instance) -> list[Fact | None]:

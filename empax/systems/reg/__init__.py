@@ -20,7 +20,7 @@ from empax.systems.reg.stages import (
 )
 from empax.systems.retrieval import checks
 from empax.systems.retrieval.parts import pretrained_encoder
-from empax.systems.retrieval.settings import RetrievalSettings
+from empax.systems.retrieval.settings import INDEX_UNREAD, RetrievalSettings
 
 
 def check(run: RunContext) -> None:
@@ -52,4 +52,4 @@ TASKS = {
     ),
 }
 
-SYSTEM = System("reg", RetrievalSettings, TASKS, encoder=pretrained_encoder, check=check)
+SYSTEM = System("reg", RetrievalSettings, TASKS, encoder=pretrained_encoder, index_unread=INDEX_UNREAD, check=check)

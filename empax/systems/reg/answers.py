@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+from typing import Any, cast
 
 from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
@@ -35,9 +35,10 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
     parts = RegParts.of(run, with_params=False)
     made = parts.generator
     params = made.stage_params(run, options.stage)
-    encoder = dataclasses.replace(
-        parts.corpus_encoder(params["retriever"]), buckets=parts.retrieval.buckets(single=not options.buckets)
-    )
+    encoder: Any = parts.corpus_encoder(params["retriever"])
+    if not (stage.retriever or stage.retriever_weight):  # nothing has trained it: it knows no emotions either
+        encoder = load_encoder_of(run, "")
+    encoder = dataclasses.replace(encoder, buckets=parts.retrieval.buckets(single=not options.buckets))
     search = ExemplarSearch(
         made,
         parts.retrieval,
@@ -50,10 +51,18 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
     )
     params = {**params, "generator": made.lowered(params["generator"])}
     task = joint_task(parts, stage)
-    first = run.settings(stage.generator, GeneratorTaskSettings)
-    if not (stage.emotion_weight or stage.retriever_weight or stage.retriever or first.emotion_weight):
-        task = dataclasses.replace(task, heads=())  # nothing has learnt emotions
+    task = dataclasses.replace(task, heads=_heads(stage, run))
     return answerer_of(made, task, params, search, options)
+
+
+def _heads(stage: JointTaskSettings, run: RunContext) -> tuple[str, ...]:
+    """The emotion heads that any stage has taught."""
+    first: GeneratorTaskSettings | JointTaskSettings = run.named(stage.generator).settings
+    taught = (
+        *(("generator",) if stage.emotion_weight or first.emotion_weight else ()),
+        *(("retriever",) if stage.retriever_weight or stage.retriever else ()),
+    )
+    return (*taught, "both") if len(taught) == 2 else taught
 
 
 def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointTaskSettings, params: Params) -> str:

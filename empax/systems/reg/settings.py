@@ -59,7 +59,7 @@ class RetrieverTaskSettings:
     """Stage 2.
 
     Attributes:
-      generator: the stage that trained G1.
+      generator: the stage that trained G1; one of the task "joint" counts by its G2.
       start_from: the stage whose retriever to go on from; empty = as pretrained.
       index: the index stage whose candidates are tried out.
       candidates: M, how many of those are re-scored with the current encoders, K being kept (0 = all that it found).
@@ -82,13 +82,16 @@ class RetrieverTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class JointTaskSettings:
-    """Stage 3.
+    """Stage 3; with `retriever_weight` 0 the stage in which a generator learns to read exemplars.
 
     Attributes:
-      generator: the stage that trained G1: it judges candidates, and G2 starts from it.
+      generator: the stage that trained G1: it judges candidates, and G2 starts from it. One of this task counts by its
+        G2.
       warm_up: False starts G2 from nothing (the paper's "scratch" row; the judge stays G1).
       retriever: the stage that trained the retriever; empty = as pretrained.
-      retriever_weight: alpha of Eq. 7.
+      retriever_weight: alpha of Eq. 7; 0 = the retriever learns nothing, and G2 reads what the index has found.
+      exemplar_probability: how often a row of training shows its exemplars. Below 1 they stay unfamiliar input, which
+        costs likelihood wherever they are shown; it keeps a generator that answers without exemplars too.
       contrast, losses: see `GeneratorTaskSettings`; of G2.
       candidates, passage_encoder: see RetrieverTaskSettings.
     """
@@ -99,6 +102,7 @@ class JointTaskSettings:
     retriever: str = "retriever"
     index: str = "reindex"
     retriever_weight: float = 0.2
+    exemplar_probability: float = 1.0
     emotion_weight: float = 0.1
     label_smoothing: float = 0.0
     contrast: ContrastSettings | None = None
@@ -110,5 +114,6 @@ class JointTaskSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "retriever_weight", "emotion_weight", least=0)
+        check_numbers(self, "exemplar_probability", least=0, most=1)
         check_numbers(self, "label_smoothing", least=0, below=1)
         check_numbers(self, "candidates", "max_examples", "max_validation_examples", least=0)

@@ -19,13 +19,13 @@ from empax.core.sharding import local_mesh
 from empax.core.types import Batch, Params
 from empax.data import own
 from empax.data.batches import SequenceExamples, draw
-from empax.data.exemplars import ExemplarBatch, ExemplarExamples, emotion_ids, encode_queries
+from empax.data.exemplars import ExemplarBatch, ExemplarExamples, emotion_ids, encode_queries, num_turns
 from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
-from empax.systems.dialogue.checks import GENERATOR_TASKS, check_contrast, check_losses
+from empax.systems.dialogue.checks import GENERATOR_TASKS, check_contrast, check_fusion, check_losses
 from empax.systems.dialogue.stages import begun_with, sketch_frozen_generator, sketched
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import (
@@ -43,6 +43,9 @@ from empax.training.lora import trained_whole
 RETRIEVER_TASKS = ("emotions", "retriever", "joint")
 """Whose checkpoints hold a retriever."""
 
+G1_TASKS = (*GENERATOR_TASKS, "joint")
+"""Whose checkpoints hold a generator."""
+
 NO_EMOTIONS = (
     "config.{stage}: no dialogue of the split {split!r} has an emotion; give them emotions, or take a recipe that "
     "learns none (configs/reg_transformer.py:semantic, :no_retrieval)."
@@ -57,7 +60,7 @@ def retriever_task(parts: RegParts, distillation: DistillationSettings) -> Retri
     trial = DecodeSettings(method="greedy", max_tokens=distillation.explore_tokens)
     generator = parts.generator
     return RetrieverTask(
-        parts.retriever, generator.reader, generator.decoder(trial), distillation, generator.settings.passages
+        parts.retriever, generator.fusion, generator.decoder(trial), distillation, generator.settings.passages
     )
 
 
@@ -82,23 +85,31 @@ def _examples(
 ) -> tuple[ExemplarExamples, ExemplarExamples]:
     retrieval, form, k = parts.retrieval, parts.generator.form(), parts.generator.settings.passages
     corpus = retrieval.corpus(load_instances(run, "train"), form)
-    embeddings = None
+    embeddings, ranks, probability = None, True, 1.0
+    if isinstance(stage, JointTaskSettings):
+        ranks, probability = stage.retriever_weight > 0, stage.exemplar_probability
     if stage.passage_encoder == "frozen":
         embeddings = load_index(run.files.index(stage.index)).embeddings
-        if embeddings.shape[1] != parts.retriever.size:
+        if ranks and embeddings.shape[1] != parts.retriever.size:
             raise ConfigError(
                 f"config.{run.stage}: index {stage.index!r} has vectors of {embeddings.shape[1]}, the retriever of "
                 f"{parts.retriever.size}, since emotion_share = {retrieval.settings.emotion_share}; name an index of a "
                 "trained retriever, or set emotion_share to 0."
             )
     find = functools.partial(retrieval.searched, run, stage.index, key_embeddings=embeddings)
-    train = find("train", corpus, form, stage.max_examples, num_random=k)
+    train = find("train", corpus, form, stage.max_examples, num_random=k if ranks else 0, probability=probability)
     # Validation shows the K retrieved ones and no trial: what is watched is the emotion head and G2's likelihood.
     held_out = find("validation", corpus, form, stage.max_validation_examples)
     held_out.set_candidates(held_out.candidates[:, :k])
-    if stage.candidates:
-        train.set_candidates(train.candidates[:, : stage.candidates])
+    if stage.candidates or not ranks:
+        train.set_candidates(train.candidates[:, : stage.candidates if ranks else k])
     return train, held_out
+
+
+def _g1(parts: RegParts, run: RunContext, stage: str) -> Params:
+    """The generator that `stage` trained, {"model", "emotion"}: of a joint stage, G2."""
+    params = parts.generator.stage_params(run, stage)
+    return params.get("generator", params)
 
 
 def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
@@ -120,7 +131,7 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
       ConfigError: they are not, come later, or leave something else.
     """
     check_prepared(run)
-    run.earlier("generator", stage.generator, tasks=GENERATOR_TASKS)
+    run.earlier("generator", stage.generator, tasks=G1_TASKS)
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=RETRIEVER_TASKS)
     _check_exemplars(stage, run)
@@ -131,7 +142,7 @@ def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
     check_prepared(run)
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
-    run.earlier("generator", stage.generator, tasks=GENERATOR_TASKS)
+    run.earlier("generator", stage.generator, tasks=G1_TASKS)
     if stage.retriever:
         run.earlier("retriever", stage.retriever, tasks=RETRIEVER_TASKS)
     _check_exemplars(stage, run)
@@ -141,12 +152,14 @@ def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunC
     settings = run.shared_settings(RetrievalSettings)
     if isinstance(stage, JointTaskSettings):
         check_passages(settings.decoding, f"{run.shared}.decoding")
+    check_fusion(run)
     check_candidates(run, stage.index, ("train", "validation"), settings.passages)
     if 0 < stage.candidates < settings.passages:
         raise ConfigError(
             f"config.{run.stage}.candidates = {stage.candidates} must be at least passages = {settings.passages}, or 0."
         )
-    frozen = stage.passage_encoder == "frozen"
+    ranks = not isinstance(stage, JointTaskSettings) or stage.retriever_weight > 0
+    frozen = ranks and stage.passage_encoder == "frozen"
     if frozen and settings.emotion_share and not run.named(stage.index).settings.encoder:
         raise ConfigError(
             f"config.{run.stage}: the rows of index {stage.index!r} know no emotions, since its encoder is as "
@@ -184,7 +197,7 @@ def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
         retriever_task(parts, stage.distillation),
         train,
         validation,
-        frozen={"generator": parts.generator.lowered(parts.generator.stage_params(run, stage.generator))},
+        frozen={"generator": parts.generator.lowered(_g1(parts, run, stage.generator))},
         # Loaded when it is asked for: what this holds stays in memory beside what training keeps.
         initial=lambda _: parts.retriever_params(run, stage.start_from),
     )
@@ -194,8 +207,9 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
     parts = RegParts.of(run)
     made = parts.generator
     train, validation = _examples(parts, run, stage)
-    judge = made.stage_params(run, stage.generator)
-    task, frozen = joint_task(parts, stage), {"generator": made.lowered(judge)}
+    judge = _g1(parts, run, stage.generator)
+    task = joint_task(parts, stage)
+    frozen = {"generator": made.lowered(judge)} if stage.retriever_weight else {}
     # It outlives this, and must not hold the loaded weights beside the trained ones.
     refresh = Refresh(parts.without_params(), run, stage, train)
 
@@ -216,8 +230,10 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
             kept = parts.generator.generator.adapters
             adapters = params["adapters"] if kept is None else {"generator": {"model": kept}}
             return {"adapters": adapters, "trained": {**params["trained"], "retriever": retriever}}
-        trained = {"retriever": retriever, "generator": {"emotion": first["trained"]["emotion"]}}
-        return {"adapters": {"generator": first["adapters"]}, "trained": trained}
+        emotion = first["trained"].get("generator", first["trained"])["emotion"]
+        adapters = first["adapters"].get("generator", first["adapters"])
+        trained = {"retriever": retriever, "generator": {"emotion": emotion}}
+        return {"adapters": {"generator": adapters}, "trained": trained}
 
     frozen = adapted.freeze({"generator": {"model": made.generator.params}}, frozen)
     return Assembly(adapted, train, validation, frozen=frozen, initial=initial_adapters, on_refresh=refresh)
@@ -258,6 +274,7 @@ class Refresh:
             self.train.candidates.shape[1],
             groups=self.train.groups,
             emotions=self.train.emotions,
+            turns=num_turns(self.train.instances),
             filter=load_filter(self.run.files.stage(self.stage.index)),
         )
         return np.asarray(found.ids)
@@ -267,6 +284,8 @@ def _sketch_given(
     parts: RegParts, run: RunContext, stage: RetrieverTaskSettings | JointTaskSettings, rows: int, length: int
 ) -> dict[str, Any]:
     """Of a `Sketch`: a batch before anything is tried out, M candidates and K random ones, and the longest answer."""
+    if isinstance(stage, JointTaskSettings) and not stage.retriever_weight:
+        return {}  # nothing is tried out
     k, index = parts.generator.settings.passages, run.plan.stages.get(stage.index)
     retrieved = stage.candidates or (k if index is None else index.settings.candidates)  # the plan may leave it out
     batch = dataclasses.replace(_sketch_batch(parts, stage, rows, length, retrieved + k), utilities=None)
@@ -279,10 +298,9 @@ def _sketch_batch(
     """A batch as the loss sees it: explored, K candidates left; or with `candidates` of them."""
     settings = parts.generator.settings
     layout, k = settings.layout, candidates or settings.passages
-    keys = {"D": parts.retriever.size} if stage.passage_encoder == "frozen" else {"P": layout.max_key_tokens}
-    whole = shapes_of(
-        ExemplarBatch, B=rows, K=k, S=length, T=layout.max_target_tokens, Q=layout.max_query_tokens, **keys
-    )
+    sizes = {"D": parts.retriever.size} if stage.passage_encoder == "frozen" else {"P": layout.max_key_tokens}
+    sizes |= {"K": k, "F": k + parts.generator.form().apart, "S": length}
+    whole = shapes_of(ExemplarBatch, B=rows, T=layout.max_target_tokens, Q=layout.max_query_tokens, **sizes)
     return dataclasses.replace(whole, response=None, response_mask=None)  # for decoding alone
 
 
@@ -303,6 +321,6 @@ def sketch_retriever(stage: RetrieverTaskSettings, run: RunContext, batch_size: 
 def sketch_joint(stage: JointTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = RegParts.of(run, planned=True)
     batch = _sketch_batch(parts, stage, batch_size, length)
-    frozen = sketch_frozen_generator(parts.generator, batch_size, length)
+    frozen = sketch_frozen_generator(parts.generator, batch_size, length) if stage.retriever_weight else {}
     made = sketched(parts.generator, joint_task(parts, stage), batch, frozen)
     return dataclasses.replace(made, **_sketch_given(parts, run, stage, batch_size, length))

@@ -2,7 +2,8 @@
 
 Four emotion attributes go in front of everything that is read. G1 learns to answer (Eq. 2); the retriever learns to
 rank the exemplars that help G1 (Eq. 3 to 5); both then train together, G2 reading all exemplars at once with
-Fusion-in-Decoder (Eq. 6 and 7). PAPERS.md lists every equation and every departure.
+Fusion-in-Decoder (Eq. 6 and 7). PAPERS.md lists every equation and every departure: above all, exemplars stand apart
+from the context (`data.sources.ExemplarLayout`), and every row of training has some.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.decoding.passages import PassageReader
@@ -26,9 +28,9 @@ from empax.systems.dialogue.contrast import Contrast, Read
 from empax.systems.dialogue.generator import (
     Decoder,
     Fusion,
-    Reader,
     apply,
     combine,
+    context_mask,
     emotion_loss,
     generation_losses,
     row_nll,
@@ -68,11 +70,11 @@ class EmotionTask:
 class RetrieverTask:
     """Stage 2: the retriever learns from what its candidates do for G1 (Eq. 3 to 5).
 
-    `frozen` is G1's parameters under "generator".
+    `frozen` is G1's parameters under "generator". Each candidate is tried with the context alone beside it.
     """
 
     encoder: EmotionEncoder
-    model: Reader
+    model: Fusion
     decoder: Decoder
     settings: DistillationSettings
     passages: int
@@ -149,8 +151,8 @@ class RetrieverTask:
 
     def utilities(self, generator: Params, batch: Any, rng: jax.Array) -> Float[Array, "B K"]:
         """What each candidate does for G1: F of its greedy answer, or the gold response's log-likelihood."""
-        rows, k, width = batch.source.shape
-        source, mask = batch.source.reshape(-1, width), batch.source_mask.reshape(-1, width)
+        rows, k = batch.candidate_mask.shape
+        source, mask = one_by_one(batch.source, batch.lead), one_by_one(batch.source_mask, batch.lead)
         target, target_mask = jnp.repeat(batch.target, k, axis=0), jnp.repeat(batch.target_mask, k, axis=0)
         if self.settings.signal == "metrics":
             tokens = self.decoder(self.model, generator["model"], source, mask, rng).tokens[:, 0]
@@ -165,22 +167,34 @@ class RetrieverTask:
         return log_probs.reshape(rows, k)
 
 
+def one_by_one(passages: Shaped[Array, "B F S"], lead: int) -> Shaped[Array, "N P S"]:
+    """For each exemplar of each row, N = B K of them, the passages of a source that has no other: `lead` and one."""
+    batch, _, width = passages.shape
+    exemplars = passages[:, lead:, None]
+    context = jnp.broadcast_to(passages[:, None, :lead], (batch, exemplars.shape[1], lead, width))
+    return jnp.concatenate([context, exemplars], axis=2).reshape(-1, lead + 1, width)
+
+
 def take_candidates(batch: Any, picked: Int[Array, "B K"]) -> Any:
     """The batch with only the candidates `picked` (columns) of each row."""
 
-    def take(leaf: Array | None) -> Array | None:
+    def take(leaf: Array | None, lead: int) -> Array | None:
         if leaf is None:
             return None
         index = picked.reshape(picked.shape + (1,) * (leaf.ndim - 2))
-        return jnp.take_along_axis(leaf, index, axis=1)
+        return jnp.concatenate([leaf[:, :lead], jnp.take_along_axis(leaf[:, lead:], index, axis=1)], axis=1)
 
-    names = ("source", "source_mask", "key", "key_mask", "key_embedding", "candidate_mask", "key_emotion")
-    return batch.replace(**{name: take(getattr(batch, name)) for name in names})
+    leads = {"source": batch.lead, "source_mask": batch.lead}
+    names = (*leads, "key", "key_mask", "key_embedding", "candidate_mask", "key_emotion")
+    return batch.replace(**{name: take(getattr(batch, name), leads.get(name, 0)) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
 class Joint:
-    """Stage 3: retriever and FiD generator G2 together (Eq. 6 and 7). `frozen` is G1 under "generator"."""
+    """Stage 3: retriever and FiD generator G2 together (Eq. 6 and 7). `frozen` is G1 under "generator".
+
+    With `retriever_weight` 0 G2 learns alone: the retriever is not asked, its emotions are unknown.
+    """
 
     retriever: RetrieverTask
     model: Fusion
@@ -211,11 +225,11 @@ class Joint:
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
         """The K best candidates for G2 to read; the same with random ones among them for the retriever to rank."""
+        if self.retriever_weight == 0.0:
+            return batch  # nobody ranks them anew
         first, second = jax.random.split(rng)
         columns = self.retriever.choose(params["retriever"], batch)
         read = take_candidates(batch, columns)
-        if self.retriever_weight == 0.0:
-            return read
         ranked = take_candidates(batch, self.retriever.replace(batch, columns, first))
         utilities = self.retriever.utilities(frozen["generator"], ranked, second)
         return ranked.replace(source=read.source, source_mask=read.source_mask, utilities=utilities)
@@ -226,6 +240,8 @@ class Joint:
         states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=first)
         mask = self.model.states_mask(batch.source_mask)
         read, metrics = generation_losses(self, self.model, generator, batch, states, mask, (second, third))
+        if not alpha:
+            return combine(read, weights, batch.valid), _renamed(metrics)
         ranked, logged = self.retriever.losses(params["retriever"], batch, fourth, weights)
         parts = [*((1.0 - alpha, part) for part in _flat(read)), *((alpha, part) for part in _flat(ranked))]
         return combine(parts, weights, batch.valid), {**logged, **_renamed(metrics)}
@@ -245,18 +261,22 @@ class Joint:
         generator, retriever = params["generator"], params["retriever"]
         states, mask = self._read(params, batch)
         nll, num_tokens = row_nll(self.model, generator["model"], batch, states, mask)
-        heads = {
-            "generator": apply(self.head, generator["emotion"], masked_mean(pooled_states(states), mask), rng=None),
-            "retriever": self.retriever.encoder.emotions(retriever, batch.query, batch.query_mask),
-        }
+        pooled = masked_mean(pooled_states(states), context_mask(self.model, batch, mask))
+        heads = {"generator": apply(self.head, generator["emotion"], pooled, rng=None)}
+        if "retriever" in self.heads:
+            heads["retriever"] = self.retriever.encoder.emotions(retriever, batch.query, batch.query_mask)
         heads["both"] = sum(jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in heads.values())
-        return {"nll": nll, "num_tokens": num_tokens, **{name: x.argmax(axis=-1) for name, x in heads.items()}}
+        return {"nll": nll, "num_tokens": num_tokens, **{name: heads[name].argmax(axis=-1) for name in self.heads}}
 
     def read_before(self, reader: PassageReader, params: Params, batch: Any) -> Any:
         """A freshly collated batch with the states of its passages in place of them, for `generate` and `read`."""
         states, mask = reader(params["generator"]["model"], batch.source, batch.source_mask)
         nothing = {name: getattr(batch, name)[..., :0] for name in ("source", "source_mask")}
-        return batch.replace(**nothing, states=states, states_mask=mask)
+        own = None  # the context's passage comes first
+        if batch.lead:
+            tokens = batch.source_mask[:, : batch.lead].sum(axis=(1, 2))
+            own = mask & (np.arange(mask.shape[1]) < tokens[:, None])
+        return batch.replace(**nothing, states=states, states_mask=mask, context_states=own)
 
     def _read(self, params: Params, batch: Any) -> tuple[Any, Bool[Array, "B R"]]:
         if batch.states is not None:

@@ -25,6 +25,7 @@ from empax.data.exemplars import (
     emotion_ids,
     encode_keys,
     encode_queries,
+    num_turns,
 )
 from empax.data.sources import SourceForm
 from empax.data.store import load_candidates, load_instances, run_tokenizer
@@ -32,7 +33,7 @@ from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
 from empax.models.dual_encoder import Towers
 from empax.retrieval.corpus import CorpusEncoder, Embedder
 from empax.retrieval.encode import BUCKETS
-from empax.retrieval.filters import EmotionFilter, find_exemplars
+from empax.retrieval.filters import ExemplarFilter, find_exemplars
 from empax.retrieval.index import Index
 from empax.systems.dialogue.answerer import AnswerExamples
 from empax.systems.dialogue.parts import GeneratorParts
@@ -135,7 +136,7 @@ class ExemplarSearch:
     encoder: CorpusEncoder
     index: Index
     corpus: Corpus
-    filter: EmotionFilter | None = None
+    filter: ExemplarFilter | None = None
 
     def __call__(self, instances: Sequence[Instance]) -> AnswerExamples:
         settings = self.parts.settings
@@ -160,6 +161,7 @@ class ExemplarSearch:
             k,
             groups=dialogue_groups(instances),
             emotions=emotion_ids(instances),
+            turns=num_turns(instances),
             filter=self.filter,
         )
         return np.asarray(found.ids), np.asarray(found.scores)

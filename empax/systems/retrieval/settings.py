@@ -9,6 +9,11 @@ from empax.data.exemplars import Key, Query
 from empax.interop.pretrained_encoders import EncoderSettings
 from empax.systems.dialogue.settings import DialogueSettings
 
+INDEX_UNREAD = (
+    "generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "exemplars", "logits_at_once",
+)  # fmt: skip
+"""Settings that change no vector of an index: those of who reads what it finds."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalSettings(DialogueSettings):

@@ -1,5 +1,7 @@
 """REG's stages put together from a finished run: what begins where, and what a switch changes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,22 +64,43 @@ def test_g1_begins_anew_or_from_an_earlier_stage(finished):
     assert same(warm.initial(FRESH), load_params(finished / "generator"))
 
 
-def test_g1_sees_exemplars_of_the_index_in_training_and_none_in_validation(finished):
+def test_g1_sees_contexts_alone_and_as_much_of_validation_as_asked(finished):
     run = context(finished, "generator")
-    separator = RegParts.of(run).generator.tokenizer.token_id(features.SEPARATOR)
-
-    def share(examples):
-        batch = examples.collate(np.arange(40), 80, np.random.default_rng(0))
-        return (batch.source == separator).any(axis=1).mean()
-
-    shown = build_generator(GeneratorTaskSettings(index="index", exemplar_probability=1.0), run)
-    assert share(shown.train) == 1.0
-    assert share(shown.validation) == 0.0
-    positions, ids = load_candidates(run, "index", "train")
-    np.testing.assert_array_equal(shown.train.candidates[positions], ids[:, :2])
-    assert share(build_generator(GeneratorTaskSettings(), run).train) == 0.0
     limited = build_generator(GeneratorTaskSettings(max_validation_examples=5), run)
     assert len(limited.validation) == 5
+    separator = RegParts.of(run).generator.tokenizer.token_id(features.SEPARATOR)
+    assert not (limited.train.collate(np.arange(40), 80, np.random.default_rng(0)).source == separator).any()
+
+
+READS = JointTaskSettings(retriever="", index="index", retriever_weight=0.0)
+
+
+def test_a_generator_that_learns_to_read_exemplars_sees_them_on_every_row_of_training_and_validation(finished):
+    """Of the index, in its order, and no random ones; with a probability, on as many rows of training alone."""
+    run = context(finished, "exemplars")
+    made = build_joint(READS, run)
+    positions, ids = load_candidates(run, "index", "train")
+    np.testing.assert_array_equal(made.train.candidates, ids[:, :2])
+    assert len(positions) == len(load_instances(run, "train"))
+    for examples in (made.train, made.validation):
+        batch = examples.collate(np.arange(40), 80, np.random.default_rng(0))
+        assert batch.source.shape == (40, 1 + 2, 80)
+        assert batch.candidate_mask.all()
+        assert batch.source_mask.any(axis=2).all()
+    assert made.frozen == {}  # nobody judges
+    rare = build_joint(dataclasses.replace(READS, exemplar_probability=0.25), run)
+    shown = [rare.train.collate(np.arange(40), 80, np.random.default_rng(seed)).candidate_mask for seed in range(20)]
+    assert np.mean(shown) == pytest.approx(0.25, abs=0.05)
+    assert rare.validation.collate(np.arange(40), 80, np.random.default_rng(0)).candidate_mask.all()
+
+
+def test_who_judges_candidates_may_be_the_generator_of_a_joint_stage(finished):
+    run = context(finished, "joint")
+    judge = load_params(finished / "exemplars")["generator"]
+    assembly = build_joint(JointTaskSettings(generator="exemplars"), run)
+    assert same(assembly.frozen["generator"], judge)
+    assert same(assembly.initial(FRESH)["generator"], judge)
+    assert same(build_retriever(RetrieverTaskSettings(generator="exemplars"), run).frozen["generator"], judge)
 
 
 def test_limited_emotions_are_of_drawn_contexts(finished):
@@ -101,7 +124,7 @@ def test_attributes_false_removes_every_attribute_token(finished):
         every = [tokenizer.token_id(token) for token in features.ATTRIBUTE_TOKENS]
         batch = assembly.train.collate(np.arange(6), 80, np.random.default_rng(0))
         counts = np.isin(batch.source, every).sum(axis=2)
-        assert (counts == (8 if shown else 0)).all()
+        assert (counts == (4 if shown else 0)).all()
 
 
 def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
@@ -111,9 +134,9 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     assert same(began, RegParts.of(run).retriever_params(run, ""))
     assert same(assembly.frozen["generator"], load_params(finished / "generator"))
     batch = assembly.train.collate(np.arange(4), 80, np.random.default_rng(0))
-    assert batch.source.shape == (4, 3 + 2, 80)  # M retrieved, K random
+    assert batch.source.shape == (4, 1 + 3 + 2, 80)  # the context, M retrieved, K random
     held_out = assembly.validation.collate(np.arange(4), 80, np.random.default_rng(0))
-    assert held_out.source.shape == (4, 2, 80)
+    assert held_out.source.shape == (4, 1 + 2, 80)
     assert batch.key_embedding is None
     frozen = RetrieverTaskSettings(passage_encoder="frozen")
     with pytest.raises(
@@ -123,7 +146,7 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     frozen = build_retriever(frozen, context(finished, "retriever", reg__emotion_share=0.0))
     batch = frozen.train.collate(np.arange(4), 80, np.random.default_rng(0))
     assert batch.key is None
-    assert batch.source.shape[1] == batch.key_embedding.shape[1] == 4 + 2
+    assert batch.source.shape[1] - 1 == batch.key_embedding.shape[1] == 4 + 2
 
 
 def test_joint_training_begins_where_its_settings_say(finished):
@@ -211,7 +234,7 @@ def test_only_what_answers_can_be_evaluated(finished):
 def test_the_index_must_be_of_the_encoder_that_joint_training_began_with(finished):
     """Joint training moves the queries; with frozen passages theirs stay those of the stage before it."""
     for began, fits, stale in (("retriever", "reindex", "index"), ("", "index", "reindex")):
-        run = context(finished, "evaluate", joint__retriever=began)
+        run = context(finished, "evaluate", joint__retriever=began, joint__retriever_weight=0.2)
         assert answering(run, "joint", fits).heads == ("generator", "retriever", "both")
         with pytest.raises(StaleIndexError, match=f"{stale}/store was made with encoder"):
             answering(run, "joint", stale)
@@ -263,7 +286,8 @@ def test_heads_of_a_joint_model_are_asked_where_any_stage_has_learnt_emotions(fi
     assert (
         answering(context(finished, "evaluate", **nothing, generator__emotion_weight=0.0), "joint", "index").heads == ()
     )
-    assert len(answering(context(finished, "evaluate", **nothing), "joint", "index").heads) == 3
+    assert answering(context(finished, "evaluate", **nothing), "joint", "index").heads == ("generator",)
+    assert len(answering(context(finished, "evaluate"), "joint").heads) == 3
 
 
 def test_a_head_that_has_learnt_nothing_is_not_asked(finished):
@@ -290,10 +314,12 @@ def test_sketches_have_the_shapes_of_what_is_trained(finished):
     """A plan counts the same parameters as a run, without reading any data."""
     for name, settings in (
         ("generator", GeneratorTaskSettings),
+        ("exemplars", JointTaskSettings),
         ("retriever", RetrieverTaskSettings),
         ("joint", JointTaskSettings),
     ):
-        spec, run = TASKS[name], context(finished, name)
+        run = context(finished, name)
+        spec = run.plan.stages[name].spec
         stage = run.settings(name, settings)
         assembly = spec.build(stage, run)
         sketch = spec.sketch(stage, run, 8, 80)
@@ -306,3 +332,5 @@ def test_sketches_have_the_shapes_of_what_is_trained(finished):
         vocabulary = RegParts.of(run).generator.tokenizer.vocab_size
         assert vocabulary == run.settings("prepare", PrepareSettings).tokenizer.vocab_size
         assert shapes(made) == shapes(planned)
+        if name != "generator":
+            assert sketch.batch.source.shape == (8, 1 + 2, 80)

@@ -82,7 +82,8 @@ def explored(**changes):
 
 
 def retriever(**settings):
-    return RetrieverTask(EmotionEncoder(ENCODER, HEAD), MODEL, DECODER, DistillationSettings(**settings), passages=K)
+    model = FusionInDecoder(MODEL)
+    return RetrieverTask(EmotionEncoder(ENCODER, HEAD), model, DECODER, DistillationSettings(**settings), passages=K)
 
 
 def joint(*, emotion_weight=0.0, retriever_weight=0.2, **settings):
@@ -213,10 +214,10 @@ def test_joint_exploring_lets_the_generator_read_the_best_and_the_retriever_rank
 
 
 def test_without_retriever_weight_nothing_is_tried_out():
-    task = joint(retriever_weight=0.0, replace_probability=1.0)
-    found = jax.jit(task.explore)(params(), {"generator": None}, exemplar_batch(), jax.random.key(0))
-    assert found.utilities is None
-    assert columns_of(found).max() < RETRIEVED
+    task, batch = joint(retriever_weight=0.0, replace_probability=1.0), exemplar_batch(K)
+    assert task.explore(params(), {}, batch, jax.random.key(0)) is batch
+    _, metrics = jax.eval_shape(lambda p: task.loss(p, {}, batch, KEY, train=True), params())
+    assert set(metrics) == {"nll", "generator_emotion_loss", "generator_emotion_accuracy"}
 
 
 # ------------------------------------------------------------------------------------------------------- the utilities
