@@ -105,7 +105,6 @@ def models() -> ConfigDict:
                 "temperature": 0.57,
                 "rerank": "consensus",
                 "rerank_length": 0.35,
-                "rerank_exemplars": 1.0,
                 "max_tokens": 30,
                 "no_repeat_ngram": 3,
             },
@@ -295,7 +294,6 @@ def ablate(config: ConfigDict, form: str) -> None:
     if form == "no_retrieval":
         config.run = ("prepare", "generator", "longer", "evaluate", "report")
         config.longer = longer(config)
-        config.reg.decoding.rerank_exemplars = 0.0
         config.evaluate.stage = "longer"
     for name in STAGES:
         if name not in config.run:

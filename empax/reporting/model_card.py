@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from empax.data.sources import INSTRUCTION
+from empax.data.sources import INSTRUCTION, ExemplarLayout
 from empax.evaluation.scoring import METRICS
 from empax.models.lora import LoraSettings
 from empax.reporting.content import NOTE
@@ -43,7 +43,9 @@ class Exported:
       evaluated: the stage that the metrics are of; empty = none.
       format: "transformers" or "empax".
       base: name or folder of the pretrained model that training began with; empty = none.
-      passages: how many passages the generator reads at once; 0 = one source.
+      passages: how many exemplars the generator reads with a source; 0 = none.
+      exemplars: how, see `data.sources.ExemplarLayout`.
+      framed: whether each passage stands in what the tokenizer puts around a text.
       prompted: whether the generator is a decoder-only model, prompted by a chat template.
       size: number of parameters.
       lora: the adapters that were trained; None = the weights themselves.
@@ -60,6 +62,8 @@ class Exported:
     base: str
     passages: int
     size: int
+    exemplars: ExemplarLayout = "apart"
+    framed: bool = False
     prompted: bool = False
     lora: LoraSettings | None = None
     adapters: bool = False
@@ -208,15 +212,26 @@ def _layout(about: Exported) -> str:
     if about.prompted:
         return f"It was trained with {about.passages} exemplars behind the instruction." if about.passages else ""
     layout = (
-        "A source is `[attributes] <speaker> … <listener> … <speaker> … <sep> [attributes] exemplar`; attributes are "
-        "tokens such as `<sentiment:low>`, and everything but the turns may be absent. No end token is added."
+        "A source is `[attributes] <speaker> … <listener> … <speaker> …`; attributes are tokens such as "
+        "`<sentiment:low>`, and everything but the turns may be absent. "
     )
-    if about.passages:
-        layout += (
-            f" Trained as Fusion-in-Decoder: each of {about.passages} sources holds the context beside one exemplar, "
-            "is encoded apart, and the decoder reads all states, one behind the other (`encoder_outputs=`)."
-        )
-    return layout
+    layout += (
+        "The tokenizer's own special tokens stand around every passage (`</s>` behind those of a T5)."
+        if about.framed
+        else "No end token is added."
+    )
+    if not about.passages:
+        return layout
+    turns = "<speaker> … <listener> …" if about.exemplars == "joined" else "<exemplar_speaker> … <exemplar_listener> …"
+    turns = "<exemplar_listener> …" if about.exemplars == "response" else turns
+    if about.exemplars in ("apart", "response"):
+        layout += f" Trained as Fusion-in-Decoder on {about.passages + 1} passages: that, and each exemplar,"
+    else:
+        layout += f" Trained as Fusion-in-Decoder on {about.passages} passages: that, `<sep>`, and one exemplar each,"
+    return (
+        f"{layout} `[attributes] {turns}`. They are encoded apart, and the decoder reads all states, one behind the "
+        "other (`encoder_outputs=`)."
+    )
 
 
 def _data(name: str, report: Mapping[str, Any] | None) -> str:

@@ -73,6 +73,8 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         format=settings.format,
         base=str(_HUB_NAMES.get(beneath, beneath)) if adapters else found.base,
         passages=found.passages,
+        exemplars=found.exemplars,
+        framed=bool(found.base),
         size=count_params(found.params),
         prompted=isinstance(found.model, DecoderOnly),
         lora=found.lora,

@@ -72,7 +72,7 @@ def test_without_a_filter_it_is_the_index(space):
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("kind", ["none", "gold_emotion"])
 def test_one_row_of_a_dialogue_stays_and_those_of_the_turn_come_first(space, kind, turned):
-    index, keys, queries, groups, of_queries, emotions, gold = space
+    _, keys, queries, groups, of_queries, emotions, gold = space
     turns = np.tile(np.array([1, 3, 1], np.int32), ROWS // 3)
     filter = ExemplarFilter(kind, 40, emotions, turns=turns if turned else None, one_per_dialogue=True)
     found = search(space, filter)

@@ -8,6 +8,7 @@ from typing import cast
 from empax.core.config import ConfigError
 from empax.core.run import RunContext
 from empax.core.types import Params
+from empax.data.sources import ExemplarLayout
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.models.decoder_only import DecoderOnly
@@ -27,7 +28,8 @@ class Trained:
       params: of `model`, as numpy arrays; where `adapters` is set, no more than the adapters.
       decoding: of a generator, how the run decodes.
       base: the pretrained model that training began with; empty = none.
-      passages: of a generator, K where it reads several at once, else 0.
+      passages: of a generator, K where it reads exemplars, else 0.
+      exemplars: how it reads them, see `data.sources.ExemplarLayout`.
       max_tokens: of a retriever, the most tokens that it reads of a text.
       lora: what adapters the stage has trained; None = the weights themselves.
       adapters: whether they are what `params` are; else they are merged into the weights.
@@ -41,6 +43,7 @@ class Trained:
     decoding: DecodeSettings
     base: str
     passages: int = 0
+    exemplars: ExemplarLayout = "apart"
     max_tokens: int = 0
     lora: LoraSettings | None = None
     adapters: bool = False
@@ -69,6 +72,7 @@ def generator_to_export(
         settings.decoding,
         settings.generator.pretrained,
         passages=passages,
+        exemplars=settings.exemplars,
         lora=settings.lora,
         adapters=adapters,
     )

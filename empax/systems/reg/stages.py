@@ -48,7 +48,7 @@ G1_TASKS = (*GENERATOR_TASKS, "joint")
 
 NO_EMOTIONS = (
     "config.{stage}: no dialogue of the split {split!r} has an emotion; give them emotions, or take a recipe that "
-    "learns none (configs/reg_transformer.py:semantic, :no_retrieval)."
+    "learns none (configs/reg_transformer.py:apart, :no_retrieval)."
 )
 
 

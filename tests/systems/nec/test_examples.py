@@ -14,7 +14,7 @@ from empax.data.dialogues import to_instances
 from empax.data.exemplars import ContextExamples
 from empax.data.knowledge import Fact
 from empax.data.sources import LayoutSettings, TaggedForm
-from empax.data.tokenizers import SEPARATOR
+from empax.data.tokenizers import SEPARATOR, SubwordTokenizer
 from empax.evaluation.text import clauses
 from empax.systems.nec.examples import FACTS, QUERY, FactForm, NecExamples, Negatives, frequent_clauses, social_facts
 
@@ -47,6 +47,19 @@ def instance(*facts, context=("I lost my dog.",)):
 def read(form, *given, length=160):
     ids, mask = form.arrays([(text, None) for text in form.contexts(given)], length)
     return [row[m].tolist() for row, m in zip(ids, mask, strict=True)]
+
+
+def test_a_pretrained_models_frame_stands_around_query_and_facts(tokenizer):
+    class Framed(SubwordTokenizer):
+        framing = [tokenizer.start_id], [tokenizer.eos_id]
+
+    ours = Framed(tokenizer.backend, pad="<pad>", eos="</s>", start="<s>")
+    bare, framed = (FactForm(TaggedForm(ours, LAYOUT, False, framed=f), "sentences") for f in (False, True))
+    given = instance(KNIFE)
+    (plain,), (row,) = read(bare, given), read(framed, given)
+    assert row == [ours.start_id, *plain, ours.eos_id]
+    assert framed.lengths(framed.contexts([given]), np.zeros(1))[0] == len(row)
+    assert read(framed, given, length=len(row) - 1)[0][-1] == ours.eos_id
 
 
 def test_facts_about_things_stand_behind_the_context_one_after_the_other(form, tokenizer):

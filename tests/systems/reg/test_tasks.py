@@ -16,6 +16,7 @@ from empax.data.exemplars import ExemplarBatch, LabelledBatch
 from empax.decoding.passages import PassageReader
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation.device_metrics import UtilityWeights, utility
+from empax.losses.cross_entropy import token_log_probs
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
@@ -573,6 +574,88 @@ def test_fusion_in_decoder_with_one_passage_is_g1():
     np.testing.assert_array_equal(judged["generator"], fused_judged["generator"])
 
 
+# ---------------------------------------------------------------------------------------- exemplars in their own rows
+
+
+def apart(**changes):
+    """As a form that has them apart gives it: the context's passage, then K exemplars."""
+    rng = np.random.default_rng(9)
+    batch = exemplar_batch(K, source=ids(rng, ROWS, 1 + K, SOURCE), **changes)
+    return batch.replace(source_mask=jnp.asarray(lengths_to_mask([[4, 7, 3], [6, 2, 5], [3, 3, 7]], SOURCE)))
+
+
+READER = joint(retriever_weight=0.0, emotion_weight=0.3)
+
+
+@jax.jit
+def read_apart(batch):
+    return READER.loss(params(), {}, batch, KEY, train=False)[1], READER.read(params(), batch)
+
+
+def test_the_order_of_exemplars_and_what_is_padded_change_nothing():
+    batch = apart()
+    metrics, judged = read_apart(batch)
+    swapped = take_candidates(batch, jnp.asarray([[1, 0]] * ROWS))
+    np.testing.assert_array_equal(swapped.source[:, 0], batch.source[:, 0])  # the context stays in front
+    noise = jnp.where(batch.source_mask, batch.source, VOCABULARY - 1 - batch.source % 5)
+    for other in (swapped, batch.replace(source=noise)):
+        assert not np.array_equal(other.source, batch.source)
+        found, heads = read_apart(other)
+        np.testing.assert_allclose(heads["nll"], judged["nll"], rtol=1e-5)
+        np.testing.assert_allclose(found["nll"].value(), metrics["nll"].value(), rtol=1e-5)
+
+
+def test_other_exemplars_change_the_likelihood_and_not_what_the_head_reads():
+    batch = apart()
+    metrics, judged = read_apart(batch)
+    found, heads = read_apart(batch.replace(source=batch.source.at[:, 1:].set((batch.source[:, 1:] + 4) % VOCABULARY)))
+    assert (np.abs(np.asarray(heads["nll"] - judged["nll"])) > 1e-3).all()
+    name = "generator_emotion_loss"
+    np.testing.assert_allclose(found[name].value(), metrics[name].value(), rtol=1e-5)
+    moved, _ = read_apart(batch.replace(source=batch.source.at[:, 0].set((batch.source[:, 0] + 4) % VOCABULARY)))
+    assert abs(float(moved[name].value() - metrics[name].value())) > 1e-3
+
+
+def test_a_row_without_exemplars_is_answered_as_a_context_alone_is():
+    batch = apart(candidate_mask=np.zeros((ROWS, K), bool))
+    batch = batch.replace(source_mask=batch.source_mask.at[:, 1:].set(False))
+    _, judged = read_apart(batch)
+    _, _, _, alone = everything_of_g1()(g1_params(), plain_batch(batch))
+    np.testing.assert_allclose(judged["nll"], alone["nll"], rtol=1e-5)
+    np.testing.assert_array_equal(judged["generator"], alone["generator"])
+
+
+def test_each_exemplar_is_tried_with_the_context_alone_beside_it():
+    batch = apart()
+    found = judged_by_likelihood(batch)
+    for k in range(K):
+        one = take_candidates(batch, jnp.full((ROWS, 1), k))
+        _, judged = jax.jit(lambda b: (0, READER.read(params(), b)))(one)
+        np.testing.assert_allclose(found[:, k], -judged["nll"] / judged["num_tokens"], rtol=1e-4)
+
+
+def test_the_gradient_reaches_every_real_token_of_exemplars_and_none_that_is_padded():
+    model = READER.model
+    batch = apart()
+
+    @jax.jit
+    def pull(table, source):
+        def total(table):
+            own = {**g1_params()["model"], "token_embedding": table}
+            logits = model.apply({"params": own}, source, batch.source_mask, batch.target)
+            return token_log_probs(logits, batch.target).sum()
+
+        return jax.grad(total)(table)
+
+    table = g1_params()["model"]["token_embedding"]
+    # One token stands in one place of an exemplar alone, or in its padding alone.
+    free, place = VOCABULARY - 1, {"real": (0, 1, 2), "padded": (1, 1, 6)}
+    source = jnp.where(batch.source == free, 3, batch.source)
+    for name, where in place.items():
+        moved = np.abs(np.asarray(pull(table, source.at[where].set(free)) - pull(table, source))[free]).max()
+        assert (moved > 1e-4) == (name == "real")
+
+
 def test_judging_adds_up_to_the_loss():
     batch = plain_batch(explored())
     loss, metrics, _, judged = everything_of_g1()(g1_params(), batch)
@@ -637,14 +720,16 @@ def test_settings_that_cannot_work_are_refused(values, message):
 
 
 @pytest.mark.slow
-def test_passages_that_were_read_before_give_the_same_answers():
-    batch = exemplar_batch(K, source_mask=jnp.asarray(lengths_to_mask([[2, 5], [3, 1], [4, 6]], SOURCE)))
+@pytest.mark.parametrize("layout", ["joined", "apart"])
+def test_passages_that_were_read_before_give_the_same_answers(layout):
+    joined = exemplar_batch(K, source_mask=jnp.asarray(lengths_to_mask([[2, 5], [3, 1], [4, 6]], SOURCE)))
+    batch = joined if layout == "joined" else apart()
     task, rng = joint(), jax.random.key(5)
     host = jax.tree.map(np.asarray, batch)
     read = task.read_before(PassageReader(task.model, rows=2, multiple=4, states_multiple=4), params(), host)
     read = jax.tree.map(jnp.asarray, read)
     assert read.source.size == 0
-    assert read.states.shape[1] == 12 < K * SOURCE
+    assert read.states.shape[1] == (12 if layout == "joined" else 16) < batch.source.shape[1] * SOURCE
     answers = [task.generate(params(), {}, one, rng).tokens for one in (batch, read)]
     np.testing.assert_array_equal(*answers)
     for name, expected in task.read(params(), batch).items():
