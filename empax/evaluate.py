@@ -10,6 +10,8 @@ FILE.jsonl holds one JSON object a line: `context` (list of turns), `response`, 
 --data a line may say `id` and leave context, reference and emotion to the corpus, as a run's outputs.jsonl.gz does.
 --predictions=FILE.jsonl is another way to name the first file. docs/metrics.md says what each number means.
 
+The last lines say who is better on what, and of every file whether its replies are degenerate.
+
 --metric=my_metrics:polite is a function of your own, of contexts, responses and references, one number for each row.
 
 --seeds scores nothing: of the finished runs of one recipe under several seeds it gives mean, standard deviation and
@@ -122,6 +124,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
     if output:
         score_file.write(found, output)
         print(f"\nwrote report.json, report.md and report.html to {output}")
+    print(f"\n{score_file.conclusion(found)}")
     return 0
 
 

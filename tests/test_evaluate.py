@@ -63,9 +63,13 @@ def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch):
     assert run(predictions=first, compare=[other], metrics=["rouge_l"], output=str(tmp_path / "out")) == 0
     printed = capsys.readouterr().out
     assert "a - b, 8 rows" in printed
-    line = printed.splitlines()[-3].split()
-    assert line[0] == "rouge_l"
-    assert line[-3:] == ["0.0244"] * 3  # 1 / 41: 40 resamples for each test
+    (line,) = (line.split() for line in printed.splitlines() if line.startswith("rouge_l") and "+" in line)
+    assert line[-3:-1] == ["0.0244"] * 2  # 1 / 41: 40 swaps for each test
+    assert 0.0244 < float(line[-1]) < 0.08
+    better, first_is, other_is = printed.splitlines()[-3:]
+    assert other_is == "b: Degenerate: 8 of 8 replies are one and the same."
+    assert better == "a (degenerate) against b (degenerate): better on rouge_l (p Holm < 0.05)."
+    assert first_is.startswith("a: Degenerate: 8 of 8 replies are one and the same; ")
     stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert stored["notes"]["comparison"]["rouge_l"]["difference"] > 0.5
     assert set(stored["notes"]["comparison"]) == {"rouge_l"}
@@ -87,6 +91,53 @@ def three(tmp_path):
                                 for i in range(8)])
         for name, text in said.items()
     ]  # fmt: skip
+
+
+def test_the_last_lines_name_who_is_better_and_every_files_verdict(tmp_path, capsys):
+    """A copy of the references is better on everything, one canned reply on nothing: neither passes."""
+    objects = ["dog", "cat", "car", "exam", "house", "trip", "boss", "sister", "garden", "phone"]
+    made = {
+        "sound": lambda it, i: f"{('What of the', 'Poor', 'Tell me about the')[i % 3]} {it}, on day {i}?",
+        "copied": lambda it, i: f"oh no , how did you lose the {it} of day {i} ?",
+        "canned": lambda it, i: "I am so sorry to hear that.",
+    }
+    files = []
+    for name, answer in made.items():
+        rows = [
+            GOOD | {"id": f"d{i // 2}#{2 + 2 * (i % 2)}", "context": [f"I lost my {it} on day {i}"],
+                    "response": answer(it, i), "reference": f"Oh no, how did you lose the {it} of day {i}?"}
+            for i, it in enumerate(objects * 3)
+        ]  # fmt: skip
+        files.append(write(tmp_path / f"{name}.jsonl", rows))
+    out = tmp_path / "out"
+    assert run(*files, metrics=["bleu_1", "rouge_l", "length_ratio"], bootstrap_samples=100, output=str(out)) == 0
+    last = capsys.readouterr().out.splitlines()[-6:]
+    assert last[0] == (
+        "sound against copied (degenerate): worse on bleu_1, rouge_l; different in length_ratio (p Holm < 0.05)."
+    )
+    assert last[1].startswith("sound against canned (degenerate): better on bleu_1, rouge_l; ")
+    assert last[3].startswith("sound: No degeneracy found in ")
+    assert last[4] == "copied: Degenerate: 30 of 30 replies are copies of references."
+    assert last[5].startswith("canned: Degenerate: 30 of 30 replies are one and the same; ")
+    stored = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert {name: one["degenerate"] for name, one in stored["notes"]["comparisons"]["verdicts"].items()} == {
+        "sound": False, "copied": True, "canned": True,
+    }  # fmt: skip
+    for page in ("report.md", "report.html"):
+        assert "sound against copied (degenerate): worse on" in (out / page).read_text(encoding="utf-8")
+    assert run(files[0]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("sound: No degeneracy found in ")
+
+
+def test_few_dialogues_are_named(tmp_path, capsys):
+    path = write(tmp_path / "few.jsonl", [GOOD | {"id": f"d{i}#2"} for i in range(6)])
+    assert run(predictions=path, output=str(tmp_path / "out")) == 0
+    said = "Of 6 dialogues intervals are widened by Student's t; those of BLEU-3, BLEU-4 and Sent-Std are too narrow."
+    assert f"{said} No p is below 0.0312." in capsys.readouterr().out
+    assert said in (tmp_path / "out" / "report.md").read_text(encoding="utf-8").replace("\\", "")
+    path = write(tmp_path / "many.jsonl", [GOOD | {"id": f"d{i}#2"} for i in range(40)])
+    assert run(predictions=path) == 0
+    assert "Student" not in capsys.readouterr().out
 
 
 def test_several_files_are_one_table_and_every_pair_is_tested(tmp_path, three, capsys):
@@ -287,7 +338,7 @@ def test_exit_code_of_the_command(tmp_path):
     assert "line 1" in found.stderr
 
 
-def test_the_linear_judge_judges_a_file_and_the_verdict_comes_first(tmp_path, capsys, monkeypatch):
+def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, capsys, monkeypatch):
     from empax.data.sample import load_annotated_pairs
     from empax.pipeline import judging
     from empax.systems.attributes.linear import train_linear
@@ -298,7 +349,7 @@ def test_the_linear_judge_judges_a_file_and_the_verdict_comes_first(tmp_path, ca
     path = write(tmp_path / "mine.jsonl", rows)
     assert run(predictions=path, empathy="linear", variants=True, output=str(tmp_path / "out")) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("Degenerate: 32 of 32 replies are empty")
+    assert printed.splitlines()[-1] == "mine: Degenerate: 32 of 32 replies are empty."
     for part in ("empathy_f1:linear", "Empathy by the linear judge", "majority level", "Linear judge, held out"):
         assert part in printed
     stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))

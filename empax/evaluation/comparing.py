@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Int
 
 from empax.core.types import Prediction
+from empax.evaluation.counting import DistinctStatistic
+from empax.evaluation.equal_length import at_equal_length, check_compared, unit_of
 from empax.evaluation.pairing import describe_rows, dialogues_of, not_comparable, pair_rows, shared_rows
 from empax.evaluation.scoring import METRICS, Interval, ScoringSettings, make_statistics
 from empax.evaluation.significance import confidence_intervals, holm, paired_tests
@@ -100,12 +102,17 @@ def compare_systems(
       `rows`, as of `pairing.describe_rows`; `systems`, by label `rows` (how many) and `metrics`, name → interval;
       `pairs`, each with `first`, `second`, `rows`, `metrics` and `left_out` (metric → why). A metric of a pair holds
       what `significance.paired_tests` finds (`difference` is first - second), `p_holm`, the `p_value` corrected
-      over all tests, and `first` and `second`, both intervals on the rows of the pair. `absent`, peers that share
-      too few rows, and why; `correction`: `method`, and how many `tests`, `pairs`, `metrics` and `samples`.
+      over all tests, and `first` and `second`, both intervals on the rows of the pair. Distinct-n and BLEU-2 precision
+      are tested at equal length; `equal` then has `count`, `unit` and the values `first` and `second` that `difference`
+      is of, see `equal_length`. `equal` of the whole, by metric: `count`, `unit` and `values`, Distinct-n of as many
+      n-grams of each system that has all rows. `absent`, peers that share too few rows, and why; `correction`:
+      `method`, the `test` behind the p-values, and how many `tests`, `pairs`, `metrics` and `samples`.
 
     Raises:
       DataError: rows of `systems` that do not pair up.
+      ConfigError: a metric that is for tables of single systems.
     """
+    check_compared(names)
     settings = settings or ScoringSettings()
     pairs = list(itertools.combinations(systems, 2)) if pairs is None else list(pairs)
     field, absent = _field(systems, peers or {}, names)
@@ -135,9 +142,11 @@ def compare_systems(
             for label, at in shown.items()
         },
         "pairs": tested,
+        "equal": _equal(field, settings.seed),
         "absent": absent,
         "correction": {
             "method": "Holm",
+            "test": "approximate randomisation",
             "tests": num_tests,
             "pairs": len(tested),
             "metrics": len({name for one in tested for name in one["metrics"]}),
@@ -225,6 +234,20 @@ def _own(
     return {name: known[name] for name in names if name in known}
 
 
+def _equal(field: _Field, seed: int) -> dict[str, dict[str, Any]]:
+    """Distinct-n of every system with all rows, at the count of n-grams that the briefest has."""
+    whole = [at for at in field.places.values() if (at >= 0).all()]
+    labels = [label for label, at in field.places.items() if (at >= 0).all()]
+    found = {}
+    for name, statistic in field.statistics.items():
+        if isinstance(statistic, DistinctStatistic):
+            sides = [statistic.take(at) for at in whole]
+            count = min(side.num_items for side in sides)
+            values = [estimate(side.sample(count, seed=seed)) for side in sides]
+            found[name] = {"count": count, "unit": unit_of(name), "values": dict(zip(labels, values, strict=True))}
+    return found
+
+
 def _compare_pair(
     field: _Field,
     pair: tuple[str, str],
@@ -237,6 +260,19 @@ def _compare_pair(
     dialogues = field.groups(positions)
     first, second = (field.places[label][positions] for label in pair)
     both = {name: field.statistics[name].take(np.concatenate([first, second])) for name in names}
-    found = paired_tests(both, dialogues=dialogues, samples=samples, seed=settings.seed)
+    rows = (field.of(pair[0], positions), field.of(pair[1], positions))
+    equal = {
+        name: one for name, both_ in both.items() if (one := at_equal_length(name, both_, rows, seed=settings.seed))
+    }
+    tested = {**both, **{name: one.statistic for name, one in equal.items()}}
+    found = paired_tests(tested, dialogues=dialogues, samples=samples, seed=settings.seed)
     own = [_own(field, label, positions, names, settings, cache) for label in pair]
-    return {name: {**found[name], "first": own[0][name], "second": own[1][name]} for name in names}
+    return {
+        name: {
+            **found[name],
+            "first": own[0][name],
+            "second": own[1][name],
+            **({"equal": equal[name].about()} if name in equal else {}),
+        }
+        for name in names
+    }

@@ -1,6 +1,6 @@
 """Metrics that count distinct things: Distinct-n, and how evenly clauses repeat.
 
-They depend on the number of rows, so their intervals come from parts of the rows; see `significance.Statistic`.
+They depend on the number of rows, so their intervals come from parts of the rows; see `statistics.Statistic`.
 Letters: N rows, R resamples, M (item, row) pairs, K distinct items.
 """
 
@@ -48,6 +48,36 @@ class DistinctStatistic:
 
     def take(self, rows: Int[np.ndarray, " n"]) -> DistinctStatistic:
         return DistinctStatistic(*take_rows(*self._pairs, self.num_rows, rows), len(rows))
+
+    @property
+    def num_items(self) -> int:
+        """M, how many items all rows have."""
+        return len(self._pairs[0])
+
+    def sample(self, count: int, *, seed: int = 0) -> DistinctStatistic:
+        """The same of `count` items, drawn from all without replacement.
+
+        Distinct-n falls as texts get longer, whatever they say. At an equal count it does not: rarefaction.
+
+        Raises:
+          ValueError: there are fewer items.
+        """
+        if count > self.num_items:
+            raise ValueError(f"{count} items are wanted, there are {self.num_items}.")
+        items, rows = self._pairs
+        kept = np.random.default_rng(seed).permutation(self.num_items)[:count]
+        return DistinctStatistic(items[kept], rows[kept], self.num_rows)
+
+    def at_equal_counts(self, *, seed: int = 0) -> tuple[DistinctStatistic, int]:
+        """Of 2N rows, of two systems one behind the other: as many items of each, and how many that are.
+
+        Of the system that has more they are drawn without replacement.
+        """
+        items, rows = self._pairs
+        sides = [np.flatnonzero((rows >= self.num_rows // 2) == second) for second in (False, True)]
+        count, rng = min(map(len, sides)), np.random.default_rng(seed)
+        kept = np.concatenate([side if len(side) == count else rng.permutation(side)[:count] for side in sides])
+        return DistinctStatistic(items[kept], rows[kept], self.num_rows), count
 
 
 class CountStatistic:

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.paths import expand
+from empax.evaluation.significance import tails
 
 FILE = "human_ratings/empathy_ratings.csv"
 SOURCES = ("human", "chatgpt", "chatgpt_empathy")
@@ -172,7 +173,7 @@ def _rows_of(groups: Int[np.ndarray, " N"]) -> list[Int[np.ndarray, " G"]]:
 def _with_interval(
     measure: Callable[[Float[np.ndarray, " N"]], Correlation], groups: Int[np.ndarray, " N"], samples: int, seed: int
 ) -> dict[str, float]:
-    """The correlations of all rows, each with the percentile interval over resampled dialogues."""
+    """The correlations of all rows, each with the interval over resampled dialogues, see `significance.tails`."""
     rng = np.random.default_rng(seed)
     size = int(groups.max()) + 1
     drawn = [
@@ -181,6 +182,6 @@ def _with_interval(
     ]
     found: dict[str, float] = {}
     for name, value in measure(np.ones(len(groups))).items():
-        low, high = np.quantile([one[name] for one in drawn], [0.025, 0.975])
+        low, high = np.quantile([one[name] for one in drawn], tails(size))
         found |= {name: value, f"{name}_low": float(low), f"{name}_high": float(high)}
     return found

@@ -78,7 +78,7 @@ VARIANTS: tuple[str, ...] = (
     "perplexity_per_word:without_eos",
     "perplexity_per_word:utterance_mean",
     *(f"bleu_{n}:{name}" for name in text.BLEU_VARIANTS[1:-1] for n in range(1, text.MAX_ORDER + 1)),
-    *(f"distinct_{n}:{name}" for name in text.DISTINCT_VARIANTS[1:-1] for n in (1, 2)),
+    *(f"distinct_{n}:{name}" for name in (*text.DISTINCT_VARIANTS[1:-1], text.SAMPLED_VARIANT) for n in (1, 2)),
     *MOEL_METRICS,
     "token_f1",
     *(f"intent_accuracy:{variant}" for variant in _INTENT_VARIANTS),
@@ -284,7 +284,12 @@ def _distinct(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, St
     statistics: dict[str, Statistic] = {}
     for name in names:
         metric, _, variant = name.partition(":")
-        statistics[name] = text.distinct_statistic(responses, int(metric.removeprefix("distinct_")), variant or "nltk")
+        n, sampled = int(metric.removeprefix("distinct_")), variant == text.SAMPLED_VARIANT
+        statistic = text.distinct_statistic(responses, n, "nltk" if sampled else variant or "nltk")
+        if not sampled:
+            statistics[name] = statistic
+        elif statistic.num_items >= text.SAMPLED:
+            statistics[name] = statistic.sample(text.SAMPLED)
     return statistics
 
 

@@ -9,11 +9,10 @@ R resamples, P partitions, C columns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import NormalDist
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.special import stdtrit
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from empax.evaluation.statistics import DifferenceStatistic, Statistic, estimate
 
@@ -33,8 +32,8 @@ def confidence_intervals(
 ) -> dict[str, tuple[float, float]]:
     """Intervals of several metrics of the same rows: by the bootstrap, or by `part_interval` where they have bounds.
 
-    Source: Efron and Tibshirani 1993, Sec. 13.3 (percentiles of the bootstrap); Davison and Hinkley 1997, Sec. 3.8
-    (whole clusters are drawn).
+    Source: Efron and Tibshirani 1993, Sec. 13.3 (percentiles of the bootstrap); Hesterberg 2015, Sec. 5.3 (percentiles
+    further out with few dialogues, see `tails`); Davison and Hinkley 1997, Sec. 3.8 (whole clusters are drawn).
 
     Args:
       statistics: by name, all over N rows.
@@ -53,8 +52,9 @@ def confidence_intervals(
         return {}
     groups = _check_groups(statistics, dialogues, samples)
     resampled = _bootstrap(statistics, groups, samples, seed)
+    ends = tails(int(groups.max()) + 1, level)
     return {
-        name: _percentiles(resampled[name], estimate(statistic), level)
+        name: _percentiles(resampled[name], estimate(statistic), ends)
         if name in resampled
         else part_interval(statistic, dialogues=groups, partitions=max(40, samples // 10), seed=seed, level=level)
         for name, statistic in statistics.items()
@@ -98,11 +98,26 @@ def _resamples(groups: Int[np.ndarray, " N"], samples: int, seed: int) -> Iterat
         yield counts.reshape(chunk, num_groups).astype(np.float64)[:, groups]
 
 
-def _percentiles(values: Float[np.ndarray, " R"], centre: float, level: float) -> tuple[float, float]:
+def tails(num_dialogues: int, level: float = 0.95) -> tuple[float, float]:
+    r"""The quantiles of bootstrap resamples that are the ends of an interval.
+
+    .. math:: \Phi\big(\mp \sqrt{n / (n - 1)}\; t_{n-1, (1 + level) / 2}\big)
+
+    with n the dialogues drawn. Resamples of few dialogues spread too little, by the root of (n - 1) / n, and as if the
+    spread were known. Of many dialogues the quantiles are (1 - level) / 2 and (1 + level) / 2, of 12 dialogues 1.1% and
+    98.9%. Source: Hesterberg 2015, Sec. 5.3.
+    """
+    if num_dialogues < 2:
+        return 0.0, 1.0
+    reach = (num_dialogues / (num_dialogues - 1)) ** 0.5 * float(stdtrit(num_dialogues - 1, (1 + level) / 2))
+    return float(ndtr(-reach)), float(ndtr(reach))
+
+
+def _percentiles(values: Float[np.ndarray, " R"], centre: float, ends: tuple[float, float]) -> tuple[float, float]:
     values = values[np.isfinite(values)]
     if len(values) == 0:
         return centre, centre
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(values, ends)
     return float(low), float(high)
 
 
@@ -122,12 +137,12 @@ def part_interval(
 
     .. math:: v(n) = v(n/2)\,2^{-g}, \quad g = \log_2 \frac{v(n/4)}{v(n/2)}
 
-    The interval is the estimate and a normal quantile times the root of that, within the metric's bounds. Its aim is
-    the expected value of the metric on test sets of this size.
+    The interval is the estimate and Student's quantile of n - 1 times the root of that, within the metric's bounds. Its
+    aim is the expected value of the metric on test sets of this size.
 
     Source: Politis and Romano 1994 (subsampling); Bertail, Politis and Romano 1999 (estimated rate). Departure: a
-    normal interval from variances, not quantiles of the parts, which are biased for metrics that depend on the number
-    of rows. g is kept within [-2, 2]. With fewer than 8 dialogues halves alone are taken, and g is 1.
+    t-interval from variances, not quantiles of the parts, which are biased for metrics that depend on the number of
+    rows. g is kept within [-2, 2]. With fewer than 8 dialogues halves alone are taken, and g is 1.
     """
     groups = _check_groups({"": statistic}, dialogues, partitions)
     num_groups = int(groups.max()) + 1
@@ -152,7 +167,7 @@ def part_interval(
     if parts == _PARTS:
         quarter, variance, of_rows = variance, float(np.nanmean(np.concatenate(large))), 2 * size
         rate = float(np.clip(np.log2(max(quarter, 1e-300) / max(variance, 1e-300)), -2.0, 2.0))
-    reach = NormalDist().inv_cdf((1 + level) / 2) * (variance * (of_rows / num_groups) ** rate) ** 0.5
+    reach = float(stdtrit(num_groups - 1, (1 + level) / 2)) * (variance * (of_rows / num_groups) ** rate) ** 0.5
     low, high = statistic.bounds or (-np.inf, np.inf)
     return max(low, centre - reach), min(high, centre + reach)
 
@@ -170,13 +185,14 @@ def paired_tests(
 ) -> dict[str, dict[str, float]]:
     r"""Is one system's metric different from another's? An interval of the difference, and two-sided tests.
 
-    Of a smooth function of sums the p-value is the bootstrap's, centred,
+    `p_value` is that of `approximate_randomisation`, which holds with any number of dialogues. It asks whether the
+    systems are exchangeable. `p_bootstrap` asks whether the metrics are equal; smooth functions of sums alone have it,
+    since resamples that repeat rows say nothing about a metric that counts distinct things. From the centred bootstrap
 
-    .. math:: p = \frac{1 + \#\{r: |d_r - \bar d| \ge |d|\}}{R + 1}
+    .. math:: q = \frac{1 + \#\{r: |d_r - \bar d| \ge |d|\}}{R + 1}
 
-    with d the difference and d_r its value on resample r (Koehn 2004; Efron and Tibshirani 1993, Sec. 16.4). It asks
-    whether the metrics are equal. Of a metric that counts distinct things it is that of `approximate_randomisation`,
-    since resamples that repeat rows say nothing about it.
+    with d the difference and d_r its value on resample r (Koehn 2004; Efron and Tibshirani 1993, Sec. 16.4), it is the
+    probability beyond `tails` that has the ends q: of few dialogues larger than q.
 
     Args:
       both: by name, metrics of 2N rows: those of one system, then those of the other in the same order.
@@ -185,7 +201,8 @@ def paired_tests(
       seed: of both.
 
     Returns:
-      By name `difference` (first - second), its 95% interval `low`, `high`, `p_value`, and `p_randomisation`.
+      By name `difference` (first - second), its 95% interval `low`, `high`, `p_value`, and of smooth metrics
+      `p_bootstrap`.
 
     Raises:
       ValueError: `samples` < 1, no rows, or metrics over different numbers of rows.
@@ -198,22 +215,26 @@ def paired_tests(
     swapped = approximate_randomisation(both, dialogues=dialogues, samples=samples, seed=seed)
     groups = _check_groups(differences, dialogues, samples)
     resampled = _bootstrap(differences, groups, samples, seed)
-    found = {}
+    num_groups = int(groups.max()) + 1
+    found: dict[str, dict[str, float]] = {}
     for name, statistic in differences.items():
-        difference, p_value = estimate(statistic), swapped[name]
+        difference, more = estimate(statistic), {}
         if name in resampled:
-            low, high = _percentiles(resampled[name], difference, 0.95)
-            p_value = _share_reaching(resampled[name] - np.nanmean(resampled[name]), difference)
+            low, high = _percentiles(resampled[name], difference, tails(num_groups))
+            share = _share_reaching(resampled[name] - np.nanmean(resampled[name]), difference)
+            more["p_bootstrap"] = _of_few(share, num_groups)
         else:
             low, high = part_interval(statistic, dialogues=groups, partitions=max(40, samples // 10), seed=seed)
-        found[name] = {
-            "difference": difference,
-            "low": low,
-            "high": high,
-            "p_value": p_value,
-            "p_randomisation": swapped[name],
-        }
+        found[name] = {"difference": difference, "low": low, "high": high, "p_value": swapped[name], **more}
     return found
+
+
+def _of_few(share: float, num_dialogues: int) -> float:
+    """The two-sided p whose `tails` are half of `share` and its rest."""
+    if num_dialogues < 2:
+        return 1.0
+    reach = -float(ndtri(share / 2)) * ((num_dialogues - 1) / num_dialogues) ** 0.5
+    return 2.0 * float(stdtr(num_dialogues - 1, -reach))
 
 
 def _share_reaching(values: Float[np.ndarray, " R"], difference: float) -> float:

@@ -21,6 +21,8 @@ from empax.evaluation.words import lower_tokens, moel_tokens, tokenize, tokenize
 MAX_ORDER = 4
 BLEU_VARIANTS: tuple[str, ...] = ("nltk", "nltk_cased", "sentence_avg", "precision", "moses", "sacrebleu", "moel")
 DISTINCT_VARIANTS: tuple[str, ...] = ("nltk", "cased", "no_punctuation", "whitespace", "moel")
+SAMPLED, SAMPLED_VARIANT = 10_000, "of_10000"
+"""Distinct-n of so many n-grams, drawn from all: a number that does not depend on how much a system says."""
 
 _EPSILON = 1e-12  # NLTK's method1 as NEC and DCKS call it
 _METHOD4_K = 5  # NLTK's constant of Chen and Cherry's method 4
@@ -64,15 +66,25 @@ def bleu_tokens(variant: str) -> Callable[[str], tuple[str, ...]]:
     return _BLEU_TOKENS[variant]
 
 
-def count_matches(hypotheses: Sequence[str], references: Sequence[str], variant: str) -> Float[np.ndarray, "N 10"]:
+def count_matches(
+    hypotheses: Sequence[str], references: Sequence[str], variant: str, *, longest: Sequence[int] | None = None
+) -> Float[np.ndarray, "N 10"]:
     """What BLEU needs to know of each row.
 
     Columns 0-3: clipped n-gram matches for n = 1..4; 4-7: n-grams of the hypothesis; 8: its length; 9: the reference's.
+
+    Args:
+      hypotheses: of N rows.
+      references: of the same rows.
+      variant: one of BLEU_VARIANTS.
+      longest: by row, how many tokens of the hypothesis are read; None = all.
     """
     split = bleu_tokens(variant)
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses and {len(references)} references; there must be one for each.")
     n, texts = len(hypotheses), [split(text) for text in (*hypotheses, *references)]
+    if longest is not None:
+        texts[:n] = [text[:most] for text, most in zip(texts[:n], longest, strict=True)]
     counts = np.zeros((n, 2 * MAX_ORDER + 2))
     lengths = np.asarray([len(text) for text in texts], np.float64).reshape(2, n)
     for order, (ids, rows) in enumerate(_ngrams(texts, MAX_ORDER), start=1):
@@ -219,19 +231,23 @@ def distinct_statistic(responses: Sequence[str], n: int, variant: str = "nltk") 
     return DistinctStatistic(ids, rows, len(responses))
 
 
-def distinct_n(responses: Sequence[str], n: int, variant: str = "nltk") -> float:
+def distinct_n(
+    responses: Sequence[str], n: int, variant: str = "nltk", *, count: int | None = None, seed: int = 0
+) -> float:
     """Corpus-level Distinct-n: different n-grams over all n-grams, in percent.
 
-    Source: Li et al. 2016, Sec. 5.1. It falls as the corpus grows: compare only equal test sets. Variants:
+    Source: Li et al. 2016, Sec. 5.1. It falls as the corpus or the responses grow: compare systems only at an equal
+    `count` of n-grams, which `seed` draws from all without replacement. Variants:
       nltk: lower case, NLTK words: DCKS, CEM, CASE. cased: EmpRL. no_punctuation: lower case without , . ? !: NEC.
       whitespace: white-space tokens as they are: EmpDG, KEMP (whose bigrams are glued without a separator).
       moel: texts cleaned by `words.moel_tokens`.
     0.0 if no response has n tokens.
 
     Raises:
-      ValueError: `n` < 1 or an unknown variant.
+      ValueError: `n` < 1, an unknown variant, or fewer n-grams than `count`.
     """
-    return estimate(distinct_statistic(responses, n, variant))
+    statistic = distinct_statistic(responses, n, variant)
+    return estimate(statistic if count is None else statistic.sample(count, seed=seed))
 
 
 def _number(per_row: Iterable[Iterable[Hashable]]) -> tuple[np.ndarray, np.ndarray, int]:

@@ -1,44 +1,25 @@
 """Whether a run is degenerate: a few plain checks whose answer belongs above every metric.
 
-The limits are ours. Of eleven released files of other systems none fails one: there at most 10% of the replies are one
-and the same, at least 25% are distinct, and replies are 0.76 to 1.09 times as long as references.
+The limits are ours; `reply_checks` says what those of replies are calibrated on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from empax.core.types import ATTRIBUTES, MECHANISMS, Prediction
+from empax.evaluation import reply_checks
+from empax.evaluation.reply_checks import MIN_ROWS, Check, share, wilson_low, words
 from empax.evaluation.words import lower_tokens
-
-MIN_ROWS = 8
-"""Below so many rows nothing is said of how replies are spread."""
 
 _MAX_EMPTY = 0.05
 _MAX_ONE_REPLY = 0.25
 _MIN_DISTINCT = 0.1
 _MAX_COPIED = 0.5
 _SHORTEST, _LONGEST = 0.5, 2.0
-_Z_95 = 1.959964
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-      name: of the check.
-      ok: False where the run is degenerate in this respect.
-      found: what was found, a clause that can stand in a sentence.
-    """
-
-    name: str
-    ok: bool
-    found: str
 
 
 def verdict(rows: Sequence[Prediction], *, retrieves: bool | None = None) -> dict[str, Any]:
@@ -59,34 +40,36 @@ def verdict(rows: Sequence[Prediction], *, retrieves: bool | None = None) -> dic
         line = f"Degenerate: {'; '.join(check.found for check in failed)}."
     else:
         line = f"No degeneracy found in {len(checks)} checks."
+        if len(rows) < MIN_ROWS:
+            rows_ = "1 row is" if len(rows) == 1 else f"{len(rows)} rows are"
+            line += f" {rows_} too few for the others."
     return {"degenerate": bool(failed), "line": line, "checks": [dataclasses.asdict(check) for check in checks]}
-
-
-def _share(count: int, total: int) -> str:
-    return f"{count:,} of {total:,}"
 
 
 def _empty(rows: Sequence[Prediction]) -> list[Check]:
     checks = []
     for whose, texts in (("replies", [r.response for r in rows]), ("references", [r.reference for r in rows])):
         empty = sum(not text.strip() for text in texts)
-        found = f"{_share(empty, len(rows))} {whose} are empty"
+        found = f"{share(empty, len(rows))} {whose} are empty"
         checks.append(Check(f"empty {whose}", empty <= _MAX_EMPTY * len(rows), found))
     return checks
 
 
 def _equal(rows: Sequence[Prediction]) -> list[Check]:
-    said = Counter(" ".join(row.response.lower().split()) for row in rows)
+    said = Counter(" ".join(words(row.response)) or row.response.strip() for row in rows)
     del said[""]  # has its own check
-    if len(rows) < MIN_ROWS or not said:
+    most, total = max(said.values(), default=0), said.total()
+    found = f"{share(most, total)} replies are one and the same"
+    if len(rows) < MIN_ROWS:
+        return [Check("equal replies", most < total, found)] if total > 1 else []
+    if not said:
         return []
-    most, total = max(said.values()), said.total()
     return [
-        Check("equal replies", most <= _MAX_ONE_REPLY * total, f"{_share(most, total)} replies are one and the same"),
+        Check("equal replies", most <= _MAX_ONE_REPLY * total, found),
         Check(
             "distinct replies",
             len(said) >= _MIN_DISTINCT * total,
-            f"{_share(len(said), total)} replies are distinct",
+            f"{share(len(said), total)} replies are distinct",
         ),
     ]
 
@@ -151,16 +134,9 @@ def _chance(rows: Sequence[Prediction]) -> list[Check]:
             continue
         hits, chance = sum(gold == guess for gold, guess in known), max(labels.values()) / len(known)
         found = f"accuracy of the {name} head is {hits / len(known):.1%}, of the most frequent label {chance:.1%}"
-        above = _wilson_low(hits, len(known)) > chance
+        above = wilson_low(hits, len(known)) > chance
         checks.append(Check(f"chance: {name} head", above, found if above else f"{found}: at chance"))
     return checks
-
-
-def _wilson_low(hits: int, total: int) -> float:
-    """The lower end of the 95% interval of a share (Wilson 1927)."""
-    share, z2 = hits / total, _Z_95**2
-    reach = _Z_95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
-    return (share + z2 / (2 * total) - reach) / (1 + z2 / total)
 
 
 def _retrieval(rows: Sequence[Prediction], retrieves: bool | None) -> list[Check]:
@@ -168,15 +144,15 @@ def _retrieval(rows: Sequence[Prediction], retrieves: bool | None) -> list[Check
     if retrieves is False or (retrieves is None and not shown):
         return []
     none = len(rows) - len(shown)
-    checks = [Check("exemplars", none <= _MAX_EMPTY * len(rows), f"{_share(none, len(rows))} rows have no exemplar")]
+    checks = [Check("exemplars", none <= _MAX_EMPTY * len(rows), f"{share(none, len(rows))} rows have no exemplar")]
     if len(shown) < MIN_ROWS:
         return checks
     texts = [tuple(_said(exemplar) for exemplar in row.exemplars) for row in shown]
     most = Counter(texts).most_common(1)[0][1]
-    found = f"{_share(most, len(shown))} rows have the same exemplars"
+    found = f"{share(most, len(shown))} rows have the same exemplars"
     checks.append(Check("exemplars differ", most <= _MAX_ONE_REPLY * len(shown), found))
     copied = sum(bool(row.response.strip()) and row.response in said for row, said in zip(shown, texts, strict=True))
-    found = f"{_share(copied, len(shown))} replies are copies of an exemplar's"
+    found = f"{share(copied, len(shown))} replies are copies of an exemplar's"
     checks.append(Check("copies of exemplars", copied <= _MAX_COPIED * len(shown), found))
     return [*checks, *_use(shown)]
 
@@ -192,7 +168,7 @@ def _use(shown: Sequence[Prediction]) -> list[Check]:
     known = [(row, text) for row, text in other if isinstance(text, str)]
     if len(known) >= MIN_ROWS:
         changed = sum(row.response != text for row, text in known)
-        found = f"exemplars change {_share(changed, len(known))} replies"
+        found = f"exemplars change {share(changed, len(known))} replies"
         checks.append(Check("use of exemplars", changed > 0, found if changed else f"{found}: retrieval is unused"))
     for note, than in (("nll_without_exemplars", ""), ("nll_of_other_exemplars", ", those of other contexts not")):
         pairs = [(_note(row, "nll"), _note(row, note), _note(row, "num_tokens")) for row in shown]
@@ -206,4 +182,14 @@ def _use(shown: Sequence[Prediction]) -> list[Check]:
     return checks
 
 
-_CHECKS: tuple[Callable[[Sequence[Prediction]], list[Check]], ...] = (_empty, _equal, _length, _one_class, _chance)
+_CHECKS: tuple[Callable[[Sequence[Prediction]], list[Check]], ...] = (
+    _empty,
+    _equal,
+    _length,
+    reply_checks.copies,
+    reply_checks.openings,
+    reply_checks.contradictions,
+    reply_checks.shuffled,
+    _one_class,
+    _chance,
+)

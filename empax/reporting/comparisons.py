@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from empax.evaluation.scoring import LOWER_IS_BETTER, is_own
 from empax.reporting.tables import (
+    NO_DIRECTION,
     Row,
     aligned,
     describe,
     format_difference,
     format_interval,
+    format_value,
     html_results,
     intervals,
     markdown_results,
@@ -19,9 +22,11 @@ from empax.reporting.tables import (
 )
 
 Comparison = Mapping[str, Any]
-"""As of `evaluation.comparing.compare_systems`; with `corpus`, a name, and `peers`, the labels of released outputs."""
+"""As of `evaluation.comparing.compare_systems`; with `corpus`, a name, `peers`, the labels of released outputs, and
+`verdicts` of the others by label."""
 
 _ACROSS = 4  # systems beside each other in a terminal
+_ALPHA = 0.05
 
 
 def text(found: Comparison) -> str:
@@ -40,16 +45,19 @@ def text(found: Comparison) -> str:
     return "\n\n".join(parts)
 
 
-def markdown(report: Mapping[str, Any]) -> list[str]:
-    """Lines of the section; none without a comparison."""
+def markdown(report: Mapping[str, Any], plain: Callable[[Any], str]) -> list[str]:
+    """Lines of the section, none without a comparison; `plain` makes any text safe in Markdown."""
     found = report["notes"].get("comparisons")
     if not found:
         return []
     names = _names(found)
-    lines = ["## Comparison", "", _head(found, names), "", *markdown_results(names, _rows(found)), ""]
-    lines += [f"- {note}" for note in _notes(found)]
+    lines = ["## Comparison", "", *(f"- {plain(line)}" for line in conclusions(found)), ""]
+    rows = [(kind, plain(name), cells) for kind, name, cells in _rows(found)]
+    lines += [_head(found, names), "", *markdown_results(names, rows), ""]
+    lines += [f"- {plain(note)}" for note in _notes(found)]
     for pair in found["pairs"]:
-        lines += ["", f"### {_title(pair)}", "", *markdown_table(*_pair_table(pair)), ""]
+        head, body = _pair_table(pair)
+        lines += ["", f"### {plain(_title(pair))}", "", *markdown_table(list(map(plain, head)), body), ""]
         lines += [f"- {note}" for note in _left_out(pair)]
     return [*lines, ""]
 
@@ -60,7 +68,9 @@ def section(report: Mapping[str, Any]) -> str:
     if not found:
         return ""
     names = _names(found)
-    parts = [f'<p class="note">{escape(_head(found, names))}</p>', html_results(names, _rows(found))]
+    said = "".join(f"<li>{escape(line)}</li>" for line in conclusions(found))
+    parts = [f"<ul>{said}</ul>", f'<p class="note">{escape(_head(found, names))}</p>']
+    parts.append(html_results(names, _rows(found)))
     parts += [f'<p class="note">{escape(note)}</p>' for note in _notes(found)]
     for pair in found["pairs"]:
         head, rows = _pair_table(pair)
@@ -73,6 +83,33 @@ def section(report: Mapping[str, Any]) -> str:
         parts.append(f'<h3>{escape(_title(pair))}</h3><div class="wide">{table}</div>')
         parts += [f'<p class="note">{escape(note)}</p>' for note in _left_out(pair)]
     return "".join(parts)
+
+
+def conclusions(found: Comparison) -> list[str]:
+    """Who is better on what, of every pair, by the corrected p-values."""
+    return [_conclusion(pair, found) for pair in found["pairs"]]
+
+
+def _conclusion(pair: Mapping[str, Any], found: Comparison) -> str:
+    labels = (pair["first"], pair["second"])
+    better: tuple[list[str], list[str]] = ([], [])
+    other = []
+    for name, cell in pair["metrics"].items():
+        base = name.partition(":")[0]
+        if cell["p_holm"] >= _ALPHA or not cell["difference"]:
+            continue
+        if base in NO_DIRECTION or is_own(name):
+            other.append(name)
+        else:
+            better[(cell["difference"] > 0) == (base in LOWER_IS_BETTER)].append(name)
+    named = [
+        f"{label} (degenerate)" if found["verdicts"].get(label, {}).get("degenerate") else label for label in labels
+    ]
+    kinds = {"better on": better[0], "worse on": better[1], "different in": other}
+    parts = [f"{kind} {', '.join(metrics)}" for kind, metrics in kinds.items() if metrics]
+    if undecided := len(pair["metrics"]) - sum(map(len, kinds.values())):
+        parts.append(f"no difference found in {undecided} of {len(pair['metrics'])} metrics")
+    return f"{' against '.join(named)}: {'; '.join(parts) or 'no metric is known of both'} (p Holm < {_ALPHA})."
 
 
 def _names(found: Comparison) -> list[str]:
@@ -88,10 +125,16 @@ def _notes(found: Comparison) -> list[str]:
     made, unit = found["correction"], found["rows"]["resampled"].removesuffix("s")
     pairs = "1 pair" if made["pairs"] == 1 else f"{made['pairs']} pairs"
     notes = [
-        f"p: two-sided, of {made['samples']:,} bootstrap resamples of {unit}s; for Distinct, Sent-Std and Top-5 it is "
-        f"p rand. p rand: approximate randomisation, outputs swapped {unit} by {unit}. "
-        f"p Holm: p corrected over {made['tests']} tests ({pairs}, {made['metrics']} metrics)."
+        f"p: two-sided, {made['test']}, outputs swapped {unit} by {unit} {made['samples']:,} times. "
+        f"p Holm: p corrected over {made['tests']} tests ({pairs}, {made['metrics']} metrics). p boot: of as many "
+        f"bootstrap resamples of {unit}s; Distinct, Sent-Std and Top-5 have none."
     ]
+    if any("equal" in cell for pair in found["pairs"] for cell in pair["metrics"].values()):
+        notes.append(
+            "Distinct and BLEU-2 precision change with the length of replies: differences and p are at equal length."
+        )
+    if len(found["systems"]) > 2:
+        notes += [_at_equal_count(name, one) for name, one in found["equal"].items()]
     if any(system["rows"] < found["rows"]["rows"] for system in found["systems"].values()):
         notes.append(
             "Metrics that depend on the number of rows (Distinct, Sent-Std, Top-5) are left out of the table for "
@@ -115,20 +158,29 @@ def _title(pair: Mapping[str, Any]) -> str:
     return f"{pair['first']} - {pair['second']}, {pair['rows']:,} rows"
 
 
+def _at_equal_count(name: str, found: Mapping[str, Any]) -> str:
+    values = ", ".join(f"{label} {format_value(name, value)}" for label, value in found["values"].items())
+    return f"{name} of {found['count']:,} {found['unit']} each: {values}."
+
+
 def _pair_table(pair: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    head = ["metric", pair["first"], pair["second"], "difference", "p", "p Holm", "p rand"]
-    rows = [
-        [
-            name,
-            format_interval(name, cell["first"]),
-            format_interval(name, cell["second"]),
+    head = ["metric", pair["first"], pair["second"], "difference", "p", "p Holm", "p boot"]
+    rows = []
+    for name, cell in pair["metrics"].items():
+        tested = [
             format_difference(name, cell),
             f"{cell['p_value']:.4f}",
             f"{cell['p_holm']:.4f}",
-            f"{cell['p_randomisation']:.4f}",
+            f"{cell['p_bootstrap']:.4f}" if "p_bootstrap" in cell else "–",
         ]
-        for name, cell in pair["metrics"].items()
-    ]
+        values = [format_interval(name, cell["first"]), format_interval(name, cell["second"])]
+        if "equal" not in cell:
+            rows.append([name, *values, *tested])
+            continue
+        equal = cell["equal"]
+        at_equal = [format_value(name, equal["first"]), format_value(name, equal["second"])]
+        rows.append([name, *values, "–", "–", "–", "–"])
+        rows.append([f"{name}, {equal['count']:,} {equal['unit']} each", *at_equal, *tested])
     return head, rows
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from empax.evaluation.scoring import METRICS, is_own
-from empax.reporting.tables import Row, format_value, intervals, metric_title
+from empax.reporting.tables import Row, few_note, format_value, intervals, metric_title
 
 Report = Mapping[str, Any]
 
@@ -17,7 +17,8 @@ CLEANED = ":moel"
 """How the names of metrics end that clean both sides as MoEL's authors did."""
 
 NOTE = (
-    "Values with 95% bootstrap intervals over test rows. BLEU, Dist, accuracies, F1, Top-5 and exemplar match in "
+    "Values with 95% intervals over dialogues, or over rows without ids: by the bootstrap; of Dist, Sent-Std and Top-5 "
+    "by parts of the rows. BLEU, Dist, accuracies, F1, Top-5 and exemplar match in "
     "percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from the papers, which do not all "
     "state the unit of their perplexities. “Released outputs” are scored by this code on the rows that their authors "
     "published."
@@ -85,7 +86,8 @@ def results_tables(report: Report) -> list[Results]:
     names = [*(name for name in METRICS if name in report["metrics"]), *filter(is_own, report["metrics"])]
     named = {name for values in report["published"].values() for name in values}
     names += [name for name in report["variants"] if name in named]
-    tables = [Results(f"{test_set}; {how}.", names, rows, why)]
+    few = few_note(report["rows"]) if report["rows"] else ""
+    tables = [Results(f"{test_set}; {how}.{f' {few}' if few else ''}", names, rows, why)]
     if report["peers"] or report["peers_absent"]:
         tables.append(_beside_peers(report))
     return tables

@@ -157,11 +157,15 @@ def _pairs(table: Table, results: Path) -> list[str]:
         for row, pair in zip(table["rows"], pairs, strict=True)
     ]
     made, sizes = found["correction"], sorted({pair["rows"] for pair in pairs})  # released outputs may lack rows
+    test = f" ({made['test']})" if "test" in made else ""
     note = (
         f"Differences with 95% intervals over {found['rows']['resampled']}, "
-        f"{' to '.join(f'{size:,}' for size in dict.fromkeys((sizes[0], sizes[-1])))} rows. Bold: p < .05 after Holm's "
-        f"correction over {made['tests']} tests."
+        f"{' to '.join(f'{size:,}' for size in dict.fromkeys((sizes[0], sizes[-1])))} rows. Bold: p < .05{test} after "
+        f"Holm's correction over {made['tests']} tests."
     )
+    equal = [name for name in names if any("equal" in pair["metrics"].get(name, {}) for pair in pairs)]
+    if equal:
+        note += f" At equal length: {', '.join(metric_title(name).removesuffix(' ↑') for name in equal)}."
     return [*markdown_table(_head(table), rows), "", note]
 
 

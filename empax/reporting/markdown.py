@@ -53,7 +53,7 @@ def markdown(report: Report) -> str:
         NOTE,
         "",
         *controls.markdown(report, _plain),
-        *comparisons.markdown(report),
+        *comparisons.markdown(report, _plain),
         *other_corpora.markdown(report),
     ]
     for title, table in facts(report).items():

@@ -29,6 +29,7 @@ from empax.evaluation.normalisation import MOEL_METRICS
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import JUDGES, VARIANTS, ScoringSettings, make_statistics, score
 from empax.evaluation.statistics import estimate
+from empax.evaluation.text import SAMPLED_VARIANT
 from empax.evaluation.verdict import verdict
 from empax.pipeline import judging
 from empax.reporting import controls as report_controls
@@ -39,7 +40,7 @@ log = logging.getLogger("empax")
 _VARIANTS = tuple(
     name
     for name in VARIANTS
-    if name in (*MOEL_METRICS, "token_f1")
+    if name in (*MOEL_METRICS, "token_f1", f"distinct_2:{SAMPLED_VARIANT}")
     or name.startswith("intent_accuracy:")
     or name.endswith(("utterance_mean", "macro", "macro_binary", *JUDGES))
 )

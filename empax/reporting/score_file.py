@@ -15,6 +15,7 @@ from empax.core.types import Instance, Prediction
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import SPLITS, find_archive, read_dialogues
 from empax.evaluation.comparing import compare_systems
+from empax.evaluation.equal_length import check_compared
 from empax.evaluation.normalisation import beside_peers
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings, score
@@ -48,6 +49,7 @@ class Others:
         Raises:
           ConfigError: one that there is not, or one that peers cannot be compared by.
         """
+        check_compared(self.metrics)
         for name in self.metrics:
             if name not in (*METRICS, *VARIANTS):
                 raise ConfigError(f"--metrics: {name!r} is not one of {', '.join((*METRICS, *VARIANTS))}.")
@@ -69,7 +71,10 @@ class Others:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A file's rows with their scores; and, where there are others, the comparison (see `reporting.comparisons`)."""
+    """A file's rows with their scores, every file's verdict, and, where there are others, the comparison.
+
+    The comparison is as of `reporting.comparisons`.
+    """
 
     source: Path
     files: Mapping[str, Path]  # by label, the source first
@@ -77,6 +82,7 @@ class Scored:
     scores: Scores
     comparison: Mapping[str, Any]
     corpus: str
+    verdicts: Mapping[str, Mapping[str, Any]]  # by label, see `evaluation.verdict`
     linear_judge: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -123,14 +129,15 @@ def score_file(
         systems = {label: bart_scored(rows, scorer) for label, rows in systems.items()}
     rows = next(iter(systems.values()))
     scores = score(rows, settings=settings)
+    verdicts = {label: verdict(own) for label, own in systems.items()}
     comparison: dict[str, Any] = {}
     if others.files or others.peers:
         peers = _read_peers(others.peers, taken=systems) if others.peers else {}
         first, *rest = systems
         pairs = None if others.all_pairs else [(first, other) for other in rest]
         comparison = compare_systems(systems, pairs, peers=peers, settings=settings, names=names)
-        comparison |= {"corpus": corpus_name, "peers": list(peers)}
-    return Scored(source, files, rows, scores, comparison, corpus_name, about)
+        comparison |= {"corpus": corpus_name, "peers": list(peers), "verdicts": verdicts}
+    return Scored(source, files, rows, scores, comparison, corpus_name, verdicts, about)
 
 
 def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
@@ -194,17 +201,22 @@ def _origin(path: Path) -> dict[str, Any]:
 
 
 def text(found: Scored, *, variants: bool) -> str:
-    """The verdict, metrics, how many rows they are over, judges and the comparison, as lines of text."""
+    """Metrics, how many rows they are over, judges and the comparison, as lines of text."""
     scores = found.scores
     shown = {**scores.metrics, **(scores.variants if variants else {})}
-    lines = [verdict(found.rows)["line"], ""]
-    lines += [tables.describe(scores.rows, shown, corpus=found.corpus), tables.text_table(shown)]
+    lines = [tables.describe(scores.rows, shown, corpus=found.corpus), tables.text_table(shown)]
     lines.append("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
     empathy = report.empathy_findings(found.rows, {"linear_judge": found.linear_judge})
     lines += ["", controls.text({"controls": {}, "empathy": empathy})] if empathy else []
     if found.comparison:
         lines += ["", comparisons.text(found.comparison)]
     return "\n".join(lines)
+
+
+def conclusion(found: Scored) -> str:
+    """Who is better on what, and the verdict of every file by its name: what a reader wants to see last."""
+    better = comparisons.conclusions(found.comparison) if found.comparison else []
+    return "\n".join([*better, *(f"{label}: {one['line']}" for label, one in found.verdicts.items())])
 
 
 def write(found: Scored, folder: Path) -> None:

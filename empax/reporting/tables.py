@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from empax.evaluation.normalisation import NORMALISATIONS, normalisation
 from empax.evaluation.scoring import BART_DIRECTIONS, LOWER_IS_BETTER, is_own
+from empax.evaluation.text import SAMPLED, SAMPLED_VARIANT
 
 Row: TypeAlias = tuple[str, str, Mapping[str, tuple[str, str]]]
 """Of a results table: one of KINDS, a name, and metric → (value, interval or "")."""
@@ -53,7 +54,13 @@ _FRACTIONS = frozenset(
         *(f"bart_score_{name}" for name in BART_DIRECTIONS),
     }
 )
-_NO_DIRECTION = frozenset({"length_ratio"})
+NO_DIRECTION: frozenset[str] = frozenset({"length_ratio"})
+"""Metrics without a better side."""
+
+_VARIANT_TITLES = {SAMPLED_VARIANT: f"of {SAMPLED:,} n-grams"}
+
+_FEW_DIALOGUES = 40
+"""Fewer than so many are too few for intervals of every metric."""
 
 
 def format_value(name: str, value: float) -> str:
@@ -70,8 +77,8 @@ def metric_title(name: str) -> str:
     base, _, variant = name.partition(":")
     if is_own(name):
         return variant
-    arrow = "" if base in _NO_DIRECTION else " ↓" if base in LOWER_IS_BETTER else " ↑"
-    return f"{TITLES[base]}{f' ({variant})' if variant else ''}{arrow}"
+    arrow = "" if base in NO_DIRECTION else " ↓" if base in LOWER_IS_BETTER else " ↑"
+    return f"{TITLES[base]}{f' ({_VARIANT_TITLES.get(variant, variant)})' if variant else ''}{arrow}"
 
 
 def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "", over: str = "") -> str:
@@ -89,7 +96,25 @@ def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "",
         f"{rows['rows']:,} rows{of_dialogues} (sha256 {rows['sha256']})",
         f"95% intervals over {over or rows['resampled']}",
     ]
-    return f"{'; '.join(parts)}. Text: {text_note(names)}."
+    note = "" if over else few_note(rows)
+    return f"{'; '.join(parts)}. {f'{note} ' if note else ''}Text: {text_note(names)}."
+
+
+def few_note(rows: Mapping[str, Any]) -> str:
+    """What intervals and tests of few dialogues are worth; empty where there are enough.
+
+    Args:
+      rows: as of `pairing.describe_rows`.
+    """
+    unit = rows["resampled"]
+    count = rows["dialogues"] if unit == "dialogues" else rows["rows"]
+    if count >= _FEW_DIALOGUES:
+        return ""
+    note = (
+        f"Of {count} {unit} intervals are widened by Student's t; those of BLEU-3, BLEU-4 and Sent-Std are too narrow."
+    )
+    least = 2.0 ** (1 - count)
+    return f"{note} No p is below {least:.4f}." if least > 0.0005 else note
 
 
 def text_note(names: Iterable[str]) -> str:

@@ -37,7 +37,9 @@ def test_compare_tests_the_metrics_that_both_have():
     assert compared["rouge_l"]["difference"] == pytest.approx(own["value"])
     assert compared["rouge_l"]["first"] == pytest.approx(own)
     assert compared["rouge_l"]["second"]["value"] == 0.0
-    assert compared["rouge_l"]["p_value"] == compared["rouge_l"]["p_randomisation"] == pytest.approx(1 / 21)
+    assert compared["rouge_l"]["p_value"] == pytest.approx(1 / 21)
+    assert {"p_bootstrap", "p_randomisation"} & set(compared["rouge_l"]) == {"p_bootstrap"}
+    assert "p_bootstrap" not in compared["distinct_2"]
     assert compared["perplexity"]["difference"] == pytest.approx(0.0)
     expected = significance.holm([cell["p_value"] for cell in compared.values()])
     assert [cell["p_holm"] for cell in compared.values()] == pytest.approx(expected)
@@ -50,7 +52,8 @@ def test_every_pair_is_tested_and_corrected_together():
     ]  # fmt: skip
     cells = [cell for pair in found["pairs"] for cell in pair["metrics"].values()]
     assert found["correction"] == {
-        "method": "Holm", "tests": len(cells), "pairs": 3, "metrics": 6, "samples": 40 * len(cells),
+        "method": "Holm", "test": "approximate randomisation", "tests": len(cells), "pairs": 3, "metrics": 6,
+        "samples": 40 * len(cells),
     }  # fmt: skip
     assert [cell["p_holm"] for cell in cells] == pytest.approx(significance.holm([cell["p_value"] for cell in cells]))
     values = score(OTHER, settings=FAST).metrics
@@ -91,6 +94,7 @@ def test_peers_are_compared_on_the_rows_that_they_share():
     assert "distinct_1:moel" in found["systems"]["whole"]["metrics"]
     # Distinct-n of fewer rows is another number: it is in the pair, where both have as many, but not in the table.
     assert "distinct_1:moel" not in found["systems"]["part"]["metrics"]
+    assert set(found["equal"]["distinct_1:moel"]["values"]) == {"ours", "whole"}
     pair = found["pairs"][1]["metrics"]["distinct_1:moel"]
     assert pair["first"]["value"] == pytest.approx(score(GOOD[:12], settings=FAST).variants["distinct_1:moel"]["value"])
     assert found["rows"]["resampled"] == "dialogues"  # by our ids

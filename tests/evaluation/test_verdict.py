@@ -114,8 +114,10 @@ def test_without_retrieval_exemplars_are_not_missed():
 
 def test_too_few_rows_are_not_judged_by_their_spread():
     found = verdict([Prediction(("hi",), "hello", "hey")])
-    assert [check["name"] for check in found["checks"]] == ["empty replies", "empty references", "length"]
-    assert not found["degenerate"]
+    assert [check["name"] for check in found["checks"]] == [
+        "empty replies", "empty references", "length", "copies of references", "copies of turns of contexts",
+    ]  # fmt: skip
+    assert found["line"] == "No degeneracy found in 5 checks. 1 row is too few for the others."
 
 
 def test_one_class_is_no_fault_where_the_labels_have_one_too():
@@ -165,7 +167,7 @@ def test_each_limit_is_the_last_that_passes(make, last, name):
 def test_eight_rows_are_enough_to_judge_their_spread():
     few, enough = (verdict(changed(response="Oh no.")[:count]) for count in (7, 8))
     assert {check["name"] for check in enough["checks"]} - {check["name"] for check in few["checks"]} >= {
-        "equal replies", "chance: emotion head", "one class: emotion predictions", "use of exemplars",
+        "distinct replies", "chance: emotion head", "one class: emotion predictions", "use of exemplars",
         "nats from exemplars", "copies of exemplars",
     }  # fmt: skip
 
@@ -185,9 +187,15 @@ def test_above_chance_is_by_wilsons_interval(hits, above):
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_no_released_system_is_called_degenerate(real_data):
+def test_what_released_systems_are_called(real_data):
     from empax.evaluation.rows import read_predictions
 
-    for name in ("transformer", "kemp", "mime_greedy", "t5_small_finetuned"):
+    alike = {"transformer": "i am sorry", "kemp": "i am sure", "mime_greedy": "that is a"}
+    for name in (*alike, "t5_small_finetuned", "moel", "multi_trs"):
         rows, _ = read_predictions(real_data / "peer_outputs" / f"{name}.jsonl")
-        assert verdict(rows)["line"].startswith("No degeneracy"), verdict(rows)["line"]
+        line = verdict(rows)["line"]
+        if name in alike:
+            assert line.startswith("Degenerate: ")
+            assert line.endswith(f" replies begin with “{alike[name]}”."), line
+        else:
+            assert line.startswith("No degeneracy"), line

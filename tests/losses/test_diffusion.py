@@ -1,5 +1,8 @@
 """The forward chain by its steps, the backward ones by what they must give back, and a mixture that it learns."""
 
+import math
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +18,21 @@ STANDARD = Schedule()
 
 
 def test_the_published_schedule():
+    """A thousand betas from 1e-5 to 5e-2, evenly spaced, and what they leave; counted by hand, in fractions."""
+    betas = [0, *(Fraction(1, 10**5) + Fraction(4999, 10**5) * Fraction(t, 999) for t in range(1000))]
+    assert (betas[1], betas[-1], len(betas)) == (Fraction(1, 10**5), Fraction(5, 100), 1001)
+    np.testing.assert_allclose(STANDARD.betas, [float(beta) for beta in betas], rtol=1e-12)
+    left = np.exp(np.cumsum([math.log1p(-float(beta)) for beta in betas]))
+    np.testing.assert_allclose(STANDARD.alpha_bars, left, rtol=1e-10)
     expected = {0: 1.0, 100: 0.779, 200: 0.367, 300: 0.104, 500: 0.0018, 1000: 9.0e-12}
     for time, share in expected.items():
         assert STANDARD.alpha_bars[time] == pytest.approx(share, rel=0.03)
     sums = np.cumsum(STANDARD.betas)
     assert sums[200] < 1 < sums[201]
+    one, two = Schedule(1, 0.1, 0.3), Schedule(2, 0.1, 0.3)
+    np.testing.assert_allclose(one.betas, [0.0, 0.1])
+    np.testing.assert_allclose(two.betas, [0.0, 0.1, 0.3])
+    np.testing.assert_allclose(two.alpha_bars, [1.0, 0.9, 0.9 * 0.7])
 
 
 def test_one_draw_is_as_many_steps_of_noise():
@@ -72,16 +85,39 @@ def test_all_steps_with_the_true_noise_give_the_clean_vector():
 
 @pytest.mark.parametrize("form", ["ho", "printed"])
 def test_all_steps_are_one_after_the_other_at_its_mean(form):
+    """With betas so large that no step can be left out."""
+    schedule = Schedule(4, 0.2, 0.24)
     _, noise, _, noisy = example(3)
 
     def predict(noisy, time):
         return noise * time[:, None] + noisy
 
-    walked = noisy
+    walked, steps = noisy, []
     for time in (3, 2, 1):
         times = jnp.full(3, time)
-        walked = ddpm_step(STANDARD, walked, times, predict(walked, times), jnp.zeros_like(noise), form=form)
-    np.testing.assert_allclose(ddpm(predict, STANDARD, noisy, start=3, form=form), walked, rtol=1e-4, atol=1e-4)
+        walked = ddpm_step(schedule, walked, times, predict(walked, times), jnp.zeros_like(noise), form=form)
+        steps.append(np.asarray(walked))
+    found = ddpm(predict, schedule, noisy, start=3, form=form)
+    np.testing.assert_allclose(found, walked, rtol=1e-5, atol=1e-5)
+    assert np.abs(steps[1] - steps[2]).max() > 0.02
+
+
+def test_steps_without_noise_are_at_times_evenly_spaced():
+    """Times are 12, 9, 6, 3, 0; each step is Song et al., Eq. 12."""
+    schedule = Schedule(12, 0.05, 0.2)
+    _, noise, _, noisy = example(3)
+
+    def predict(noisy, time):
+        return noise * time[:, None] / 10 + noisy
+
+    found = ddim(predict, schedule, noisy, start=12, steps=4)
+    walked, bars = np.asarray(noisy, np.float64), np.cumprod(1.0 - np.linspace(0.05, 0.2, 12))
+    left = {0: 1.0, **{time: bars[time - 1] for time in range(1, 13)}}
+    for time, earlier in ((12, 9), (9, 6), (6, 3), (3, 0)):
+        eps = np.asarray(noise) * time / 10 + walked
+        clean = (walked - np.sqrt(1 - left[time]) * eps) / np.sqrt(left[time])
+        walked = np.sqrt(left[earlier]) * clean + np.sqrt(1 - left[earlier]) * eps
+    np.testing.assert_allclose(found, walked, rtol=1e-4, atol=1e-5)
 
 
 def test_the_printed_step_has_a_number_where_its_root_has_none():

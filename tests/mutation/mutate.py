@@ -1,11 +1,14 @@
 """Mutation testing: changes one expression at a time in a copy of the tree and runs the tests of the changed module.
 
   python tests/mutation/mutate.py [--sample=30] [--seed=0] [--only=losses,decoding] [--jobs=1] [--tests=not slow]
+  python tests/mutation/mutate.py --planted [--jobs=1]
 
 A mutant counts as found if a test fails or runs out of time. One that survives the tests that mirror its module meets
 those of its package and all that import the module. cosmic-ray makes the mutants. Annotations, decorators of data
 classes, caches and compilation, and `strict=` of `zip` are left as they are: no result depends on them. harmless.jsonl
 holds changes that no result depends on, each with the reason; survivors among them are counted apart.
+
+--planted plants the faults of planted.jsonl instead, which tests once did not notice: none may survive.
 """
 
 from __future__ import annotations
@@ -30,10 +33,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from cosmic_ray.ast import ast_nodes, get_ast
-from cosmic_ray.mutating import mutate_code
-from cosmic_ray.plugins import get_operator, operator_names
+from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,6 +49,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "checkpoint": ("empax/training/checkpoint.py",),
 }
 """The groups that are counted, and their modules."""
+
+PLANTED = Path(__file__).with_name("planted.jsonl")
+"""Rows with `module`, a `line` of it, what is `planted` in its place, and `why` that is wrong."""
 
 HARMLESS = Path(__file__).with_name("harmless.jsonl")
 """Rows with `module`, `line` before the change, `operator`, and `why` no result depends on it."""
@@ -98,10 +101,49 @@ class Mutant:
         return self.module.read_text(encoding="utf-8")
 
     def apply(self) -> str:
+        from cosmic_ray.mutating import mutate_code
+        from cosmic_ray.plugins import get_operator
+
         changed = mutate_code(self.source(), get_operator(self.operator)(), self.occurrence)
         if changed is None:
             raise RuntimeError(f"{self} changes nothing")
         return changed
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted:
+    """One fault that tests once did not notice: a line of a module and what stands in its place."""
+
+    module: Path
+    line: str
+    planted: str
+    why: str
+
+    def diff(self) -> str:
+        """Module, reason and both lines."""
+        return f"{self.module.relative_to(ROOT)}: {self.why}\n    -{self.line}\n    +{self.planted}"
+
+    def named(self) -> tuple[str, str, str]:
+        """As a row of HARMLESS would name it."""
+        return str(self.module.relative_to(ROOT)), self.line, "planted"
+
+    def source(self) -> str:
+        return self.module.read_text(encoding="utf-8")
+
+    def apply(self) -> str:
+        source = self.source()
+        if source.count(self.line) != 1:
+            raise RuntimeError(f"{self.module} has {source.count(self.line)} times the line {self.line!r}")
+        return source.replace(self.line, self.planted)
+
+
+Fault: TypeAlias = Mutant | Planted
+
+
+def planted_faults() -> list[Planted]:
+    """The rows of PLANTED."""
+    rows = map(json.loads, PLANTED.read_text(encoding="utf-8").splitlines())
+    return [Planted(ROOT / row.pop("module"), **row) for row in rows]
 
 
 def _kinds_of_arguments(tree: ast.AST) -> list[tuple[int, int, int]]:
@@ -111,6 +153,9 @@ def _kinds_of_arguments(tree: ast.AST) -> list[tuple[int, int, int]]:
 
 def find_mutants(module: Path) -> list[Mutant]:
     """Every mutant of a module, but of what is left out."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.plugins import get_operator, operator_names
+
     source = module.read_text(encoding="utf-8")
     quiet = list(_quiet_ranges(ast.parse(source)))
     tree = get_ast(source)
@@ -194,27 +239,29 @@ def main() -> int:
     parser.add_argument("--only", default="", help=f"groups, comma between them, of {', '.join(TARGETS)}")
     parser.add_argument("--jobs", type=int, default=1, help="trees that are tested at a time")
     parser.add_argument("--tests", default="not slow", help="expression over pytest's markers")
+    parser.add_argument("--planted", action="store_true", help="the faults of planted.jsonl; 1 if one survives")
     parser.add_argument("--limit_seconds", type=float, default=300.0, help="a quarter of what whole tests may take")
     options = parser.parse_args()
     if unknown := set(filter(None, options.only.split(","))) - set(TARGETS):
         parser.error(f"--only: no group {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
-    groups = {}
-    for name in options.only.split(",") if options.only else TARGETS:
+    groups: dict[str, list[Fault]] = {"planted": [*planted_faults()]} if options.planted else {}
+    for name in () if options.planted else options.only.split(",") if options.only else TARGETS:
         modules = sorted(path for pattern in TARGETS[name] for path in ROOT.glob(pattern))
-        groups[name] = draw([m for module in modules for m in find_mutants(module)], options.sample, options.seed)
+        groups[name] = [*draw([m for module in modules for m in find_mutants(module)], options.sample, options.seed)]
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         outcomes = _run_all(groups, Path(folder), options)
-    return _tell(groups, outcomes)
+    survived = _tell(groups, outcomes)
+    return int(options.planted and survived)
 
 
-def _run_all(groups: dict[str, list[Mutant]], folder: Path, options: argparse.Namespace) -> dict[Mutant, str]:
+def _run_all(groups: dict[str, list[Fault]], folder: Path, options: argparse.Namespace) -> dict[Fault, str]:
     trees: queue.Queue[Path] = queue.Queue()
     kept = shutil.ignore_patterns(".git", ".venv", "runs", "results", "__pycache__", ".jax_cache")
     for job in range(options.jobs):
         trees.put(Path(shutil.copytree(ROOT, folder / str(job), ignore=kept)))
     limits: dict[tuple[str, ...], float] = {}
 
-    def test(mutant: Mutant) -> str:
+    def test(mutant: Fault) -> str:
         tree, files = trees.get(), tests_of(mutant.module)
         changed = tree / mutant.module.relative_to(ROOT)
         try:
@@ -234,7 +281,7 @@ def _run_all(groups: dict[str, list[Mutant]], folder: Path, options: argparse.Na
             changed.write_text(mutant.source(), encoding="utf-8")
             trees.put(tree)
 
-    outcomes: dict[Mutant, str] = {}
+    outcomes: dict[Fault, str] = {}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         # One of each group in turn: what is stopped early has seen all of them.
         turns = itertools.zip_longest(*groups.values())
@@ -246,19 +293,21 @@ def _run_all(groups: dict[str, list[Mutant]], folder: Path, options: argparse.Na
     return outcomes
 
 
-def _tell(groups: dict[str, list[Mutant]], outcomes: dict[Mutant, str]) -> int:
+def _tell(groups: dict[str, list[Fault]], outcomes: dict[Fault, str]) -> bool:
+    """Prints survivors and counts; whether anything survived that is not harmless."""
     rows = map(json.loads, HARMLESS.read_text(encoding="utf-8").splitlines())
     harmless = {(row["module"], row["line"], row["operator"]) for row in rows}
 
-    def kind(mutant: Mutant) -> str:
+    def kind(mutant: Fault) -> str:
         if outcomes[mutant] != "passed":
             return "found"
         return "harmless" if mutant.named() in harmless else "survived"
 
-    print("\nsurvivors:", *(mutant.diff() for mutant in outcomes if kind(mutant) == "survived"), sep="\n")
+    survivors = [mutant for mutant in outcomes if kind(mutant) == "survived"]
+    print("\nsurvivors:", *(mutant.diff() for mutant in survivors), sep="\n")
     counts = {name: collections.Counter(map(kind, mutants)) for name, mutants in groups.items()}
     print(json.dumps({**counts, "total": sum(counts.values(), collections.Counter())}))
-    return 0
+    return bool(survivors)
 
 
 if __name__ == "__main__":

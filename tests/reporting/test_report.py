@@ -481,7 +481,7 @@ def test_the_verdict_stands_on_top_of_every_page(tmp_path):
     assert line in text.split("<nav>")[0]
     rows = [
         dataclasses.replace(
-            row, response=f"so {i} bad, I am sorry", exemplars=(), attributes={}, emotion_prediction=row.emotion
+            row, response=f"so {i} times, what a day", exemplars=(), attributes={}, emotion_prediction=row.emotion
         )
         for i, row in enumerate(rows)
     ]

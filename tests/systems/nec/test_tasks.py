@@ -67,6 +67,18 @@ def test_other_facts_about_people_change_the_likelihood(made):
     assert nll(plain(), params, given) != pytest.approx(nll(plain(), params, other), abs=1e-5)
 
 
+def test_what_pads_facts_is_not_read(made):
+    """Rows with other numbers of facts, which are of other lengths; whatever stands under the padding."""
+    _, _, params = made
+    none = [[]]
+    facts = [[[3, 4, 5], [6, 7], [8], *none * 2], [[9, 10], *none * 4], [[11], [], [12, 13, 14], *none * 2], none * 5]
+    given = batch(TARGETS, facts=facts)
+    wide = ((0, 0), (0, 2), (0, 3))
+    mask = jnp.pad(given.facts_mask, wide)
+    padded = given.replace(facts=jnp.where(mask, jnp.pad(given.facts, wide), 9), facts_mask=mask)
+    assert nll(plain(), params, padded) == pytest.approx(nll(plain(), params, given), rel=1e-5)
+
+
 @pytest.mark.slow
 def test_facts_that_are_not_there_change_nothing(made):
     """Without any fact the model is the one that never had a memory, to the bit."""

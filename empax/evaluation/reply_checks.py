@@ -1,0 +1,217 @@
+"""Checks of what replies say: to whom, in what tone, and how they begin.
+
+The limits are calibrated on people's replies of EmpatheticDialogues, which pass all of them, and on sets that no system
+should make: one reply for all, replies to other contexts, gladness at every misfortune.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int
+from scipy import sparse
+
+from empax.core.types import Prediction
+from empax.evaluation.pairing import dialogues_of
+from empax.evaluation.text import token_f1_rows
+
+MIN_ROWS = 8
+"""Below so many rows nothing is said of how replies are spread."""
+
+OPENING_WORDS = 3
+MAX_OPENING = 0.25
+"""Of the replies that begin alike. Of all people's replies it is 0.8%; of eleven released systems 15 to 51%."""
+
+MAX_CONTRADICTIONS = 0.35
+"""Of people's replies to negative emotions 5% are glad, of those to positive ones 3% are sorry; of released systems' at
+most 33% and 24%."""
+
+MAX_COPIES, _COPIED_F1 = 0.1, 80.0
+"""Replies that are nearly word by word the reference: of released systems' at most 0.4%."""
+
+_SHUFFLES = 99
+ENOUGH_DIALOGUES = 24
+MAX_AS_HIGH, MAX_AS_HIGH_OF_FEW = 0.02, 0.5
+"""Shares of shuffles that may score as high. Of 24 dialogues of any released system hardly ever 2 in 100 do; of fewer,
+chance decides."""
+
+_Z_95 = 1.959964
+_WORDS = re.compile(r"\w+(?:'\w+)*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+      name: of the check.
+      ok: False where the run is degenerate in this respect.
+      found: what was found, a clause that can stand in a sentence.
+    """
+
+    name: str
+    ok: bool
+    found: str
+
+
+def share(count: int, total: int) -> str:
+    """Both numbers as checks print them."""
+    return f"{count:,} of {total:,}"
+
+
+def wilson_low(hits: int, total: int) -> float:
+    """The lower end of the 95% interval of a share (Wilson 1927): so much it is beyond doubt."""
+    hit, z2 = hits / total, _Z_95**2
+    reach = _Z_95 * math.sqrt(hit * (1 - hit) / total + z2 / (4 * total**2))
+    return (hit + z2 / (2 * total) - reach) / (1 + z2 / total)
+
+
+def _plain(text: str) -> str:
+    """Lower case, with one apostrophe, which tokenizers set apart ("i 'm")."""
+    return re.sub(r"\s+(?='\w)", "", text.lower().replace("’", "'"))
+
+
+def words(text: str) -> list[str]:
+    """Runs of letters and digits of the lower-cased text, "i'm" being one."""
+    return _WORDS.findall(_plain(text))
+
+
+def openings(rows: Sequence[Prediction]) -> list[Check]:
+    """The commonest beginning of replies: not more than a quarter, or twice what references have, beyond doubt."""
+    replies, references = ([found for text in texts if (found := words(text))] for texts in _sides(rows))
+    opening, most = _commonest(replies)
+    if len(replies) < MIN_ROWS or not most:
+        return []
+    usual = _commonest(references)[1] / len(references) if references else 0.0
+    found = f"{share(most, len(replies))} replies begin with “{' '.join(opening)}”"
+    return [Check("openings", wilson_low(most, len(replies)) <= max(MAX_OPENING, 2 * usual), found)]
+
+
+def _sides(rows: Sequence[Prediction]) -> tuple[list[str], list[str]]:
+    return [row.response for row in rows], [row.reference for row in rows]
+
+
+def _commonest(texts: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], int]:
+    begun = Counter(tuple(text[:OPENING_WORDS]) for text in texts if len(text) >= OPENING_WORDS)
+    return begun.most_common(1)[0] if begun else ((), 0)
+
+
+NEGATIVE = frozenset(
+    {
+        "afraid", "angry", "annoyed", "anxious", "apprehensive", "ashamed", "devastated", "disappointed", "disgusted",
+        "embarrassed", "furious", "guilty", "jealous", "lonely", "sad", "terrified",
+    }
+)  # fmt: skip
+POSITIVE = frozenset({"confident", "content", "excited", "grateful", "hopeful", "impressed", "joyful", "proud"})
+"""Emotions of EmpatheticDialogues whose tone is clear; the other eight are met with either."""
+
+_VERY = r"(?:so |really |very |too |just |such |a |an |pretty |absolutely )*"
+_THAT = rf"(?:that|it|this)(?:'?s| is| was| sounds| must be| must have been) {_VERY}"
+_GLAD = re.compile(
+    r"(?<!not )(?<!n't )(?<!never )(?<!be )\b(?:"
+    r"glad|delighted|happy for|so happy|congrat\w*|awesome|amazing|wonderful|fantastic|good thing|good for you|"
+    rf"so proud|proud of you|well done|{_THAT}(?:great|good|nice|cool|exciting|lovely|impressive|fun))\b"
+)
+_SORRY = re.compile(
+    rf"\b(?:sorry|oh no|terrible|awful|horrible|sucks|unfortunate|heartbreaking|condolences|bummer|stinks|"
+    rf"{_THAT}(?:sad|bad|tough|rough|scary))\b"
+)
+
+
+def contradictions(rows: Sequence[Prediction]) -> list[Check]:
+    """Replies that are glad about negative emotions or sorry about positive ones: not more than a third."""
+    checks = []
+    for emotions, tone, of, pattern in (
+        (NEGATIVE, "glad", "negative", _GLAD),
+        (POSITIVE, "sorry", "positive", _SORRY),
+    ):
+        replies = [_plain(row.response) for row in rows if row.emotion in emotions and row.response.strip()]
+        if len(replies) >= MIN_ROWS:
+            wrong = sum(bool(pattern.search(reply)) for reply in replies)
+            found = f"{share(wrong, len(replies))} replies to {of} emotions are {tone}"
+            checks.append(
+                Check(f"{tone} about {of} emotions", wilson_low(wrong, len(replies)) <= MAX_CONTRADICTIONS, found)
+            )
+    return checks
+
+
+def copies(rows: Sequence[Prediction]) -> list[Check]:
+    """Replies that are the reference but for a word, or that repeat a turn of the context."""
+    replies, references = _sides(rows)
+    repeated = [
+        bool(reply) and reply in (words(turn) for turn in row.context)
+        for row, reply in zip(rows, map(words, replies), strict=True)
+    ]
+    counts = {
+        "references": int(np.sum(token_f1_rows(replies, references) >= _COPIED_F1)),
+        "turns of contexts": sum(repeated),
+    }
+    most = max(1, MAX_COPIES * len(rows))
+    return [
+        Check(f"copies of {of}", count <= most, f"{share(count, len(rows))} replies are copies of {of}")
+        for of, count in counts.items()
+    ]
+
+
+def shuffled(rows: Sequence[Prediction], *, seed: int = 0) -> list[Check]:
+    """Whether replies fit their own contexts and references better than those of other dialogues.
+
+    A permutation test. The score is the mean cosine between a reply and its context with the reference, both as words
+    weighted by how rare they are. It is compared with that of replies moved to other dialogues, 99 times.
+    """
+    groups = _dialogues(rows)
+    if len(rows) < MIN_ROWS or 2 * np.bincount(groups).max() > len(rows):
+        return []
+    replies, targets = _vectors(rows)
+    own = replies.multiply(targets).sum() / len(rows)
+    scores = np.asarray([replies[moved].multiply(targets).sum() for moved in _moves(groups, seed)]) / len(rows)
+    if own == 0.0 == scores.max():
+        return []  # no word is shared, as in a language without spaces
+    as_high = (1 + int(np.sum(scores >= own * (1 - 1e-9)))) / (1 + _SHUFFLES)
+    ok = as_high <= (MAX_AS_HIGH if groups.max() + 1 >= ENOUGH_DIALOGUES else MAX_AS_HIGH_OF_FEW)
+    found = f"replies are {own:.3f} like their own dialogues, {scores.mean():.3f} like other ones"
+    return [Check("own replies, shuffled", ok, found if ok else f"{found}: no better than their own shuffled")]
+
+
+def _dialogues(rows: Sequence[Prediction]) -> Int[np.ndarray, " N"]:
+    """Numbers of dialogues, by ids or else by their first turns."""
+    told = dialogues_of(rows)
+    if told is not None:
+        return told
+    numbers: dict[str, int] = {}
+    first = [row.context[0] if row.context else f"row {i}" for i, row in enumerate(rows)]
+    return np.asarray([numbers.setdefault(turn, len(numbers)) for turn in first])
+
+
+def _moves(groups: Int[np.ndarray, " N"], seed: int) -> Iterator[Int[np.ndarray, " N"]]:
+    """Permutations of the rows after which none is in its own dialogue: dialogues in random order, moved on."""
+    rng, most = np.random.default_rng(seed), int(np.bincount(groups).max())
+    for _ in range(_SHUFFLES):
+        order = np.argsort(rng.permutation(groups.max() + 1)[groups], kind="stable")
+        moved = np.empty_like(order)
+        moved[order] = np.roll(order, rng.integers(most, len(groups) - most + 1))
+        yield moved
+
+
+def _vectors(rows: Sequence[Prediction]) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
+    """Replies, and contexts with references, as unit vectors of words weighted by how rare they are."""
+    texts = [words(row.response) for row in rows]
+    texts += [words(" ".join((*row.context, row.reference))) for row in rows]
+    vocabulary: dict[str, int] = {}
+    ids = [vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in text]
+    size = max(1, len(vocabulary))
+    of_text = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    places, counts = np.unique(of_text * size + np.asarray(ids, np.int64), return_counts=True)
+    text, word = places // size, places % size
+    weights = counts * np.log((len(texts) + 1) / np.maximum(np.bincount(word, minlength=size), 1))[word]
+    weights /= np.sqrt(np.bincount(text, weights**2, minlength=len(texts)))[text]
+    sides = (text < len(rows), text >= len(rows))
+    replies, targets = (
+        sparse.csr_matrix((weights[side], (text[side] % len(rows), word[side])), (len(rows), size)) for side in sides
+    )
+    return replies, targets
