@@ -158,9 +158,10 @@ def _check_inputs(files: WorkDir, config: Mapping[str, Any], inputs: AllInputs, 
         now = inputs.get(name, {})
         if differs := _other_input(recorded, now):
             raise ConfigError(
-                f"{files.stage(name)} was made from other files: {differs}. Name the files of then, or choose another "
-                f"--workdir{_with_reuse(files, config, inputs)}; or add --redo={name} to make that stage and all later "
-                "ones anew here."
+                f"{files.stage(name)} was made from other files: {differs}. Name the files of then (config.data.dir, "
+                f"or a path in config.{name} or {config['system']}'s section), or choose another --workdir"
+                f"{_with_reuse(files, config, inputs)}; or add --redo={name} to make that stage and all later ones "
+                "anew here."
             )
         for what, one in recorded.items():
             if what not in now:

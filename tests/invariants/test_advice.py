@@ -963,7 +963,7 @@ FILES = [
                    workdirs.claim(WorkDir(t.tmp / "run"), _OTHER, redo=["attributes"])),
     ),
     Case(
-        "pipeline/workdirs.py", "Name the files of then, or choose another --workdir{}; or add --redo={}",
+        "pipeline/workdirs.py", "in config.{} or {}'s section), or choose another --workdir{}; or add --redo={}",
         lambda t: workdirs.claim(made_from(t, "a"), _tiny("reg"), inputs=_files_of("b")),
         lambda t: (workdirs.claim(made_from(t, "a"), _tiny("reg"), inputs=_files_of("a")),
                    workdirs.claim(WorkDir(t.tmp / "new"), _tiny("reg"), inputs=_files_of("b")),
