@@ -20,6 +20,13 @@ LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 1e30  # squares of larger ones leave float32
 
 
+def check_types(settings: Any) -> None:
+    """Raises ConfigError for the first field of a dataclass whose value is not what its annotation says."""
+    hints = typing.get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        _convert(getattr(settings, field.name), hints[field.name], field.name)
+
+
 def check_numbers(
     settings: Any,
     *names: str,

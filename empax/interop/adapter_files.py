@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
+import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
 from empax.core.types import Params
-from empax.data.model_files import read_model_json
 from empax.interop import mappings
-from empax.interop.readers import ADAPTER_FILES, merge_advice, read_safetensors
+from empax.interop.adapter_config import AdapterConfig, read_adapter_config, short
+from empax.interop.adapter_embeddings import HEAD, check_adapted, check_replaced
+from empax.interop.readers import ADAPTER_FILES, read_safetensors
 from empax.interop.tensors import Tensor
 from empax.interop.torch_files import read_torch
 from empax.models.lora import LoraSettings, init_adapters
 
+log = logging.getLogger("empax")
+
 _PREFIX = "base_model.model."
-_PART = re.compile(r"(.+)\.lora_([AB])\.weight")
-_READ = frozenset(
-    (
-        "peft_type", "base_model_name_or_path", "revision", "r", "lora_alpha", "rank_pattern", "alpha_pattern",
-        "use_rslora", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "modules_to_save",
-        "init_lora_weights", "bias",
-    )
-)  # fmt: skip
-_UNREAD = frozenset(
-    (
-        "task_type", "auto_mapping", "inference_mode", "peft_version", "fan_in_fan_out", "layers_pattern",
-        "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
-        "qalora_group_size", "runtime_config", "ensure_weight_tying",
-    )
-)  # fmt: skip
-"""Fields that change nothing of what a finished adapter computes."""
-
-_LONGEST_NAME = 1024
-
-_STARTS = (True, False, "gaussian", "eva", "orthogonal")
-"""Ways of initialising that leave the base model's weights alone."""
+_PART = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 
 
 class Module(NamedTuple):
@@ -68,159 +50,6 @@ def modules_of(mapping: mappings.Mapping, owners: Iterable[str]) -> list[Module]
     return [Module(name, found) for name, found in modules.items()]
 
 
-@dataclasses.dataclass(frozen=True)
-class AdapterConfig:
-    """What an `adapter_config.json` says, as far as it changes what the adapter computes.
-
-    Attributes:
-      base, revision: name or folder of the model that the adapter sits on; which of its versions, "" = the newest.
-      rank, alpha: r and alpha of the modules that no pattern names.
-      rank_pattern, alpha_pattern: the same by regular expressions of the ends of modules' names.
-      rank_stabilized: whether the factor is alpha / sqrt(r) (Kalajdzievski 2023, Eq. 9) in place of alpha / r.
-      targets: one regular expression, "all-linear", or the ends of modules' names.
-      excluded: as `targets`, of what is left out.
-      some_layers: whether only some layers have adapters.
-      saved: ends of the names of modules that the adapter replaces whole.
-    """
-
-    file: Path
-    base: str
-    revision: str
-    rank: int
-    alpha: float
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
-    rank_stabilized: bool
-    dropout: float
-    targets: str | tuple[str, ...]
-    excluded: str | tuple[str, ...]
-    some_layers: bool
-    saved: tuple[str, ...]
-
-    def targeted(self, module: str) -> bool:
-        """Whether PEFT puts an adapter on the linear `module`."""
-        if _named(self.excluded, module) or self.saves(module):
-            return False
-        return self.targets == "all-linear" or _named(self.targets, module)
-
-    def saves(self, module: str) -> bool:
-        return any(re.fullmatch(rf"(.*\.)?{re.escape(name)}(\..*)?", module) for name in self.saved)
-
-    def rank_of(self, module: str) -> int:
-        return int(_by_pattern(self.rank_pattern, module, self.rank))
-
-    def factor_of(self, module: str) -> float:
-        """What the product of A and B is multiplied by."""
-        rank = self.rank_of(module)
-        return _by_pattern(self.alpha_pattern, module, self.alpha) / (rank**0.5 if self.rank_stabilized else rank)
-
-
-def _named(names: str | tuple[str, ...], module: str) -> bool:
-    if isinstance(names, str):
-        return bool(names) and re.fullmatch(names, module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in names)
-
-
-def _by_pattern(values: Mapping[str, float], module: str, default: float) -> float:
-    return next((value for key, value in values.items() if re.match(rf"(.*\.)?({key})$", module)), default)
-
-
-def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Reads and checks `adapter_config.json`.
-
-    Raises:
-      DataError: the file is broken, or a field is missing or of the wrong kind.
-      ConfigError: it is an adapter of a kind that is not read here.
-    """
-    file = folder / "adapter_config.json"
-    fields = {name: value for name, value in read_model_json(file).items() if value is not None}
-    _check_kind(file, fields)
-    targets = fields.get("target_modules")
-    if not targets or not _is_names(targets):
-        raise DataError(f"{file}: target_modules = {_short(targets)} must be a list of names or a regular expression.")
-    excluded, saved = fields.get("exclude_modules", []), fields.get("modules_to_save", [])
-    for name, value, kinds in (("exclude_modules", excluded, (list, str)), ("modules_to_save", saved, (list,))):
-        if not _is_names(value) or not isinstance(value, kinds):
-            raise DataError(f"{file}: {name} = {_short(value)} must be a list of names.")
-    base = fields.get("base_model_name_or_path")
-    if not isinstance(base, str) or not 0 < len(base) <= _LONGEST_NAME:
-        raise DataError(
-            f"{file} does not say which model the adapter sits on; set base_model_name_or_path to its folder or name."
-        )
-    config = AdapterConfig(
-        file=file,
-        base=base,
-        revision=str(fields.get("revision", "")),
-        rank=_number(file, "r", fields.get("r", 8), whole=True),
-        alpha=_number(file, "lora_alpha", fields.get("lora_alpha", 8)),
-        rank_pattern=_pattern(file, "rank_pattern", fields.get("rank_pattern", {}), whole=True),
-        alpha_pattern=_pattern(file, "alpha_pattern", fields.get("alpha_pattern", {})),
-        rank_stabilized=fields.get("use_rslora", False),
-        dropout=fields.get("lora_dropout", 0.0),
-        targets=targets.lower() if _is_all(targets) else targets if isinstance(targets, str) else tuple(targets),
-        excluded=excluded if isinstance(excluded, str) else tuple(excluded),
-        some_layers=bool(fields.get("layers_to_transform")) or fields.get("layers_to_transform") == 0,
-        saved=tuple(saved),
-    )
-    if not isinstance(config.rank_stabilized, bool):
-        raise DataError(f"{file}: use_rslora = {_short(config.rank_stabilized)} must be true or false.")
-    if not isinstance(config.dropout, int | float) or not 0 <= config.dropout < 1:
-        raise DataError(f"{file}: lora_dropout = {_short(config.dropout)} must be a number from 0 to below 1.")
-    for pattern in (config.targets, config.excluded, *config.rank_pattern, *config.alpha_pattern):
-        if isinstance(pattern, str):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise DataError(f"{file}: {_short(pattern)} is not a regular expression: {error}.") from error
-    return config
-
-
-def _check_kind(file: Path, fields: Mapping[str, Any]) -> None:
-    """Raises ConfigError for an adapter that is not plain or rank-stabilised LoRA."""
-    problems = []
-    if fields.get("peft_type", "LORA") != "LORA":
-        problems.append(f"peft_type = {_short(fields['peft_type'])}")
-    if fields.get("bias", "none") != "none":
-        problems.append(f"bias = {_short(fields['bias'])}")
-    start = fields.get("init_lora_weights", True)
-    if not isinstance(start, bool | str) or start not in _STARTS:
-        problems.append(f"init_lora_weights = {_short(start)}, which changes the weights that it sits on,")
-    problems += [f"{name} = {_short(value)}" for name, value in fields.items() if value and name not in _READ | _UNREAD]
-    if problems:
-        raise ConfigError(
-            f"{file}: {'; '.join(problems)} is not read here; what is read: LoRA and rank-stabilised LoRA without "
-            f"biases (peft_type = 'LORA', use_dora = false, bias = 'none'). {merge_advice()}"
-        )
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(name, str) for name in value))
-
-
-def _is_all(value: Any) -> bool:
-    return isinstance(value, str) and value.lower() == "all-linear"
-
-
-def _number(file: Path, name: str, value: Any, *, whole: bool = False) -> Any:
-    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    least, most = (1, 1 << 20) if whole else (1e-6, 1e6)
-    if not right or not least <= value <= most:
-        kind = "whole number" if whole else "number"
-        raise DataError(f"{file}: {name} = {_short(value)} must be a {kind} from {least} to {most}.")
-    return value
-
-
-def _pattern(file: Path, name: str, value: Any, *, whole: bool = False) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise DataError(f"{file}: {name} = {_short(value)} must be an object of numbers by names of modules.")
-    return {key: _number(file, f"{name}.{key}", number, whole=whole) for key, number in value.items()}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
 def open_adapter(folder: Path) -> dict[str, Tensor]:
     """The tensors of an adapter's folder, by PEFT's names without what all of them begin with; none is read.
 
@@ -229,7 +58,11 @@ def open_adapter(folder: Path) -> dict[str, Tensor]:
     """
     for name, read in zip(ADAPTER_FILES, (read_safetensors, read_torch), strict=True):
         if (folder / name).is_file():
-            return {key.removeprefix(_PREFIX): tensor for key, tensor in read(folder / name).items()}
+            return {
+                # An embedding that has an adapter is saved as the layer beneath it.
+                key.removeprefix(_PREFIX).replace(".base_layer.", "."): tensor
+                for key, tensor in read(folder / name).items()
+            }
     raise DataError(
         f"{folder} holds adapter_config.json, but neither {' nor '.join(ADAPTER_FILES)}; fetch the adapter again."
     )
@@ -248,29 +81,63 @@ class Adapters(NamedTuple):
     Attributes:
       params: as `models.lora.init_adapters` makes them, numpy arrays.
       settings: with which they are merged or trained further; the pattern finds just the weights that they are on.
-      saved: tensors that replace those of the base model, by their foreign names.
+      saved: tensors that replace those of the base model, by the table's foreign names.
+      added: what comes on top of weights that `init_adapters` makes no adapters for (embeddings, projections of them),
+        by the same.
     """
 
     params: Params
     settings: LoraSettings
     saved: dict[str, Tensor]
+    added: dict[str, np.ndarray]
 
 
 class _Place(NamedTuple):
-    """One linear module of one layer."""
+    """A linear module of one layer, or an embedding; `rows` are its weights that `init_adapters` adapts."""
 
     rows: list[mappings.Row]
     layer: int
     inputs: int
     outputs: int
+    embedding: bool = False
 
 
-def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params) -> Adapters:
+class _Pair(NamedTuple):
+    """What a file holds for one module, whose name it writes so: A [R, inputs] and B [outputs, R], either may lack."""
+
+    name: str
+    embedding: bool
+    parts: dict[str, np.ndarray]
+
+
+class _Contents(NamedTuple):
+    """What a file holds, by the table's names.
+
+    Attributes:
+      pairs: low-rank adapters, by modules.
+      saved: what replaces weights of the model.
+      names: of `saved`, as the file writes them.
+      outside: modules, as the file writes them, that the model here does not have.
+    """
+
+    pairs: dict[str, _Pair]
+    saved: dict[str, Tensor]
+    names: dict[str, str]
+    outside: set[str]
+
+
+def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params, *, cut: range = range(0)) -> Adapters:
     """Reads an adapter for a model with the table `mapping` and parameters of `shapes`.
 
     All weights get the rank of the largest adapter, filled up with zeros, which stay zeros in training. Factors that
     differ between modules are taken into B. Where several of our weights are parts of one there (GPT-2's queries, keys
     and values), each gets the ranks that lead to it.
+
+    Args:
+      folder: holds the adapter.
+      mapping: see above.
+      shapes: see above.
+      cut: layers that the model leaves out; so is what the adapter has on them.
 
     Raises:
       DataError: the file is broken, or does not hold what its config says, or what the model has.
@@ -279,36 +146,68 @@ def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params) -> Ad
     config = read_adapter_config(folder)
     whole = jax.eval_shape(lambda: init_adapters(jax.random.key(0), shapes, LoraSettings(pattern="", rank=1)))
     sizes = {name: leaf.shape for name, leaf in named_leaves(whole).items()}
-    places = _places(mapping, sizes)
-    pairs: dict[str, dict[str, np.ndarray]] = {}  # by the names of modules as the rows have them
-    spelled: dict[str, str] = {}  # as the adapter has them
-    saved: dict[str, Tensor] = {}
-    for name, tensor in open_adapter(folder).items():
-        part = _PART.fullmatch(name)
-        module = mapping.canonical(f"{part[1]}.weight" if part else name).removesuffix(".weight")
-        if part is None:
-            saved[name] = tensor
-        elif not mapping.ignores(f"{module}.weight"):
-            pairs.setdefault(module, {})[part[2]] = np.asarray(tensor).astype(np.float32)
-            spelled[module] = part[1]
-    headless = any(module != name for module, name in spelled.items())
-    spelled = {name: name.removeprefix(mapping.base) if headless else name for name in places} | spelled
-    problems = _misfits(config, pairs, spelled, places)
-    problems += [
-        f"{name} belongs to no module of modules_to_save"
-        for name in saved
-        if not config.saves(name.rpartition(".")[0]) and mapping.canonical(name) not in _embeddings(mapping)
-    ]
+    places, known = _places(mapping, sizes) | _others(mapping, shapes, sizes), _names(mapping, shapes)
+    found = _sorted_out(folder, mapping, cut)
+    asked = {own for own, name in found.names.items() if config.saves(_owner(name))}
+    check_adapted(folder, mapping, found.pairs)
+    check_replaced(folder, mapping, found.saved, asked=asked, known=known)
+    problems = _misfits(config, found, places, known, _spelling(mapping, found))
+    # Embeddings that have grown are saved unasked.
+    unasked = (
+        own for own in found.saved if own not in (*asked, mapping.embedding(), HEAD) and not mapping.ignores(own)
+    )
+    problems += [f"{found.names[own]} belongs to no module of modules_to_save" for own in unasked]
     if problems:
         listing = "\n  ".join(problems)
         raise DataError(f"The adapter in {folder} does not fit its model ({len(problems)} problems):\n  {listing}")
-    factors = {name: config.factor_of(spelled[name]) for name in pairs}
-    params, settings = _in_our_terms(config, pairs, factors, places, sizes)
-    return Adapters(params, settings, saved)
+    if found.outside:
+        log.warning("%s: the adapter is also on %s, not read here.", folder, ", ".join(sorted(found.outside)))
+    factors = {module: config.factor_of(pair.name) for module, pair in found.pairs.items()}
+    adapted = {module: pair.parts for module, pair in found.pairs.items() if places[module].rows}
+    params, settings = _in_our_terms(config, adapted, factors, places, sizes)
+    others = (module for module in found.pairs if not places[module].rows)
+    added = {f"{module}.weight": _product(found.pairs[module], factors[module]) for module in others}
+    return Adapters(params, settings, found.saved, added)
+
+
+def _sorted_out(folder: Path, mapping: mappings.Mapping, cut: range) -> _Contents:
+    found = _Contents({}, {}, {}, set())
+    for name, tensor in open_adapter(folder).items():
+        part = _PART.fullmatch(name)
+        own = mapping.canonical(f"{part[1]}.weight" if part else name)
+        if mapping.layer_of(own) in cut:
+            continue
+        if part is None:
+            other = found.names.setdefault(own, name)
+            found.saved[own] = tensor
+        elif mapping.ignores(own) and not mapping.ties(own):
+            found.outside.add(part[1])
+            continue
+        else:
+            name = part[1]
+            pair = found.pairs.setdefault(_owner(own), _Pair(name, bool(part[2]), {}))
+            other = pair.name
+            pair.parts[part[3]] = np.asarray(tensor).astype(np.float32)
+        if other != name:
+            raise DataError(
+                f"{folder}: {other} and {name} are one and the same part of a model; take one of them away."
+            )
+    return found
+
+
+def _owner(name: str) -> str:
+    """The module that a tensor belongs to."""
+    return name.rpartition(".")[0]
+
+
+def _product(pair: _Pair, factor: float) -> np.ndarray:
+    """What an adapter adds to the foreign weight that it is on: of an embedding the transpose."""
+    product = np.float32(factor) * (pair.parts["B"] @ pair.parts["A"])
+    return product.T if pair.embedding else product
 
 
 def _places(mapping: mappings.Mapping, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, _Place]:
-    """Every linear module of the model by its name; `sizes` are those of adapters of rank 1 on everything."""
+    """Every module that `init_adapters` adapts, by its name; `sizes` are those of adapters of rank 1 on everything."""
     places = {}
     for module in modules_of(mapping, {name.rpartition("/")[0] for name in sizes}):
         row, stacked = module.rows[0], "{layer}" in module.name
@@ -319,38 +218,70 @@ def _places(mapping: mappings.Mapping, sizes: Mapping[str, tuple[int, ...]]) -> 
     return places
 
 
-def _embeddings(mapping: mappings.Mapping) -> set[str]:
-    """What PEFT saves unasked where the vocabulary has grown."""
-    names = ("token_embedding", "output_embedding")
-    return {"lm_head.weight", *(row.foreign for row in mapping.rows if row.ours in names)}
+def _others(mapping: mappings.Mapping, shapes: Params, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, _Place]:
+    """The other matrices outside of layers: embeddings, [inputs, outputs], and linear layers, [outputs, inputs]."""
+    places, leaves = {}, named_leaves(shapes)
+    for row in mapping.rows:
+        shape = row.layout.foreign_shape(leaves[row.ours].shape)
+        if len(shape) != 2 or "{layer}" in row.foreign or f"{row.ours}/a" in sizes or row.layout.row:
+            continue
+        embedding = row.layout.split is None and row.ours != "output_embedding"
+        inputs, outputs = shape if embedding else shape[::-1]
+        places[row.foreign.removesuffix(".weight")] = _Place([], 0, inputs, outputs, embedding)
+    return places
+
+
+def _spelling(mapping: mappings.Mapping, found: _Contents) -> Callable[[str], str]:
+    """How the file writes what the table names: with less in front, or with more."""
+    for name in (*(pair.name for pair in found.pairs.values()), *found.names.values()):
+        own = mapping.canonical(name)
+        if own != name and own.endswith(name):
+            front = own.removesuffix(name)
+            return lambda module: module.removeprefix(front)
+        if own != name and name.endswith(own):
+            front = name.removesuffix(own)
+            return lambda module: front + module
+    return lambda module: module
 
 
 def _misfits(
     config: AdapterConfig,
-    pairs: Mapping[str, Mapping[str, np.ndarray]],
-    spelled: Mapping[str, str],
+    found: _Contents,
     places: Mapping[str, _Place],
+    known: set[str],
+    spell: Callable[[str], str],
 ) -> list[str]:
-    """Everything missing, surplus or of the wrong shape."""
+    """Everything missing, and every adapter that is surplus or of the wrong shape."""
     problems = []
-    for module, pair in pairs.items():
-        name, rank = spelled[module], config.rank_of(spelled[module])
-        place = places.get(module)
-        if place is None:
-            problems.append(f"{name} is no linear layer here that LoRA adapts")
+    for module, (name, embedding, parts) in found.pairs.items():
+        rank, place = config.rank_of(name), places.get(module)
+        if place is None or place.embedding != embedding:
+            problems.append(f"{name} is no {'embedding' if embedding else 'linear layer'} here that LoRA adapts")
         elif not config.targeted(name):
-            problems.append(f"{name} has an adapter, but target_modules = {_short(config.targets)} does not name it")
-        elif found := [f"lora_{part}" for part in ("A", "B") if part not in pair]:
-            problems.append(f"{name} lacks {found[0]}")
-        elif (pair["A"].shape, pair["B"].shape) != ((rank, place.inputs), (place.outputs, rank)):
+            problems.append(f"{name} has an adapter, but target_modules = {short(config.targets)} does not name it")
+        elif missing := [part for part in ("A", "B") if part not in parts]:
+            problems.append(f"{name} lacks lora_{missing[0]}")
+        elif (parts["A"].shape, parts["B"].shape) != ((rank, place.inputs), (place.outputs, rank)):
             problems.append(
-                f"{name} has A {list(pair['A'].shape)} and B {list(pair['B'].shape)}, which must be "
+                f"{name} has A {list(parts['A'].shape)} and B {list(parts['B'].shape)}, which must be "
                 f"{[rank, place.inputs]} and {[place.outputs, rank]}"
             )
-    if not config.some_layers:
-        missing = [name for name in places if name not in pairs and config.targeted(spelled[name])]
-        problems += [f"missing {spelled[name]}.lora_A.weight" for name in missing]
-    return problems or ([] if pairs or config.saved else ["it adapts nothing"])
+    for module in places.keys() - found.pairs.keys():
+        if config.targeted(spell(module)) and (places[module].rows or config.targets != "all-linear"):
+            problems.append(f"missing {spell(module)}.lora_{'embedding_' * places[module].embedding}A")
+    problems += [f"missing {spell(own)}" for own in known - found.saved.keys() if config.saves(_owner(spell(own)))]
+    if not problems and not found.pairs and not found.saved:
+        problems.append("it adapts nothing" + f" but {', '.join(sorted(found.outside))}" * bool(found.outside))
+    return sorted(problems)
+
+
+def _names(mapping: mappings.Mapping, shapes: Params) -> set[str]:
+    """The foreign names of all weights of the model."""
+    leaves, names = named_leaves(shapes), set()
+    for row in mapping.rows:
+        layers = leaves[row.ours].shape[0] if "{layer}" in row.foreign else 1
+        names |= {row.foreign.format(layer=layer) for layer in range(layers)}
+    return names
 
 
 def _in_our_terms(

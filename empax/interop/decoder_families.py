@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from empax.interop.mappings import FLAT, LINEAR, LINEAR_OUT, SAME, Layout, Mapping, Row, llama_mapping
+from empax.interop.mappings import FLAT, LINEAR, LINEAR_OUT, SAME, Layout, Mapping, Row, llama_mapping, tied_head
 from empax.models.decoder_only_config import DecoderOnlyConfig
 
 
@@ -51,4 +51,4 @@ def opt_mapping(config: DecoderOnlyConfig) -> Mapping:
         norms["final_norm"] = f"{decoder}.final_layer_norm"
     for ours, theirs in norms.items():
         rows += [Row(f"{ours}/scale", f"{theirs}.weight", SAME), Row(f"{ours}/bias", f"{theirs}.bias", SAME)]
-    return Mapping(rows=tuple(rows), base="model.", ignored=(r"lm_head\.weight",) if config.tie_embeddings else ())
+    return Mapping(rows=tuple(rows), base="model.", tied=tied_head(config))

@@ -12,6 +12,8 @@ from empax.interop.mappings import LINEAR, LINEAR_OUT, ROW, SAME, Constant, Mapp
 from empax.models.layers import sinusoidal_positions
 from empax.models.transformer_config import TransformerConfig
 
+_HEAD = r"lm_head\.weight"
+
 
 def _attention(ours: str, foreign: str) -> tuple[Row, ...]:
     rows = [Row(f"{ours}/{name}", f"{foreign}.{name[0]}.weight", LINEAR) for name in ("query", "key", "value")]
@@ -41,16 +43,14 @@ def t5_mapping(config: TransformerConfig) -> Mapping:
         names = {"gate": "wi_0", "wi": "wi_1", "wo": "wo"} if gated else {"wi": "wi", "wo": "wo"}
         rows += [Row(f"{layers}/feed_forward/{our}", f"{feed}.{their}.weight", LINEAR) for our, their in names.items()]
         rows.append(Row(f"{layers}/feed_forward_norm/scale", f"{block}.{last}.layer_norm.weight", SAME))
-    # Copies of the embedding; the cross-attention bias is a leftover of the original conversion, never used.
-    ignored = [
-        r"(en|de)coder\.embed_tokens\.weight",
-        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    ]
+    # A leftover of the original conversion, never used.
+    ignored = [r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"]
+    tied = [r"(en|de)coder\.embed_tokens\.weight"]
     if not config.num_decoder_layers:
-        ignored.append(r"decoder\..*")
-    if config.tie_embeddings:
-        ignored.append(r"lm_head\.weight")
-    return Mapping(rows=tuple(rows), ignored=tuple(ignored))
+        ignored += [r"decoder\..*", _HEAD]
+    elif config.tie_embeddings:
+        tied.append(_HEAD)
+    return Mapping(rows=tuple(rows), ignored=tuple(ignored), tied=tuple(tied))
 
 
 def bart_mapping(config: TransformerConfig) -> Mapping:
@@ -58,19 +58,18 @@ def bart_mapping(config: TransformerConfig) -> Mapping:
 
     Checkpoints without a head lack "model." and the bias.
     """
-    shared, head = "model.shared.weight", "lm_head.weight"
+    shared = "model.shared.weight"
     copies = tuple(f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
     constants = []
     rows = [Row("token_embedding", shared, SAME)]
-    ignored = [*map(re.escape, copies)]
-    if not config.num_decoder_layers:
-        ignored += [r"model\.decoder\..*", "final_logits_bias"]
+    tied = [*map(re.escape, copies)]
+    ignored = () if config.num_decoder_layers else (r"model\.decoder\..*", "final_logits_bias", _HEAD)
     if config.output_bias:
         rows.append(Row("output_bias", "final_logits_bias", ROW, optional=True))
-    if config.tie_embeddings:
-        ignored.append(re.escape(head))
-    else:
-        rows.append(Row("output_embedding", head, SAME))
+    if not config.tie_embeddings:
+        rows.append(Row("output_embedding", "lm_head.weight", SAME))
+    elif config.num_decoder_layers:
+        tied.append(_HEAD)
     for stack in ("encoder", "decoder") if config.num_decoder_layers else ("encoder",):
         foreign = f"model.{stack}"
         positions = f"{foreign}.embed_positions.weight"
@@ -99,7 +98,8 @@ def bart_mapping(config: TransformerConfig) -> Mapping:
         # Where the config ties nothing, Transformers 5 makes these up if a file lacks them.
         copies=() if config.tie_embeddings else copies,
         base="model.",
-        ignored=tuple(ignored),
+        ignored=ignored,
+        tied=tuple(tied),
     )
 
 

@@ -33,7 +33,6 @@ def distilbert_mapping(config: BertConfig) -> Mapping:
         rows=tuple(rows),
         prefixes=("distilbert.",),
         ignored=(r"vocab_(transform|layer_norm|projector)\..*", r"embeddings\.position_ids"),
-        may_drop_layers=True,
     )
 
 
@@ -92,5 +91,4 @@ def _bert_like(config: BertConfig, base: str, prefixes: tuple[str, ...] = ()) ->
         ),
         # As the code that came from TensorFlow wrote them.
         spellings=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
-        may_drop_layers=True,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
@@ -19,11 +21,13 @@ from empax.interop.architectures import ARCHITECTURES, Config, architecture_of
 from empax.interop.config_fields import check_fields, their_words, without_nulls
 from empax.interop.gguf import gguf_fields
 from empax.interop.layouts import plain_names
+from empax.interop.mappings import Mapping as Table
 from empax.interop.onnx_files import has_onnx
 from empax.interop.parameters import import_params
 from empax.interop.readers import is_adapter, merge_advice, open_tensors
 from empax.interop.t5_fields import t5_fields
 from empax.interop.t5x import has_t5x
+from empax.interop.tensors import Tensors
 from empax.interop.tied_embeddings import t5_head
 from empax.models.bert import BertConfig
 from empax.models.lora import LoraSettings, merge
@@ -130,6 +134,7 @@ def load_pretrained(folder: Path, config: Config | None = None, *, shardings: An
     architecture = fields["model_type"]
     used = model_config(fields) if config is None else config
     tensors = plain_names(open_tensors(folder), architecture)
+    tensors = architecture_of(architecture).mapping(used).without(tensors, _cut(fields, used))
     return Pretrained(architecture, used, import_params(architecture, tensors, used, shardings=shardings))
 
 
@@ -170,28 +175,42 @@ def adapter_base(folder: Path) -> Path:
     return base
 
 
-def adapter_settings(folder: Path) -> LoraSettings:
-    """With which settings the adapter in `folder` is merged, or trained further.
+def generation_folder(folder: Path) -> Path:
+    """The folder that says how the model in `folder` decodes: of an adapter that does not, its model's."""
+    return adapter_base(folder) if not (folder / "generation_config.json").is_file() and is_adapter(folder) else folder
+
+
+def read_adapter(folder: Path) -> Adapters:
+    """The adapter in `folder`, without its model.
 
     Raises:
       As `load_adapted`.
     """
     fields = load_config(folder)
-    return _adapters(folder, fields["model_type"], model_config(fields)).settings
+    return _adapters(folder, fields["model_type"], model_config(fields))
 
 
-def _adapters(folder: Path, architecture: str, config: Config) -> Adapters:
+def _adapters(folder: Path, architecture: str, config: Config, *, cut: range = range(0)) -> Adapters:
     entry = architecture_of(architecture)
-    mapping = entry.mapping(config)
-    adapters = read_adapters(folder, mapping, entry.shapes(config))
-    ends = {mapping.embedding(), "lm_head.weight"}
-    saved = ends & {mapping.canonical(name) for name in adapters.saved}
-    if not isinstance(config, BertConfig) and config.tie_embeddings and len(saved) == 1:
-        raise ConfigError(
-            f"{folder}: the adapter replaces {saved.pop()} alone, of two embeddings that its model ties, so that they "
-            f"differ. {merge_advice()}"
-        )
-    return adapters
+    return read_adapters(folder, entry.mapping(config), entry.shapes(config), cut=cut)
+
+
+def _with_adapter(base: Tensors, adapters: Adapters, mapping: Table) -> dict[str, Any]:
+    """The tensors of the model with what the adapter puts in place or on top of them."""
+    kept = {name: tensor for name, tensor in base.items() if mapping.canonical(name) not in adapters.saved}
+    tensors: dict[str, Any] = kept | adapters.saved
+    for name, tensor in tensors.items():
+        more = adapters.added.get(mapping.canonical(name))
+        if more is not None and tensor.shape == more.shape:  # else `import_params` says what is wrong with the model
+            tensors[name] = np.asarray(tensor).astype(np.float32) + more
+    return tensors
+
+
+def _cut(fields: Mapping[str, Any], config: Config) -> range:
+    """The layers that a folder with these `fields` has, and a BERT of `config` leaves out."""
+    if not isinstance(config, BertConfig):
+        return range(0)
+    return range(config.num_layers, cast(BertConfig, model_config(fields)).num_layers)
 
 
 def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any = None) -> Adapted:
@@ -209,12 +228,14 @@ def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any =
     fields = load_config(folder)
     architecture = fields["model_type"]
     used = model_config(fields) if config is None else config
-    mapping = architecture_of(architecture).mapping(used)
-    adapters = _adapters(folder, architecture, used)
-    tensors = plain_names(open_tensors(adapter_base(folder)), architecture)
-    saved = {mapping.canonical(name): tensor for name, tensor in adapters.saved.items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if mapping.canonical(name) not in saved} | saved
-    params = import_params(architecture, tensors, used, shardings=shardings)
+    mapping, cut = architecture_of(architecture).mapping(used), _cut(fields, used)
+    adapters = _adapters(folder, architecture, used, cut=cut)
+    base = adapter_base(folder)
+    tensors = _with_adapter(plain_names(open_tensors(base), architecture), adapters, mapping)
+    rows, bias = load_config(base)["vocab_size"], tensors.get("final_logits_bias")
+    if bias is not None and bias.shape == (1, rows) and rows < used.vocab_size:  # transformers lets it grow so
+        tensors["final_logits_bias"] = np.pad(np.asarray(bias), ((0, 0), (0, used.vocab_size - rows)))
+    params = import_params(architecture, mapping.without(tensors, cut), used, shardings=shardings)
     return Adapted(architecture, used, params, adapters.params, adapters.settings)
 
 

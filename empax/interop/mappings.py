@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
 from empax.models.decoder_only import DecoderOnlyConfig
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +100,9 @@ class Mapping:
       copies: foreign names under which the token embedding is written once more.
       prefixes: what foreign names may begin with, to be taken off.
       base: what foreign names of all but the head begin with, to be put on where a model was saved without its head.
-      ignored: regular expressions of foreign names that carry nothing of ours (buffers, tied copies, heads).
+      ignored: regular expressions of foreign names that carry nothing of ours (buffers, poolers, heads).
+      tied: regular expressions of foreign names under which the token embedding is there once more.
       spellings: ends of foreign names as older versions wrote them, and as the rows do.
-      may_drop_layers: whether a checkpoint may have more layers than the model, of which the first are taken.
     """
 
     rows: tuple[Row, ...]
@@ -108,8 +111,8 @@ class Mapping:
     prefixes: tuple[str, ...] = ()
     base: str = ""
     ignored: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
     spellings: tuple[tuple[str, str], ...] = ()
-    may_drop_layers: bool = False
 
     def embedding(self) -> str:
         """The foreign name of the token embedding."""
@@ -127,13 +130,26 @@ class Mapping:
 
     def ignores(self, name: str) -> bool:
         """Whether the foreign `name` carries nothing of ours."""
-        if any(re.fullmatch(pattern, name) for pattern in self.ignored):
-            return True
-        return self.may_drop_layers and any(
-            re.fullmatch(re.escape(row.foreign).replace(r"\{layer\}", r"\d+"), name)
-            for row in self.rows
-            if "{layer}" in row.foreign
-        )
+        return any(re.fullmatch(pattern, name) for pattern in (*self.ignored, *self.tied))
+
+    def ties(self, name: str) -> bool:
+        """Whether the foreign `name` stands for our token embedding once more."""
+        found = (any(re.fullmatch(pattern, name) for pattern in patterns) for patterns in (self.tied, self.ignored))
+        return tuple(found) == (True, False)
+
+    def layer_of(self, name: str) -> int | None:
+        """The number of the layer that the foreign `name` belongs to; None = to no stack of layers."""
+        for row in self.rows:
+            before, _, behind = row.foreign.partition("{layer}")
+            if behind and (found := re.fullmatch(rf"{re.escape(before)}(\d+){re.escape(behind)}", name)):
+                return int(found[1])
+        return None
+
+    def without(self, tensors: dict[str, T], layers: range) -> dict[str, T]:
+        """`tensors`, by foreign names as a file has them, without those of `layers`."""
+        if not layers:
+            return tensors
+        return {name: tensor for name, tensor in tensors.items() if self.layer_of(self.canonical(name)) not in layers}
 
 
 def biased_attention(ours: str, foreign: str, inward: str, outward: str) -> list[Row]:
@@ -153,14 +169,17 @@ def norm_rows(names: dict[str, str]) -> list[Row]:
     return [Row(f"{our}/{i}", f"{their}.{j}", SAME) for our, their in names.items() for i, j in pairs]
 
 
+def tied_head(config: DecoderOnlyConfig) -> tuple[str, ...]:
+    """`Mapping.tied` of a model whose head may be its token embedding."""
+    return (r"lm_head\.weight",) if config.tie_embeddings else ()
+
+
 def llama_mapping(config: DecoderOnlyConfig) -> Mapping:
     """Llama with its head."""
     layer, layers = "model.layers.{layer}", "layers"
     rows = [Row("token_embedding", "model.embed_tokens.weight", SAME)]
-    ignored = [r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"]
-    if config.tie_embeddings:
-        ignored.append(r"lm_head\.weight")
-    else:
+    ignored = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+    if not config.tie_embeddings:
         rows.append(Row("output_embedding", "lm_head.weight", SAME))
     for ours in ("query", "key", "value", "out"):
         theirs = f"{layer}.self_attn.{ours[0]}_proj"
@@ -173,7 +192,7 @@ def llama_mapping(config: DecoderOnlyConfig) -> Mapping:
     rows.append(Row(f"{layers}/attention_norm/scale", f"{layer}.input_layernorm.weight", SAME))
     rows.append(Row(f"{layers}/feed_forward_norm/scale", f"{layer}.post_attention_layernorm.weight", SAME))
     rows.append(Row("final_norm/scale", "model.norm.weight", SAME))
-    return Mapping(rows=tuple(rows), base="model.", ignored=tuple(ignored))
+    return Mapping(rows=tuple(rows), base="model.", ignored=ignored, tied=tied_head(config))
 
 
 def gpt2_mapping(config: DecoderOnlyConfig) -> Mapping:
@@ -183,10 +202,8 @@ def gpt2_mapping(config: DecoderOnlyConfig) -> Mapping:
         Row("token_embedding", "transformer.wte.weight", SAME),
         Row("position_embedding", "transformer.wpe.weight", SAME),
     ]
-    ignored = [r"transformer\.h\.\d+\.attn\.(bias|masked_bias)"]  # the causal mask
-    if config.tie_embeddings:
-        ignored.append(r"lm_head\.weight")
-    else:
+    ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",)  # the causal mask
+    if not config.tie_embeddings:
         rows.append(Row("output_embedding", "lm_head.weight", SAME))
     for part, ours in enumerate(("query", "key", "value")):
         weight = Layout(split=1, transpose=False, part=part, parts=3)
@@ -205,4 +222,4 @@ def gpt2_mapping(config: DecoderOnlyConfig) -> Mapping:
     ):
         rows.append(Row(f"{ours}/scale", f"{theirs}.weight", SAME))
         rows.append(Row(f"{ours}/bias", f"{theirs}.bias", SAME))
-    return Mapping(rows=tuple(rows), base="transformer.", ignored=tuple(ignored))
+    return Mapping(rows=tuple(rows), base="transformer.", ignored=ignored, tied=tied_head(config))

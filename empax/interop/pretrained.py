@@ -19,11 +19,11 @@ from empax.interop.architectures import ARCHITECTURES, with_dropout
 from empax.interop.grown_vocabulary import grow_vocabulary, rows_for
 from empax.interop.huggingface import (
     adapter_base,
-    adapter_settings,
     load_adapted,
     load_config,
     load_pretrained,
     model_config,
+    read_adapter,
     resolve,
 )
 from empax.interop.pretrained_encoders import RUN_SETTINGS, Dtype, word_embeddings
@@ -232,7 +232,7 @@ def check_kept(settings: GeneratorSettings, lora: LoraSettings | None) -> None:
     if lora is None:
         raise ConfigError("generator.adapters = 'kept' trains adapters further: set lora beside it, or 'merged'.")
     folder = resolve(settings.pretrained)
-    own, fields = adapter_settings(folder), load_config(folder)
+    own, fields = read_adapter(folder).settings, load_config(folder)
     shapes = ARCHITECTURES[fields["model_type"]].shapes(model_config(fields))
     rng = jax.random.key(0)
     asked, kept = (jax.eval_shape(functools.partial(init_adapters, rng, shapes, one)) for one in (lora, own))

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import check_whole, read_model_json
@@ -20,6 +21,7 @@ from empax.interop.tensors import MappedTensor, Tensor
 from empax.interop.torch_files import read_torch
 
 SAFETENSORS, TORCH, FLAX = "model.safetensors", "pytorch_model.bin", "flax_model.msgpack"
+ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _ATLAS = "model.pth.tar"
 _READERS = {".safetensors": "safetensors", ".bin": "PyTorch", ".pth": "PyTorch", ".pt": "PyTorch", ".tar": "PyTorch"}
@@ -134,16 +136,30 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds an adapter, and no whole model beside it."""
-    whole = (SAFETENSORS, TORCH, FLAX, *(f"{name}.index.json" for name in (SAFETENSORS, TORCH, FLAX)))
-    return (folder / "adapter_config.json").is_file() and not any((folder / name).is_file() for name in whole)
+    """Whether the folder holds an adapter.
+
+    Raises:
+      ConfigError: it holds a whole model too, and nothing says which of both is meant.
+    """
+    wholes = (SAFETENSORS, TORCH, FLAX, *(f"{name}.index.json" for name in (SAFETENSORS, TORCH, FLAX)))
+    whole = [name for name in wholes if (folder / name).is_file()]
+    found = [name for name in (ADAPTER_CONFIG, *ADAPTER_FILES) if (folder / name).is_file()]
+    if whole and found:
+        raise ConfigError(
+            f"{folder} holds a whole model ({whole[0]}) and an adapter beside it ({', '.join(found)}). If the adapter "
+            "is merged into the model already, take its files away; else move them to a folder of their own, write "
+            f"{folder.resolve()} for base_model_name_or_path into its {ADAPTER_CONFIG}, and give that folder."
+        )
+    return ADAPTER_CONFIG in found
 
 
 def merge_advice() -> str:
     """How PEFT itself makes a whole model of an adapter that is not read here."""
     return (
-        "Merge it with its model where PEFT is installed: load it with AutoPeftModel.from_pretrained, call "
-        "merge_and_unload() and save_pretrained(FOLDER), save the tokenizer there too, and give that folder."
+        "Where PEFT is installed and can merge this kind, make one model of both: `PeftModel.from_pretrained("
+        "AutoModelForCausalLM.from_pretrained(BASE), FOLDER).merge_and_unload().save_pretrained(OUT)` "
+        "(AutoModelForSeq2SeqLM of an encoder-decoder, AutoModel of an encoder); save the tokenizer there too, and "
+        "give OUT."
     )
 
 

@@ -15,7 +15,7 @@ from empax.core.types import Params
 from empax.data.model_files import read_model_json
 from empax.data.tokenizers import Reading
 from empax.interop.parameters import LazyTensor
-from empax.interop.readers import open_tensors
+from empax.interop.readers import is_adapter, open_tensors
 from empax.interop.safetensors_out import write_tensors
 from empax.models.dual_encoder import DualEncoder, Pooling, Projection
 
@@ -109,6 +109,11 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
             _check_sentence(place / "config.json")
             found["normalize"] = True
     _check_order(order, path)
+    if found["encoder"] != folder and is_adapter(folder):
+        raise ConfigError(
+            f"{folder} holds an adapter, but {path.name} has its encoder in {found['encoder'].name}: put the adapter's "
+            "files there, in place of the weights that they sit on, or take them away."
+        )
     similarity, reading = _sentences(folder, found.pop("max_tokens"))
     if not pools_prompt and (reading.query_prompt or reading.key_prompt):
         raise ConfigError(

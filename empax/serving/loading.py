@@ -13,7 +13,7 @@ from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings
-from empax.interop.huggingface import load_config, model_config, resolve
+from empax.interop.huggingface import generation_folder, load_config, model_config, resolve
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.interop.pretrained_encoders import Dtype, EncoderSettings, load_encoder
 from empax.interop.sentence_modules import read_modules
@@ -84,7 +84,7 @@ def _decoding(folder: Path, config: Any, tokenizer: SubwordTokenizer) -> DecodeS
     if not folder.is_dir():
         return plain
     try:
-        found = read_generation_config(folder, encoder_decoder=isinstance(config, TransformerConfig))
+        found = read_generation_config(generation_folder(folder), encoder_decoder=isinstance(config, TransformerConfig))
         return found.with_eos(tokenizer.eos_id)
     except ConfigError as error:
         log.warning("%s; `generate` decodes greedily unless it is told otherwise.", error)

@@ -285,9 +285,12 @@ class TextModel:
                 'it before finetune(..., lora=8), or save this one whole with format="transformers".'
             )
         else:
+            base = base_beneath(
+                self.adapters.base, self.model.config, kept=False, instead='save this one with format="transformers"'
+            )
             export_adapters(
                 folder, self.fields["model_type"], self.adapters.params, self.model.config, self.adapters.settings,
-                base=base_beneath(self.adapters.base, kept=False), tokenizer=t, generation=generation,
+                base=base, tokenizer=t, generation=generation,
             )  # fmt: skip
 
     def _said(self, text: str, ids: list[int]) -> str:

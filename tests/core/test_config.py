@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from ml_collections import ConfigDict
 
-from empax.core.config import ConfigError, split_keys, to_settings
+from empax.core.config import ConfigError, check_types, split_keys, to_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,19 @@ class Outer:
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     inners: tuple[Inner, ...] = ()
     anything: Any = None
+
+
+def test_types_of_fields_are_checked_as_those_of_settings_are():
+    check_types(Outer("n", rate=2, sizes=(1, 2), limit=None, either="x"))
+    for changes, message in (
+        ({"name": 5}, "^name = 5 is of type int; it must be str"),
+        ({"rate": "2"}, "^rate = '2' is of type str; it must be float"),
+        ({"mode": "c"}, "^mode = 'c' is not allowed"),
+        ({"sizes": (1, "2")}, r"^sizes\[1\] = '2' is of type str; it must be int"),
+        ({"limit": True}, "^limit = True is of type bool; it must be int"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_types(Outer(**({"name": "n"} | changes)))
 
 
 def test_makes_nested_settings_of_a_config_dict():

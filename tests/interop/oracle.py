@@ -1,6 +1,7 @@
 """What the tests against PyTorch share: weights away from their initial values, padding on both sides, comparison."""
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,43 @@ def perturbed(model, seed=0):
         if isinstance(module, torch.nn.Embedding):
             module.padding_idx = None  # or PyTorch drops the gradient of that row
     return model.eval()
+
+
+def lora_of(model, folder, **settings):
+    """PEFT's model on `model`, all that it trains away from zero, after it was saved in `folder`."""
+    generator = torch.Generator().manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its imports and its saving
+        import peft
+
+        adapted = peft.get_peft_model(model, peft.LoraConfig(**({"r": 3, "lora_alpha": 5} | settings))).eval()
+        with torch.no_grad():
+            for parameter in adapted.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
+        adapted.save_pretrained(folder)
+    return adapted
+
+
+def merged(adapted):
+    """The weights of PEFT's model with its adapter merged into them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of embeddings that are tied no more
+        return tensors_of(adapted.merge_and_unload())
+
+
+def follow(message, names):
+    """Runs the pieces of code that a message gives between backticks, where PEFT and transformers are at hand."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import peft
+
+        scope = {name: getattr(transformers, name) for name in re.findall(r"AutoModel\w*", message)}
+        scope |= {"PeftModel": peft.PeftModel, "torch": torch, **names}
+        pieces = re.findall("`([^`]+)`", message)
+        assert pieces
+        for piece in pieces:
+            exec(piece, scope)
 
 
 def tensors_of(model):

@@ -10,16 +10,19 @@ import pytest
 import safetensors.numpy
 import torch
 import transformers
+from flax import serialization
+from flax.traverse_util import unflatten_dict
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
 from empax.interop.architectures import ARCHITECTURES
-from empax.interop.parameters import import_params
-from empax.interop.peft import adapter_tensors, export_adapters
+from empax.interop.huggingface import load_pretrained
+from empax.interop.parameters import export_params, import_params
+from empax.interop.peft import adapter_tensors, base_beneath, export_adapters
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from empax.models.lora import LoraSettings, adapt, init_adapters
+from empax.models.lora import LoraSettings, adapt, init_adapters, merge
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
@@ -140,6 +143,57 @@ def test_peft_loads_the_adapters_to_the_same_results_and_gradients(name, tmp_pat
     assert compared == set(grads)
     modules = {TransformerConfig: 4 + 7, BertConfig: 4, DecoderOnlyConfig: 4}[type(config)]  # in both stacks, if two
     assert len(grads) == 2 * 2 * (modules - (name == "gpt2"))  # two layers, A and B
+
+
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "mpnet", "dpr", "dpr-question")
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ENCODERS)
+def test_peft_finds_an_encoder_by_what_its_adapters_say(name, tmp_path, oracle):
+    """Without a class that somebody names, down to the encoder of questions or of passages of a DPR."""
+    if name == "dpr-question":
+        name, theirs = "dpr", transformers.DPRQuestionEncoder(transformers.DPRConfig(**BERT))
+    else:
+        theirs = MAKERS[name]()
+    oracle.perturbed(theirs).save_pretrained(tmp_path / "base")
+    _, config, params = load_pretrained(tmp_path / "base")
+    rng = np.random.default_rng(0)
+    adapters = init_adapters(jax.random.key(0), params, PARTS)
+    adapters = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), adapters)
+    base = base_beneath(str(tmp_path / "base"), config, kept=False, instead="merge them")
+    export_adapters(tmp_path / "out", name, adapters, config, PARTS, base=base)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its imports
+        peft = pytest.importorskip("peft")
+        auto = peft.AutoPeftModel if name == "dpr" else peft.AutoPeftModelForFeatureExtraction
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a missing or surplus key is a warning
+        warnings.simplefilter("ignore", FutureWarning)
+        loaded = auto.from_pretrained(tmp_path / "out")
+    assert type(loaded.get_base_model()) is type(theirs)
+    expected = oracle.merged(loaded)
+    for key, value in export_params(name, merge(params, adapters, PARTS), config).items():
+        np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def test_adapters_name_only_a_model_that_transformers_loads(tmp_path):
+    """A folder of Flax is none, but what it becomes by the advice is."""
+    made = DecoderOnly(ARCHITECTURES["gpt2"].config(GPT2))
+    ids = jnp.zeros((1, 1), jnp.int32)
+    params = made.init(jax.random.key(0), ids, ids == 0)["params"]
+    tensors = export_params("gpt2", params, made.config)
+    flax = tmp_path / "flax"
+    flax.mkdir()
+    transformers.GPT2Config(**GPT2, eos_token_id=1).save_pretrained(flax)
+    tree = unflatten_dict({tuple(name.split(".")): value for name, value in tensors.items()})
+    (flax / "flax_model.msgpack").write_bytes(serialization.msgpack_serialize(tree))
+    with pytest.raises(
+        ConfigError, match=r'does not load .*flax\. .*`empax\.load\(.*flax.\)\.save\("BASE"\)`, and train'
+    ):
+        base_beneath(str(flax), made.config, kept=False, instead="merge them")
+    safetensors.numpy.save_file(tensors, flax / "model.safetensors")
+    assert base_beneath(str(flax), made.config, kept=False, instead="merge them") == str(flax)
 
 
 def test_parts_of_one_weight_become_one_adapter_of_a_higher_rank(tmp_path):

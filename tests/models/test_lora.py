@@ -356,16 +356,50 @@ def test_a_pattern_that_finds_no_matrix_is_refused(pattern):
 
 def test_bad_settings_and_foreign_adapters_are_refused():
     for values, match in (
-        ({"rank": 0}, "rank = 0 must be at least 1"),
+        ({"rank": 0}, r"rank = 0 must lie in \[1, 16384\]"),
+        ({"rank": 10**6}, r"rank = 1000000 must lie in \[1, 16384\]"),
         ({"dropout": 1.0}, r"dropout = 1.0 must lie in \[0, 1\)"),
         ({"pattern": "("}, "not a regular expression"),
     ):
         with pytest.raises(ConfigError, match=match):
             LoraSettings(**values)
+    assert LoraSettings(alpha=16).factor == 2.0
     _, base = model_and_params()
     adapters = init_adapters(jax.random.key(0), base, LoraSettings())
     with pytest.raises(ConfigError, match=r"adapters for decoder/layers/attention/query, .*, which the model does not"):
         adapt({"encoder": base["encoder"]}, adapters, LoraSettings())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rank", "8", "rank = '8' is of type str; it must be int"),
+        ("rank", True, "rank = True is of type bool; it must be int"),
+        ("rank", 2.0, r"rank = 2\.0 is of type float; it must be int"),
+        ("rank", None, "rank = None is of type NoneType; it must be int"),
+        ("alpha", "16", "alpha = '16' is of type str; it must be float"),
+        ("dropout", None, "dropout = None is of type NoneType; it must be float"),
+        ("pattern", 5, "pattern = 5 is of type int; it must be str"),
+        ("int8", "no", "int8 = 'no' is of type str; it must be bool"),
+    ],
+)
+def test_settings_of_another_type_are_refused_by_name(name, value, message):
+    settings = LoraSettings()
+    # The types of arguments are checked in tests alone, and earlier.
+    object.__setattr__(settings, name, value)
+    with pytest.raises(ConfigError, match=message):
+        settings.__post_init__()
+
+
+def test_a_rank_that_no_weight_can_use_is_refused_before_anything_is_made():
+    """The largest side of the smaller ones counts: other weights may be smaller."""
+    base = {"attention": {"query": np.zeros((12, 4, 5))}, "feed_forward": {"wi": np.zeros((12, 300))}}
+    adapters = init_adapters(jax.random.key(0), base, LoraSettings(pattern="", rank=12))
+    assert adapters["feed_forward"]["wi"]["a"].shape == (12, 12)
+    stacked = {"layers": {"attention": {"out": np.zeros((3, 4, 5, 12))}}}  # of three layers
+    for params in (base, stacked):
+        with pytest.raises(ConfigError, match=r"rank = 13 is more than 12, the smaller side of the largest weight"):
+            init_adapters(jax.random.key(0), params, LoraSettings(pattern="", rank=13))
 
 
 @pytest.mark.multidevice

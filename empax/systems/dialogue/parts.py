@@ -21,7 +21,7 @@ from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import read_generation_config
 from empax.decoding.settings import DecodeSettings, without_unknown
-from empax.interop.huggingface import resolve
+from empax.interop.huggingface import generation_folder, resolve
 from empax.interop.pretrained import LoadedGenerator, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.models.fusion_in_decoder import FusionInDecoder
@@ -191,7 +191,7 @@ def with_own_decoding(
     if not settings.own_decoding:
         return settings
     found = read_generation_config(
-        resolve(settings.generator.pretrained),
+        generation_folder(resolve(settings.generator.pretrained)),
         encoder_decoder=isinstance(model, EncoderDecoder),
         changes={"max_new_tokens": settings.decoding.max_tokens, "min_new_tokens": settings.decoding.min_tokens},
     )
