@@ -92,7 +92,7 @@ def passages_of(options: argparse.Namespace, vocab_size: int) -> tuple[TaggedFor
     spoken = [turn for i in train for turn in (*i.context, i.response)]
     tokenizer = train_bpe(spoken, vocab_size=vocab_size - 20)
     layout = LayoutSettings(max_context_tokens=options.max_passage, max_passage_tokens=options.max_passage)
-    form = TaggedForm(tokenizer, layout, attributes=False)
+    form = TaggedForm(tokenizer, layout, attributes=False, exemplars="joined")
     chosen = texts.instances(options.data, "test")[: options.items]
     return form, texts.with_exemplars(form, chosen, corpus, options.passages, rng)
 

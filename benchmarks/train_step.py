@@ -115,7 +115,7 @@ def make_batches(options: argparse.Namespace, vocab_size: int) -> list[tuple[Bat
     rng = np.random.default_rng(0)
     chosen = [found[i] for i in rng.permutation(len(found))[:4096]]
     layout = LayoutSettings(max_context_tokens=options.max_passage, max_passage_tokens=options.max_passage)
-    form = TaggedForm(tokenizer, layout, attributes=False)
+    form = TaggedForm(tokenizer, layout, attributes=False, exemplars="joined")
     rows = texts.with_exemplars(form, chosen, chosen, options.passages, rng)
     targets = render_targets(chosen, tokenizer, options.max_target)
     longest = [texts.passage_tokens(row, options.max_passage) for row in rows]

@@ -97,7 +97,8 @@ def test_an_exemplar_that_is_too_long_keeps_its_response(tokenizer):
 
 
 def test_a_shot_may_be_the_response_alone(tokenizer):
-    (passage,) = form(tokenizer, exemplars="response").passages(INSTANCES[2:])
+    wide = LayoutSettings(max_context_tokens=60, max_passage_tokens=60)
+    (passage,) = form(tokenizer, exemplars="response", layout=wide).passages(INSTANCES[2:])
     assert text(tokenizer, passage.ids) == "\n\nA good answer: Well done!"
 
 
