@@ -11,7 +11,8 @@ from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, system_errors
-from empax.core.text_files import MAX_FILE_BYTES, check_regular
+from empax.core.text_files import MAX_FILE_BYTES, check_regular, reason_of
+from empax.data.known_fields import short
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -52,6 +53,24 @@ def read_model_json(path: Path, *, kind: type[dict[str, Any]] | type[list[Any]] 
         wanted = "object" if kind is dict else "list"
         raise DataError(f"{path} must hold a JSON {wanted}, but is {kinds.get(type(value), repr(value))}.")
     return value
+
+
+def named_path(path: Path, name: Any) -> Path:
+    """What the file `path` calls `name`, which lies in the same folder as that file.
+
+    Raises:
+      DataError: it is no name, or leads out of the folder.
+    """
+    try:
+        place = path.parent / name
+        inside = place.resolve().is_relative_to(path.parent.resolve())
+        place.exists()
+    except (TypeError, ValueError, OSError, RuntimeError) as error:  # no text, no name that can be, a loop of links
+        reason = reason_of(error) if isinstance(error, OSError) else error
+        raise DataError(f"{path} names {short(name)}, which cannot be looked up ({reason}).") from error
+    if not inside:
+        raise DataError(f"{path} names {short(name)}, which is outside the folder.")
+    return place
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError
+from empax.data.known_fields import short
 from empax.models.bert import DISTILBERT
 
 _SIZES = frozenset(
@@ -141,15 +142,15 @@ def check_fields(fields: Mapping[str, Any], file: Path) -> None:
         if value is None:
             continue
         if not isinstance(value, dict):
-            problems.append(f"{name} = {_short(value)} must be an object or null")
+            problems.append(f"{name} = {short(value)} must be an object or null")
             continue
         problems += [f"{name}.{problem}" for problem in _numbers(value, _ROPE_NUMBERS)]
         for key in ("type", "rope_type"):
             if not isinstance(value.get(key, ""), str):
-                problems.append(f"{name}.{key} = {_short(value[key])} must be a text")
+                problems.append(f"{name}.{key} = {short(value[key])} must be a text")
     named = fields.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(one, str) for one in named)):
-        problems.append(f"architectures = {_short(named)} must be a list of names")
+        problems.append(f"architectures = {short(named)} must be a list of names")
     if problems:
         raise ConfigError(f"{file}: {'; '.join(problems)}.")
 
@@ -161,27 +162,22 @@ def _problems(fields: Mapping[str, Any]) -> Iterable[str]:
             continue
         whole = isinstance(value, int) and not isinstance(value, bool)
         if name in _SIZES and not (whole and 1 <= value <= _LARGEST):
-            yield f"{name} = {_short(value)} must be a whole number of at least 1"
+            yield f"{name} = {short(value)} must be a whole number of at least 1"
         elif name in _COUNTS and not (whole and 0 <= value <= _LARGEST):
-            yield f"{name} = {_short(value)} must be a whole number of at least 0"
+            yield f"{name} = {short(value)} must be a whole number of at least 0"
         elif name in _RATES and not (_is_number(value) and 0 <= value < 1):
-            yield f"{name} = {_short(value)} must be a number from 0 to below 1"
+            yield f"{name} = {short(value)} must be a number from 0 to below 1"
         elif name in _SWITCHES and not isinstance(value, bool):
-            yield f"{name} = {_short(value)} must be true or false"
+            yield f"{name} = {short(value)} must be true or false"
         elif name in _TEXTS and not isinstance(value, str):
-            yield f"{name} = {_short(value)} must be a text"
+            yield f"{name} = {short(value)} must be a text"
 
 
 def _numbers(fields: Mapping[str, Any], names: frozenset[str]) -> Iterable[str]:
     for name in sorted(names & set(fields)):
         if fields[name] is not None and not (_is_number(fields[name]) and fields[name] > 0):
-            yield f"{name} = {_short(fields[name])} must be a number above 0"
+            yield f"{name} = {short(fields[name])} must be a number above 0"
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30 and math.isfinite(value)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."

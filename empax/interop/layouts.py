@@ -5,16 +5,14 @@ Source: the code that wrote them, github.com/facebookresearch/FiD and github.com
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 
 import numpy as np
 
 from empax.core.files import DataError
+from empax.data.known_fields import warn_once
 from empax.interop.tensors import Tensor, Tensors
-
-log = logging.getLogger("empax")
 
 _ATLAS_PARTS = {"t5": "reader", "bert": "retriever"}
 _CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
@@ -71,9 +69,8 @@ def _warn_of_cross_bias(tensors: Tensors) -> None:
         return
     spread = float(np.ptp(np.asarray(tensors[_CROSS_BIAS]).astype(np.float32), axis=0).max())
     if spread > 0:  # the same for all distances leaves attention as it is
-        log.warning(
-            "%s differs by up to %.3g between distances. T5 has no such bias, and neither has any Transformers since "
-            "version 4.0: it is dropped, and replies may differ a little from those of the code that wrote it.",
-            _CROSS_BIAS,
-            spread,
+        warn_once(
+            f"{_CROSS_BIAS} differs by up to {spread:.3g} between distances. T5 has no such bias, and neither has any "
+            "Transformers since version 4.0: it is dropped, and replies may differ a little from those of the code "
+            "that wrote it."
         )

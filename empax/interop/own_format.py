@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from empax.core.config import ConfigError, to_settings
-from empax.core.files import DataError, read_json
+from empax.core.config import ConfigError, check_numbers, to_settings
+from empax.core.files import DataError
 from empax.core.tree import named_leaves
 from empax.core.types import Params
+from empax.data.model_files import read_model_json
 from empax.interop.parameters import LazyTensor
 from empax.interop.readers import open_tensors
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly
-from empax.models.dual_encoder import DualEncoder, Projection
+from empax.models.dual_encoder import DualEncoder, Pooling, Projection
 from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
@@ -37,6 +38,30 @@ class Exported(NamedTuple):
 _ENCODERS = {"bert": (BertConfig, BertEncoder), "t5_encoder": (TransformerConfig, T5Encoder)}
 
 
+@dataclasses.dataclass(frozen=True)
+class _GeneratorFields:
+    """What config.json says of an encoder-decoder."""
+
+    model_type: str
+    model: Literal["encoder_decoder"]
+    config: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _EncoderFields:
+    """What config.json says of a text encoder: see `DualEncoder`."""
+
+    model_type: str
+    model: Literal["dual_encoder"]
+    encoder: Literal["bert", "t5_encoder"]
+    config: Mapping[str, Any]
+    pooling: Pooling
+    normalize: bool
+    projections: tuple[Projection, ...]
+    truncate: int = 0
+    normalize_whole: bool = False
+
+
 def load_exported(folder: Path) -> Exported:
     """Reads what `format="empax"` wrote: the model and its parameters, bit for bit.
 
@@ -46,16 +71,14 @@ def load_exported(folder: Path) -> Exported:
     file = folder / "config.json"
     if not file.is_file():
         raise DataError(f'{folder} holds no config.json; give a folder that was written in the format "empax".')
-    fields = read_json(file)
-    found = fields["model_type"] if isinstance(fields, dict) and "model_type" in fields else "model of no known kind"
+    fields = read_model_json(file)
+    found = fields.get("model_type", "model of no known kind")
     if found != MODEL_TYPE:
         raise DataError(f"{folder} holds a {found!r}, not a model of our own: `load_pretrained` reads it.")
     try:
         model = _own_model(fields)
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{folder / 'config.json'} is not what empax writes ({error}); export the model again."
-        ) from error
+    except ConfigError as error:
+        raise DataError(f"{file} is not what empax writes ({error}); export the model again.") from error
     found, expected = open_tensors(folder), named_leaves(_shapes(model))
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"surplus {name}" for name in sorted(found) if name not in expected]
@@ -82,19 +105,25 @@ def own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, A
     name = next(name for name, (_, module) in _ENCODERS.items() if isinstance(model.encoder, module))
     config = dataclasses.asdict(model.encoder.config)  # pyright: ignore[reportAttributeAccessIssue]
     pooling: dict[str, Any] = {"pooling": model.pooling, "normalize": model.normalize}
+    pooling |= {"truncate": model.truncate, "normalize_whole": model.normalize_whole}
     pooling["projections"] = [dataclasses.asdict(projection) for projection in model.projections]
     return {"model_type": MODEL_TYPE, "model": "dual_encoder", "encoder": name, **pooling, "config": config}
 
 
 def _own_model(fields: Mapping[str, Any]) -> EncoderDecoder | DualEncoder:
-    if fields["model"] == "encoder_decoder":
-        return EncoderDecoder(to_settings(TransformerConfig, fields["config"], where="config"))
-    config, module = _ENCODERS[fields["encoder"]]
+    if fields.get("model") == "encoder_decoder":
+        said = to_settings(_GeneratorFields, fields, where="model")
+        return EncoderDecoder(to_settings(TransformerConfig, said.config, where="config"))
+    said = to_settings(_EncoderFields, fields, where="model")
+    check_numbers(said, "truncate", least=0)
+    config, module = _ENCODERS[said.encoder]
     return DualEncoder(
-        module(to_settings(config, fields["config"], where="config")),
-        fields["pooling"],
-        fields["normalize"],
-        tuple(to_settings(Projection, values, where="projections") for values in fields["projections"]),
+        module(to_settings(config, said.config, where="config")),
+        pooling=said.pooling,
+        normalize=said.normalize,
+        projections=said.projections,
+        truncate=said.truncate,
+        normalize_whole=said.normalize_whole,
     )
 
 

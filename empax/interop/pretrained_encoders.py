@@ -45,7 +45,7 @@ class EncoderSettings:
       dropout: one rate wherever the encoder drops out; None = what the config.json of a pretrained one says, and 0.1 in
         a random one.
       normalize: to unit length, so that the dot product is the cosine; "auto" = where a sentence-transformers folder
-        does it.
+        does it, which is before it cuts vectors (`truncate_dim`).
       remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
@@ -169,14 +169,19 @@ def _encoder_of(
 
 
 def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: SentenceModules | None) -> DualEncoder:
-    pooling, normalize, projections = "mean", False, ()
+    pooling, normalize, projections, truncate = "mean", False, (), 0
     if said is not None:
         pooling, normalize, projections = said.pooling or "mean", said.normalize, said.projections
+        truncate = said.truncate
+    auto = settings.normalize == "auto"
     return DualEncoder(
         encoder,
         pooling=pooling if settings.pooling == "auto" else settings.pooling,
-        normalize=normalize if settings.normalize == "auto" else settings.normalize,
+        # Sentence-transformers cuts vectors behind all modules, so also behind the one that normalises.
+        normalize=(normalize and not truncate) if settings.normalize == "auto" else settings.normalize,
         projections=projections,
+        truncate=truncate,
+        normalize_whole=auto and normalize and bool(truncate),
     )
 
 

@@ -9,10 +9,12 @@ from typing import Any, get_args
 import jax.numpy as jnp
 import numpy as np
 
-from empax.core.config import ConfigError
+from empax.core.config import LARGEST_INT, ConfigError
 from empax.core.files import DataError, write_json
+from empax.core.text_files import check_regular
 from empax.core.types import Params
-from empax.data.model_files import read_model_json
+from empax.data.known_fields import refuse_unknown, short
+from empax.data.model_files import named_path, read_model_json
 from empax.data.tokenizers import Reading
 from empax.interop.parameters import LazyTensor
 from empax.interop.readers import is_adapter, open_tensors
@@ -38,6 +40,19 @@ _TEXT_CONFIGS = tuple(
 )
 _NO_LIMIT = 10**9  # tokenizers write 10**30 where there is none
 _SENTENCE = (None, "sentence_embedding")
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+_HOME = "sentence_transformers."
+
+# The fields that are known of each file. An unknown one is refused, since it could change the vectors.
+_MODULE_FIELDS = ("idx", "name", "path", "type", "kwargs")
+_FOLDER_FIELDS = ("__version__", "model_type", "requirements", "prompts", "default_prompt_name", "similarity_fn_name")
+_FOLDER_FIELDS += ("truncate_dim",)
+_TEXT_FIELDS = ("max_seq_length", "do_lower_case", "transformer_task", "module_output_name", "modality_config")
+_TEXT_FIELDS += ("unpad_inputs",)
+_MODALITY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+_ENDS = ("module_input_name", "module_output_name")
+_SIZE_FIELDS = ("embedding_dimension", "word_embedding_dimension")
+_DENSE_FIELDS = ("in_features", "out_features", "bias", "activation_function", "use_residual", *_ENDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +65,7 @@ class SentenceModules:
       projections: linear layers behind the pooling.
       files: a folder for each projection.
       normalize: whether vectors are scaled to unit length in the end.
+      truncate: the first entries of a vector that are kept, after all else; 0 = all.
       similarity: "cosine" or "dot"; None = no word of it.
       reading: prompts and the longest text.
       lower_case: whether texts are lower-cased before the tokenizer.
@@ -60,6 +76,7 @@ class SentenceModules:
     projections: tuple[Projection, ...] = ()
     files: tuple[Path, ...] = ()
     normalize: bool = False
+    truncate: int = 0
     similarity: str | None = None
     reading: Reading = dataclasses.field(default_factory=Reading)
     lower_case: bool = False
@@ -100,8 +117,9 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
         if kind == "Transformer":
             found |= {"encoder": place, **_transformer(place)}
         elif kind == "Pooling":
-            found["pooling"] = _pooling(place / "config.json") if pooling else None
-            pools_prompt = bool(read_model_json(place / "config.json").get("include_prompt", True))
+            file = place / "config.json"
+            found["pooling"] = _pooling(file) if pooling else None
+            pools_prompt = _switch(file, read_model_json(file), "include_prompt", absent=True)
         elif kind == "Dense":
             files.append(place)
             projections.append(_dense(place / "config.json"))
@@ -114,40 +132,36 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
             f"{folder} holds an adapter, but {path.name} has its encoder in {found['encoder'].name}: put the adapter's "
             "files there, in place of the weights that they sit on, or take them away."
         )
-    similarity, reading = _sentences(folder, found.pop("max_tokens"))
+    found |= _sentences(folder / "config_sentence_transformers.json", found.pop("max_tokens"))
+    reading = found["reading"]
     if not pools_prompt and (reading.query_prompt or reading.key_prompt):
         raise ConfigError(
             f"{folder}: include_prompt = False, but here prompts of queries and documents are pooled with the text."
         )
-    reading = dataclasses.replace(reading, pools_prompt=pools_prompt)
-    return SentenceModules(
-        **found, projections=tuple(projections), files=tuple(files), similarity=similarity, reading=reading
-    )
+    found["reading"] = dataclasses.replace(reading, pools_prompt=pools_prompt)
+    return SentenceModules(**found, projections=tuple(projections), files=tuple(files))
 
 
 def _modules(path: Path) -> list[tuple[str, Path]]:
     """The last word of each module's type, and its folder."""
-    listed = _read_list(path)
-    found = []
-    for entry in listed:
-        kind = str(entry.get("type", "")).rsplit(".", maxsplit=1)[-1]
-        if kind not in ("Transformer", "Pooling", "Dense", "Normalize"):
-            raise ConfigError(
-                f"{path} asks for {entry.get('type')!r}, which is not here; it may hold Transformer, Pooling, Dense "
-                "and Normalize."
-            )
-        place = path.parent / str(entry.get("path", ""))
-        if not place.resolve().is_relative_to(path.parent.resolve()):
-            raise DataError(f"{path}: the module {entry['path']!r} is outside the folder.")
-        found.append((kind, place))
-    return found
-
-
-def _read_list(path: Path) -> list[dict[str, Any]]:
     listed = read_model_json(path, kind=list)
     if not all(isinstance(entry, dict) for entry in listed):
         raise DataError(f"{path} must hold a list of objects; fetch the model again.")
-    return listed
+    found = []
+    for entry in listed:
+        place = named_path(path, entry.get("path", ""))
+        name = entry.get("type")
+        kind = name.rsplit(".", maxsplit=1)[-1] if isinstance(name, str) and name.startswith(_HOME) else ""
+        if kind not in _KINDS:
+            raise ConfigError(
+                f"{path} asks for {short(name)}, which is not here; it may hold {', '.join(_KINDS)} of "
+                "sentence-transformers."
+            )
+        refuse_unknown(entry, _MODULE_FIELDS, path)
+        if entry.get("kwargs"):
+            raise ConfigError(f"{path}: kwargs = {short(entry['kwargs'])} of a {kind} is not here; it must be empty.")
+        found.append((kind, place))
+    return found
 
 
 def _check_order(order: list[str], path: Path) -> None:
@@ -163,62 +177,84 @@ def _check_order(order: list[str], path: Path) -> None:
 def _transformer(folder: Path) -> dict[str, Any]:
     path = next((folder / name for name in _TEXT_CONFIGS if (folder / name).is_file()), None)
     said = {} if path is None else read_model_json(path)
-    task, output = said.get("transformer_task"), said.get("module_output_name")
-    if task not in (None, "feature-extraction") or output not in (None, "token_embeddings"):
-        raise ConfigError(
-            f"{path}: transformer_task = {task!r} to {output!r} is not here, only the states of an encoder."
-        )
+    if path is not None:
+        task, output = said.get("transformer_task"), said.get("module_output_name")
+        if task not in (None, "feature-extraction") or output not in (None, "token_embeddings"):
+            raise ConfigError(
+                f"{path}: transformer_task = {short(task)} to {short(output)} is not here, only the states of an "
+                "encoder."
+            )
+        if said.get("modality_config") not in (None, _MODALITY):
+            raise ConfigError(
+                f"{path}: modality_config = {short(said['modality_config'])} is not here, only {_MODALITY}."
+            )
+        refuse_unknown(said, _TEXT_FIELDS, path)
     longest = said.get("max_seq_length")
     names = folder / "tokenizer_config.json"
     if longest is None and names.is_file():
         longest = read_model_json(names).get("model_max_length")
-    if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float) or longest < 3):
-        raise ConfigError(f"{folder}: max_seq_length = {longest!r} must be a number of tokens, at least 3.")
+    longest = None if longest is None else _number(folder, "max_seq_length", longest, least=3)
     longest = None if longest is None or longest >= _NO_LIMIT else int(longest)
-    return {"max_tokens": longest, "lower_case": bool(said.get("do_lower_case", False))}
+    return {"max_tokens": longest, "lower_case": _switch(path or folder, said, "do_lower_case", absent=False)}
+
+
+def _number(path: Path, name: str, value: Any, *, least: int) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+        raise ConfigError(f"{path}: {name} = {short(value)} must be a number, at least {least}.")
+    return value
+
+
+def _switch(path: Path, said: dict[str, Any], name: str, *, absent: bool) -> bool:
+    value = absent if said.get(name) is None else said[name]
+    if not isinstance(value, bool):
+        raise ConfigError(f"{path}: {name} = {short(value)} must be true or false.")
+    return value
 
 
 def _pooling(path: Path) -> Pooling:
     said = read_model_json(path)
-    # One switch for each kind, or (newer) one name or several.
-    on = [
-        name.removeprefix("pooling_mode_") for name, value in said.items() if value and name.startswith("pooling_mode_")
-    ]
-    for new, old in _OLD_NAMES.items():
-        on = [new if name == old else name for name in on]
-    if not on:
-        mode = said.get("pooling_mode", "mean")
-        on = [str(part) for part in mode] if isinstance(mode, list) else [str(mode)]
-    for mode in get_args(Pooling):
-        if on == [mode]:
-            return mode
+    kinds = get_args(Pooling)
+    switches = {f"pooling_mode_{_OLD_NAMES.get(kind, kind)}": kind for kind in kinds}
+    refuse_unknown(said, ("pooling_mode", "include_prompt", *_SIZE_FIELDS, *switches), path)
+    # One name or several, or (older) a switch for each kind.
+    mode = said.get("pooling_mode")
+    if mode is None:
+        mode = [kind for name, kind in switches.items() if _switch(path, said, name, absent=False)] or "mean"
+    on = mode if isinstance(mode, list) else [mode]
+    for kind in kinds:
+        if on == [kind]:
+            return kind
     raise ConfigError(
-        f"{path} asks for {', '.join(on)}; one of {', '.join(get_args(Pooling))} is here: set pooling to override it."
+        f"{path} asks for {', '.join(map(str, on))}; one of {', '.join(kinds)} is here: set pooling to override it."
     )
 
 
-def _check_sentence(path: Path) -> None:
+def _check_sentence(path: Path, known: tuple[str, ...] = _ENDS) -> dict[str, Any]:
+    """The fields of a module that reads and writes the vector of a text."""
     said = read_model_json(path) if path.is_file() else {}
-    for name in ("module_input_name", "module_output_name"):
+    refuse_unknown(said, known, path)
+    for name in _ENDS:
         if said.get(name) not in _SENTENCE:
-            raise ConfigError(f"{path}: {name} = {said[name]!r} must be 'sentence_embedding'.")
+            raise ConfigError(f"{path}: {name} = {short(said[name])} must be 'sentence_embedding'.")
+    return said
 
 
 def _dense(path: Path) -> Projection:
-    _check_sentence(path)
-    said = read_model_json(path)
-    if said.get("use_residual"):
+    check_regular(path)
+    said = _check_sentence(path, _DENSE_FIELDS)
+    if _switch(path, said, "use_residual", absent=False):
         raise ConfigError(f"{path}: use_residual = True is not here.")
     name = str(said.get("activation_function", "torch.nn.modules.activation.Tanh"))
     module, _, kind = name.rpartition(".")
     if not module.startswith("torch.nn") or kind not in _ACTIVATIONS:
         raise ConfigError(
-            f"{path}: activation_function = {name!r} is not here; it is one of torch.nn's {', '.join(_ACTIVATIONS)}."
+            f"{path}: activation_function = {short(name)} is not here; it is one of torch.nn's "
+            f"{', '.join(_ACTIVATIONS)}."
         )
     size = said.get("out_features")
-    if type(size) is not int or size < 1:
-        raise DataError(f"{path}: out_features = {size!r} must be a number of features; fetch the model again.")
-    return Projection(size, _ACTIVATIONS[kind], use_bias=bool(said.get("bias", True)))
+    if type(size) is not int or not 1 <= size <= LARGEST_INT:
+        raise DataError(f"{path}: out_features = {short(size)} must be a number of features; fetch the model again.")
+    return Projection(size, _ACTIVATIONS[kind], use_bias=_switch(path, said, "bias", absent=True))
 
 
 def _read_dense(folder: Path, projection: Projection) -> Params:
@@ -235,26 +271,34 @@ def _read_dense(folder: Path, projection: Projection) -> Params:
     return {name: jnp.asarray(array.T) for name, array in read.items()}
 
 
-def _sentences(folder: Path, max_tokens: int | None) -> tuple[str | None, Reading]:
-    """How vectors are compared, and how texts are read."""
-    path = folder / "config_sentence_transformers.json"
+def _sentences(path: Path, max_tokens: int | None) -> dict[str, Any]:
+    """How vectors are cut and compared, and how texts are read."""
     said = read_model_json(path) if path.is_file() else {}
+    refuse_unknown(said, _FOLDER_FIELDS, path)
+    if said.get("model_type") not in (None, "SentenceTransformer"):
+        raise ConfigError(f"{path}: model_type = {short(said['model_type'])} is not here, only 'SentenceTransformer'.")
+    truncate = said.get("truncate_dim")
+    if truncate is not None and (type(truncate) is not int or not 1 <= truncate <= LARGEST_INT):
+        raise ConfigError(f"{path}: truncate_dim = {short(truncate)} must be a number of entries, at least 1, or null.")
     similarity = said.get("similarity_fn_name")
     if similarity not in (None, "cosine", "dot"):
         raise ConfigError(
-            f"{path}: similarity_fn_name = {similarity!r} is not here, only 'cosine' and 'dot': an index holds what is "
-            "nearest by the dot product."
+            f"{path}: similarity_fn_name = {short(similarity)} is not here, only 'cosine' and 'dot': an index holds "
+            "what is nearest by the dot product."
         )
     prompts, default = said.get("prompts") or {}, said.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise ConfigError(f"{path}: prompts = {prompts!r} must map names to texts.")
-    if default is not None and default not in prompts:
-        raise ConfigError(f"{path}: default_prompt_name = {default!r} is none of {', '.join(prompts) or 'no prompts'}.")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise ConfigError(f"{path}: prompts = {short(prompts)} must map names to texts.")
+    prompts = {name: text or "" for name, text in prompts.items()}
+    if default is not None and default not in list(prompts):  # it may be anything
+        named = ", ".join(prompts) or "no prompts"
+        raise ConfigError(f"{path}: default_prompt_name = {short(default)} is none of {named}.")
     # Source: `encode_query` and `encode_document` of sentence-transformers, as documented: the first that there is. The
     # default is for texts that are neither.
     documents = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), "")
     whole = "" if default is None else prompts[default]
-    return similarity, Reading(prompts.get("query", ""), documents, whole, max_tokens=max_tokens)
+    reading = Reading(prompts.get("query", ""), documents, whole, max_tokens=max_tokens)
+    return {"similarity": similarity, "truncate": truncate or 0, "reading": reading}
 
 
 def write_modules(
@@ -274,20 +318,24 @@ def write_modules(
     switches = {f"pooling_mode_{_OLD_NAMES.get(mode, mode)}": model.pooling == mode for mode in get_args(Pooling)}
     prompted = {} if reading.pools_prompt else {"include_prompt": False}
     _write_module(folder / "1_Pooling", {"word_embedding_dimension": size, **switches, **prompted})
-    for i, projection in enumerate(model.projections):
-        place, layer = f"{2 + i}_Dense", params[f"dense_{i}"]
+    layers = [(projection, params[f"dense_{i}"]) for i, projection in enumerate(model.projections)]
+    if model.truncate and model.normalize:  # which is done last here, and there before vectors are cut: so a layer cuts
+        whole = model.clone(truncate=0).width
+        layers.append((Projection(model.width, "identity", use_bias=False), {"kernel": np.eye(whole, model.width)}))
+    for i, (projection, layer) in enumerate(layers):
+        place = f"{2 + i}_Dense"
         modules.append((place, "Dense"))
         kind = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == projection.activation)
         home = "linear" if kind == "Identity" else "activation"
-        fields = {"in_features": layer["kernel"].shape[0], "out_features": projection.features}
-        fields |= {"bias": projection.use_bias, "activation_function": f"torch.nn.modules.{home}.{kind}"}
-        _write_module(folder / place, fields)
+        dense: dict[str, Any] = {"in_features": layer["kernel"].shape[0], "out_features": projection.features}
+        dense |= {"bias": projection.use_bias, "activation_function": f"torch.nn.modules.{home}.{kind}"}
+        _write_module(folder / place, dense)
         arrays = {"linear.weight": np.ascontiguousarray(np.asarray(layer["kernel"], np.float32).T)}
         if projection.use_bias:
             arrays["linear.bias"] = np.asarray(layer["bias"], np.float32)
         lazy = {name: LazyTensor(x.shape, x.dtype, lambda x=x: x) for name, x in arrays.items()}
         write_tensors(folder / place, lazy)
-    if model.normalize:
+    if model.normalize or model.normalize_whole:
         modules.append((f"{len(modules)}_Normalize", "Normalize"))
         _write_module(folder / modules[-1][0], {})
     write_json(
@@ -299,11 +347,13 @@ def write_modules(
     )
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False})
     prompts = {"query": reading.query_prompt, "document": reading.key_prompt}
-    fields = {"prompts": {name: text for name, text in prompts.items() if text}}
+    fields: dict[str, Any] = {"prompts": {name: text for name, text in prompts.items() if text}}
     if reading.prompt:
         fields |= {"prompts": {**fields["prompts"], "text": reading.prompt}, "default_prompt_name": "text"}
-    similarity = "cosine" if model.normalize else "dot"
-    write_json(folder / "config_sentence_transformers.json", {**fields, "similarity_fn_name": similarity})
+    fields["similarity_fn_name"] = "cosine" if model.normalize or model.normalize_whole else "dot"
+    if model.truncate and not model.normalize:
+        fields["truncate_dim"] = model.width
+    write_json(folder / "config_sentence_transformers.json", fields)
 
 
 def _write_module(folder: Path, fields: dict[str, Any]) -> None:

@@ -86,14 +86,18 @@ class DualEncoder(nn.Module):
     Attributes:
       encoder: `(ids[B,S], mask[B,S], embedded=, deterministic=) -> states[B,S,D]`, a BertEncoder or a T5Encoder.
       pooling: see `pooled`.
-      normalize: to unit length.
+      normalize: to unit length, at last.
       projections: layers between pooling and normalisation.
+      truncate: how many entries of a vector are kept, the first ones; 0 = all. Source: Kusupati et al. 2022, Sec. 3.
+      normalize_whole: to unit length before it is cut; what is left is shorter.
     """
 
     encoder: nn.Module
     pooling: Pooling = "mean"
     normalize: bool = False
     projections: tuple[Projection, ...] = ()
+    truncate: int = 0
+    normalize_whole: bool = False
 
     def setup(self) -> None:
         self.dense = [nn.Dense(p.features, use_bias=p.use_bias) for p in self.projections]
@@ -101,7 +105,8 @@ class DualEncoder(nn.Module):
     @property
     def width(self) -> int:
         """Entries of a vector."""
-        return self.projections[-1].features if self.projections else self.encoder.config.d_model  # pyright: ignore[reportAttributeAccessIssue]
+        whole = self.projections[-1].features if self.projections else self.encoder.config.d_model  # pyright: ignore[reportAttributeAccessIssue]
+        return min(self.truncate, whole) if self.truncate else whole
 
     def __call__(
         self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, unpooled: int = 0, deterministic: bool = True
@@ -127,6 +132,8 @@ class DualEncoder(nn.Module):
         vectors = pooled(states, mask, self.pooling, unpooled=unpooled)
         for layer, projection in zip(self.dense, self.projections, strict=True):
             vectors = _ACTIVATIONS[projection.activation](layer(vectors))
+        vectors = unit(vectors) if self.normalize_whole else vectors
+        vectors = vectors[:, : self.truncate] if self.truncate else vectors
         return unit(vectors) if self.normalize else vectors
 
 

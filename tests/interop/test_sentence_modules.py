@@ -18,6 +18,7 @@ from empax.core.types import Instance
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.features import encode_for_bert, pad
 from empax.interop.export import export_retriever
+from empax.interop.own_format import load_exported
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.interop.sentence_modules import read_modules
 from empax.models.dual_encoder import DualEncoder, Projection
@@ -108,6 +109,9 @@ CASES = {
     "root, normalised": {"pooling": "mean_sqrt_len_tokens", "normalize": True},
     "last, lower case": {"pooling": "lasttoken", "said": {"do_lower_case": True}},
     "weighted, dense, normalised": {"pooling": "weightedmean", "dense": DENSE, "normalize": True},
+    "cut": {"truncate_dim": 4},
+    "normalised, cut": {"normalize": True, "truncate_dim": 4},
+    "dense, cut where nothing is left to cut": {"dense": DENSE, "truncate_dim": 9},
 }
 
 
@@ -156,6 +160,30 @@ def test_a_judge_takes_the_states_alone(st, base, tmp_path):
     assert set(loaded.params) == {"encoder"}
     chosen = EncoderSettings(pretrained=str(tmp_path / "out"), pooling="cls", normalize=False)
     assert (load_encoder(chosen, None).model.pooling, load_encoder(chosen, None).model.normalize) == ("cls", False)
+
+
+@pytest.mark.oracle
+def test_vectors_that_are_cut_may_be_normalised_and_are_written_as_they_are(st, base, tmp_path):
+    theirs = written(st, base, tmp_path / "out", normalize=True, truncate_dim=4)
+    expected = theirs.encode(TEXTS, show_progress_bar=False)
+    assert np.linalg.norm(expected, axis=1).max() < 0.9
+    for normalize in ("auto", True):
+        settings = EncoderSettings(pretrained=str(tmp_path / "out"), dropout=0.0, normalize=normalize)
+        loaded = load_encoder(settings, None)
+        rows = encode_for_bert(loaded.tokenizer, TEXTS, 60)
+        found = vectors(loaded, rows)
+        unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(found, unit if normalize is True else expected, rtol=1e-5, atol=1e-5)
+        again = tmp_path / f"again_{normalize}"
+        export_retriever(again, loaded.model, loaded.params, loaded.tokenizer, max_tokens=60, base=None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            encoded = st.SentenceTransformer(str(again), device="cpu").encode(TEXTS, show_progress_bar=False)
+        np.testing.assert_allclose(encoded, found, rtol=1e-5, atol=1e-5)
+        own = tmp_path / f"own_{normalize}"
+        export_retriever(own, loaded.model, loaded.params, loaded.tokenizer, max_tokens=60, format="empax")
+        read = load_exported(own)
+        assert read.model == loaded.model
 
 
 def folder_of(path, *, modules=None, **files):
@@ -215,6 +243,42 @@ DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activa
             },
             "include_prompt = False, but here prompts of queries",
         ),
+        (
+            {
+                "config_sentence_transformers.json": {"prompts": {"all": "q: "}, "default_prompt_name": "all"},
+                "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False},
+            },
+            "include_prompt = False",
+        ),
+        ({"config_sentence_transformers.json": {"truncate_dim": 0}}, "truncate_dim = 0 must be a number of entries"),
+        ({"config_sentence_transformers.json": {"truncate_dim": "4"}}, "truncate_dim = '4' must be a number"),
+        ({"config_sentence_transformers.json": {"model_type": "SparseEncoder"}}, "model_type = 'SparseEncoder'"),
+        # What nobody here knows may change the vectors.
+        (
+            {"config_sentence_transformers.json": {"quantize": "int8"}},
+            "says quantize = 'int8', which is not known",
+        ),
+        ({"1_Pooling/config.json": {"pooling_mode": "mean", "layers": [1, 2]}}, r"says layers = \[1, 2\]"),
+        ({"1_Pooling/config.json": {"pooling_mode_mean_squares": True}}, "says pooling_mode_mean_squares = True"),
+        (
+            {"1_Pooling/config.json": {"pooling_mode_max_tokens": "no"}},
+            "pooling_mode_max_tokens = 'no' must be",
+        ),
+        ({"sentence_bert_config.json": {"query_length": 32}}, "says query_length = 32"),
+        ({"sentence_bert_config.json": {"model_args": {"torch_dtype": "float16"}}}, "says model_args"),
+        ({"sentence_bert_config.json": {"modality_config": {"image": {}}}}, "modality_config = {'image': {}} is not"),
+        ({"sentence_bert_config.json": {"do_lower_case": "yes"}}, "do_lower_case = 'yes' must be true or false"),
+        (
+            {"modules": ["Transformer", "Pooling", "Dense"], "2_Dense/config.json": {**DENSE_FILE, "dropout": 0.1}},
+            "says dropout = 0.1",
+        ),
+        (
+            {
+                "modules": ["Transformer", "Pooling", "Normalize"],
+                "2_Dense/config.json": {"module_output_name": "sentence_embedding", "eps": 0.1},
+            },
+            "says eps = 0.1",
+        ),
         ({"sentence_bert_config.json": {"transformer_task": "fill-mask"}}, "transformer_task = 'fill-mask'"),
         ({"sentence_bert_config.json": {"max_seq_length": "long"}}, "max_seq_length = 'long' must be a number"),
     ],
@@ -222,6 +286,29 @@ DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activa
 def test_what_is_not_here_is_refused_by_name(options, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         read_modules(folder_of(tmp_path / "m", **options))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"type": "custom_code.Transformer"}, "asks for 'custom_code.Transformer', which is not here"),
+        ({"type": None}, "asks for None"),
+        ({"kwargs": ["task"]}, r"kwargs = \['task'\] of a Transformer"),
+        ({"weight": 2}, "says weight = 2"),
+    ],
+)
+def test_modules_of_others_and_with_more_fields_are_refused(entry, message, tmp_path):
+    folder = folder_of(tmp_path / "m")
+    first, *rest = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([first | entry, *rest]))
+    with pytest.raises(ConfigError, match=message):
+        read_modules(folder)
+
+
+def test_fields_that_say_nothing_are_no_reason_to_refuse(tmp_path):
+    files = {"config_sentence_transformers.json": {"new": None, "also": {}, "truncate_dim": None}}
+    files["sentence_bert_config.json"] = {"query_length": None, "processing_kwargs": {}}
+    assert read_modules(folder_of(tmp_path / "m", **files)).truncate == 0
 
 
 def test_a_module_outside_its_folder_and_a_broken_list_are_refused(tmp_path):
