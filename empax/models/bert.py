@@ -138,7 +138,8 @@ def electra_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
 
 def distilbert_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
     """Settings of a DistilBERT: a BERT without token types. As `bert_config`. Source: Sanh et al. 2019, Sec. 2."""
-    return _from_fields(fields, "DistilBERT", {"type_vocab_size": 0} | changes, DISTILBERT)
+    own = {"type_vocab_size": 0, "layer_norm_eps": 1e-12}  # the latter in Hugging Face's model, whatever a field says
+    return _from_fields(fields, "DistilBERT", own | changes, DISTILBERT)
 
 
 DISTILBERT = {"d_model": "dim", "num_heads": "n_heads", "d_ff": "hidden_dim", "num_layers": "n_layers"}
