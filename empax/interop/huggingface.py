@@ -71,9 +71,8 @@ def load_config(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
     if name not in list(ARCHITECTURES):  # it may be anything
         raise ConfigError(f"{file}: model_type = {name!r} is not read here; it is one of {', '.join(ARCHITECTURES)}.")
-    fields = known_fields(fields, file)
     check_fields(fields, file)
-    fields = without_nulls(fields)
+    fields = without_nulls(known_fields(fields, file))
     return t5_head(fields, folder) if name in ("t5", "mt5") else fields
 
 
