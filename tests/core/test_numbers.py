@@ -42,6 +42,14 @@ NEEDED = {
     "evaluate.Settings": {"stage": "generator"},
     "assess.Settings": {"judges": ("identifiers",)},
     "dialogue.settings.LossSettings": {"function": "module:name"},
+    "FinetuneSettings": {
+        "epochs": 1,
+        "batch_size": 8,
+        "learning_rate": None,
+        "max_source_tokens": 8,
+        "max_target_tokens": 8,
+        "seed": 0,
+    },
 }
 """What a class cannot be made without."""
 
@@ -84,7 +92,7 @@ ZERO_REFUSED = (
     "encoder_repetition_penalty", "decay_rate", "clip_threshold", "min_dim_size_to_factor", "epsilon_high", "delta",
     "min_count", "searched", "width", "latent", "teacher_decay_steps", "kernel",
     "facts_tokens", "social_tokens", "own_tokens", "max_piece_tokens", "max_candidates", "tails", "entity_facts",
-    "hidden", "num_actions", "restore_steps", "state_time", "weight@ContrastSettings", "weight@nec",
+    "hidden", "rows", "comparisons", "max_source_tokens", "num_actions", "restore_steps", "state_time", "weight@ContrastSettings", "weight@nec",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""
 

@@ -960,7 +960,7 @@ FILES = [
         "pipeline/workdirs.py", "Choose another --workdir{}; or add --redo={}",
         lambda t: workdirs.claim(WorkDir(with_run(t)), _OTHER),
         lambda t: (workdirs.claim(WorkDir(t.tmp / "other"), _OTHER),
-                   workdirs.claim(WorkDir(t.tmp / "run"), _OTHER, redo=["attributes"])),
+                   workdirs.claim(WorkDir(t.tmp / "run"), _OTHER, redo=["generator"])),
     ),
     Case(
         "pipeline/workdirs.py", "in config.{} or {}'s section), or choose another --workdir{}; or add --redo={}",
@@ -1395,9 +1395,9 @@ MODEL_FILES = [
         "interop/readers.py", "has no weight_map from names of weights to files; fetch the model again",
         lambda t: with_shards(t, {}), lambda t: with_shards(t, {"weight_map": {"w": "a.safetensors"}}),
     ),
-    t5x_case("has {} of its {} chunks; fetch the checkpoint again", lambda path: (path / "1.0").unlink()),
+    t5x_case("the chunks {}{}; fetch the checkpoint again", lambda path: (path / "1.0").unlink()),
     t5x_case("cannot be read ({}); fetch the checkpoint again", lambda path: (path / "0.0").write_bytes(b"no gzip")),
-    t5x_case("is no zarr array ({}); fetch the checkpoint again", lambda path: (path / ".zarray").unlink()),
+    t5x_case("is no zarr array: it lacks {}; fetch the checkpoint again", lambda path: (path / ".zarray").unlink()),
     Case("interop/tensors.py", "is cut short; fetch it again", in_file(bytes(7)), in_file(bytes(8))),
     Case(
         "interop/tensors.py", "have another checksum; fetch it again", summed(b"1" + bytes(7)), summed(bytes(8))
@@ -1710,6 +1710,8 @@ _GGUF = "tests/interop/test_gguf.py reads such a file with the package"
 _TOWERS = "tests/systems/lempex/test_retriever.py follows it, on folders of two DPR encoders"
 _EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
 
+_REFUSED = "a combination that tests of the system refuse; what is advised is the recipes' own value"
+_BOUNDS = "the files of a model are fetched anew; tests of the module damage a whole one"
 _RATERS = "tests/rating and tests/test_rate.py follow it"
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
 
@@ -1770,6 +1772,29 @@ WITHOUT_A_CASE = {
     ("data/store.py", "leave one of the two stages out of"): "tested in data/test_store.py, on written notes",
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
+    ("data/gguf.py", "twice in its metadata; fetch the model again"): _BOUNDS,
+    ("data/gguf.py", "has two tensors {}; fetch the model again"): _BOUNDS,
+    ("data/gguf.py", "more than any model has; fetch it again"): _BOUNDS,
+    ("data/model_files.py", "MiB; fetch the model again"): _BOUNDS,
+    ("interop/readers.py", "cannot be ({}); fetch the model again"): _BOUNDS,
+    ("interop/t5x.py", "asks for {} chunks; fetch the checkpoint again"): _BOUNDS,
+    ("interop/t5x.py", "too few for {}; fetch the checkpoint again"): _BOUNDS,
+    ("interop/t5x.py", "plain or deflated. Fetch the checkpoint again"): _BOUNDS,
+    ("interop/t5x.py", "holds other than its {} bytes; fetch the checkpoint again"): _BOUNDS,
+    ("interop/t5x.py", "is not a whole compressed file; fetch the checkpoint again"): _BOUNDS,
+    ("interop/torch_files.py", "a tensor that cannot be ({}); fetch it again"): _BOUNDS,
+    (
+        "pipeline/evaluate.py",
+        "own_decoding = True; set one of them alone",
+    ): "tests/pipeline/test_evaluate.py follows it",
+    ("systems/dialogue/checks.py", "which reads none; set it to 0"): _REFUSED,
+    ("systems/dialogue/parts.py", "and nothing else; set form = 'dialogue'"): _REFUSED,
+    ("systems/dialogue/parts.py", "in front of the context; set it to 'apart' or 'response'"): _REFUSED,
+    ("systems/dialogue/settings.py", "which this system does not retrieve; set it to 0"): _REFUSED,
+    ("systems/emprl/stages.py", "reads none; set it to 0, or config.{}.index to an index stage"): _REFUSED,
+    ("systems/nec/settings.py", "take its stage out of config.run, or set entity = True"): _REFUSED,
+    ("systems/reflectdiffu/settings.py", "or reward = 'alignment' with judges = ()"): _REFUSED,
+    ("systems/retrieval/checks.py", "reads several passages; set them to 0 and 1"): _REFUSED,
     ("rate.py", "leave out --reference"): _RATERS,
     ("rate.py", "pip install 'empax[rate]' brings it"): "an extra is installed",
     ("rating/answers.py", "give the key that belongs to it"): _RATERS,

@@ -80,15 +80,15 @@ REG = {
     "vocabulary": ({"prepare.tokenizer.vocab_size": 100}, "vocab_size = 100 is too small"),
     "classifier": (
         {"annotate.classifiers": ["generator"]},
-        r"config\.annotate\.classifiers = 'generator': that stage does not come before .* \(there are: attributes\)",
+        r"config\.annotate\.classifiers = 'generator': that stage trains 'reg\.generator'; .* \(there are: attributes\)",
     ),
     "mechanisms": ({"attributes.mechanisms": ["exploration"]}, "lacks a classifier of emotional_reaction, interpret"),
-    "index of another kind": ({"generator.index": "annotate"}, r"that stage is of kind 'annotate'.*are: index\)"),
+    "index of another kind": ({"exemplars.index": "annotate"}, r"that stage is of kind 'annotate'.*are: index\)"),
     "no such stage": ({"joint.generator": "g1"}, r"config\.joint\.generator = 'g1': config\.run has no such stage"),
     "stage of another task": ({"retriever.generator": "emotions"}, r"that stage trains 'reg\.emotions'"),
     "later stage": ({"index.encoder": "retriever"}, "does not come before this one"),
     "searched splits": ({"reindex.queries": {"train": 0}}, r"config\.reindex\.queries lacks validation"),
-    "passages": ({"reg.passages": 9}, r"config\.index\.candidates = 4, but config\.generator reads 9 passages"),
+    "passages": ({"reg.passages": 9}, r"config\.index\.candidates = 4, but config\.exemplars reads 9 passages"),
     "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
     "frozen": ({"joint.passage_encoder": "frozen", "joint.index": "index"}, "index 'index' know no emotions"),
     "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8}, "reads at most 8 tokens"),
@@ -226,7 +226,7 @@ def test_a_corpus_without_emotions_is_told_where_a_stage_learns_them(reg, tmp_pa
     assert "config.emotions: no dialogue of the split 'train' has an emotion" in refused(config, tmp_path / "run")
     with_them = changed(reg, own_corpus(tmp_path / "rich", EMOTIONS[0]))
     assert not list(run.find_problems(run.make_plan(with_them), WorkDir(tmp_path / "run")))
-    (tmp_path / "rich" / "test.jsonl").write_text('{"id": 1}\n')
+    (tmp_path / "rich" / "test.jsonl").write_text('{"id": 1, "utterances": ["a", "b"]}\n')
     assert "test.jsonl, line 1: id = 1 must be a text" in refused(with_them, tmp_path / "run")
 
 
