@@ -23,7 +23,8 @@ _FIELDS = """
     mask_token_sent model_input_names model_max_length name_or_path never_split offset pad_to_multiple_of
     pad_token_type_id padding padding_side processor_class rare_words return_offsets return_token_type_ids
     separate_vocabs source_lang sp_model_kwargs spaces_between_special_tokens special_tokens_map_file
-    split_special_tokens src_lang stride strip_accents target_lang tgt_lang tokenize_chinese_chars tokenizer_class tokenizer_file
+    split_special_tokens src_lang stride strip_accents target_lang tgt_lang tokenize_chinese_chars tokenizer_class
+    tokenizer_file
     tokenizer_type trim_offsets truncation truncation_side truncation_strategy use_default_system_prompt use_fast
     vocab_file"""
 """Fields of tokenizer_config.json beside those that name tokens. What cuts a text stands in tokenizer.json alone."""

@@ -80,7 +80,7 @@ REG = {
     "vocabulary": ({"prepare.tokenizer.vocab_size": 100}, "vocab_size = 100 is too small"),
     "classifier": (
         {"annotate.classifiers": ["generator"]},
-        r"config\.annotate\.classifiers = 'generator': that stage trains 'reg\.generator'; .* \(there are: attributes\)",
+        r"config\.annotate\.classifiers = 'generator': that stage trains 'reg\.generator'.* \(there are: attributes\)",
     ),
     "mechanisms": ({"attributes.mechanisms": ["exploration"]}, "lacks a classifier of emotional_reaction, interpret"),
     "index of another kind": ({"exemplars.index": "annotate"}, r"that stage is of kind 'annotate'.*are: index\)"),
