@@ -334,7 +334,7 @@ def importable(tools, name):
 
 def adapters(pattern):
     base = {"attention": {"query": np.zeros((4, 2, 2))}}
-    return lora.init_adapters(jax.random.key(0), base, lora.LoraSettings(pattern=pattern))
+    return lora.init_adapters(jax.random.key(0), base, lora.LoraSettings(rank=2, pattern=pattern))
 
 
 def judges_alone():
@@ -1705,7 +1705,7 @@ CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *CLASSIC
 _FETCH = "a file is fetched from the network; in its place, tests read a whole one"
 _RUN = "a stage is run again, which takes a trained run: too long for this table"
 _BEAM = "Apache Beam is an extra; tests/retrieval/test_beam.py follows it"
-_KEPT = "tests/interop/test_adapter_files.py follows it, with the oracle for adapters"
+_KEPT = "tests of adapters in tests/interop follow it, with the oracle for adapters"
 _GGUF = "tests/interop/test_gguf.py reads such a file with the package"
 _TOWERS = "tests/systems/lempex/test_retriever.py follows it, on folders of two DPR encoders"
 _EARLIER = "a recipe that would lead here is refused before any work, by a message that has a case"
@@ -1772,6 +1772,16 @@ WITHOUT_A_CASE = {
     ("data/store.py", "leave one of the two stages out of"): "tested in data/test_store.py, on written notes",
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
+    ("data/declared_tokens.py", "make them agree"): "tests/data/test_declared_tokens.py follows it",
+    ("data/known_fields.py", "take it out if it does not"): "tests/interop/test_known_configs.py follows it",
+    ("interop/adapter_config.py", "set base_model_name_or_path to its folder or name"): _KEPT,
+    ("interop/adapter_config.py", "or list the modules by name"): _KEPT,
+    ("interop/adapter_embeddings.py", "heads for classes are not read"): _KEPT,
+    ("interop/adapter_files.py", "are one and the same part of a model; take one of them away"): _KEPT,
+    ("interop/peft.py", "Write it in a form that is loaded"): _KEPT,
+    ("interop/readers.py", "and an adapter beside it"): _KEPT,
+    ("interop/sentence_modules.py", "or take them away"): _KEPT,
+    ("models/lora.py", "with which adapters can be anything; take a lower one"): "tests/models/test_lora.py follows it",
     ("data/gguf.py", "twice in its metadata; fetch the model again"): _BOUNDS,
     ("data/gguf.py", "has two tensors {}; fetch the model again"): _BOUNDS,
     ("data/gguf.py", "more than any model has; fetch it again"): _BOUNDS,
