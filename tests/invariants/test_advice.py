@@ -1386,7 +1386,6 @@ MODEL_FILES = [
         "interop/parameters.py", "are one and the same weight of a model; take one of them away",
         lambda names: names_of_bert(*names), {"names": ("gamma", "weight")}, {"names": ("gamma",)},
     ),
-    replaced("interop/onnx_files.py", "is empty; fetch the model again", onnx_files.read_onnx, bytes, onnx_file),
     replaced(
         "interop/onnx_files.py", "is not a whole ONNX file ({}); fetch the model again", onnx_files.read_onnx,
         lambda: onnx_file()[:-1], onnx_file,
@@ -1445,7 +1444,7 @@ MISTRAL = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "interme
 MISTRAL |= {"max_position_embeddings": 9, "rms_norm_eps": 1e-5}
 ADAPTERS = [
     Case(
-        "interop/adapter_files.py", "set base_model_name_or_path to its folder or name",
+        "interop/adapter_config.py", "set base_model_name_or_path to its folder or name",
         lambda t: adapter_files.read_adapter_config(adapter(t)),
         lambda t: adapter_files.read_adapter_config(adapter(t, base_model_name_or_path=based(t))),
     ),
@@ -1738,7 +1737,6 @@ WITHOUT_A_CASE = {
     ("interop/sentence_modules.py", "must hold a list of objects; fetch the model again"): _FETCH,
     ("interop/sentence_modules.py", "must be a number of features; fetch the model again"): _FETCH,
     ("systems/retrieval/checks.py", "compares its vectors by cosine"): "tests/systems/test_own_decoding.py",
-    ("systems/reg/stages.py", "look at one source"): "tests/systems/test_own_decoding.py",
     ("data/gguf.py", "in its metadata; fetch or convert the model again"): _FETCH,
     ("data/gguf.py", "is cut short; fetch the model again"): _FETCH,
     ("data/gguf.py", "has a string that is not UTF-8 ({}); fetch the model again"): _FETCH,
@@ -1758,7 +1756,6 @@ WITHOUT_A_CASE = {
     ("interop/gguf.py", "fetch it again"): _FETCH,
     ("interop/huggingface.py", "Without network, give the path of a folder"): _FETCH,
     ("interop/peft.py", "give the adapters of the model alone"): _RUN,
-    ("interop/peft.py", "write the model with its adapters merged"): _RUN,
     ("interop/pretrained.py", "holds none; set adapters = 'merged'"): _KEPT,
     ("interop/pretrained.py", "to train that further, set lora.rank"): _KEPT,
     ("interop/readers.py", "is not a whole safetensors file ({}); fetch the model again"): _FETCH,
@@ -1774,7 +1771,6 @@ WITHOUT_A_CASE = {
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
     ("data/declared_tokens.py", "make them agree"): "tests/data/test_declared_tokens.py follows it",
     ("data/known_fields.py", "take it out if it does not"): "tests/interop/test_known_configs.py follows it",
-    ("interop/adapter_config.py", "set base_model_name_or_path to its folder or name"): _KEPT,
     ("interop/adapter_config.py", "or list the modules by name"): _KEPT,
     ("interop/adapter_embeddings.py", "heads for classes are not read"): _KEPT,
     ("interop/adapter_files.py", "are one and the same part of a model; take one of them away"): _KEPT,
@@ -1804,7 +1800,7 @@ WITHOUT_A_CASE = {
     ("systems/emprl/stages.py", "reads none; set it to 0, or config.{}.index to an index stage"): _REFUSED,
     ("systems/nec/settings.py", "take its stage out of config.run, or set entity = True"): _REFUSED,
     ("systems/reflectdiffu/settings.py", "or reward = 'alignment' with judges = ()"): _REFUSED,
-    ("systems/retrieval/checks.py", "reads several passages; set them to 0 and 1"): _REFUSED,
+    ("systems/retrieval/checks.py", "look at one source"): "tests/systems/test_own_decoding.py",
     ("rate.py", "leave out --reference"): _RATERS,
     ("rate.py", "pip install 'empax[rate]' brings it"): "an extra is installed",
     ("rating/answers.py", "give the key that belongs to it"): _RATERS,
@@ -1820,7 +1816,6 @@ WITHOUT_A_CASE = {
     ): _BEAM,
     ("retrieval/exact.py", "Train it again with a lower learning rate"): _RUN,
     ("serving/export.py", "give the work directory of one"): _RUN,
-    ("serving/export.py", "export with --lora=merged"): _RUN,
     ("serving/session.py", "give the work directory of one that has finished"): _RUN,
     ("systems/dialogue/parts.py", "set generator.pretrained beside it, or drop it"): _EARLIER,
     ("systems/emprl/stages.py", "name a stage of the tasks 'generator' or 'reg.joint'"): _EARLIER,
