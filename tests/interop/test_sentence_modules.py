@@ -243,13 +243,6 @@ DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activa
             },
             "include_prompt = False, but here prompts of queries",
         ),
-        (
-            {
-                "config_sentence_transformers.json": {"prompts": {"all": "q: "}, "default_prompt_name": "all"},
-                "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False},
-            },
-            "include_prompt = False",
-        ),
         ({"config_sentence_transformers.json": {"truncate_dim": 0}}, "truncate_dim = 0 must be a number of entries"),
         ({"config_sentence_transformers.json": {"truncate_dim": "4"}}, "truncate_dim = '4' must be a number"),
         ({"config_sentence_transformers.json": {"model_type": "SparseEncoder"}}, "model_type = 'SparseEncoder'"),

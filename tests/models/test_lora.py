@@ -363,7 +363,7 @@ def test_bad_settings_and_foreign_adapters_are_refused():
     ):
         with pytest.raises(ConfigError, match=match):
             LoraSettings(**values)
-    assert LoraSettings(alpha=16).factor == 2.0
+    assert LoraSettings(alpha=16.0).factor == 2.0
     _, base = model_and_params()
     adapters = init_adapters(jax.random.key(0), base, LoraSettings())
     with pytest.raises(ConfigError, match=r"adapters for decoder/layers/attention/query, .*, which the model does not"):

@@ -180,7 +180,8 @@ def test_a_batch_that_must_stay_whole_is_refused_in_parts_before_any_work(system
 )
 def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     files, plan = workdirs(system)
-    context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage)
+    index = getattr(plan.stages[stage].settings, "index", "") or "reindex"
+    context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage, index=index)
     task = plan.stages[stage].task
     answering = (
         "reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo", "lempex.generator",
