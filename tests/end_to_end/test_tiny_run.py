@@ -23,9 +23,9 @@ from empax.retrieval.index import StaleIndexError, load_index
 from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
 
-STAGES = ("prepare", "attributes", "annotate", "index", "generator", "emotions", "retriever", "reindex",
+STAGES = ("prepare", "generator", "index", "attributes", "annotate", "exemplars", "emotions", "retriever", "reindex",
           "joint", "evaluate", "report")  # fmt: skip
-TRAINED = ("attributes", "generator", "emotions", "retriever", "joint")
+TRAINED = ("generator", "attributes", "exemplars", "emotions", "retriever", "joint")
 
 
 @pytest.fixture(scope="module")
