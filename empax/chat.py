@@ -1,7 +1,7 @@
 """Talks to a finished run: `python -m empax.chat --workdir=DIR`, showing what stands behind every reply.
 
-Messages that speak of self-harm or danger get a fixed answer that names help; `--nosafety` turns that off. What chat is
-for, and what not: docs/intended-use.md.
+Messages that seem to speak of self-harm or danger get a fixed answer that names help; `--nosafety` turns that off. What
+chat is for, and what not: docs/intended-use.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from empax.core.recipe import parse_flags
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a finished run.", required=True)
 _EXEMPLARS = flags.DEFINE_integer("exemplars", 3, "How many exemplars to show.", lower_bound=0)
 _SAFETY = flags.DEFINE_boolean(
-    "safety", True, "Whether messages that speak of self-harm or danger get a fixed answer in the model's place."
+    "safety", True, "Whether messages that seem to speak of self-harm or danger get a fixed answer, not the model's."
 )
 
 
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
     from empax.core.config import ConfigError
     from empax.core.files import DataError, message_of
     from empax.pipeline.run import enable_compilation_cache, quiet_logging
-    from empax.serving.safety import answer_to_danger
+    from empax.serving.safety import announcement, answer_to_danger
     from empax.serving.session import Session
     from empax.training.checkpoint import CheckpointError
 
@@ -73,6 +73,7 @@ def main(argv: list[str]) -> None:
         print(f"error: {message_of(error)}", file=sys.stderr)
         sys.exit(2)
     read_anything()
+    print(announcement() if _SAFETY.value else "The model answers everything: --nosafety.", flush=True)
     try:
         converse(session, _EXEMPLARS.value)
     except KeyboardInterrupt:

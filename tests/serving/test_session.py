@@ -8,13 +8,19 @@ import pytest
 from empax.chat import describe
 from empax.core.config import ConfigError
 from empax.core.types import ATTRIBUTES, EMOTIONS
+from empax.serving import safety
 from empax.serving.safety import ANSWER
 from empax.serving.session import Session, beats_chance
 
 
 @pytest.fixture(scope="module")
 def session(finished):
-    return Session.load(finished)
+    return Session.load(finished, before=in_list)
+
+
+def in_list(text):
+    """The first reader of messages alone: the second takes seconds to be made."""
+    return ANSWER if safety.in_list(text) else None
 
 
 def with_head(session):
@@ -90,6 +96,14 @@ def test_danger_is_answered_in_the_models_place_unless_that_is_turned_off(sessio
     assert found.emotion_prediction == ""
     assert dataclasses.replace(session, before=None).reply(context).response != ANSWER
     assert session.reply([context[-1], ANSWER, "Thank you."]).response != ANSWER  # the newest text counts
+
+
+def test_the_hook_is_there_unless_it_is_turned_off(finished, session):
+    fields = {field.name: getattr(session, field.name) for field in dataclasses.fields(session)}
+    made = Session(**{name: value for name, value in fields.items() if name not in ("before", "after")})
+    assert made.before is safety.answer_to_danger
+    assert Session.load(finished).before is safety.answer_to_danger
+    assert made.reply(["I want to kill myself."]).response == ANSWER
 
 
 def test_hooks_see_the_users_text_and_the_models_reply(session):

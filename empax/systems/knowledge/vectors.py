@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +57,20 @@ class TextEncoder:
         ids = features.encode_for_bert(self.tokenizer, unique, _MAX_TOKENS)
 
         def make() -> Float[np.ndarray, "N D"]:
-            apply = embedders(Towers(self.model))[0]
-            options = {"pad_id": self.tokenizer.pad_id, "buckets": BUCKETS, "mesh": local_mesh(), "progress": progress}
-            found = embed(apply, {"encoder": self.params}, ids, **options)
-            return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)
+            return self._embed(ids, buckets=BUCKETS, mesh=local_mesh(), progress=progress)
 
         path = cache_dir() / "embeddings" / f"{hash_json([self.hash, 'unit', ids])}.npy"
         vectors = make() if len(unique) < KEPT_FROM else kept_array(path, make)
         places = {text: place for place, text in enumerate(unique)}
         return vectors[[places[text] for text in texts]]
+
+    def few(self, texts: Sequence[str], *, rows: int, tokens: int) -> Float[np.ndarray, "N D"]:
+        """The same for a few texts at a time, always in batches of `rows` by `tokens`: one program, soon compiled."""
+        ids = features.encode_for_bert(self.tokenizer, texts, tokens)
+        filled = [*ids, *[ids[0]] * (-len(ids) % rows)] if ids else []
+        return self._embed(filled, buckets=(tokens,), tokens_per_batch=rows * tokens)[: len(ids)]
+
+    def _embed(self, ids: Sequence[Sequence[int]], **options: Any) -> Float[np.ndarray, "N D"]:
+        apply = embedders(Towers(self.model))[0]
+        found = embed(apply, {"encoder": self.params}, ids, pad_id=self.tokenizer.pad_id, **options)
+        return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)

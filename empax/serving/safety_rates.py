@@ -1,0 +1,87 @@
+"""How often the two readers of messages are wrong: `python -m empax.serving.safety_rates [--data=DATA]`.
+
+Each half of the examples in safety_examples.txt is read by a second reader that is made of the other half alone, its
+threshold too; with DATA also the speakers' turns of EmpatheticDialogues' test split, by the reader that chat has. It
+prints Markdown, with 95% intervals (Wilson 1927).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+from jaxtyping import Bool
+
+from empax.core.recipe import parse_flags
+from empax.data import empathetic_dialogues
+from empax.pipeline.run import quiet_logging
+from empax.serving.nearest import Example, Nearest, load_encoder, load_nearest, read_examples
+from empax.serving.safety import in_list
+
+_DATA = flags.DEFINE_string("data", "", "A folder with EmpatheticDialogues; empty = its messages are not read.")
+
+
+def wilson(hits: int, count: int) -> tuple[float, float, float]:
+    """The share of hits with its 95% interval, in percent. Source: Wilson 1927."""
+    z, share = 1.96, hits / count
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    spread = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)
+    return 100 * share, 100 * (middle - spread), 100 * (middle + spread)
+
+
+def by_other_half(examples: Sequence[Example]) -> Bool[np.ndarray, " N"]:
+    """What the second reader says of each example when it knows the other half alone."""
+    found = np.zeros(len(examples), bool)
+    for half in (0, 1):
+        asked = [i for i, example in enumerate(examples) if example.half == half]
+        reader = Nearest.of(load_encoder(), [example for example in examples if example.half != half])
+        found[asked] = reader.are_dangerous([examples[i].text for i in asked])
+    return found
+
+
+def table(examples: Sequence[Example], listed: Bool[np.ndarray, " N"], near: Bool[np.ndarray, " N"]) -> list[str]:
+    """Rows of Markdown: what is missed of each kind of danger, and answered of each harmless kind."""
+    lines = ["| | sentences | list alone | both readers |", "| --- | --- | --- | --- |"]
+    for dangerous, title in ((True, "missed"), (False, "answered without need")):
+        kinds = dict.fromkeys(example.kind for example in examples if example.dangerous == dangerous)
+        for kind in ("", *kinds):
+            rows = [i for i, e in enumerate(examples) if e.dangerous == dangerous and kind in ("", e.kind)]
+            wrong = [[(said[i] != dangerous) for i in rows] for said in (listed, listed | near)]
+            cells = [_percent(sum(row), len(rows)) for row in wrong]
+            name = kind or f"**{title}**"
+            lines.append(f"| {name} | {len(rows)} | {cells[0]} | {cells[1]} |")
+    return lines
+
+
+def _percent(hits: int, count: int) -> str:
+    share, low, high = wilson(hits, count)
+    return f"{share:.1f}% ({low:.1f}–{high:.1f})"
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
+    quiet_logging()
+    examples = read_examples()
+    listed = np.array([in_list(example.text) for example in examples])
+    print("\n".join(table(examples, listed, by_other_half(examples))))
+    if _DATA.value:
+        dialogues = empathetic_dialogues.load_dialogues(Path(_DATA.value))["test"]
+        turns = sorted(
+            {turn.text for dialogue in dialogues for turn in dialogue.utterances if turn.speaker == "speaker"}
+        )
+        said = np.array([in_list(turn) for turn in turns])
+        reader = load_nearest()
+        assert reader is not None  # by_other_half has needed its wheel
+        both = said | reader.are_dangerous(turns)
+        print(
+            f"\nOf {len(turns):,} different speakers' turns of EmpatheticDialogues' test split the list answers "
+            f"{_percent(int(said.sum()), len(turns))}, both readers {_percent(int(both.sum()), len(turns))}."
+        )
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

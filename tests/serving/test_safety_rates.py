@@ -1,0 +1,45 @@
+"""The table of how often the readers are wrong."""
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from empax.serving import safety_rates
+from empax.serving.nearest import Example, read_examples
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 10), (3, 40), (52, 84), (10, 10)])
+def test_the_interval_is_wilsons(hits, count):
+    expected = binomtest(hits, count).proportion_ci(0.95, method="wilson")
+    found = safety_rates.wilson(hits, count)
+    np.testing.assert_allclose(
+        found, [100 * hits / count, 100 * expected.low, 100 * expected.high], rtol=1e-4, atol=1e-3
+    )
+
+
+def test_each_half_is_read_by_a_reader_of_the_other(monkeypatch):
+    class Reader:
+        @classmethod
+        def of(cls, encoder, examples):
+            made = cls()
+            made.half = {example.half for example in examples}
+            return made
+
+        def are_dangerous(self, texts):
+            assert len(self.half) == 1
+            return np.array([int(text) % 2 != next(iter(self.half)) for text in texts])
+
+    monkeypatch.setattr(safety_rates, "Nearest", Reader)
+    monkeypatch.setattr(safety_rates, "load_encoder", lambda: None)
+    examples = [Example(str(i), "k", True, i % 2) for i in range(7)]
+    assert safety_rates.by_other_half(examples).all()
+
+
+def test_misses_and_alarms_are_counted_by_kind():
+    examples = [Example("a", "one", True, 0), Example("b", "two", True, 0), Example("c", "three", False, 1)]
+    rows = safety_rates.table(examples, np.array([True, False, False]), np.array([False, True, True]))
+    assert rows[2].startswith("| **missed** | 2 | 50.0% (9.5–90.5) | 0.0%")
+    assert [row.split(" | ")[0] for row in rows[3:5]] == ["| one", "| two"]
+    assert rows[5].startswith("| **answered without need** | 1 | 0.0% (0.0–79.3) | 100.0%")
+    assert len(rows) == 7
+    assert len(read_examples()) > 1000
