@@ -104,7 +104,7 @@ def test_exemplars_are_training_pairs_with_attributes_and_a_score(finished, pred
 def test_no_held_out_instance_carries_attributes_of_its_response(finished):
     for split in ("train", "validation", "test"):
         notes = {name for i in load_instances(context(finished), split) for name in i.notes}
-        expected = {"context_attributes", "response_attributes"} if split == "train" else {"context_attributes"}
+        expected = {"context_attributes", "situation", *(["response_attributes"] if split == "train" else [])}
         assert notes == expected
 
 
