@@ -120,6 +120,7 @@ def attributes() -> ConfigDict:
     """The three classifiers of EPITOME's mechanisms."""
     return common.train(
         task="attributes.classifier",
+        data="if_there",  # else they are left out by name
         encoder={"pretrained": "minilm", "num_layers": 3},
         max_tokens=128,
         buckets=(48, 80, 128),

@@ -38,7 +38,7 @@ _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would 
 def main(argv: list[str]) -> None:
     keep_freed_memory()
     # Here and not above, so that --help and a mistyped word answer at once.
-    from empax.core.files import DataError, message_of
+    from empax.core.files import DataError, WorkDir, message_of
     from empax.training.accumulation import TrainingError
     from empax.training.checkpoint import CheckpointError
     from empax.training.loop import Interrupted
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
         run.quiet_logging(logging.INFO)
         plain = run.plain(config)
         if _MODE.value == "plan":
-            made = run.make_plan(plain)
+            made = run.decided(run.make_plan(plain), WorkDir(workdir))
             print(plan.describe(made))
             problems = run.problems_of_plan(made, workdir)
             print("".join(f"error: {problem}\n" for problem in problems), end="", file=sys.stderr)

@@ -61,6 +61,13 @@ def find_epitome(data_dir: str | os.PathLike[str] | None = None) -> Path:
     raise ConfigError(f"{origin} = {str(folder)!r} holds no EPITOME; set it to {wanted}.")
 
 
+def is_absent(data_dir: str | os.PathLike[str] | None = None) -> bool:
+    """Whether not one of the files is where `find_epitome` looks; where some are, it says which are missing."""
+    folder = data_dir or os.environ.get("EMPAX_DATA_DIR")
+    places = (expand(folder), expand(folder) / FOLDER) if folder else ()
+    return not any((place / name).exists() for place in places for name in FILES.values())
+
+
 def load_epitome(folder: Path | str) -> list[EpitomePair]:
     """Reads the three files and joins them, in the order of the first.
 

@@ -21,7 +21,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_json, read_jsonl, write_json, write_jsonl
 from empax.core.manifest import verify
 from empax.core.run import RunContext, cache_dir
-from empax.core.types import ATTRIBUTES, LEVELS, Instance
+from empax.core.types import ATTRIBUTES, LEVELS, MECHANISMS, Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.store import check_prepared
 from empax.evaluation.empathy import accuracy, confusion_matrix, merge_levels, weighted_f1
@@ -37,7 +37,10 @@ class Settings:
     """Settings of the stage.
 
     Attributes:
-      classifiers: the stages that trained the classifiers; together they must cover all three mechanisms.
+      classifiers: the stages that trained the classifiers; together they must cover all three mechanisms but those
+        that are left out.
+      left_out: mechanisms that no classifier gives, so that no text has them as attributes. A recipe whose classifiers
+        say `data = "if_there"` gets them here where EPITOME is not there.
       contexts: whether contexts are annotated too. False where nothing reads those, as in LEMPEx.
       reasons: the stage whose annotator marks reasons in contexts, for the note "reasons" ([turn, start, end] of each,
         in characters); empty = nobody does.
@@ -45,14 +48,22 @@ class Settings:
     """
 
     classifiers: tuple[str, ...] = ("attributes",)
+    left_out: tuple[str, ...] = ()
     contexts: bool = True
     reasons: str = ""
     sentiment_threshold: float = 0.05
 
     def __post_init__(self) -> None:
         check_numbers(self, "sentiment_threshold", least=0, most=1)
-        if not self.classifiers:
-            raise ConfigError("classifiers = () must name at least one stage of attributes.classifier.")
+        if unknown := set(self.left_out) - set(MECHANISMS):
+            raise ConfigError(
+                f"left_out = {self.left_out} must be some of {', '.join(MECHANISMS)}, not {min(unknown)!r}."
+            )
+        if not self.classifiers and set(self.left_out) != set(MECHANISMS):
+            raise ConfigError(
+                "classifiers = () must name at least one stage of attributes.classifier, or left_out all of "
+                f"{', '.join(MECHANISMS)}."
+            )
 
 
 def sentiment_levels(texts: Sequence[str], threshold: float) -> list[str]:
@@ -68,14 +79,14 @@ def judge_levels(
     responses: Sequence[str],
     threshold: float,
 ) -> list[dict[str, str]]:
-    """The four attributes of each text, by name and level, in the order of ATTRIBUTES."""
+    """The attributes of each text, by name and level, in the order of ATTRIBUTES: sentiment, and what judges give."""
     texts = [" ".join([*run, response]).strip() for run, response in zip(contexts, responses, strict=True)]
     columns = {"sentiment": sentiment_levels(texts, threshold)}
     for judge in judges:
         best = judge(contexts, responses).argmax(axis=-1)
         for c, mechanism in enumerate(judge.task.mechanisms):
             columns[mechanism] = [LEVELS[level] for level in best[:, c]]
-    return [{name: columns[name][row] for name in ATTRIBUTES} for row in range(len(texts))]
+    return [{name: columns[name][row] for name in ATTRIBUTES if name in columns} for row in range(len(texts))]
 
 
 def load_judges(settings: Settings, run: RunContext) -> list[attributes.ClassifierJudge]:
@@ -94,14 +105,14 @@ def load_judges(settings: Settings, run: RunContext) -> list[attributes.Classifi
             )
         judges.append(judge)
     levelled = [judge.task.mechanisms for judge in judges]
-    check_coverage(itertools.chain(*levelled), f"config.{run.stage}.classifiers")
+    check_coverage(itertools.chain(*levelled, settings.left_out), f"config.{run.stage}.classifiers")
     return judges
 
 
 def check_coverage(mechanisms: Iterable[str], where: str) -> None:
-    """Raises ConfigError unless `mechanisms`, those of all judges together, are all three."""
+    """Raises ConfigError unless `mechanisms`, those of all judges together and those left out, are all three."""
     covered = set(mechanisms)
-    if missing := [name for name in ATTRIBUTES[1:] if name not in covered]:
+    if missing := [name for name in MECHANISMS if name not in covered]:
         raise ConfigError(f"{where} lacks a classifier of {', '.join(missing)}.")
 
 
@@ -109,13 +120,19 @@ def check(settings: Settings, run: RunContext) -> None:
     """Whether the classifiers are trained before, and cover the mechanisms.
 
     Raises:
-      ConfigError: a stage that trains no classifier before this one, or a mechanism without a classifier.
+      ConfigError: a stage that trains no classifier before this one, or a mechanism without a classifier that is not
+        left out, or with one that is.
     """
     check_prepared(run)
     for stage in settings.classifiers:
         run.earlier("classifiers", stage, tasks=("attributes.classifier",))
     levelled = [attributes.judge_stage(run, stage).mechanisms for stage in settings.classifiers]
-    check_coverage(itertools.chain(*levelled), f"config.{run.stage}.classifiers")
+    check_coverage(itertools.chain(*levelled, settings.left_out), f"config.{run.stage}.classifiers")
+    if both := set(settings.left_out) & set(itertools.chain(*levelled)):
+        raise ConfigError(
+            f"config.{run.stage}.left_out names {min(both)}, which a stage of config.{run.stage}.classifiers gives; "
+            "take it out of one of the two."
+        )
     if settings.reasons:
         run.earlier("reasons", settings.reasons, able=("marks reasons", lambda spec: spec.marker is not None))
 

@@ -35,24 +35,27 @@ def load_judges(names: str | Sequence[str], run: RunContext) -> tuple[list[Judge
       run: whose stages they are.
 
     Raises:
-      ConfigError: a stage that is neither, or a mechanism without a judge.
+      ConfigError: a stage that is neither, or a mechanism without a judge, unless an annotate stage leaves it out.
     """
     judges: list[Judge] = []
+    left_out: list[str] = []
     threshold = _THRESHOLD
     for name in [names] if isinstance(names, str) else names:
         if run.named(name).kind == "annotate":
             labels = run.settings(name, annotate.Settings)
             judges += annotate.load_judges(labels, run)
+            left_out += labels.left_out
             threshold = labels.sentiment_threshold
         else:
             judges.append(attributes.load_judge(run, name))
     levelled = [judge.task.mechanisms for judge in judges]
-    annotate.check_coverage(itertools.chain(*levelled), f"config.{run.stage}.judge")
+    annotate.check_coverage(itertools.chain(*levelled, left_out), f"config.{run.stage}.judge")
     return judges, threshold
 
 
 def check_judges(setting: str, names: str | Sequence[str], run: RunContext) -> None:
-    """Whether `config.STAGE.setting` names stages before this one that together judge all mechanisms.
+    """Whether `config.STAGE.setting` names stages before this one that together judge all mechanisms but those that an
+    annotate stage leaves out.
 
     Raises:
       ConfigError: it does not.
@@ -60,7 +63,9 @@ def check_judges(setting: str, names: str | Sequence[str], run: RunContext) -> N
     levelled: list[str] = []
     for name in [names] if isinstance(names, str) else names:
         if name in run.before() and run.named(name).kind == "annotate":
-            stages: Sequence[str] = run.settings(name, annotate.Settings).classifiers
+            labels = run.settings(name, annotate.Settings)
+            stages: Sequence[str] = labels.classifiers
+            levelled += labels.left_out
         else:
             run.earlier(setting, name, tasks=attributes.JUDGE_TASKS)
             stages = [name]

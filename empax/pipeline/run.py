@@ -24,6 +24,7 @@ from empax.core.memory import give_back_freed_memory, peak_memory
 from empax.core.run import DataSettings, RunContext, RunOptions, RunPlan, Stage, cache_dir
 from empax.core.sharding import batch_shards, make_mesh
 from empax.core.system import load_system
+from empax.pipeline.absent import leave_out_absent
 from empax.pipeline.records import BY_SYSTEM, Records, stands_alone
 from empax.pipeline.workdirs import check_same, claim
 from empax.training.checkpoint import meet
@@ -86,6 +87,12 @@ def make_plan(config: Mapping[str, Any]) -> RunPlan:
         stages={name: _make_stage(name, config) for name in config["run"]},
         seed=config["seed"],
     )
+
+
+def decided(plan: RunPlan, files: WorkDir) -> RunPlan:
+    """The plan without what it leaves out because a corpus is not there; see `pipeline.absent`."""
+    config = leave_out_absent(plan, files)
+    return plan if config == plan.config else make_plan(config)
 
 
 def _check_names(names: Any) -> None:
@@ -184,22 +191,20 @@ def run(
         `redo` names no stage. Nothing has been written then.
       DataError: what a finished stage left is damaged.
     """
-    config = with_kinds(config)
-    plan = make_plan(config)
+    files = WorkDir(workdir)
+    plan = decided(make_plan(config), files)
     if plan.options.deterministic:
         make_deterministic()
     with logging_redirect_tqdm([log]):  # lines of the log stand above the progress bar, not inside it
-        _run(plan, config, workdir, reuse, redo, command)
+        _run(plan, files, reuse, redo, command)
 
 
-def _run(
-    plan: RunPlan, config: Mapping[str, Any], workdir: Path, reuse: Path | None, redo: Sequence[str], command: str
-) -> None:
+def _run(plan: RunPlan, files: WorkDir, reuse: Path | None, redo: Sequence[str], command: str) -> None:
+    config = plan.config
     shards = batch_shards(make_mesh(plan.options.mesh))
     for stage in plan.stages.values():
         if stage.kind == "train":
             check_batch_sizes(stage.loop, shards, where=f"config.{stage.name}")
-    files = WorkDir(workdir)
     for problem in find_problems(plan, files):
         raise problem
     if not distributed.is_writer():

@@ -150,6 +150,12 @@ def facts(report: Report) -> dict[str, list[tuple[str, str]]]:
         "Emotion heads": _flatten(
             {name: note for name, note in answered.items() if name not in ("linear_judge", "data")}
         ),
+        "Attributes left out": [
+            (name, f"the run has no classifier of it (config.{stage}.left_out)")
+            for stage, section in report["config"].items()
+            if isinstance(section, Mapping)
+            for name in section.get("left_out", ())
+        ],
         "Attribute classifiers, held out": [
             (
                 mechanism,

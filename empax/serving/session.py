@@ -29,9 +29,10 @@ class Session:
     """One loaded run.
 
     Attributes:
-      judges: classifiers of the attributes; none where the recipe has no `annotate`.
+      judges: classifiers of the attributes; none where the recipe has no `annotate`, or left them all out.
       mark: marks reasons in contexts; None where the recipe has nobody who does.
-      of_replies: whether they judge the reply, and not the context: where the recipe annotates no contexts.
+      annotates: whether texts have attributes; without judges, their sentiment alone.
+      of_replies: whether those are of the reply, and not of the context: where the recipe annotates no contexts.
       head: the emotion head that evaluation chose; empty where none has learnt emotions better than chance.
       before: a hook that sees the user's newest text; what it returns is the reply, in the model's place, unless it is
         None. By default, messages that seem to speak of self-harm or danger get a fixed answer that names help
@@ -46,6 +47,7 @@ class Session:
     seed: int
     before: Before | None = answer_to_danger
     after: After | None = None
+    annotates: bool = False
     of_replies: bool = False
     mark: Callable[[Sequence[Sequence[str]]], Sequence[Any]] | None = None
 
@@ -99,7 +101,8 @@ class Session:
         if head:
             verify(files.predictions)
             head = head if beats_chance(read_jsonl(files.predictions)) else ""
-        return cls(answerer, judges, threshold, head, plan.seed, before, after, of_replies, mark)
+        annotates = "annotate" in stages
+        return cls(answerer, judges, threshold, head, plan.seed, before, after, annotates, of_replies, mark)
 
     def reply(self, context: Sequence[str]) -> Prediction:
         """Answers a conversation; `context` alternates and ends with the speaker's turn.
@@ -117,14 +120,14 @@ class Session:
         if answer is not None:
             return Prediction(turns, answer, reference="", id="chat#1", notes={"answered_by": "before"})
         notes: dict[str, Any] = {} if self.mark is None else {"reasons": self.mark([turns])[0]}
-        if self.judges and not self.of_replies:
+        if self.annotates and not self.of_replies:
             notes["context_attributes"] = self._levels(turns, "")
         instance = Instance(id="chat#1", context=turns, response="", emotion="", notes=notes)
         prediction = self.answerer.respond([instance], batch_size=1, seed=self.seed)[0]
         emotion = prediction.notes["emotion_by_head"][self.head] if self.head else ""
         response = self.after(prediction.response) if self.after else prediction.response
         told = dict(prediction.notes)
-        if self.judges and self.of_replies:
+        if self.annotates and self.of_replies:
             told["response_attributes"] = self._levels(turns, response)
         return dataclasses.replace(prediction, response=response, emotion_prediction=emotion, notes=told)
 

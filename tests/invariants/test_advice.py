@@ -379,6 +379,10 @@ SETTINGS = [
         {"classifiers": ()}, {"classifiers": ("attributes",)},
     ),
     section(
+        annotate.Settings, {}, "pipeline/annotate.py", "classifiers = () must name at least one stage",
+        {"classifiers": (), "left_out": MECHANISMS[:2]}, {"classifiers": (), "left_out": MECHANISMS},
+    ),
+    section(
         assess.Settings, {}, "pipeline/assess.py", "judges must name at least one stage",
         {"judges": ()}, {"judges": ("identifiers",)},
     ),
@@ -424,6 +428,10 @@ RECIPES = [
     recipe_case(
         "data/epitome.py", "EPITOME is not downloaded by itself: set --config.data.dir", {"attributes.data": "epitome"},
         {"attributes.data": "sample"},
+    ),
+    recipe_case(
+        "pipeline/annotate.py", "take it out of one of the two", {"annotate.left_out": ["exploration"]},
+        {"annotate.left_out": []},
     ),
     recipe_case(
         "pipeline/run.py", "must be a list of names of stages", {"run": "prepare"}, {"run": ["prepare"]}

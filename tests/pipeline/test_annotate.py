@@ -52,6 +52,12 @@ def test_levels_come_in_the_order_of_the_attributes_whoever_gives_them():
     assert found == {"sentiment": "high", "emotional_reaction": "low", "interpretation": "high", "exploration": "high"}
 
 
+def test_what_nobody_gives_is_no_attribute():
+    assert annotate.judge_levels([], [("I love it",)], ["so much"], 0.05) == [{"sentiment": "high"}]
+    (found,) = annotate.judge_levels([CountingJudge(("exploration",))], [("I love it",)], ["so much"], 0.05)
+    assert found == {"sentiment": "high", "exploration": "high"}
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))

@@ -42,6 +42,12 @@ def test_a_reply_comes_with_what_stands_behind_it(session):
     assert session.reply(["I finally passed my exam!", "Great!", "I am so happy."]) == found
 
 
+def test_without_classifiers_the_sentiment_stays(session):
+    found = dataclasses.replace(session, judges=()).reply(["I am so happy."])
+    assert found.attributes == {"sentiment": "high"}
+    assert dataclasses.replace(session, judges=(), annotates=False).reply(["I am so happy."]).attributes == {}
+
+
 def test_judges_may_judge_the_reply_in_place_of_the_context(session):
     found = dataclasses.replace(session, of_replies=True).reply(["I finally passed my exam!"])
     assert found.attributes == {}

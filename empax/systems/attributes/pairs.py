@@ -26,6 +26,10 @@ ClassWeights = tuple[tuple[float, ...], ...]
 """[mechanism][level]."""
 
 
+IF_THERE = "if_there"
+"""Of `JudgeTaskSettings.data`."""
+
+
 @flax.struct.dataclass
 class AttributeBatch(Batch):
     """Texts with one label per mechanism; `target` is the response where that is read apart, else empty."""
@@ -38,14 +42,15 @@ class JudgeTaskSettings:
     """Settings of every stage that trains a judge.
 
     Attributes:
-      data: "epitome", or the annotations of the built-in "sample".
+      data: "epitome"; the annotations of the built-in "sample"; or "if_there": EPITOME, but where it is not there, the
+        run leaves the stage out and names the attributes that it lacks (`pipeline.absent`).
       mechanisms: which ones; all three share what reads the texts, or list one per stage for separate encoders.
       holdout: share of seeker posts kept for validation, in (0, 1).
       class_weights: weigh each class by the inverse of its share.
     """
 
     encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
-    data: Literal["epitome", "sample"] = "epitome"
+    data: Literal["epitome", "if_there", "sample"] = "epitome"
     mechanisms: tuple[str, ...] = MECHANISMS
     holdout: float = 0.2
     class_weights: bool = False
@@ -115,7 +120,7 @@ def check_judge(stage: JudgeTaskSettings, run: RunContext, **texts: int) -> None
       ConfigError: no EPITOME, no such encoder, or one that reads fewer tokens.
       DataError: EPITOME or the encoder's files cannot be read.
     """
-    if stage.data == "epitome":
+    if stage.data != "sample":
         load_epitome(find_epitome(run.plan.data.dir))
     check_encoder(stage.encoder, run, **texts)
 
