@@ -73,7 +73,7 @@ class Progress:
     def line(self) -> str:
         """Progress and the time left, at the rate so far."""
         seconds, since = time.monotonic() - self._begin, self._done - self._initial
-        left = "the first are not done yet"
+        left = "the next are not done yet" if self._initial else "the first are not done yet"
         if since:
             left = f"{duration(seconds * (self._total - self._done) / since)} left"
         share = 100 * self._done // max(self._total, 1)

@@ -58,7 +58,7 @@ def load_config(folder: Path) -> dict[str, Any]:
 
     Raises:
       DataError: there is neither, or the config names no `model_type`.
-      ConfigError: the architecture is not known here.
+      ConfigError: the architecture is not known here, or is asked for what it does not do here.
     """
     file = folder / "config.json"
     if is_adapter(folder):
@@ -73,7 +73,9 @@ def load_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: model_type = {name!r} is not read here; it is one of {', '.join(ARCHITECTURES)}.")
     check_fields(fields, file)
     fields = without_nulls(known_fields(fields, file))
-    return t5_head(fields, folder) if name in ("t5", "mt5") else fields
+    fields = t5_head(fields, folder) if name in ("t5", "mt5") else fields
+    _check_supported(fields, file)
+    return fields
 
 
 def _fields_of_weights(folder: Path) -> dict[str, Any]:
@@ -85,7 +87,16 @@ def _fields_of_weights(folder: Path) -> dict[str, Any]:
     else:
         raise DataError(_no_config(folder))
     check_fields(fields, gguf or folder)
+    _check_supported(fields, gguf or folder)
     return fields
+
+
+def _check_supported(fields: Mapping[str, Any], file: Path) -> None:
+    """Raises ConfigError, which names the `file`, if its `fields` ask for what is not done here."""
+    try:
+        model_config(fields)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
@@ -105,13 +116,17 @@ def _no_config(folder: Path) -> str:
     if folder.suffix and not folder.exists():
         return f"{folder}: there is no such file."
     if folder.is_file():
-        return f"{folder} is a file; give the folder that holds config.json, or a file that ends in .gguf."
+        return _is_file(folder)
     if folder.is_dir() and (folder / "model.pth.tar").is_file():
         return (
             f"{folder} holds an Atlas checkpoint, but no config.json: put that of its reader or of its retriever (such "
             "as google/t5-base-lm-adapt's or facebook/contriever's) beside it, with the tokenizer of the same model."
         )
     return f"{folder} holds no config.json; give a folder as Hugging Face models come, or a GGUF file."
+
+
+def _is_file(path: Path) -> str:
+    return f"{path} is a file; give the folder that holds config.json, or a file that ends in .gguf."
 
 
 def load_pretrained(folder: Path, config: Config | None = None, *, shardings: Any = None) -> Pretrained:
@@ -136,7 +151,17 @@ def load_pretrained(folder: Path, config: Config | None = None, *, shardings: An
     used = model_config(fields) if config is None else config
     tensors = plain_names(open_tensors(folder), architecture)
     tensors = architecture_of(architecture).mapping(used).without(tensors, _cut(fields, used))
-    return Pretrained(architecture, used, import_params(architecture, tensors, used, shardings=shardings))
+    return Pretrained(architecture, used, _imported(folder, architecture, tensors, used, shardings))
+
+
+def _imported(folder: Path, architecture: str, tensors: Tensors, config: Config, shardings: Any) -> Params:
+    """`import_params`, whose errors name the `folder` of the `tensors`."""
+    try:
+        return import_params(architecture, tensors, config, shardings=shardings)
+    except DataError as error:
+        if str(folder) in str(error):
+            raise
+        raise DataError(f"{folder}: {error}") from error
 
 
 class Adapted(NamedTuple):
@@ -236,7 +261,8 @@ def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any =
     rows, bias = load_config(base)["vocab_size"], tensors.get("final_logits_bias")
     if bias is not None and bias.shape == (1, rows) and rows < used.vocab_size:  # transformers lets it grow so
         tensors["final_logits_bias"] = np.pad(np.asarray(bias), ((0, 0), (0, used.vocab_size - rows)))
-    params = import_params(architecture, mapping.without(tensors, cut), used, shardings=shardings)
+    left = mapping.without(tensors, cut)
+    params = _imported(folder, architecture, left, used, shardings)
     return Adapted(architecture, used, params, adapters.params, adapters.settings)
 
 
@@ -257,6 +283,8 @@ def resolve(name_or_folder: str) -> Path:
     if path.is_dir() or is_gguf(path):
         note(f"the model {name_or_folder!r}", path)
         return path
+    if path.is_file():
+        raise ConfigError(_is_file(path))
     # Here and not above: reaching for the network is the exception, and the import costs time.
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -12,6 +12,7 @@ import safetensors
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, is_gguf
+from empax.data.known_fields import short
 from empax.data.model_files import check_whole, read_model_json
 from empax.interop.flax_files import read_flax
 from empax.interop.gguf import read_gguf_weights
@@ -127,8 +128,10 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         raise DataError(f"{index} has no weight_map from names of weights to files; fetch the model again.")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(files.values())):
-        # The index may not lead out of its folder.
-        file = index.parent / Path(name).name
+        # By its name, not by where a link leads: the hub's cache keeps every file elsewhere.
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise DataError(f"{index} names {short(name)}, which is outside the folder.")
+        file = index.parent / name
         if not file.is_file():
             raise DataError(f"{file} is missing, though {index.name} names it; fetch the model again.")
         tensors |= _read_file(file)

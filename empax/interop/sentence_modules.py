@@ -189,11 +189,12 @@ def _transformer(folder: Path) -> dict[str, Any]:
                 f"{path}: modality_config = {short(said['modality_config'])} is not here, only {_MODALITY}."
             )
         refuse_unknown(said, _TEXT_FIELDS, path)
-    longest = said.get("max_seq_length")
-    names = folder / "tokenizer_config.json"
+    field, file = "max_seq_length", path or folder
+    longest, names = said.get(field), folder / "tokenizer_config.json"
     if longest is None and names.is_file():
-        longest = read_model_json(names).get("model_max_length")
-    longest = None if longest is None else _number(folder, "max_seq_length", longest, least=3)
+        field, file = "model_max_length", names
+        longest = read_model_json(names).get(field)
+    longest = None if longest is None else _number(file, field, longest, least=3)
     longest = None if longest is None or longest >= _NO_LIMIT else int(longest)
     return {"max_tokens": longest, "lower_case": _switch(path or folder, said, "do_lower_case", absent=False)}
 

@@ -142,7 +142,7 @@ def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, An
     given |= {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
     given |= changes
     if given["start_id"] is None:
-        raise ConfigError(f"config.json of {family.title} lacks decoder_start_token_id: set it to {family.start}.")
+        raise ConfigError(f"{family.title} lacks decoder_start_token_id: set it to {family.start}.")
     config = TransformerConfig(
         vocab_size=fields["vocab_size"],
         d_model=fields["d_model"],
@@ -171,7 +171,7 @@ def _check(fields: Mapping[str, Any], family: _Family) -> None:
     required += [f"{stack}_{name}" for name in twice for stack in ("encoder", "decoder")]
     missing = [name for name in required if name not in fields]
     if missing:
-        raise ConfigError(f"config.json of {title} lacks {', '.join(missing)}.")
+        raise ConfigError(f"{title} lacks {', '.join(missing)}.")
     for name in twice:
         ours, theirs = fields[f"encoder_{name}"], fields[f"decoder_{name}"]
         if ours != theirs:
@@ -192,7 +192,7 @@ def _check(fields: Mapping[str, Any], family: _Family) -> None:
     }
     for name, only in said.items():
         if name in fields and fields[name] is not only:
-            raise ConfigError(f"{name} = {fields[name]!r} in config.json of {title} must be {only}.")
+            raise ConfigError(f"{name} = {fields[name]!r} of {title} must be {only}.")
 
 
 def _preset(name: str, title: str, sizes: Mapping[str, _Sizes]) -> dict[str, Any]:

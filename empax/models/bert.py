@@ -131,7 +131,7 @@ def electra_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
     """
     lacking = [name for name in ("embedding_size", "hidden_size") if name not in fields]
     if lacking:
-        raise ConfigError(f"config.json of an ELECTRA lacks {', '.join(lacking)}.")
+        raise ConfigError(f"an ELECTRA lacks {', '.join(lacking)}.")
     size = 0 if fields["embedding_size"] == fields["hidden_size"] else fields["embedding_size"]
     return _from_fields(fields, "ELECTRA", {"embedding_size": size} | changes)
 
@@ -183,9 +183,7 @@ def dpr_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
 def _padding(fields: Mapping[str, Any]) -> int:
     padding = fields["pad_token_id"] if "pad_token_id" in fields else 1  # noqa: SIM401
     if type(padding) is not int or padding < 0:
-        raise ConfigError(
-            f"pad_token_id = {padding}, but positions are counted from it; set it in config.json (usually 1)."
-        )
+        raise ConfigError(f"pad_token_id = {padding}, but positions are counted from it; set it in config.json (usually 1).")
     return padding
 
 
@@ -207,7 +205,7 @@ def _from_fields(
     } | dict(renamed or {})
     missing = [names[ours] for ours in _REQUIRED if names[ours] not in fields]
     if missing:
-        raise ConfigError(f"config.json of a {title} lacks {', '.join(missing)}.")
+        raise ConfigError(f"a {title} lacks {', '.join(missing)}.")
     if fields.get("is_decoder"):
         raise ConfigError(f"is_decoder = True, but a {title} is an encoder here; set it to False.")
     if "position_embedding_type" in fields and fields["position_embedding_type"] not in (None, "absolute"):

@@ -268,7 +268,7 @@ def _one(model: str) -> str:
 def _required(fields: Mapping[str, Any], names: Mapping[str, str], model: str) -> dict[str, Any]:
     missing = [theirs for theirs in names.values() if fields.get(theirs) is None]
     if missing:
-        raise ConfigError(f"config.json of {_one(model)} lacks {', '.join(missing)}.")
+        raise ConfigError(f"{_one(model)} lacks {', '.join(missing)}.")
     return {ours: fields[theirs] for ours, theirs in names.items()}
 
 

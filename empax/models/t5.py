@@ -56,7 +56,7 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
     required = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
     missing = [name for name in required if name not in fields]
     if missing:
-        raise ConfigError(f"config.json of a T5 lacks {', '.join(missing)}.")
+        raise ConfigError(f"a T5 lacks {', '.join(missing)}.")
     tied = _switch(fields, "tie_word_embeddings", absent=True)
     optional = {
         "dropout": "dropout_rate",

@@ -26,7 +26,7 @@ def test_a_redirected_log_has_a_line_now_and_then_with_the_time_left(quick, capl
         shown.advance(10)
         time.sleep(0.2)
     lines = caplog.messages if logging_is_set_up else capsys.readouterr().err.splitlines()
-    assert lines[0] == "keys: 10 of 40 texts (25%), the first are not done yet"
+    assert lines[0] == "keys: 10 of 40 texts (25%), the next are not done yet"
     assert lines[-1].startswith("keys: 20 of 40 texts (50%), ")
     assert lines[-1].endswith(" s left")
     time.sleep(0.15)

@@ -301,7 +301,7 @@ def test_an_encoder_is_read_without_the_rest(kind, saved):
     ("kind", "changes", "message"),
     [
         ("mbart", {"decoder_start_token_id": None}, "lacks decoder_start_token_id: set it to the id of the token"),
-        ("mbart", {"normalize_before": False}, "normalize_before = False in config.json of an mBART must be True"),
+        ("mbart", {"normalize_before": False}, "normalize_before = False of an mBART must be True"),
         ("marian", {"share_encoder_decoder_embeddings": False}, "has a vocabulary for either side; here there is one"),
         ("marian", {"static_position_embeddings": False}, "of a Marian must be True"),
         (
@@ -309,9 +309,9 @@ def test_an_encoder_is_read_without_the_rest(kind, saved):
             {"decoder_start_token_id": None, "pad_token_id": None},
             "lacks decoder_start_token_id: set it to pad_token_id",
         ),
-        ("pegasus", {"normalize_embedding": True}, "normalize_embedding = True in config.json of a Pegasus"),
+        ("pegasus", {"normalize_embedding": True}, "normalize_embedding = True of a Pegasus"),
         ("pegasus", {"decoder_attention_heads": 7}, "must be equal in a Pegasus here"),
-        ("distilbert", {"n_layers": None}, "config.json of a DistilBERT lacks n_layers"),
+        ("distilbert", {"n_layers": None}, "a DistilBERT lacks n_layers"),
         ("distilbert", {"n_heads": 3}, "dim = 20 must be a multiple of n_heads = 3"),
         ("distilbert", {"activation": "tanh"}, "activation = 'tanh' is unknown"),
         ("electra", {"embedding_size": None}, "an ELECTRA lacks embedding_size"),
@@ -323,8 +323,9 @@ def test_an_encoder_is_read_without_the_rest(kind, saved):
 def test_what_is_not_done_here_is_a_config_error(kind, changes, message, saved, tmp_path):
     fields = json.loads((saved(kind)[1] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(fields | changes))
-    with pytest.raises(ConfigError, match=message):
-        model_config(load_config(tmp_path))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: ")
 
 
 def test_a_marian_starts_from_padding_and_an_mbart_from_what_is_asked_for(saved):

@@ -320,6 +320,10 @@ def test_resolve_takes_folders_and_says_how_to_go_on_offline(tmp_path, monkeypat
         resolve("nobody/no-such-model-here")
     with pytest.raises(ConfigError, match="give the path of a folder"):
         resolve("./not a folder")
+    for name in ("tokenizer.json", "config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+        with pytest.raises(ConfigError, match=rf"{name} is a file; give the folder that holds config\.json"):
+            resolve(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(("name", "millions"), [("t5-small", 60.5), ("flan-t5-base", 247.6), ("t5-3b", 2851.6)])

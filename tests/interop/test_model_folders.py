@@ -132,8 +132,9 @@ def test_a_folder_of_adapters_is_no_whole_model(tmp_path, bert):
 
 def test_a_config_of_more_layers_than_weights_takes_no_time(tmp_path, bert):
     change(tmp_path / "config.json", num_hidden_layers=10**9)
-    with pytest.raises(DataError, match="asks for 1000000000 layers"):
+    with pytest.raises(DataError, match="asks for 1000000000 layers") as caught:
         load_pretrained(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}: ")
 
 
 @pytest.mark.oracle

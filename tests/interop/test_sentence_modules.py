@@ -273,7 +273,10 @@ DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activa
             "says eps = 0.1",
         ),
         ({"sentence_bert_config.json": {"transformer_task": "fill-mask"}}, "transformer_task = 'fill-mask'"),
-        ({"sentence_bert_config.json": {"max_seq_length": "long"}}, "max_seq_length = 'long' must be a number"),
+        (
+            {"sentence_bert_config.json": {"max_seq_length": "long"}},
+            "bert_config.json: max_seq_length = .long. must be",
+        ),
     ],
 )
 def test_what_is_not_here_is_refused_by_name(options, message, tmp_path):
