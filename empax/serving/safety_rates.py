@@ -1,4 +1,4 @@
-"""How often the two readers of messages are wrong: `python -m empax.serving.safety_rates [--data=DATA]`.
+"""How often the two readers of messages are wrong: `python -m empax.serving.safety_rates [--safety_data=DATA]`.
 
 Each half of the examples in safety_examples.txt is read by a second reader that is made of the other half alone, its
 threshold too; with DATA also the speakers' turns of EmpatheticDialogues' test split, by the reader that chat has. It
@@ -22,7 +22,7 @@ from empax.pipeline.run import quiet_logging
 from empax.serving.nearest import Example, Nearest, load_encoder, load_nearest, read_examples
 from empax.serving.safety import in_list
 
-_DATA = flags.DEFINE_string("data", "", "A folder with EmpatheticDialogues; empty = its messages are not read.")
+_DATA = flags.DEFINE_string("safety_data", "", "A folder with EmpatheticDialogues; empty = its messages are not read.")
 
 
 def wilson(hits: int, count: int) -> tuple[float, float, float]:

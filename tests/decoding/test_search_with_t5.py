@@ -50,7 +50,7 @@ def models():
             parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 * 1.5)
         theirs.lm_head.weight[EOS] *= 2.0
     assert not torch.equal(theirs.lm_head.weight, theirs.shared.weight)
-    ours = t5_config(config.to_dict())
+    ours = t5_config({**config.to_dict(), "tie_word_embeddings": False})
     params = import_params("t5", {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}, ours)
     return theirs, EncoderDecoder(ours), params
 

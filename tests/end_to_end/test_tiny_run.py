@@ -143,8 +143,8 @@ def changed(before, after):
 
 def is_frozen(name, stage):
     """By the recipe: word embeddings of encoders, and after its own stage what reads emotions."""
-    own = "emotion" if stage == "retriever" else "retriever/emotion"
-    return name.endswith("encoder/token_embedding") or (stage in ("retriever", "joint") and name.startswith(own))
+    own = {"retriever": "emotion", "exemplars": "retriever", "joint": "retriever/emotion"}.get(stage)
+    return name.endswith("encoder/token_embedding") or (own is not None and name.startswith(own))
 
 
 def at_step(stage, step, folder):

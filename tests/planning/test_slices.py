@@ -182,5 +182,5 @@ def test_an_unknown_topology_is_named(topology, config):
 
 def test_a_plan_of_some_stages_names_those_that_there_are(config):
     config = {**config, "plan": {"topology": "v5e:2x2", "stages": ("joint", "evaluate")}}
-    with pytest.raises(ConfigError, match=r"plan\.stages has evaluate; the recipe trains attributes, generator"):
+    with pytest.raises(ConfigError, match=r"plan\.stages has evaluate; the recipe trains generator, attributes"):
         describe(run.make_plan(config))

@@ -171,7 +171,7 @@ def test_the_card_tells_what_the_report_knows(made, tmp_path):
         "```bash\npython -m empax.main --x\n```",
         "empax 0.1.0; commit abc.",
         "begun from `tiny-t5`",
-        "each of 2 sources",
+        "Fusion-in-Decoder on 3 passages: that, and each exemplar",
     ):
         assert part in card, part
     assert str(files.root.parent) not in card
@@ -244,7 +244,7 @@ def test_adapters_are_written_alone_or_merged(adapted, tmp_path):
     assert not (tmp_path / "out" / "config.json").exists()
     card = (tmp_path / "out" / "README.md").read_text()
     for part in ("library_name: peft", "- lora", f"{size} parameters of adapters", "weights of `tiny-t5`", "PeftModel",
-                 "rank 2, alpha 16.", "AutoModelForSeq2SeqLM.from_pretrained(BASE)", "each of 2 sources"):  # fmt: skip
+                 "rank 2, alpha 16.", "AutoModelForSeq2SeqLM.from_pretrained(BASE)", "Fusion-in-Decoder on 3 passages: that, and each exemplar"):  # fmt: skip
         assert part in card, part
     assert str(files.root.parent) not in card
 
@@ -272,9 +272,13 @@ def test_what_cannot_be_exported_says_why(made, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="holds no run"):
         export_run(tmp_path / "nowhere", out, ExportSettings())
-    with pytest.raises(ConfigError, match=r"stage = 'evaluate' trains no model .* are generator, retriever, joint\."):
+    with pytest.raises(
+        ConfigError, match=r"stage = 'evaluate' trains no model .* are generator, exemplars, retriever, joint\."
+    ):
         export_run(files.root, out, ExportSettings(stage="evaluate"))
-    with pytest.raises(ConfigError, match="holds no retriever, only its generator; stages that do: retriever, joint"):
+    with pytest.raises(
+        ConfigError, match="holds no retriever, only its generator; stages that do: exemplars, retriever, joint"
+    ):
         export_run(files.root, out, ExportSettings(stage="generator", what="retriever"))
     with pytest.raises(ConfigError, match=r"the generator of stage 'joint' has no adapters, .* --lora=merged"):
         export_run(files.root, out, ExportSettings(lora="adapters"))

@@ -65,13 +65,17 @@ def test_vectors_that_are_compared_by_cosine_must_be_of_unit_length():
 
 
 def test_options_that_look_at_the_source_need_one_source(monkeypatch):
-    for name in ("check_prepared", "check_candidates"):
+    for name in ("check_prepared", "check_fusion", "check_candidates"):
         monkeypatch.setattr(f"empax.systems.reg.stages.{name}", lambda *_: None)
 
     def run(**decoding):
         settings = to_settings(RetrievalSettings, {"decoding": decoding}, where="config.reg")
         return SimpleNamespace(
-            shared="config.reg", stage="joint", shared_settings=lambda _: settings, earlier=lambda *_, **__: None
+            shared="config.reg",
+            stage="joint",
+            shared_settings=lambda _: settings,
+            earlier=lambda *_, **__: None,
+            before=lambda: ("prepare",),
         )
 
     check_joint(JointTaskSettings(), run(no_repeat_ngram=3))

@@ -283,9 +283,8 @@ def test_a_generator_alone_answers_without_exemplars(finished):
 
 def test_heads_of_a_joint_model_are_asked_where_any_stage_has_learnt_emotions(finished):
     nothing = {"joint__emotion_weight": 0.0, "joint__retriever_weight": 0.0, "joint__retriever": ""}
-    assert (
-        answering(context(finished, "evaluate", **nothing, generator__emotion_weight=0.0), "joint", "index").heads == ()
-    )
+    never = {"generator__emotion_weight": 0.0, "exemplars__emotion_weight": 0.0}
+    assert answering(context(finished, "evaluate", **nothing, **never), "joint", "index").heads == ()
     assert answering(context(finished, "evaluate", **nothing), "joint", "index").heads == ("generator",)
     assert len(answering(context(finished, "evaluate"), "joint").heads) == 3
 
