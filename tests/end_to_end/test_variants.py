@@ -31,12 +31,12 @@ def run_variant(recipe, tmp_path, finished):  # after the finished run, most pro
 
 
 @pytest.mark.slow
-def test_semantic_shows_exemplars_by_the_untrained_retriever_and_no_attribute(run_variant):
-    workdir, predictions = run_variant("semantic")
+def test_apart_shows_exemplars_by_the_untrained_retriever_and_no_attribute(run_variant):
+    workdir, predictions = run_variant("apart")
     assert all(len(row["exemplars"]) == 2 and not row["attributes"] for row in predictions)
     assert not any(exemplar["attributes"] for row in predictions for exemplar in row["exemplars"])
-    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "joint")
-    trained = load_params(workdir / "joint", "last")
+    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "exemplars")
+    trained = load_params(workdir / "exemplars", "last")
     began = {"retriever": RegParts.of(run).retriever_params(run, ""), "generator": load_params(workdir / "generator")}
     same = {
         name: {np.array_equal(a, b) for a, b in zip(jax.tree.leaves(began[name]), jax.tree.leaves(part), strict=True)}
