@@ -183,7 +183,9 @@ def dpr_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
 def _padding(fields: Mapping[str, Any]) -> int:
     padding = fields["pad_token_id"] if "pad_token_id" in fields else 1  # noqa: SIM401
     if type(padding) is not int or padding < 0:
-        raise ConfigError(f"pad_token_id = {padding}, but positions are counted from it; set it in config.json (usually 1).")
+        raise ConfigError(
+            f"pad_token_id = {padding}, but positions are counted from it; set it in config.json (usually 1)."
+        )
     return padding
 
 

@@ -244,7 +244,8 @@ def test_adapters_are_written_alone_or_merged(adapted, tmp_path):
     assert not (tmp_path / "out" / "config.json").exists()
     card = (tmp_path / "out" / "README.md").read_text()
     for part in ("library_name: peft", "- lora", f"{size} parameters of adapters", "weights of `tiny-t5`", "PeftModel",
-                 "rank 2, alpha 16.", "AutoModelForSeq2SeqLM.from_pretrained(BASE)", "Fusion-in-Decoder on 3 passages: that, and each exemplar"):  # fmt: skip
+                 "rank 2, alpha 16.", "AutoModelForSeq2SeqLM.from_pretrained(BASE)",
+                 "Fusion-in-Decoder on 3 passages: that, and each exemplar"):  # fmt: skip
         assert part in card, part
     assert str(files.root.parent) not in card
 
