@@ -8,7 +8,7 @@ r"""A COMET of our own: a T5 that completes everyday events of ATOMIC (Hwang et 
   python -m empax.export --workdir=runs/comet --output=COMET
   python -m empax.systems.knowledge.quality --data=DATA --model=COMET                   # beside the nearest event
 
-DATA holds ATOMIC's files, in `knowledge/` or as they are. The dev events (and the training events, where they are
+DATA holds ATOMIC's files, in `knowledge/` or directly. The dev events (and the training events, where they are
 there) are learnt from; the test events are held out. COMET is then a source of stages of kind "knowledge":
 `{"source": "comet", "path": "COMET"}`. Two CPU cores take 50 minutes; docs/results/nec.md has its quality. The budget
 of a GPU has never been run.

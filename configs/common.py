@@ -153,7 +153,7 @@ def base(*, system: str, data: str, seed: int = 0) -> ConfigDict:
     # Of --mode=plan: "v5e:16x16", "v5p:4x4x4", ...; which training stages, all of them if empty.
     config.plan = ConfigDict({"topology": "", "stages": ()})
     config.profile = False  # True: each training stage traces a few updates and prints what took longest
-    config.deterministic = False  # True: a GPU gives the same bits in every run, for 1.7 times the step on an H200
+    config.deterministic = False  # True: a GPU repeats a run bit for bit; a step takes 1.7 times as long on an H200
     config.data = ConfigDict({"name": data, "dir": "", "moel_compat": False, "limit": 0})
     return config
 
@@ -210,7 +210,7 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
 
     Args:
       config: the recipe; it changes.
-      pretrained: whether generator, tokenizer and the attributes' encoder stay as they are.
+      pretrained: whether generator, tokenizer and the attributes' encoder are left unchanged.
     """
     config.data.name = "sample"
     models = config[config.system]

@@ -6,7 +6,7 @@ r"""EmpRL's empathy identifiers alone, on EPITOME, with MiniLM encoders, sized f
 
 A second seed, with another split: --config.seed=1.
 Their quality on the held-out posts is in assess/classifiers.json;
-`python -m empax.evaluate --predictions=FILE.jsonl --empathy=WORKDIR` scores anybody's outputs with them.
+`python -m empax.evaluate --predictions=FILE.jsonl --empathy=WORKDIR` scores any outputs with them.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def sized(
 def on_topology(config: ConfigDict, model: str, topology: str) -> ConfigDict:
     """`config` as `model` lies on `topology`: as many examples in fewer, larger steps (at least FEWEST_STEPS).
 
-    Learning rates stay as they are: none was tuned for batches of that size.
+    Learning rates stay the same: none was tuned for batches of that size.
 
     Raises:
       ValueError: no layout has been chosen for it.

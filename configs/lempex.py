@@ -58,7 +58,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def read(forms: Sequence[str]) -> ConfigDict:
-    """The recipe with `forms`, without the settings that then nobody reads."""
+    """The recipe with `forms`, without the settings that nothing reads then."""
     config = recipe()
     for form in forms:
         change(config, form)

@@ -60,7 +60,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def read(forms: Sequence[str]) -> ConfigDict:
-    """The recipe with `forms`, without what then nobody reads."""
+    """The recipe with `forms`, without what nothing reads then."""
     config = recipe("scratch")
     budget(config, "cpu")
     for form in forms:
@@ -75,7 +75,7 @@ def read(forms: Sequence[str]) -> ConfigDict:
 
 
 def leave_out_unread(config: ConfigDict) -> None:
-    """Takes out facts that nobody reads with who ranks them, and the names of stages that are not there."""
+    """Takes out facts that nothing reads, with what ranks them, and the names of stages that are not there."""
     if not config.nec.entity and config.nec.ranker:
         config.nec.ranker = ""
         del config.ranker

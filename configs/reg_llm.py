@@ -2,7 +2,7 @@ r"""REG on a decoder-only model with low-rank adapters: the paper's third backbo
 
   python -m empax.main --config=configs/reg_llm.py --config.data.dir=DATA                # SmolLM2 on two CPU cores
   python -m empax.main --config=configs/reg_llm.py:sft --config.data.dir=DATA            # fine-tuned, no retrieval
-  python -m empax.main --config=configs/reg_llm.py:prompted --config.data.dir=DATA       # as it is, prompted
+  python -m empax.main --config=configs/reg_llm.py:prompted --config.data.dir=DATA       # prompted, not trained
   python -m empax.main --config=configs/reg_llm.py:no_attributes --config.data.dir=DATA  # the paper's w/o EA
   python -m empax.main --config=configs/reg_llm.py:apart --config.data.dir=DATA          # exemplars as shots
   python -m empax.main --config=configs/reg_llm.py:response --config.data.dir=DATA       # their responses alone

@@ -17,7 +17,8 @@ def hashed_bits(rng: jax.Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
     """Pseudo-random bits as a hash of (key, index): a dozen integer operations that fuse into what uses them.
 
     Threefry, JAX's default, costs more on a CPU than the matrix product whose result it drops out; dropout needs
-    no such quality. Each element depends on the key and its own index only, so any sharding gives the same bits.
+    no such quality. Each element depends on the key and its own index only, so any sharding gives
+    the same numbers, bit for bit.
     Source: the finaliser "lowbias32" of Wellons 2018; keyed and counted here.
     """
     seeds = jax.random.bits(rng, (2,), jnp.uint32)

@@ -18,9 +18,9 @@ CLEANED = ":moel"
 
 NOTE = (
     "Values with 95% intervals over dialogues, or over rows without ids: by the bootstrap; of Dist, Sent-Std and Top-5 "
-    "by parts of the rows. BLEU, Dist, accuracies, F1, Top-5 and exemplar match in "
-    "percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from the papers, which do not all "
-    "state the unit of their perplexities. “Released outputs” are scored by this code on the rows that their authors "
+    "by parts of the rows. Top-5 is the share of the five commonest clauses. BLEU, Dist, accuracies, F1, Top-5 and "
+    "exemplar match in percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from the "
+    "papers, which do not all state the unit of their perplexities. “Released outputs” are scored by this code on the rows that their authors "
     "published."
 )
 
@@ -35,7 +35,7 @@ _LEADING = 6
 REPLIES = 3
 """How many replies a report leads with."""
 
-AS_IT_IS = "text as it is; BLEU and Dist of lower-cased NLTK words"
+UNCHANGED = "text unchanged; BLEU and Dist of lower-cased NLTK words"
 APART = "†"
 """Stands behind a published number that must not be compared with ours."""
 
@@ -82,7 +82,7 @@ def results_tables(report: Report) -> list[Results]:
     ]
     absent = report["published_absent"]
     why = f"Published rows are absent: {absent}." if absent else _not_comparable(report)
-    how = AS_IT_IS + ("; published rows as their authors cleaned them" if published else "")
+    how = UNCHANGED + ("; published rows as their authors cleaned them" if published else "")
     names = [*(name for name in METRICS if name in report["metrics"]), *filter(is_own, report["metrics"])]
     named = {name for values in report["published"].values() for name in values}
     names += [name for name in report["variants"] if name in named]
@@ -121,7 +121,7 @@ def _beside_peers(report: Report) -> Results:
     rows: list[Row] = [("ours", recipe_of(report), cells({**report["metrics"], **report["variants"]}))]
     rows += [("peer", _with_rows(report, name), cells(values)) for name, values in report["peers"].items()]
     alike = any(key.endswith(CLEANED) for key in keys.values())
-    how = CLEANED_ALIKE if alike else f"{AS_IT_IS}, which the others' authors cleaned: no like beside like"
+    how = CLEANED_ALIKE if alike else f"{UNCHANGED}, which the others' authors cleaned: texts of different kinds"
     absent = "; ".join(f"{name}: {why}" for name, why in report["peers_absent"].items())
     why = f"Released outputs are absent: {absent}." if absent else ""
     return Results(f"{report['test_set']['title']}, beside released outputs; {how}.", names, rows, why)

@@ -64,7 +64,8 @@ def _text(found: Mapping[str, Any], system: str) -> Table:
     reasons = [f"{CONTROLS[name]}: {reason}" for name, reason in found["absent"].items()]
     note = " ".join(notes) + (f" Absent: {'; '.join(reasons)}." if reasons else "")
     rows = [[name, *(_number(metric, metrics[metric]) for metric in names)] for name, metrics in values.items()]
-    return Table("Controls", f"{note} Random draws have seed {found['seed']}.", ["", *map(_title, names)], rows)
+    about = f"Trivial systems, scored in the same way. {note} Random draws have seed {found['seed']}."
+    return Table("Controls", about, ["", *map(_title, names)], rows)
 
 
 def _title(name: str) -> str:
@@ -86,8 +87,8 @@ def _agreement(judge: str, found: Mapping[str, Any]) -> Table:
         [name, f"{part['weighted_f1']:.2f}", f"{part['macro_f1']:.2f}", _kappa(part)] for name, part in parts.items()
     ]
     note = (
-        "Means over the three mechanisms, of the levels in replies against those in references. Weighted F1 pays for "
-        "the majority level; kappa is the agreement beyond the marginals."
+        "Means over the three mechanisms, of the levels in replies against those in references, as a judge (a "
+        "classifier) sees them. Weighted F1 favours the majority level; kappa is the agreement beyond the marginals."
     )
     return Table(f"Empathy by the {judge}", note, ["", "Weighted F1 ↑", "Macro F1 ↑", "Kappa ↑"], rows)
 

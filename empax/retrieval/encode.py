@@ -79,9 +79,9 @@ def embed(
     up. So a corpus compiles once per length in use, and embedding it again compiles nothing, provided `apply` is the
     same object.
 
-    The same call gives the same bits where the device repeats its sums (`core.determinism`). An embedding depends on
-    its own text alone: the neighbours and the padding are masked, and change it only by the rounding of a differently
-    shaped matrix product (about 1e-6).
+    The same call gives the same numbers, bit for bit, where the device repeats its sums (`core.determinism`). An
+    embedding depends on its own text alone: the neighbours and the padding are masked, and change it only by the
+    rounding of a differently shaped matrix product (about 1e-6).
 
     Args:
       apply: the encoder; jitted here. Pass one long-lived function, not a fresh lambda, to keep its compiled code.

@@ -1,6 +1,6 @@
 """The training loop: steps, logs, evaluations, checkpoints; killed at any step, it goes on as if it had not been.
 
-It ends with the same bits where the device repeats its sums: a CPU does, a GPU with `config.deterministic`.
+It ends bit for bit the same where the device repeats its sums: a CPU does, a GPU with `config.deterministic`.
 
 The state of a run is the `TrainState` and the few host-side numbers of `Counters`; both are in every checkpoint.
 Batches are a function of (seed, step), so nothing else has to be remembered.

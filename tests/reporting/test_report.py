@@ -407,7 +407,7 @@ def test_published_rows_stand_only_beside_the_rows_that_they_are_about(tmp_path)
         text = (tmp_path / name).read_text(encoding="utf-8")
         assert "Published rows are absent: they are about the test split of EmpatheticDialogues" in text
         assert "16.67" not in text
-        assert "corpus not known, 20 rows; text as it is" in text
+        assert "corpus not known, 20 rows; text unchanged" in text
 
 
 def test_rows_are_identified_by_their_texts_or_by_the_archive():
