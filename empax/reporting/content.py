@@ -20,8 +20,8 @@ NOTE = (
     "Values with 95% intervals over dialogues, or over rows without ids: by the bootstrap; of Dist, Sent-Std and Top-5 "
     "by parts of the rows. Top-5 is the share of the five commonest clauses. BLEU, Dist, accuracies, F1, Top-5 and "
     "exemplar match in percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from the "
-    "papers, which do not all state the unit of their perplexities. “Released outputs” are scored by this code on the rows that their authors "
-    "published."
+    "papers, which do not all state the unit of their perplexities. “Released outputs” are scored by this code on the "
+    "rows that their authors published."
 )
 
 HEADLINE = (
