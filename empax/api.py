@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.core.paths import check_folder, expand
+from empax.core.paths import expand, given_folder
 from empax.core.recipe import load_recipe, override
 from empax.core.types import Prediction
 from empax.evaluation.comparing import compare_systems
@@ -93,8 +93,7 @@ def run(
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe.copy_and_resolve_references()
     changes = {path: str(value) for path, value in (settings or {}).items()}
     override(config, changes)
-    workdir, reuse = expand(workdir), None if reuse is None else expand(reuse)
-    check_folder(workdir, "workdir")
+    workdir, reuse = given_folder(workdir, "workdir"), None if reuse is None else expand(reuse)
     command = ""
     if isinstance(recipe, str):
         flags = {"config": recipe, "workdir": workdir, **({} if reuse is None else {"reuse": reuse})}

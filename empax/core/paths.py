@@ -20,6 +20,23 @@ def expand(path: str | os.PathLike[str]) -> Path:
         raise ConfigError(f"{os.fspath(path)!r} begins with the home folder of nobody; write the path out.") from error
 
 
+def given_folder(path: object, name: str) -> Path:
+    """The folder that a caller gives for what is written; it need not be there yet.
+
+    Args:
+      path: the argument.
+      name: of the argument, for messages.
+
+    Raises:
+      ConfigError: it is no path, an empty one, or files cannot be written there.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise ConfigError(f"{name} = {path!r} must be the path of a folder.")
+    folder = expand(path)
+    check_folder(folder, name)
+    return folder
+
+
 def check_folder(folder: Path, flag: str) -> None:
     """Raises ConfigError if files cannot be written into `folder`, which need not be there yet.
 

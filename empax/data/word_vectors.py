@@ -101,6 +101,8 @@ def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.nd
         size, found = size or _numbers_behind(parts), found + 1
         if not size:
             raise DataError(f"{path}, line {number}: no number behind a word; give a file of word vectors.")
+        if not parts[0] and len(parts) > size + 1:  # blanks before the word
+            parts = parts[1:]
         word = " ".join(parts[: len(parts) - size])  # some of GloVe's hold blanks
         # What nobody asks for is counted, not parsed.
         if (word in words or len(parts) != size + 1) and _numbers_behind(parts) != size:

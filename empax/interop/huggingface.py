@@ -195,7 +195,10 @@ def adapter_base(folder: Path) -> Path:
             f"{config.file}: the adapter sits on revision {config.revision!r} of {config.base}; fetch that, and set "
             "base_model_name_or_path to its folder."
         )
-    base = resolve(config.base)
+    try:
+        base = resolve(config.base)
+    except ConfigError as error:
+        raise ConfigError(f"{config.file}, base_model_name_or_path: {error}") from error
     if is_adapter(base):
         raise DataError(f"{config.file} names {base} as its model, which is an adapter itself. {merge_advice()}")
     return base

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from empax.core.config import ConfigError, check_numbers, to_settings
-from empax.core.files import read_json, write_json
-from empax.core.paths import check_folder, expand
+from empax.core.files import read_json, system_errors, write_json
+from empax.core.paths import given_folder
 from empax.core.protocols import Examples
 from empax.core.sharding import batch_shards, make_mesh
 from empax.models.lora import LoraSettings
@@ -92,6 +92,7 @@ def lora_settings(lora: LoraSettings | int | bool, *, width: int) -> LoraSetting
         return LoraSettings() if lora else None
     if isinstance(lora, LoraSettings):
         return lora
+    lora = lora.item() if isinstance(lora, np.integer) else lora
     if not isinstance(lora, int) or lora < 1:
         raise ConfigError(
             f"lora = {lora!r} must be True, False, a rank (a whole number of at least 1) or empax's LoraSettings."
@@ -111,15 +112,16 @@ def working_folder(workdir: Path | str | None, inputs: str, *, learning_rate: fl
       learning_rate: for the advice where training diverges.
 
     Raises:
-      ConfigError: `workdir` cannot be written, or holds a fine-tuning on other pairs, weights or settings.
+      ConfigError: `workdir` is no path, cannot be written, or holds a fine-tuning on other pairs, weights or settings.
+      DataError: the system refuses it.
       Interrupted, NonFiniteError: from within, in the caller's words.
     """
     kept = "nothing was kept" if workdir is None else "the same call goes on from the last checkpoint"
     try:
-        with tempfile.TemporaryDirectory() if workdir is None else contextlib.nullcontext(expand(workdir)) as place:
+        own = None if workdir is None else given_folder(workdir, "workdir")
+        with tempfile.TemporaryDirectory() if own is None else contextlib.nullcontext(own) as place:
             folder = Path(place)
-            if workdir is not None:
-                check_folder(folder, "workdir")
+            with system_errors(folder, "written"):
                 folder.mkdir(parents=True, exist_ok=True)
             _check_same(folder, inputs)
             yield folder

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.paths import check_folder, expand
+from empax.core.paths import check_folder, expand, given_folder
 from empax.core.recipe import load_recipe
 from empax.core.run import cache_dir
 from empax.data import dailydialog, empathetic_dialogues, epitome, own
@@ -70,3 +70,14 @@ def test_a_folder_that_takes_no_files_is_refused_before_work(tmp_path, monkeypat
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path or not mode & os.W_OK)
     with pytest.raises(ConfigError, match=rf"--output={tmp_path}/new: {tmp_path} is not writable"):
         check_folder(tmp_path / "new", "--output")
+
+
+@pytest.mark.parametrize("path", ["", None, 3, [], b""])
+def test_what_is_no_path_of_a_folder_is_named(path):
+    with pytest.raises(ConfigError, match=r"workdir = .* must be the path of a folder"):
+        given_folder(path, "workdir")
+
+
+def test_a_folder_that_is_given_may_be_a_path_or_a_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert given_folder("~/run", "workdir") == given_folder(tmp_path / "run", "workdir") == tmp_path / "run"

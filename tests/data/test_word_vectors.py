@@ -59,7 +59,7 @@ def test_files_that_do_not_fit_are_named(tmp_path, lines, size, kind, message):
         load_vectors(file_of(tmp_path, *lines), WORDS, size)
 
 
-@pytest.mark.parametrize("ending", ["\n", "\r\n", " \n", "\t\n", "\n\n"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n", " \n", "\t\n", "\n\n", "\n ", "\n\t"])
 @pytest.mark.parametrize("gap", [" ", "\t", "  "])
 @pytest.mark.parametrize("bom", ["", "\ufeff"])
 def test_no_form_of_a_text_file_loses_a_word(tmp_path, bom, gap, ending):

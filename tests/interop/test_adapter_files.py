@@ -323,7 +323,7 @@ def test_files_that_are_missing_or_belong_to_another_model(plain, bases, tmp_pat
     with pytest.raises(ConfigError, match=r"revision 'v2' of somebody/model; fetch that, and set base_model_name"):
         load_pretrained(plain)
     edited(plain, base_model_name_or_path=str(tmp_path / "nowhere"), revision=None)
-    with pytest.raises(ConfigError, match="is neither a folder nor a model"):
+    with pytest.raises(ConfigError, match=r"adapter_config\.json, base_model_name_or_path: .* is neither a folder nor"):
         load_pretrained(plain)
     edited(plain, base_model_name_or_path=str(plain))
     with pytest.raises(DataError, match="which is an adapter itself"):

@@ -154,6 +154,10 @@ def test_what_is_no_pair_is_named(model, pairs, message):
         ({"lora": "8"}, "lora = '8' must be True, False, a rank"),
         ({"lora": 0}, "lora = 0 must be True, False, a rank"),
         ({"lora": 8.0}, "lora = 8.0 must be True, False, a rank"),
+        ({"lora": np.float64(8)}, r"lora = np.float64\(8.0\) must be True, False, a rank"),
+        ({"lora": np.int64(1000)}, "lora = 1000 is more than 16"),
+        ({"workdir": ""}, "workdir = '' must be the path of a folder"),
+        ({"workdir": 3}, "workdir = 3 must be the path of a folder"),
         ({"lora": 1000}, "lora = 1000 is more than 16, the width of the model"),
     ],
 )
@@ -161,6 +165,12 @@ def test_what_is_no_setting_is_named_as_the_caller_does(model, settings, message
     with pytest.raises(empax.ConfigError, match=message) as refused:
         model.finetune(PAIRS, **settings)
     assert "config." not in str(refused.value)
+
+
+def test_a_workdir_that_the_system_refuses_is_named(model, tmp_path):
+    folder = tmp_path / ("x" * 300)
+    with pytest.raises(empax.DataError, match=r"x cannot be written \(File name too long\)"):
+        model.finetune(PAIRS, workdir=folder)
 
 
 def stop(step):
