@@ -12,7 +12,8 @@ r"""REG on EmpatheticDialogues with the paper's first backbone, a Transformer fr
   python -m empax.main --config=configs/reg_transformer.py:tiny            # a trial, as ":no_attributes,tiny" is
 
 All forms begin with the same generator, and those with exemplars search the same index: give the second and later
-ones `--reuse=WORKDIR` of one with exemplars. After that each trains on as many rows. docs/results/reg.md has scores.
+ones `--reuse=WORKDIR` of one with exemplars (no_attributes and reasons make both anew). After that each trains on as
+many rows. docs/results/reg.md has scores. Without EPITOME the attributes that it teaches are left out by name.
 
 Other ablations of the paper's Table 2 are switches:
   w/o BLEU    --config.retriever.distillation.utility.bleu=0 --config.joint.distillation.utility.bleu=0

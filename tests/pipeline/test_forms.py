@@ -25,6 +25,7 @@ from configs import (
 )
 from empax.core.config import ConfigError
 from empax.pipeline import run
+from empax.pipeline.records import settings_hash
 from empax.systems.nec.settings import NecSettings
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 
@@ -163,3 +164,18 @@ def test_a_reward_needs_a_second_intent_that_learns(changes):
 def test_a_ranker_needs_facts_to_rank():
     with pytest.raises(ConfigError, match="ranker = 'ranker' ranks facts about things, which entity = False leaves"):
         NecSettings(ranker="ranker", entity=False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "form"), [(recipe, form) for recipe in (reg_transformer, reg_t5) for form in recipe.FORMS]
+)
+def test_forms_of_reg_share_a_beginning_as_recipes_md_says(recipe, form):
+    whole, config = (run.plain(recipe.get_config(argument)) for argument in ("", form))
+    shared = ["prepare", "generator", "index"]
+    if form in ("no_attributes", "reasons"):
+        shared = ["prepare"]
+    if form in ("no_retrieval", "sft"):
+        shared = ["prepare", "generator"]
+    pairs = zip(whole["run"], config["run"], strict=False)
+    alike = [one == other and settings_hash(whole, one) == settings_hash(config, one) for one, other in pairs]
+    assert config["run"][: alike.index(False)] == shared
