@@ -205,6 +205,11 @@ def index(*, encoder: str, candidates: int, queries: dict[str, int] | None = Non
     return ConfigDict(settings if queries is None else {**settings, "queries": queries})
 
 
+def swaps(**more: Any) -> ConfigDict:
+    """What exemplars are worth: likelihoods of all test rows and replies to some, six times, beside other exemplars."""
+    return ConfigDict({"kind": "swaps", "evaluation": "evaluate", "replies": 500, **more})
+
+
 def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
     """The same recipe in seconds: the built-in sample, random small models, a few steps.
 
@@ -249,6 +254,8 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
                 section.refresh_every_steps = 2
         if section.kind == "index":
             section.update({"candidates": 4, "queries": {"train": 0, "validation": 0}})
+        if section.kind == "swaps":
+            section.update({"rows": 16, "replies": 8, "nearest": ""})
     if "attributes" in config:
         config.attributes.update({"data": "sample", "max_tokens": 16, "buckets": (16,)})
         if not pretrained:

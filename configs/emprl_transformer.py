@@ -57,7 +57,7 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
             "max_tokens": 29,  # the paper's code: 30, the start token among them
         }
     )
-    before = [name for name in start.run if name not in ("longer", "evaluate", "report")]
+    before = [name for name in start.run if name not in ("longer", "evaluate", "swaps", "report")]
     for name in before:
         config[name] = start[name]
         if name in ("exemplars", "emotions", "retriever", "joint"):

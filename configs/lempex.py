@@ -79,7 +79,7 @@ def recipe() -> ConfigDict:
     config = common.base(system="lempex", data="empathetic_dialogues")
     # In this order a form that leaves the regressor or the exemplars out shares all stages before them (--reuse).
     config.run = ("prepare", "judges", "second_seed", "assess", "annotate", "retriever", "index", "sentiment",
-                  "generator", "evaluate", "report")  # fmt: skip
+                  "generator", "evaluate", "swaps", "report")  # fmt: skip
     config.lempex = models()
     # One vocabulary for generator and judges, so that a distribution over it can be read: MiniLM's.
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": "minilm", "tags": False}})
@@ -103,6 +103,7 @@ def recipe() -> ConfigDict:
             "linear_judge": True,
         }
     )
+    config.swaps = common.swaps()
     config.report = ConfigDict({"kind": "report", "paper_row": "LEMPEx", "peers": ""})
     return config
 
@@ -240,7 +241,7 @@ def change(config: ConfigDict, form: str) -> None:
         drop(config, "sentiment")
     if form in ("no_exemplars", "t5_glove"):
         generator.index = config.evaluate.index = ""
-        drop(config, "retriever", "index")
+        drop(config, "retriever", "index", "swaps")
     if form == "no_judges":
         drop(config, "judges", "second_seed", "assess", "annotate")
         config.evaluate.update({"judge": "", "second_judge": "", "linear_judge": False})

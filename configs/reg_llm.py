@@ -68,6 +68,8 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
         config.longer.update({"buckets": (48, 96), "max_validation_examples": 100})
         config.longer.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 10, "groups": heads, **PLAIN})
     config.evaluate.buckets = (48, 96) if alone else (160,)
+    if not alone:
+        config.swaps.replies = 100
     config.report.paper_row = "Llama-3.1-8B + SFT" if form == "sft" else "Llama-3.1-8B + REG"
     if not alone:
         fixed = [{"pattern": "^trained/retriever/", "frozen": True}]

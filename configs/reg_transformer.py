@@ -54,7 +54,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def recipe(form: str, machine: str) -> ConfigDict:
     """The whole system, sized for a machine, or one of FORMS."""
     config = common.base(system="reg", data="empathetic_dialogues")
-    config.run = ("prepare", *STAGES, "evaluate", "report")
+    config.run = ("prepare", *STAGES, "evaluate", "swaps", "report")
     config.reg = models()
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"vocab_size": 10_000, "lowercase": True}})
     config.attributes = attributes()
@@ -67,6 +67,7 @@ def recipe(form: str, machine: str) -> ConfigDict:
     config.reindex = common.index(encoder="retriever", candidates=12)
     config.joint = joint()
     config.evaluate = ConfigDict({"kind": "evaluate", "stage": "joint", "index": "reindex", "judge": "annotate"})
+    config.swaps = common.swaps()
     config.report = ConfigDict({"kind": "report", "paper_row": "REG", "peers": ""})
     budget(config, machine)
     ablate(config, form)
@@ -286,7 +287,7 @@ def ablate(config: ConfigDict, form: str) -> None:
         config.reg.update({"attributes": False, "emotion_share": 0.0})
     if form in LAYOUTS or form == "no_retrieval":
         # No stage leaves attributes or learns emotions, so that there are none in sources or scores.
-        config.run = ("prepare", "generator", "index", "exemplars", "evaluate", "report")
+        config.run = ("prepare", "generator", "index", "exemplars", "evaluate", "swaps", "report")
         rows = config.joint.steps * config.joint.batch_size  # as many as the whole system learns from
         config.exemplars.steps += rows // config.exemplars.batch_size
         config.evaluate.update({"stage": "exemplars", "index": "index", "judge": ""})
@@ -297,7 +298,7 @@ def ablate(config: ConfigDict, form: str) -> None:
         config.run = ("prepare", "generator", "longer", "evaluate", "report")
         config.longer = longer(config)
         config.evaluate.stage = "longer"
-    for name in STAGES:
+    for name in (*STAGES, "swaps"):
         if name not in config.run:
             del config[name]
     read(config)

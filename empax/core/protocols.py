@@ -175,6 +175,64 @@ class Answering(Protocol):
 
 
 @runtime_checkable
+class ExemplarSource(Protocol):
+    """Where a system's exemplars come from (`systems.retrieval.parts.ExemplarSearch`)."""
+
+    @property
+    def encoder(self) -> InstanceEncoder:
+        """Of the contexts that are searched with."""
+        ...
+
+    @property
+    def pairs(self) -> Sequence[Instance]:
+        """What exemplars are taken from."""
+        ...
+
+    def find(self, instances: Sequence[Instance]) -> tuple[Int[np.ndarray, "N K"], Float[np.ndarray, "N K"]]:
+        """The exemplars that the system itself finds: rows of `pairs`, best first, -1 = none, and scores."""
+        ...
+
+
+@runtime_checkable
+class ExemplarAnswering(Answering, Protocol):
+    """An `Answering` with exemplars, which can be given others than it finds."""
+
+    @property
+    def exemplars(self) -> ExemplarSource | None:
+        """None: what it was trained with shows none."""
+        ...
+
+    def respond(
+        self,
+        instances: Sequence[Instance],
+        *,
+        batch_size: int,
+        seed: int,
+        progress: str | None = None,
+        kept: AnswerStore | None = None,
+        exemplars: Int[np.ndarray, "N K"] | None = None,
+    ) -> list[Prediction]:
+        """As `Answering.respond`, shown these rows of `exemplars.pairs`, -1 = none; None = what it finds."""
+        ...
+
+    def weigh(
+        self,
+        instances: Sequence[Instance],
+        exemplars: Int[np.ndarray, "N K"],
+        *,
+        batch_size: int,
+        progress: str | None = None,
+        kept: AnswerStore | None = None,
+    ) -> list[Prediction]:
+        """Likelihoods of the gold responses alone: predictions with empty responses.
+
+        `notes` have `nll` in nats and `num_tokens`, and by their sum `nll_first`, `nll_rest` and `nll_end`: of the
+        first token, of the end, and of all between them.
+        """
+        ...
+
+
+@runtime_checkable
 class Tokenizer(Protocol):
     """Text to ids and back. `encode` reads plain text and adds no special ids; `token_id` looks one token up.
 

@@ -42,6 +42,8 @@ class TaskSpec(Generic[S]):
       sketch: makes it for batches of (batch size, source tokens) from the config alone.
       answer: loads what answers once the stage is done; None = the task trains nothing that answers.
       searches: whether `answer` needs an index stage.
+      reads_exemplars: whether what a stage of these settings trains answers with exemplars, and can be given others
+        (`core.protocols.ExemplarAnswering`).
       encoder: loads the encoder that a stage of the task, by its name, has trained, for index stages; None = it trains
         none.
       marker: loads what a stage of the task has trained to mark reasons in contexts, contexts to the `data.spans.Span`s
@@ -57,6 +59,7 @@ class TaskSpec(Generic[S]):
     sketch: Callable[[S, RunContext, int, int], Sketch]
     answer: Callable[[S, RunContext, AnswerOptions], Answering] | None = None
     searches: bool = False
+    reads_exemplars: Callable[[S], bool] = lambda _: False
     encoder: Callable[[RunContext, str], InstanceEncoder] | None = None
     marker: Callable[[RunContext, str], Callable[[Sequence[Sequence[str]]], Sequence[Any]]] | None = None
     models: Mapping[str, Callable[[S, RunContext, bool], Any]] = dataclasses.field(default_factory=dict)

@@ -6,26 +6,32 @@ Letters: Q contexts, N responses that may be retrieved, K retrieved ones, D feat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy import sparse
 
 from empax.evaluation.counting import DistinctStatistic
 from empax.evaluation.significance import confidence_intervals
 from empax.evaluation.statistics import Statistic, estimate, ratio_statistic
+from empax.evaluation.words import lower_tokens
 
 RECALL_AT = (1, 10, 100)
 MATCH_AT = (5, 10)
 SHOWN = 10
 """How many of the retrieved responses words, distinct ones and overlaps are counted over."""
 
+POOL = 2500
+"""Training responses, drawn by the run's seed, among which a gold response is ranked."""
+
 _BLOCK = 512
 
 
 def gold_ranks(
-    queries: Float[np.ndarray, "Q D"],
-    gold: Float[np.ndarray, "Q D"],
-    keys: Float[np.ndarray, "N D"],
+    queries: Float[np.ndarray, "Q D"] | sparse.csr_matrix,
+    gold: Float[np.ndarray, "Q D"] | sparse.csr_matrix,
+    keys: Float[np.ndarray, "N D"] | sparse.csr_matrix,
     *,
     gold_texts: Int[np.ndarray, " Q"],
     key_texts: Int[np.ndarray, " N"],
@@ -38,7 +44,7 @@ def gold_ranks(
     response is first.
 
     Args:
-      queries: vectors of contexts.
+      queries: vectors of contexts; all three may be sparse, as those of `bm25_vectors` are.
       gold: vectors of their responses.
       keys: vectors of the others.
       gold_texts: a number for each response, equal where texts are.
@@ -46,13 +52,68 @@ def gold_ranks(
       groups: a number for the dialogue of each context.
       key_groups: the same of the keys.
     """
-    ranks = np.ones(len(queries), np.int64)
-    for start in range(0, len(queries), _BLOCK):
+    ranks = np.ones(len(groups), np.int64)
+    for start in range(0, len(groups), _BLOCK):
         part = slice(start, start + _BLOCK)
-        own = np.einsum("QD,QD->Q", queries[part], gold[part])[:, None]
+        own, scores = _scores(queries[part], gold[part], keys)
         counts = (key_texts[None, :] != gold_texts[part, None]) & (key_groups[None, :] != groups[part, None])
-        ranks[part] += ((queries[part] @ keys.T > own) & counts).sum(axis=1)
+        ranks[part] += ((scores > own[:, None]) & counts).sum(axis=1)
     return ranks
+
+
+def _scores(queries: Any, gold: Any, keys: Any) -> tuple[Float[np.ndarray, " Q"], Float[np.ndarray, "Q N"]]:
+    """Of each context, the score of its own response, and of all keys."""
+    if sparse.issparse(queries):
+        return np.asarray(queries.multiply(gold).sum(axis=1)).ravel(), (queries @ keys.T).toarray()
+    return np.einsum("QD,QD->Q", queries, gold), queries @ keys.T
+
+
+def bm25_vectors(
+    contexts: Sequence[str], gold: Sequence[str], keys: Sequence[str], *, k1: float = 1.5, b: float = 0.75
+) -> tuple[sparse.csr_matrix, sparse.csr_matrix, sparse.csr_matrix]:
+    r"""Vectors of contexts and responses whose dot product is Okapi's BM25.
+
+    .. math:: \sum_w n_w(q) \, \log\Big(1 + \frac{N - d_w + .5}{d_w + .5}\Big)
+        \frac{n_w(r) (k_1 + 1)}{n_w(r) + k_1 (1 - b + b\, |r| / \overline{|r|})}
+
+    with n_w how often a word is in a text, and d_w in how many of the N responses. Source: Robertson and Zaragoza 2009,
+    Sec. 3.4, with an inverse frequency that is never negative (Lucene's).
+
+    Args:
+      contexts: Q texts.
+      gold: their responses; they count among the N, so that a word is as rare here as there.
+      keys: the other responses.
+      k1: how soon a word that comes again counts no more.
+      b: how far long responses are discounted, from 0 to 1.
+    """
+    vocabulary: dict[str, int] = {}
+    split = [[lower_tokens(text) for text in texts] for texts in (contexts, [*gold, *keys])]
+    for text in (*split[0], *split[1]):
+        for word in text:
+            vocabulary.setdefault(word, len(vocabulary))
+    queries, said = (_word_counts(texts, vocabulary) for texts in split)
+    lengths = np.asarray(said.sum(axis=1)).ravel()
+    norm = k1 * (1 - b + b * lengths / max(lengths.mean(), 1e-9))
+    rows, ids, counts = sparse.find(said)
+    rare = np.bincount(ids, minlength=max(len(vocabulary), 1))
+    rarity = np.log1p((len(lengths) - rare + 0.5) / (rare + 0.5))
+    weights = rarity[ids] * counts * (k1 + 1) / (counts + norm[rows])
+    sides = (rows < len(gold), rows >= len(gold))
+    shapes = ((len(gold), len(rare)), (len(keys), len(rare)))
+    of_gold, of_keys = (
+        sparse.csr_matrix((weights[side], (rows[side] - start, ids[side])), shape)
+        for side, shape, start in zip(sides, shapes, (0, len(gold)), strict=True)
+    )
+    return queries, of_gold, of_keys
+
+
+def _word_counts(texts: Sequence[Sequence[str]], vocabulary: Mapping[str, int]) -> sparse.csr_matrix:
+    rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    ids = np.array([vocabulary[word] for text in texts for word in text], np.int64)
+    shape = (len(texts), max(len(vocabulary), 1))
+    counts = sparse.csr_matrix((np.ones(len(ids)), (rows, ids)), shape)
+    counts.sum_duplicates()
+    return counts
 
 
 def recall_statistics(ranks: Int[np.ndarray, " Q"], among: str) -> dict[str, Statistic]:

@@ -35,9 +35,10 @@ class KeptAnswers:
     Args:
       folder: of one evaluation; need not exist.
       identity: of what is answered by whom; answers to something else are left out.
+      name: for messages; empty = of the stage around the folder.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    def __init__(self, folder: Path, identity: str, name: str = "") -> None:
         self._folder, self._identity = folder, identity
         self._known: dict[int, dict[int, Prediction]] = {}
         self._new: dict[int, Mapping[int, Prediction]] = {}
@@ -47,7 +48,7 @@ class KeptAnswers:
         for path in sorted(folder.glob("*.jsonl")):
             self._read(path)
         if self._known:
-            log.info("%s: going on behind %d answers that were kept.", folder.parent.name, len(self))
+            log.info("%s: going on behind %d answers that were kept.", name or folder.parent.name, len(self))
 
     def __len__(self) -> int:
         """How many answers were there from the beginning."""

@@ -23,16 +23,13 @@ from empax.data import own
 from empax.data.batches import draw_dialogues, draw_rows
 from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns
 from empax.data.store import check_prepared, load_instances
-from empax.evaluation.retrieval import SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
+from empax.evaluation.retrieval import POOL, SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
 from empax.retrieval.filters import ExemplarFilter, Filter, find_exemplars, fit_emotions
 from empax.retrieval.index import Index, IndexSettings, build_index, check_installed, measure_recall
 
 log = logging.getLogger("empax")
 
 RECALL_QUERIES = 256
-
-POOL = 2500
-"""Training responses, drawn by the run's seed, among which a gold response is ranked; beside all of them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,7 @@ _WITHOUT_CHANCE = ("prepare", "annotate", "knowledge", "assess")
 """Kinds of stage that draw nothing at random."""
 
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
-BY_SYSTEM = ("train", "index", "evaluate")
+BY_SYSTEM = ("train", "index", "evaluate", "swaps")
 """Kinds of stage that call modules of a system, by its name."""
 
 _SHARED_FILES = ("config.json", "run.json", "metrics.jsonl", "CHECKSUMS", "LOCK")

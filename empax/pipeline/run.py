@@ -32,7 +32,7 @@ from empax.training.settings import check_batch_sizes
 
 log = logging.getLogger("empax")
 
-_HERE = ("prepare", "annotate", "knowledge", "train", "assess", "index", "evaluate")
+_HERE = ("prepare", "annotate", "knowledge", "train", "assess", "index", "evaluate", "swaps")
 KINDS = {
     **{kind: f"empax.pipeline.{kind}" for kind in _HERE},
     "report": "empax.reporting.report",  # by name: reporting is built on this package

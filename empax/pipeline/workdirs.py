@@ -286,7 +286,7 @@ def alike(other: WorkDir, config: Mapping[str, Any], inputs: AllInputs = Mapping
     shared = end = next((f"{path}: {one!r} there, {other!r} here" for path, one, other in found), "")
     for place, name in enumerate(config["run"]):
         section, theirs = config[name], old["run"][place] if place < len(old["run"]) else "nothing"
-        if section["kind"] in ("evaluate", "report"):
+        if section["kind"] in ("evaluate", "swaps", "report"):
             break
         alone = stands_alone(section)
         obstacle = shared if alone else end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -150,8 +150,18 @@ def text(report: Report) -> str:
 
 def markdown(report: Report, plain: Any) -> list[str]:
     """Lines of the tables; `plain` makes any text safe in Markdown."""
+    return as_markdown(tables(report), plain)
+
+
+def section(report: Report) -> str:
+    """The tables as HTML; empty without any."""
+    return as_section(tables(report))
+
+
+def as_markdown(tables: Sequence[Table], plain: Any) -> list[str]:
+    """Lines of tables; `plain` makes any text safe in Markdown."""
     lines = []
-    for table in tables(report):
+    for table in tables:
         lines += [f"## {plain(table.title)}", ""]
         if table.rows:
             lines += [*markdown_table(list(map(plain, table.head)), [list(map(plain, row)) for row in table.rows]), ""]
@@ -159,10 +169,10 @@ def markdown(report: Report, plain: Any) -> list[str]:
     return lines
 
 
-def section(report: Report) -> str:
-    """The tables as HTML; empty without any."""
+def as_section(tables: Sequence[Table]) -> str:
+    """Tables as HTML; empty without any."""
     parts = []
-    for table in tables(report):
+    for table in tables:
         head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
         body = "".join(
             f"<tr><th>{escape(name)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from empax.reporting import comparisons, controls, other_corpora
+from empax.reporting import comparisons, controls, other_corpora, swaps
 from empax.reporting.content import (
     NOTE,
     REPLIES,
@@ -52,6 +52,7 @@ def markdown(report: Report) -> str:
     lines += [
         NOTE,
         "",
+        *swaps.markdown(report, _plain),
         *controls.markdown(report, _plain),
         *comparisons.markdown(report, _plain),
         *other_corpora.markdown(report),

@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from empax.evaluation.scoring import METRICS, VARIANTS
-from empax.reporting import charts, comparisons, controls, other_corpora
+from empax.reporting import charts, comparisons, controls, other_corpora, swaps
 from empax.reporting.content import (
     NOTE,
     REPLIES,
@@ -42,6 +42,7 @@ def html(report: Report) -> str:
     sections = [
         ("Results", _results(report)),
         ("Comparison", comparisons.section(report)),
+        (swaps.TITLE, swaps.section(report)),
         ("Controls", controls.section(report)),
         ("Other test sets", other_corpora.section(report)),
         ("Ablations in the paper", _ablations(report)),

@@ -24,7 +24,7 @@ from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, score, try_own
 from empax.evaluation.verdict import verdict
 from empax.pipeline.evaluate import main_stage
-from empax.reporting import findings, markdown, other_corpora, page
+from empax.reporting import findings, markdown, other_corpora, page, swaps
 from empax.reporting.attributes import attribute_shares, confusions
 from empax.reporting.controls import key
 from empax.reporting.peers import read_peer_sets, score_peers, why_apart
@@ -136,6 +136,7 @@ def run(settings: Settings, run: RunContext) -> None:
         examples=settings.examples,
         replies=findings.find_replies(files),
         evaluations=others,
+        swaps=swaps.score_stages(files, config, samples=settings.bootstrap_samples, seed=settings.seed),
         training=findings.load_training(files),
         stage=main_stage(run.plan),
         seed=settings.seed,
@@ -166,6 +167,7 @@ def build_report(
     training: Sequence[Instance] = (),
     stage: str = "",
     seed: int = 0,
+    swaps: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Report:
     """Everything about a run as one JSON object.
 
@@ -191,6 +193,7 @@ def build_report(
       training: what the system was trained on, for controls.
       stage: the evaluate stage that `predictions` are of.
       seed: of the controls.
+      swaps: `reporting.swaps.score_stages`.
 
     Raises:
       ConfigError: `paper_row` is not a row of `paper`.
@@ -230,6 +233,7 @@ def build_report(
         "corrected": [_example(row) for row in _spread(corrected(predictions), examples)],
         "replies": [dict(row) for row in replies],
         "evaluations": {name: dict(found) for name, found in (evaluations or {}).items()},
+        "swaps": {name: dict(found) for name, found in (swaps or {}).items()},
         "attributes": attribute_shares(predictions),
         "confusion": confusions(predictions),
         "notes": dict(notes),

@@ -12,19 +12,22 @@ import empax
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, read_json, read_jsonl
 from empax.core.run import RunContext
-from empax.core.system import load_encoder_of
+from empax.core.system import AnswerOptions, load_encoder_of
 from empax.core.tree import named_leaves
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS
 from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
-from empax.pipeline import evaluate, run
+from empax.models.heads import EMOTION_HEAD
+from empax.pipeline import evaluate, run, swaps
 from empax.pipeline.run import make_plan
 from empax.retrieval.index import StaleIndexError, load_index
+from empax.systems.dialogue.generator import Generator
+from empax.systems.dialogue.stages import answerer_of, context_examples
 from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
 
 STAGES = ("prepare", "generator", "index", "attributes", "annotate", "exemplars", "emotions", "retriever", "reindex",
-          "joint", "evaluate", "report")  # fmt: skip
+          "joint", "evaluate", "swaps", "report")  # fmt: skip
 TRAINED = ("generator", "attributes", "exemplars", "emotions", "retriever", "joint")
 
 
@@ -174,6 +177,48 @@ def test_stages_begin_with_what_the_stages_before_them_made(finished):
     ):
         found = changed(before, after)
         assert found == {name: not is_frozen(name, stage) for name in found}
+
+
+def test_a_swap_of_all_exemplars_for_none_leaves_the_plain_generator(finished):
+    at = context(finished)
+    settings = at.plan.stages["evaluate"].settings
+    answerer = evaluate.load_answerer(settings, at, settings.buckets)
+    instances = load_instances(at, "test")[:20]
+    none = answerer.weigh(instances, np.full((20, 2), -1), batch_size=16)
+    parts = RegParts.of(at, with_params=False).generator
+    params = parts.stage_params(at, "joint")["generator"]
+    plain = Generator(parts.reader, EMOTION_HEAD, parts.decoder(parts.settings.decoding), 0.0)
+    alone = answerer_of(parts, plain, params, context_examples(parts), AnswerOptions("joint", "", settings.buckets))
+    for row, other in zip(none, alone.respond(instances, batch_size=16, seed=0), strict=True):
+        assert row.notes["nll"] == pytest.approx(other.notes["nll"], rel=1e-4)
+        assert row.exemplars == ()
+        parts_of_it = sum(row.notes[f"nll_{part}"] for part in ("first", "rest", "end"))
+        assert parts_of_it == pytest.approx(row.notes["nll"], abs=1e-3)
+    own = answerer.weigh(instances, answerer.exemplars.find(instances)[0], batch_size=16)
+    wanted = {row["id"]: row["notes"]["nll"] for row in read_jsonl(finished / "predictions.jsonl")}
+    assert [row.notes["nll"] for row in own] == pytest.approx([wanted[row.id] for row in own], rel=1e-4)
+    assert [row.notes["nll"] for row in own] != pytest.approx([row.notes["nll"] for row in none], rel=1e-4)
+
+
+def test_swaps_are_of_the_rows_and_the_decoder_of_the_evaluation(finished, predictions):
+    rows = list(read_jsonl(finished / "swaps" / "swaps.jsonl.gz"))
+    given = {name: [row for row in rows if row["given"] == name] for name in swaps.GIVEN}
+    known = {row["id"]: row for row in predictions}
+    assert {len(found) for found in given.values()} == {16}
+    for row in given["own"]:
+        assert row["nll"] == pytest.approx(known[row["id"]]["notes"]["nll"], rel=1e-4)
+        assert row["exemplars"] == [exemplar["id"] for exemplar in known[row["id"]]["exemplars"]]
+    for name in ("random", "same_turn", "same_emotion", "nearest"):
+        assert [row["exemplars"] for row in given[name]] != [row["exemplars"] for row in given["own"]]
+        assert all(len(set(row["exemplars"])) == 2 for row in given[name])
+    emotions = {i.id: i.emotion for i in load_instances(context(finished), "train")}
+    assert all(emotions[e] == known[row["id"]]["emotion"] for row in given["same_emotion"] for e in row["exemplars"])
+    assert {sum("response" in row for row in found) for found in given.values()} == {8}
+    shown = read_json(finished / "report.json")["swaps"]["swaps"]
+    assert shown["given"]["own"]["nll"]["value"] == pytest.approx(np.mean([row["nll"] for row in given["own"]]))
+    assert set(shown["recall"]["by"]) == {"own", "bm25"}
+    assert "What the exemplars are worth" in (finished / "report.md").read_text(encoding="utf-8")
+    assert "What the exemplars are worth" in (finished / "report.html").read_text(encoding="utf-8")
 
 
 def test_report_has_the_agreed_names(finished, config, predictions):

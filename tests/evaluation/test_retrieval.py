@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from empax.evaluation.retrieval import exemplar_statistics, gold_ranks, recall_statistics, with_intervals
+from empax.evaluation.retrieval import bm25_vectors, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
 from empax.evaluation.statistics import estimate
 
 
@@ -87,3 +87,29 @@ def test_intervals_draw_whole_dialogues():
     assert apart["value"] == together["value"]
     width = [m["high"] - m["low"] for m in (apart, together)]
     assert width[1] == pytest.approx(2 * width[0], rel=0.25)
+
+
+def test_bm25_is_the_dot_product_of_its_vectors():
+    contexts = ["My dog died.", "we won the cup , we won"]
+    gold = ["i am sorry about your dog", "you won ? you won !"]
+    keys = ["what a dog", "sorry", "which cup did you win , the cup of the year ?", ""]
+    queries, of_gold, of_keys = bm25_vectors(contexts, gold, keys, k1=1.2, b=0.6)
+    texts = [text.lower().replace(".", " .").split() for text in (*gold, *keys)]
+    length = np.mean([len(text) for text in texts])
+
+    def score(context, text):
+        total = 0.0
+        for word in context.lower().replace(".", " .").split():
+            count, among = text.count(word), sum(word in other for other in texts)
+            rarity = np.log(1 + (6 - among + 0.5) / (among + 0.5))
+            total += rarity * count * 2.2 / (count + 1.2 * (0.4 + 0.6 * len(text) / length))
+        return total
+
+    expected = np.array([[score(context, text) for text in texts] for context in contexts])
+    np.testing.assert_allclose((queries @ of_gold.T).toarray(), expected[:, :2])
+    np.testing.assert_allclose((queries @ of_keys.T).toarray(), expected[:, 2:])
+    kinds = {"gold_texts": np.array([0, 1]), "key_texts": np.array([2, 3, 4, 5])}
+    kinds |= {"groups": np.array([0, 1]), "key_groups": np.array([2, 2, 2, 2])}
+    ranks = gold_ranks(queries, of_gold, of_keys, **kinds)
+    np.testing.assert_array_equal(ranks, gold_ranks(*(m.toarray() for m in (queries, of_gold, of_keys)), **kinds))
+    np.testing.assert_array_equal(ranks, 1 + (expected[:, 2:] > expected[[0, 1], [0, 1], None]).sum(axis=1))

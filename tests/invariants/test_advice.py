@@ -515,6 +515,11 @@ RECIPES = [
         {"run": ["prepare"]},
     ),
     recipe_case(
+        "pipeline/swaps.py", "which reads no exemplars; leave {} out of config.run",
+        {"evaluate.stage": "generator", "evaluate.judge": ""},
+        {"evaluate.stage": "generator", "evaluate.judge": "", "run": ["prepare", "generator", "evaluate", "report"]},
+    ),
+    recipe_case(
         "reporting/report.py", "is no folder with *.jsonl files; set it to one", {"report.peers": "nowhere"},
         {"report.peers": str(ROOT / "empax" / "data")},
     ),
@@ -1797,6 +1802,7 @@ WITHOUT_A_CASE = {
     ("interop/t5x.py", "holds other than its {} bytes; fetch the checkpoint again"): _BOUNDS,
     ("interop/t5x.py", "is not a whole compressed file; fetch the checkpoint again"): _BOUNDS,
     ("interop/torch_files.py", "a tensor that cannot be ({}); fetch it again"): _BOUNDS,
+    ("pipeline/swaps.py", "answers {}; name a stage that answers the run's own data"): "tests/pipeline/test_swaps.py",
     (
         "pipeline/evaluate.py",
         "own_decoding = True; set one of them alone",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
 
 from empax.core.memory import give_back_freed_memory
 from empax.core.progress import Progress
-from empax.core.protocols import AnswerStore, Examples, Tokenizer
+from empax.core.protocols import AnswerStore, Examples, ExemplarSource, Tokenizer
 from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
@@ -42,6 +42,13 @@ class AnswerExamples:
 
 
 MakeExamples: TypeAlias = Callable[[Sequence[Instance]], AnswerExamples]
+
+
+@runtime_checkable
+class ShowsExemplars(ExemplarSource, Protocol):
+    """A `MakeExamples` that finds exemplars, and can show others."""
+
+    def show(self, instances: Sequence[Instance], rows: np.ndarray, scores: np.ndarray) -> AnswerExamples: ...
 
 
 class Answerer:
@@ -96,12 +103,21 @@ class Answerer:
             with rows_split_as(rows):
                 return task.read(params, batch)
 
-        self._answer, self._read = jax.jit(answer), jax.jit(read)
+        def weigh(params: Params, batch: Any) -> Any:
+            with rows_split_as(rows):
+                return task.weigh(params, batch)
+
+        self._answer, self._read, self._weigh = jax.jit(answer), jax.jit(read), jax.jit(weigh)
 
     @property
     def heads(self) -> tuple[str, ...]:
         """The emotion heads that this run has."""
         return self.task.heads
+
+    @property
+    def exemplars(self) -> ShowsExemplars | None:
+        """Where its exemplars come from; None = it reads none."""
+        return self._make_examples if isinstance(self._make_examples, ShowsExemplars) else None
 
     def take(self, params: Params) -> None:
         """Answers with `params` from now on: they are put once, not with every batch, onto this process's devices."""
@@ -116,12 +132,14 @@ class Answerer:
         seed: int,
         progress: str | None = None,
         kept: AnswerStore | None = None,
+        exemplars: np.ndarray | None = None,
     ) -> list[Prediction]:
         """One prediction per instance, in order; `notes` hold what `read` gives, and each head's emotion.
 
         Randomness is of the seed and the number of a batch, so that what `kept` has fits what is made here.
+        `exemplars` are shown in place of those that it finds: rows of `exemplars.pairs`, [N, K], -1 = none.
         """
-        made_of = self._make_examples(instances)
+        made_of = self._make_examples(instances) if exemplars is None else self._shown(instances, exemplars)
         unknown = _count_unknown(self.tokenizer, [i.response for i in instances])
         rng = jax.random.key(seed)
 
@@ -140,18 +158,70 @@ class Answerer:
                 made[i] = self._prediction(instances[i], answer, found, notes)
             return made
 
+        return self._each(made_of.examples, answers, batch_size, progress, kept)
+
+    def weigh(
+        self,
+        instances: Sequence[Instance],
+        exemplars: np.ndarray,
+        *,
+        batch_size: int,
+        progress: str | None = None,
+        kept: AnswerStore | None = None,
+    ) -> list[Prediction]:
+        """Likelihoods of gold responses beside given exemplars; see `core.protocols.ExemplarAnswering`."""
+        made_of = self._shown(instances, exemplars)
+        unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
+
+        def weighed(number: int, indices: np.ndarray, batch: Any) -> dict[int, Prediction]:
+            del number
+            read = jax.device_get(self._weigh(self._params, self._placed(batch)))
+            made = {}
+            for b, i in ((int(b), int(indices[b])) for b in np.flatnonzero(indices >= 0)):
+                found = {name: float(values[b]) for name, values in read.items()}
+                first, rest = (count * self._cost_of_unknown for count in unknown[i])
+                more = {"nll": first + rest, "nll_first": first, "nll_rest": rest}
+                notes = {name: round(value + more.get(name, 0.0), 5) for name, value in found.items()}
+                about = instances[i]
+                made[i] = Prediction(
+                    about.context,
+                    "",
+                    about.response,
+                    id=about.id,
+                    emotion=about.emotion,
+                    exemplars=made_of.notes[i].get("exemplars", ()),
+                    notes={**notes, "num_tokens": int(found["num_tokens"])},
+                )
+            return made
+
+        return self._each(made_of.examples, weighed, batch_size, progress, kept)
+
+    def _shown(self, instances: Sequence[Instance], exemplars: np.ndarray) -> AnswerExamples:
+        if self.exemplars is None:
+            raise ValueError("exemplars are given to what reads none.")
+        return self.exemplars.show(instances, exemplars, np.zeros(exemplars.shape, np.float32))
+
+    def _each(
+        self,
+        examples: Examples,
+        make: Callable[[int, np.ndarray, Any], dict[int, Prediction]],
+        batch_size: int,
+        progress: str | None,
+        kept: AnswerStore | None,
+    ) -> list[Prediction]:
+        """What `make` makes of each batch, by its number, or what `kept` has of it; in the order of the examples."""
         found: dict[int, Prediction] = {}
         before = 0 if kept is None else len(kept)
-        with Progress(progress, total=len(instances), unit="answers", initial=before) as shown:
-            for number, (indices, batch) in enumerate(self._batches(made_of.examples, batch_size)):
+        with Progress(progress, total=len(examples), unit="answers", initial=before) as shown:
+            for number, (indices, batch) in enumerate(self._batches(examples, batch_size)):
                 rows = None if kept is None else kept.get(number)
                 if rows is None:
-                    rows = answers(number, indices, batch)
+                    rows = make(number, indices, batch)
                     shown.advance(len(rows))
                     if kept is not None:
                         kept.add(number, rows)
                 found |= rows
-        return [found[i] for i in range(len(instances))]
+        return [found[i] for i in range(len(examples))]
 
     def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
         """What each head reads from each instance, in order; nothing is decoded."""
@@ -180,12 +250,17 @@ class Answerer:
             if number % _BATCHES_OF_FREED_MEMORY == 0:
                 give_back_freed_memory()
 
+    @property
+    def _cost_of_unknown(self) -> float:
+        """Nats of the choice among the rare words that the token for unknown words stands for."""
+        rare = self.tokenizer.rare_words if isinstance(self.tokenizer, SubwordTokenizer) else 0
+        return math.log(max(rare, 1))
+
     def _prediction(
         self, instance: Instance, response: str, read: Mapping[str, np.ndarray], notes: Mapping[str, Any]
     ) -> Prediction:
         emotions = {head: EMOTIONS[int(read[head])] for head in self.heads}
-        rare = self.tokenizer.rare_words if isinstance(self.tokenizer, SubwordTokenizer) else 0
-        nll = float(read["nll"]) + notes.get("num_unknown", 0) * math.log(max(rare, 1))
+        nll = float(read["nll"]) + notes.get("num_unknown", 0) * self._cost_of_unknown
         labelled = {name: names[int(read[name])] for name, names in self._labels.items()}
         return Prediction(
             context=instance.context,
@@ -210,7 +285,18 @@ class Answerer:
 
 def _count_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict[str, int]]:
     """Of each text, `num_unknown`; nothing where no word is unknown to the tokenizer."""
-    unk_id = tokenizer.unk_id if isinstance(tokenizer, SubwordTokenizer) else None
-    if unk_id is None:
+    if _unknown_id(tokenizer) is None:
         return [{} for _ in texts]
-    return [{"num_unknown": ids.count(unk_id)} for ids in tokenizer.encode_batch(texts)]
+    return [{"num_unknown": sum(counts)} for counts in _where_unknown(tokenizer, texts)]
+
+
+def _where_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Of each text, how many unknown words its first token is, and how many are behind that."""
+    unk_id = _unknown_id(tokenizer)
+    if unk_id is None:
+        return [(0, 0)] * len(texts)
+    return [(ids[:1].count(unk_id), ids[1:].count(unk_id)) for ids in tokenizer.encode_batch(texts)]
+
+
+def _unknown_id(tokenizer: Tokenizer) -> int | None:
+    return tokenizer.unk_id if isinstance(tokenizer, SubwordTokenizer) else None

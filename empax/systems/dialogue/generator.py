@@ -232,6 +232,11 @@ class Generator:
         emotion = apply(self.head, params["emotion"], pooled, rng=None)
         return {"nll": nll, "num_tokens": num_tokens, "generator": emotion.argmax(axis=-1)}
 
+    def weigh(self, params: Params, batch: Any) -> dict[str, Array]:
+        """`parted_nll` of each row."""
+        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
+        return parted_nll(self.model, params["model"], batch, states, self.model.states_mask(batch.source_mask))
+
 
 def context_mask(model: Reader | Fusion, batch: Any, mask: Bool[Array, "B R"]) -> Bool[Array, "B R"]:
     """Of the states that `mask` marks, what a head reads: those of the context's own passage, or all without one.
@@ -297,6 +302,29 @@ def row_nll(
     model: Any, params: Params, batch: Any, states: Any, mask: Bool[Array, "B S"]
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Each row's negative log-likelihood of its response, in nats, and its tokens (end of sequence included)."""
-    logits = apply(model, params, batch.target, states, mask, method="decode", rng=None)
-    log_probs = jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)
+    log_probs = _log_probs(model, params, batch, states, mask)
     return -log_probs.sum(axis=1), batch.target_mask.sum(axis=1).astype(jnp.float32)
+
+
+def parted_nll(model: Any, params: Params, batch: Any, states: Any, mask: Bool[Array, "B S"]) -> dict[str, Array]:
+    """`row_nll`, and where it comes from: the first token, the end of sequence, and all tokens between them.
+
+    Returns:
+      `nll` and `num_tokens` of each row, and `nll_first`, `nll_rest`, `nll_end`, whose sum is `nll`. Of a response
+      without a token the end alone counts.
+    """
+    log_probs = _log_probs(model, params, batch, states, mask)
+    last = batch.target_mask.sum(axis=1, keepdims=True) - 1
+    place = jnp.arange(batch.target.shape[1])[None]
+    parts = {"first": (place == 0) & (place < last), "rest": (place > 0) & (place < last), "end": place == last}
+    return {
+        "nll": -log_probs.sum(axis=1),
+        "num_tokens": batch.target_mask.sum(axis=1).astype(jnp.float32),
+        **{f"nll_{name}": -jnp.where(there, log_probs, 0.0).sum(axis=1) for name, there in parts.items()},
+    }
+
+
+def _log_probs(model: Any, params: Params, batch: Any, states: Any, mask: Bool[Array, "B S"]) -> Float[Array, "B T"]:
+    """Log-probability of each token of the responses, end of sequence included; 0 behind it."""
+    logits = apply(model, params, batch.target, states, mask, method="decode", rng=None)
+    return jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)

@@ -32,6 +32,7 @@ TASKS = {
             build_policy,
             sketch_policy,
             answer=answer_policy,
+            reads_exemplars=lambda stage: bool(stage.index),
             models={"generator": trained_policy},
         )
         for name, settings in (("ppo", PpoTaskSettings), ("grpo", GrpoTaskSettings))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from empax.core.config import ConfigError
-from empax.core.protocols import Tokenizer
+from empax.core.protocols import InstanceEncoder, Tokenizer
 from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
@@ -252,26 +252,35 @@ def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int
 
 @dataclasses.dataclass(frozen=True)
 class LempexAnswers:
-    """Instances as the generator answers them.
+    """Instances with exemplars as the generator answers them.
 
     Attributes:
       form: how texts are read; it cuts no reference.
-      search: finds exemplars; None = the generator reads none.
+      search: finds exemplars.
     """
 
     form: TurnForm
-    passages: int
-    search: ExemplarSearch | None
+    search: ExemplarSearch
+
+    @property
+    def encoder(self) -> InstanceEncoder:
+        return self.search.encoder
+
+    @property
+    def pairs(self) -> Sequence[Instance]:
+        return self.search.pairs
 
     def __call__(self, instances: Sequence[Instance]) -> AnswerExamples:
-        if self.search is None:
-            return AnswerExamples(LempexExamples(instances, self.form), [{} for _ in instances])
-        rows, scores = self.search.search(instances, self.passages)
+        return self.show(instances, *self.find(instances))
+
+    def find(self, instances: Sequence[Instance]) -> tuple[np.ndarray, np.ndarray]:
+        return self.search.find(instances)
+
+    def show(self, instances: Sequence[Instance], rows: np.ndarray, scores: np.ndarray) -> AnswerExamples:
         examples = LempexExamples(
             instances, self.form, corpus=self.search.corpus, candidates=rows, others=len(instances) > 1
         )
-        told = [{"exemplars": self.search.told(*pair)} for pair in zip(rows, scores, strict=True)]
-        return AnswerExamples(examples, told)
+        return AnswerExamples(examples, self.search.notes(rows, scores))
 
 
 def answer_generator(stage: LempexTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
@@ -287,17 +296,19 @@ def answer_generator(stage: LempexTaskSettings, run: RunContext, options: Answer
         for name, leaf in load_params(run.files.stage(options.stage)).items()
         if name not in ("judges", "heads")
     }
-    layout = parts.for_answers().settings.layout
-    search = _search(stage, run, parts, options)
-    make = LempexAnswers(TurnForm(parts.tokenizer, layout), parts.settings.passages, search)
-    return answerer_of(parts, task, params, make, options)
+    form = TurnForm(parts.tokenizer, parts.for_answers().settings.layout)
+    if stage.index:
+        return answerer_of(parts, task, params, LempexAnswers(form, _search(stage, run, parts, options)), options)
+
+    def alone(instances: Sequence[Instance]) -> AnswerExamples:
+        return AnswerExamples(LempexExamples(instances, form), [{} for _ in instances])
+
+    return answerer_of(parts, task, params, alone, options)
 
 
 def _search(
     stage: LempexTaskSettings, run: RunContext, parts: GeneratorParts, options: AnswerOptions
-) -> ExemplarSearch | None:
-    if not stage.index:
-        return None
+) -> ExemplarSearch:
     retrieval = RetrievalParts.of(run, parts.tokenizer, with_params=False)
     encoder: Any = load_encoder_of(run, run.named(stage.index).settings.encoder)
     index = load_index(run.files.index(stage.index), encoder_hash=encoder.hash, mesh=local_mesh())
@@ -313,5 +324,6 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
+    reads_exemplars=lambda stage: bool(stage.index),
     unread=("decoding", "retriever", "key", "towers", "key_pretrained"),
 )

@@ -18,7 +18,7 @@ from empax.losses.cross_entropy import cross_entropy
 from empax.models.exemplar_fusion import ExemplarFusion
 from empax.models.transformer import EncoderDecoder
 from empax.systems.dialogue.contrast import Contrast, Read
-from empax.systems.dialogue.generator import Decoder, apply, combine, row_nll, target_weights
+from empax.systems.dialogue.generator import Decoder, apply, combine, parted_nll, row_nll, target_weights
 from empax.systems.dialogue.settings import ContrastSettings
 from empax.systems.lempex.examples import LISTENER
 from empax.systems.lempex.losses import EmpathyLosses
@@ -119,6 +119,11 @@ class LempexGenerator:
         if batch.other is not None:
             found["nll_of_other_exemplars"], _ = self._nll(params, batch, batch.other, batch.other_mask)
         return found
+
+    def weigh(self, params: Params, batch: Any) -> dict[str, Array]:
+        """`parted_nll` of each row."""
+        states = self.states(params, batch, batch.exemplar, batch.exemplar_mask, None)
+        return parted_nll(self.model, params["model"], batch, states, batch.source_mask)
 
     def _nll(
         self, params: Params, batch: Any, exemplars: Any, mask: Bool[Array, "B K P"] | None

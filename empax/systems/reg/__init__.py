@@ -47,6 +47,7 @@ TASKS = {
         sketch_joint,
         answer=answer_joint,
         searches=True,
+        reads_exemplars=lambda _: True,
         encoder=trained_encoder,
         models={"generator": joint_generator, "retriever": trained_retriever},
     ),

@@ -33,6 +33,7 @@ from empax.systems.dialogue.generator import (
     context_mask,
     emotion_loss,
     generation_losses,
+    parted_nll,
     row_nll,
     shown_responses,
     target_weights,
@@ -267,6 +268,10 @@ class Joint:
             heads["retriever"] = self.retriever.encoder.emotions(retriever, batch.query, batch.query_mask)
         heads["both"] = sum(jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in heads.values())
         return {"nll": nll, "num_tokens": num_tokens, **{name: heads[name].argmax(axis=-1) for name in self.heads}}
+
+    def weigh(self, params: Params, batch: Any) -> dict[str, Array]:
+        """`parted_nll` of each row."""
+        return parted_nll(self.model, params["generator"]["model"], batch, *self._read(params, batch))
 
     def read_before(self, reader: PassageReader, params: Params, batch: Any) -> Any:
         """A freshly collated batch with the states of its passages in place of them, for `generate` and `read`."""

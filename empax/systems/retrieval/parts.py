@@ -138,9 +138,20 @@ class ExemplarSearch:
     corpus: Corpus
     filter: ExemplarFilter | None = None
 
+    @property
+    def pairs(self) -> Sequence[Instance]:
+        return self.corpus.instances
+
     def __call__(self, instances: Sequence[Instance]) -> AnswerExamples:
+        return self.show(instances, *self.find(instances))
+
+    def find(self, instances: Sequence[Instance]) -> tuple[np.ndarray, np.ndarray]:
+        """As many rows as an answer reads, and their scores; see `search`."""
+        return self.search(instances, self.parts.settings.passages)
+
+    def show(self, instances: Sequence[Instance], rows: np.ndarray, scores: np.ndarray) -> AnswerExamples:
+        """The instances with these rows of the corpus, [N, K], -1 = none, whether found or not."""
         settings = self.parts.settings
-        rows, scores = self.search(instances, settings.passages)
         examples = self.retrieval.examples(
             instances,
             self.corpus,
@@ -150,7 +161,11 @@ class ExemplarSearch:
             key_embeddings=self.index.embeddings,
             response_tokens=settings.decoding.max_tokens if settings.decoding.rerank_exemplars else 0,
         )
-        return AnswerExamples(examples, [{"exemplars": self.told(*pair)} for pair in zip(rows, scores, strict=True)])
+        return AnswerExamples(examples, self.notes(rows, scores))
+
+    def notes(self, rows: np.ndarray, scores: np.ndarray) -> list[Mapping[str, Any]]:
+        """Of each instance, what its prediction says of its exemplars."""
+        return [{"exemplars": self.told(*pair)} for pair in zip(rows, scores, strict=True)]
 
     def search(self, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the corpus and scores, [N, k]; never of an instance's own dialogue."""

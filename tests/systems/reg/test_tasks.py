@@ -585,6 +585,7 @@ def apart(**changes):
 
 
 READER = joint(retriever_weight=0.0, emotion_weight=0.3)
+MODEL_OF_PASSAGES = FusionInDecoder(MODEL)
 
 
 @jax.jit
@@ -734,3 +735,49 @@ def test_passages_that_were_read_before_give_the_same_answers(layout):
     np.testing.assert_array_equal(*answers)
     for name, expected in task.read(params(), batch).items():
         np.testing.assert_allclose(task.read(params(), read)[name], expected, rtol=1e-5)
+
+
+@jax.jit
+def weighed(batch):
+    return joint().weigh(params(), batch)
+
+
+def test_a_likelihood_is_the_sum_of_its_first_token_its_end_and_the_rest():
+    batch = apart()
+    found = weighed(batch)
+    read = joint().read(params(), batch)
+    for name in ("nll", "num_tokens"):
+        np.testing.assert_allclose(found[name], read[name], rtol=1e-5)
+    states = MODEL_OF_PASSAGES.apply(
+        {"params": g1_params()["model"]}, batch.source, batch.source_mask, method="encode", deterministic=True
+    )
+    mask = MODEL_OF_PASSAGES.states_mask(batch.source_mask)
+    logits = MODEL_OF_PASSAGES.apply(
+        {"params": g1_params()["model"]}, batch.target, states, mask, method="decode", deterministic=True
+    )
+    nll = -np.asarray(token_log_probs(logits, batch.target))
+    for b, length in enumerate(np.asarray(batch.target_mask).sum(axis=1)):
+        expected = {"first": nll[b, 0], "rest": nll[b, 1 : length - 1].sum(), "end": nll[b, length - 1]}
+        for part, value in expected.items():
+            np.testing.assert_allclose(found[f"nll_{part}"][b], value, rtol=1e-4, atol=1e-5)
+
+
+def test_of_an_empty_response_the_end_alone_counts():
+    batch = apart()
+    first = jnp.arange(batch.target.shape[1])[None] == 0
+    empty = batch.replace(target=jnp.where(first, EOS, batch.target), target_mask=batch.target_mask & first)
+    found = weighed(empty)
+    np.testing.assert_array_equal(found["nll_first"], 0.0)
+    np.testing.assert_array_equal(found["nll_rest"], 0.0)
+    np.testing.assert_array_equal(found["nll_end"], found["nll"])
+
+
+def test_without_exemplars_a_joint_generator_weighs_as_the_plain_one_does():
+    batch = apart()
+    own = jnp.arange(1 + K)[None, :, None] == 0
+    none = batch.replace(source_mask=batch.source_mask & own, candidate_mask=jnp.zeros_like(batch.candidate_mask))
+    context = Batch(batch.source[:, 0], batch.source_mask[:, 0], batch.target, batch.target_mask, batch.valid)
+    plain = jax.jit(generator().weigh)(g1_params(), context)
+    for name, value in weighed(none).items():
+        np.testing.assert_allclose(value, plain[name], rtol=1e-4, atol=1e-5)
+    assert np.abs(weighed(batch)["nll"] - plain["nll"]).min() > 1e-3

@@ -1,0 +1,258 @@
+"""Stage "swaps": a trained system's likelihoods and replies beside other exemplars than it finds, as swaps.jsonl.gz.
+
+The same model and decoder on the same test rows: what changes is what it is shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from empax.core.config import ConfigError, check_numbers
+from empax.core.files import hash_json, write_json, write_jsonl
+from empax.core.protocols import ExemplarAnswering, ExemplarSource, InstanceEncoder
+from empax.core.run import RunContext
+from empax.core.sharding import local_mesh
+from empax.core.tree import hash_tree
+from empax.core.types import Instance, Prediction
+from empax.data.batches import draw_dialogues
+from empax.data.exemplars import dialogue_groups, emotion_ids, encode_keys, encode_queries
+from empax.data.store import check_prepared, may_load
+from empax.evaluation.retrieval import POOL, bm25_vectors, gold_ranks, recall_statistics, with_intervals
+from empax.evaluation.text import token_f1_rows
+from empax.interop.pretrained import check_weights
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
+from empax.models.dual_encoder import Towers
+from empax.pipeline import evaluate
+from empax.pipeline.answers import KeptAnswers, identify
+from empax.retrieval.corpus import CorpusEncoder
+from empax.retrieval.swaps import DRAWN, draw_exemplars, nearest_exemplars
+
+GIVEN = ("own", *DRAWN, "nearest", "none")
+"""What the system is shown, in the order of the table."""
+
+_PARTS = "parts"
+
+_MAX_TOKENS = 64
+"""Of a text that the oracle's encoder reads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the stage.
+
+    Attributes:
+      evaluation: the evaluate stage whose model, decoder and rows these are.
+      rows: how many instances' likelihood is taken, of dialogues drawn at random, the same ones whatever the seed (0 =
+        all).
+      replies: how many of them are answered, likewise (0 = none): six times, which is what takes long.
+      nearest: the pretrained encoder by whose vectors the oracle picks the exemplars nearest to the gold reply; empty =
+        the system's own retriever, which then reads replies alone.
+      recall: whether to look for the gold reply among 2,500 others, by the system's retriever, by the encoder of
+        `nearest` and by BM25.
+    """
+
+    evaluation: str = "evaluate"
+    rows: int = 0
+    replies: int = 1000
+    nearest: str = "minilm"
+    recall: bool = True
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "rows", "replies", least=0)
+
+
+def check(settings: Settings, run: RunContext) -> None:
+    """Whether there is an evaluation before this stage, of a system that is shown exemplars.
+
+    Raises:
+      ConfigError: there is none, it answers another corpus, or its system reads no exemplars.
+    """
+    check_prepared(run)
+    evaluated: evaluate.Settings = run.earlier("evaluation", settings.evaluation, kind="evaluate").settings
+    where = f"config.{run.stage}.evaluation = {settings.evaluation!r}"
+    if evaluated.corpus:
+        raise ConfigError(f"{where} answers {evaluated.corpus}; name a stage that answers the run's own data.")
+    answering = run.named(evaluated.stage)
+    if answering.spec is None or not answering.spec.reads_exemplars(answering.settings):
+        raise ConfigError(
+            f"{where} answers by config.{evaluated.stage}, which reads no exemplars; leave {run.stage!r} out of "
+            "config.run."
+        )
+    if settings.nearest and may_load(run, settings.nearest):
+        check_weights(settings.nearest)
+
+
+def run(settings: Settings, run: RunContext) -> None:
+    evaluated = run.settings(settings.evaluation, evaluate.Settings)
+    at = run.at(settings.evaluation)
+    answerer = cast(ExemplarAnswering, evaluate.load_answerer(evaluated, at, evaluated.buckets))
+    source = answerer.exemplars
+    assert source is not None  # see `check`
+    instances, counts = evaluate.find_instances(evaluated, at)
+    drawn = draw_dialogues(instances, settings.rows)
+    answered = draw_dialogues(drawn, settings.replies) if settings.replies else []
+    encoder = pretrained_encoder(settings.nearest) if settings.nearest else source.encoder
+    given, absent = choose(drawn, source, encoder, run)
+    identity = hash_json([identify(run, settings, drawn), dataclasses.asdict(evaluated)])
+    asked = _Asked(answerer, run, identity, evaluated.batch_size)
+    rows, about = [], {}
+    for name, found in given.items():
+        weighed = asked.weigh(name, drawn, found)
+        replies = {row.id: row.response for row in asked.answer(name, drawn, answered, found)}
+        rows += _rows(name, weighed, replies, _likeness(drawn, found, source.pairs))
+        about[name] = {"with_too_few": int((found < 0).any(axis=1).sum()) if name != "none" else 0}
+    write_jsonl(run.directory / "swaps.jsonl.gz", rows)
+    told = {
+        "evaluation": settings.evaluation,
+        "stage": evaluated.stage,
+        "split": evaluated.split,
+        "exemplars": int(given["own"].shape[1]),
+        "nearest": settings.nearest or "the system's own retriever",
+        "data": {**counts, "rows": len(drawn), "replies": len(answered)},
+        "given": about,
+        "absent": absent,
+    }
+    if settings.recall:
+        readers = {"own": source.encoder, **({settings.nearest: encoder} if settings.nearest else {})}
+        told["recall"] = recall(drawn, source.pairs, readers, seed=run.seed)
+    write_json(run.directory / "swaps.json", told)
+    shutil.rmtree(run.directory / _PARTS, ignore_errors=True)
+
+
+def choose(
+    instances: Sequence[Instance], source: ExemplarSource, encoder: InstanceEncoder, run: RunContext
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """What each instance is shown, by GIVEN: rows of `source.pairs`, [N, K]; and the reasons why something is absent.
+
+    Args:
+      instances: N of them.
+      source: of the system.
+      encoder: by whose vectors of replies the oracle picks.
+      run: whose seed is that of the draws.
+    """
+    own, pairs = np.asarray(source.find(instances)[0]), source.pairs
+    k, absent = own.shape[1], {}
+    given = {"own": own}
+    given |= {kind: draw_exemplars(kind, instances, pairs, k, seed=run.seed) for kind in DRAWN}
+    if (emotion_ids(instances) < 0).all():
+        absent["same_emotion"] = "no row has an emotion"
+        del given["same_emotion"]
+    gold, replies = (_reply_vectors(encoder, side, run.stage) for side in (instances, pairs))
+    given["nearest"] = nearest_exemplars(gold, replies, instances, pairs, k)
+    given["none"] = np.full_like(own, -1)
+    return given, absent
+
+
+def _reply_vectors(encoder: InstanceEncoder, instances: Sequence[Instance], stage: str) -> np.ndarray:
+    """Vectors of the responses, whatever the encoder reads of an exemplar besides."""
+    alone = [Instance(i.id, (), i.response, "") for i in instances]
+    return encoder.embed_keys(alone, progress=f"{stage}: replies", mesh=local_mesh())
+
+
+def pretrained_encoder(name: str) -> CorpusEncoder:
+    """A pretrained encoder that reads contexts and single responses, its vectors of unit length."""
+    settings = EncoderSettings(pretrained=name, normalize=True)
+    loaded = load_encoder(settings, None)
+    tokenizer = loaded.tokenizer
+    return CorpusEncoder(
+        model=Towers(loaded.model),
+        params={"encoder": loaded.params},
+        pad_id=tokenizer.pad_id,
+        query_text=functools.partial(encode_queries, tokenizer, max_tokens=_MAX_TOKENS),
+        key_text=functools.partial(encode_keys, tokenizer, max_tokens=_MAX_TOKENS, key="response"),
+        hash=hash_json([hash_tree(loaded.params), dataclasses.asdict(settings), _MAX_TOKENS]),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """The system, asked again and again; what it has said is kept."""
+
+    answerer: ExemplarAnswering
+    run: RunContext
+    identity: str
+    batch_size: int
+
+    def weigh(self, name: str, instances: Sequence[Instance], shown: np.ndarray) -> list[Prediction]:
+        ask = functools.partial(self.answerer.weigh, exemplars=shown, batch_size=self.batch_size)
+        return self._ask(name, ask, instances)
+
+    def answer(
+        self, name: str, drawn: Sequence[Instance], answered: Sequence[Instance], shown: np.ndarray
+    ) -> list[Prediction]:
+        """Replies to those of `drawn` that are `answered`; all of them begin with the same seed."""
+        if not answered:
+            return []
+        wanted = {i.id for i in answered}
+        exemplars = shown[[i.id in wanted for i in drawn]]
+        options = {"exemplars": exemplars, "batch_size": self.batch_size, "seed": self.run.seed}
+        return self._ask(f"{name}, replies", functools.partial(self.answerer.respond, **options), answered)
+
+    def _ask(self, what: str, ask: Callable[..., list[Prediction]], instances: Sequence[Instance]) -> list[Prediction]:
+        name = f"{self.run.stage}, {what}"
+        folder = self.run.directory / _PARTS / what.replace(", ", "-")
+        kept = KeptAnswers(folder, hash_json([self.identity, what]), name)
+        found = ask(instances, progress=name, kept=kept)
+        kept.flush()
+        return found
+
+
+def _likeness(instances: Sequence[Instance], shown: np.ndarray, pairs: Sequence[Instance]) -> list[float | None]:
+    """Token F1 of each instance's exemplars with its gold response, their mean; None without exemplars."""
+    there = np.argwhere(shown >= 0)
+    said = [pairs[int(shown[i, k])].response for i, k in there]
+    scores = token_f1_rows(said, [instances[i].response for i, _ in there])
+    sums = np.bincount(there[:, 0], weights=scores, minlength=len(instances))
+    counts = np.bincount(there[:, 0], minlength=len(instances))
+    return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
+
+
+def _rows(
+    name: str, weighed: Sequence[Prediction], replies: Mapping[str, str], likeness: Sequence[float | None]
+) -> Iterator[dict[str, Any]]:
+    """Lines of the file: no word of the corpus is among them."""
+    for row, like in zip(weighed, likeness, strict=True):
+        yield {
+            "given": name,
+            "id": row.id,
+            "exemplars": [exemplar["id"] for exemplar in row.exemplars],
+            **row.notes,
+            **({} if like is None else {"exemplar_f1": round(like, 5)}),
+            **({"response": replies[row.id]} if row.id in replies else {}),
+        }
+
+
+def recall(
+    instances: Sequence[Instance], pairs: Sequence[Instance], readers: Mapping[str, InstanceEncoder], *, seed: int
+) -> dict[str, Any]:
+    """How often contexts find their gold replies among 2,500 others, by each of `readers` and by BM25.
+
+    All read replies alone, without contexts and emotions. Those of the own dialogue and situation, and others with the
+    words of the gold reply, do not count.
+
+    Returns:
+      `among`, how many replies are ranked, and `by`: by reader `evaluation.retrieval.recall_statistics` with intervals.
+    """
+    pool = [pairs[row] for row in np.sort(np.random.default_rng(seed).permutation(len(pairs))[:POOL])]
+    groups, texts = dialogue_groups(instances), [i.response for i in (*pool, *instances)]
+    numbers = np.unique(texts, return_inverse=True)[1]
+    kinds = {"gold_texts": numbers[len(pool) :], "key_texts": numbers[: len(pool)]}
+    kinds |= {"groups": groups, "key_groups": dialogue_groups(pool)}
+    contexts = [" ".join(i.context) for i in instances]
+    vectors: dict[str, Any] = {"bm25": bm25_vectors(contexts, texts[len(pool) :], texts[: len(pool)])}
+    for name, encoder in readers.items():
+        queries = encoder.embed_queries(instances, progress=f"contexts, {name}", mesh=local_mesh())
+        gold, keys = (_reply_vectors(encoder, side, name) for side in (instances, pool))
+        # Emotions, which stand behind the entries of a vector, are unknown here.
+        vectors[name] = (queries, gold, keys)
+    found = {
+        name: with_intervals(recall_statistics(gold_ranks(*vectors[name], **kinds), str(len(pool) + 1)), groups)
+        for name in (*readers, "bm25")
+    }
+    return {"among": len(pool) + 1, "by": found}

@@ -1,0 +1,175 @@
+"""What the exemplars are worth: the tables of the stages "swaps"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from empax.core.files import DataError, WorkDir, read_json, read_jsonl
+from empax.core.manifest import remedy
+from empax.core.types import Prediction
+from empax.data.dialogues import instance_from_row
+from empax.evaluation.retrieval import RECALL_AT
+from empax.evaluation.swaps import BESIDE, PARTS, meaning, score_swaps
+from empax.reporting.controls import Table, as_markdown, as_section
+from empax.reporting.tables import metric_title
+
+Report = Mapping[str, Any]
+
+TITLE = "What the exemplars are worth"
+
+_GIVEN = {
+    "own": "its own",
+    "random": "random",
+    "same_turn": "random, same turn",
+    "same_emotion": "random, same emotion",
+    "nearest": "nearest to the gold reply",
+    "none": "none",
+}
+_READERS = {"own": "this system's retriever", "minilm": "MiniLM as pretrained", "bm25": "BM25"}
+
+
+def score_stages(files: WorkDir, config: Mapping[str, Any], *, samples: int, seed: int) -> dict[str, Any]:
+    """What every swaps stage of the run has found: by stage its swaps.json and what `score_swaps` makes of its rows.
+
+    Args:
+      files: of the run.
+      config: of the run.
+      samples: bootstrap resamples.
+      seed: of them.
+
+    Raises:
+      DataError: a file is damaged, or its rows do not belong together.
+    """
+    found = {}
+    for name in config["run"]:
+        path = files.stage(name) / "swaps.jsonl.gz"
+        if not path.exists():
+            continue
+        about = read_json(path.with_name("swaps.json"))
+        instances = map(instance_from_row, read_jsonl(files.instances(about["split"])))
+        references = {i.id: Prediction(i.context, "", i.response, id=i.id) for i in instances}
+        try:
+            scores = score_swaps(list(read_jsonl(path)), references, samples=samples, seed=seed)
+        except DataError as error:
+            raise DataError(f"{path}: {error} {remedy(name)}") from error
+        given = about.pop("given")
+        found[name] = {**about, **scores, "given_about": given, "meaning": meaning(scores)}
+    return found
+
+
+def tables(report: Report) -> list[Table]:
+    """Of every stage the likelihoods, the parts of a reply that they come from, replies, and the retriever."""
+    made = []
+    for name, found in report["swaps"].items():
+        title = TITLE if len(report["swaps"]) == 1 else f"{TITLE}: {name}"
+        made += [_likelihoods(title, found), _parts(title, found)]
+        made += [_replies(title, found)] if found["replies"] else []
+        made += [_recall(found)] if "recall" in found else []
+    return made
+
+
+def _likelihoods(title: str, found: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, cells in _in_order(found["given"]):
+        own, none = (cells.get(f"minus_{other}", {}) for other in BESIDE)
+        rows.append(
+            [
+                _GIVEN[name],
+                f"{cells['nll']['value']:.3f}",
+                _difference(own, "nll"),
+                _difference(none, "nll"),
+                f"{cells['nll_per_token']['value']:.4f}",
+                _difference(own, "nll_per_token", 4),
+                f"{cells['exemplar_f1']['value']:.1f}" if "exemplar_f1" in cells else "–",
+            ]
+        )
+    head = ["given", "NLL / reply ↓", "− its own", "− none", "NLL / token ↓", "− its own", "F1 with the reference"]
+    data = found["data"]
+    chosen = f" of {data['answered']:,} answered ones" if data["rows"] < data["answered"] else ""
+    counts = {_GIVEN[name]: one["with_too_few"] for name, one in found["given_about"].items()}
+    short = [f"{name}: {count:,}" for name, count in counts.items() if count]
+    note = (
+        f"{found['meaning']} Negative log-likelihoods of {found['rows']:,} references{chosen} in nats, by the same "
+        f"model (stage {found['stage']}), shown {found['exemplars']} exemplars of training, never of the own dialogue "
+        "or situation. Same turn: as many turns before the reply. Same emotion: the gold emotion of the dialogue. "
+        f"Nearest to the gold reply: an oracle, by vectors of {_reader(found['nearest'])}. Differences are paired, "
+        "with 95% intervals over dialogues; another seed of training is not in them."
+        + (f" Rows with fewer exemplars: {'; '.join(short)}." if short else "")
+        + "".join(f" {_GIVEN[name]} is absent: {why}." for name, why in found["absent"].items())
+    )
+    return Table(title, note, head, rows)
+
+
+def _parts(title: str, found: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, cells in _in_order(found["given"]):
+        beside = cells.get("minus_own", {})
+        shown = (f"nll_{part}" for part in PARTS)
+        rows.append(
+            [_GIVEN[name], *(_difference(beside, key) if beside else f"{cells[key]['value']:.3f}" for key in shown)]
+        )
+    note = (
+        "Nats a reply: of its own exemplars the values, of all others the differences to these. The three parts add up "
+        "to the negative log-likelihood."
+    )
+    return Table(f"{title}: where in the reply", note, ["given", "first token", "between", "end"], rows)
+
+
+def _replies(title: str, found: Mapping[str, Any]) -> Table:
+    replies = found["replies"]
+    names = {"bleu_2_precision": 2, "distinct_2": 2, "words": 2, "questions": 1}
+    rows = [
+        [_GIVEN[name], *(_value(cells[key], digits) for key, digits in names.items())]
+        for name, cells in _in_order(replies["given"])
+    ]
+    head = ["given", metric_title("bleu_2_precision"), "Dist-2 at equal counts ↑", "words", "questions, %"]
+    note = (
+        f"Replies to {replies['rows']:,} of these rows by the same decoder, with 95% intervals over dialogues. Dist-2 "
+        f"is of {replies['bigrams']:,} bigrams in every line."
+    )
+    return Table(f"{title}: replies", note, head, rows)
+
+
+def _recall(found: Mapping[str, Any]) -> Table:
+    recall = found["recall"]
+    names = [f"gold_recall_at_{k}:{recall['among']}" for k in RECALL_AT]
+    rows = [[_reader(name), *(_value(cells[key], 1) for key in names)] for name, cells in recall["by"].items()]
+    note = (
+        f"Contexts whose gold reply is among the first {', '.join(map(str, RECALL_AT))} of {recall['among']:,}, the "
+        "others being of training, in percent with 95% intervals over dialogues. Every retriever reads replies alone "
+        "here, without their contexts and emotions. What helps a generator is another question: the likelihoods "
+        "answer it."
+    )
+    head = ["retriever", *(f"recall@{k} ↑" for k in RECALL_AT)]
+    return Table(f"Gold replies among {recall['among']:,}", note, head, rows)
+
+
+def _in_order(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, given[name]) for name in _GIVEN if name in given]
+
+
+def _reader(name: str) -> str:
+    return _READERS.get(name, name)
+
+
+def _difference(cells: Mapping[str, Any], name: str, digits: int = 3) -> str:
+    if name not in cells:
+        return "–"
+    value, low, high = (f"{cells[name][key]:+.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
+
+
+def _value(cell: Mapping[str, float], digits: int) -> str:
+    value, low, high = (f"{cell[key]:.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value} ({low}–{high})"
+
+
+def markdown(report: Report, plain: Any) -> list[str]:
+    """Lines of the tables; `plain` makes any text safe in Markdown."""
+    return as_markdown(tables(report), plain)
+
+
+def section(report: Report) -> str:
+    """The tables as HTML; empty without any."""
+    return as_section(tables(report))

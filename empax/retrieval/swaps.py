@@ -1,0 +1,97 @@
+"""Exemplars in place of those that a system finds: random ones, alike in turn or emotion, and the oracle's.
+
+Letters: N instances, M exemplars that there are, K shown ones, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from empax.core.types import Instance
+from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns
+from empax.retrieval.filters import ExemplarFilter, find_exemplars
+from empax.retrieval.index import IndexSettings, build_index
+
+DRAWN = ("random", "same_turn", "same_emotion")
+"""What is drawn at random: of all exemplars; of those before whose replies as many turns stand; of the dialogue's gold
+emotion."""
+
+_TRIES = 4
+
+
+def draw_exemplars(
+    kind: str, instances: Sequence[Instance], pairs: Sequence[Instance], k: int, *, seed: int
+) -> Int[np.ndarray, "N K"]:
+    """Rows of `pairs` drawn at random, each of another dialogue and situation, none of the instance's own.
+
+    Args:
+      kind: one of DRAWN.
+      instances: N of them; one whose emotion is unknown has none of its emotion.
+      pairs: M exemplars.
+      k: how many each gets; -1 stands where there are too few.
+      seed: of the draws.
+    """
+    if kind == "same_turn":
+        wanted, labels = num_turns(instances), num_turns(pairs)
+    elif kind == "same_emotion":
+        wanted, labels = emotion_ids(instances), emotion_ids(pairs)
+    else:
+        wanted, labels = np.zeros(len(instances), np.int32), np.zeros(len(pairs), np.int32)
+    rng = np.random.default_rng([seed, DRAWN.index(kind)])
+    own, groups = dialogue_groups(instances), dialogue_groups(pairs)
+    pools = {int(label): np.flatnonzero(labels == label) for label in np.unique(labels) if label >= 0}
+    none = np.zeros(0, np.int64)
+    both = zip(wanted.tolist(), own.tolist(), strict=True)
+    return np.stack([_draw(pools.get(label, none), groups, group, k, rng) for label, group in both])
+
+
+def _draw(pool: np.ndarray, groups: np.ndarray, own: int, k: int, rng: np.random.Generator) -> Int[np.ndarray, " K"]:
+    """k rows of the pool, each of another group, none of the group `own`."""
+    found: dict[int, int] = {}
+    # A few draws are enough but where the pool is small.
+    for order in (pool[rng.integers(max(len(pool), 1), size=_TRIES * k * bool(len(pool)))], rng.permutation(pool)):
+        found = {}
+        for row in order.tolist():
+            if groups[row] != own:
+                found.setdefault(int(groups[row]), row)
+            if len(found) == k:
+                return np.array(list(found.values()))
+    return np.array([*found.values(), *[-1] * (k - len(found))])
+
+
+def nearest_exemplars(
+    gold: Float[np.ndarray, "N D"],
+    replies: Float[np.ndarray, "M D"],
+    instances: Sequence[Instance],
+    pairs: Sequence[Instance],
+    k: int,
+) -> Int[np.ndarray, "N K"]:
+    """Rows of `pairs` whose replies are nearest to the gold ones: an oracle, which no system can ask.
+
+    Each is of another dialogue and situation, none of the instance's own.
+
+    Args:
+      gold: vectors of the responses of `instances`.
+      replies: vectors of the responses of `pairs`.
+      instances: N of them.
+      pairs: M exemplars.
+      k: how many each gets; -1 stands where there are too few.
+    """
+    groups = dialogue_groups(pairs)
+    index = build_index(replies, IndexSettings("exact"), groups=groups, encoder_hash="")
+    # So many hold k dialogues.
+    searched = k * int(np.unique(groups, return_counts=True)[1].max())
+    one_per_dialogue = ExemplarFilter("none", searched, emotion_ids(pairs), one_per_dialogue=True)
+    found = find_exemplars(
+        index,
+        gold,
+        k,
+        groups=dialogue_groups(instances),
+        emotions=emotion_ids(instances),
+        turns=num_turns(instances),
+        filter=one_per_dialogue,
+    )
+    return np.asarray(found.ids)
