@@ -17,6 +17,7 @@ from absl import app, flags
 from empax.core.memory import keep_freed_memory
 from empax.core.paths import expand
 from empax.core.recipe import parse_flags
+from empax.core.visible import visible
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a finished run.", required=True)
 _EXEMPLARS = flags.DEFINE_integer("exemplars", 3, "How many exemplars to show.", lower_bound=0)
@@ -103,7 +104,7 @@ def converse(session: Any, exemplars: int) -> None:
             continue
         begin = time.perf_counter()
         prediction = session.reply([*context, text])
-        print(describe(prediction, time.perf_counter() - begin, exemplars), flush=True)
+        print(visible(describe(prediction, time.perf_counter() - begin, exemplars)), flush=True)
         context += [text, prediction.response or "..."]
 
 

@@ -101,6 +101,7 @@ def _sum_up(paths: list[Path], output: Path | None) -> int:
 
 
 def _evaluate(files: list[Path], output: Path | None) -> int:
+    from empax.core.visible import visible
     from empax.evaluation.scoring import VARIANTS, ScoringSettings
     from empax.reporting import score_file
 
@@ -120,11 +121,11 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
         corpus_name=name,
         skip_bad_lines=_SKIP.value,
     )
-    print(score_file.text(found, variants=_VARIANTS.value))
+    print(visible(score_file.text(found, variants=_VARIANTS.value)))
     if output:
         score_file.write(found, output)
         print(f"\nwrote report.json, report.md and report.html to {output}")
-    print(f"\n{score_file.conclusion(found)}")
+    print(f"\n{visible(score_file.conclusion(found))}")
     return 0
 
 

@@ -21,6 +21,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, message_of, write_json
 from empax.core.paths import expand
 from empax.core.types import Prediction
+from empax.core.visible import visible
 from empax.evaluation.rows import read_predictions
 from empax.rating.answers import read_answers, read_key
 from empax.rating.page import write_study
@@ -99,7 +100,7 @@ def _score(given: argparse.Namespace) -> int:
         found = score(key, answers, samples=given.samples, seed=given.seed)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'empax[rate]' brings it.") from error
-    print(text(found))
+    print(visible(text(found)))
     if given.output:
         write_json(expand(given.output), found)
         print(f"\nwrote {given.output}")

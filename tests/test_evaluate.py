@@ -42,6 +42,19 @@ def test_prints_the_table_and_writes_the_report(tmp_path, capsys):
     assert "bleu_2:moses" in capsys.readouterr().out
 
 
+def test_no_control_character_of_a_reply_comes_into_a_report_or_onto_a_terminal(tmp_path, capsys):
+    sent = "\x1b[31mred\x1b[0m \0 \x07 \x9b2J"
+    rows = [GOOD | {"response": f"{i} {sent}", "context": [f"hi {sent}"], "emotion": "proud"} for i in range(3)]
+    path = write(tmp_path / "mine\x1b[1m.jsonl", [*rows, GOOD | {"response": 3, "id": sent}])
+    assert run(path, output=str(tmp_path / "out"), skip_bad_lines=True) == 0
+    printed = capsys.readouterr()
+    texts = [printed.out, printed.err]
+    texts += [(tmp_path / "out" / f"report.{kind}").read_text(encoding="utf-8") for kind in ("html", "md", "json")]
+    for text in texts:
+        assert not any(sign in text for sign in ("\x1b", "\0", "\x07", "\x9b"))
+    assert all("\u241b" in text for text in texts[2:4])
+
+
 def test_every_bad_line_is_named_and_nothing_is_scored(tmp_path, capsys):
     path = write(tmp_path / "bad.jsonl", [GOOD, "{oops", GOOD | {"response": 3}, {"context": []}])
     assert run(predictions=path, output=str(tmp_path / "out")) == 2

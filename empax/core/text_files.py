@@ -18,6 +18,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from empax.core.visible import visible
+
 MAX_TEXT_CHARACTERS = 100_000
 """Of a line's text, such as an utterance: longer ones are damage, and some metrics take the square of it."""
 
@@ -72,9 +74,9 @@ def reason_of(error: OSError) -> str:
 def message_of(error: Exception) -> str:
     """What a command says of an error, in one line; of one of the system's, file and reason."""
     if isinstance(error, DataError) or not isinstance(error, OSError):
-        return str(error)
+        return visible(str(error))
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    return f"{', '.join(names) or type(error).__name__}: {reason_of(error)}."
+    return visible(f"{', '.join(names) or type(error).__name__}: {reason_of(error)}.")
 
 
 def read_text(path: Path) -> str:

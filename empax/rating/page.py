@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.files import json_text, write_together
+from empax.core.visible import visible
 from empax.rating.study import Study
 
 
@@ -32,7 +33,7 @@ def sheet(shown: Mapping[str, Any]) -> str:
         turns = item["context"]
         context = "\n".join(f"{'SL'[(len(turns) - 1 - i) % 2]}: {turn}" for i, turn in enumerate(turns))
         writer.writerow([item["number"], context, *item["replies"], *("" for _ in shown["aspects"])])
-    return table.getvalue()
+    return visible(table.getvalue())
 
 
 def write_study(study: Study, folder: Path) -> None:

@@ -17,6 +17,7 @@ from empax.core.paths import expand
 from empax.core.run import RunContext
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Prediction
+from empax.core.visible import visible
 from empax.evaluation import controls, published
 from empax.evaluation.pairing import describe_rows
 from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, REG_PAPER, TABLES, TestSet
@@ -265,8 +266,8 @@ def write_report(report: Report, folder: Path) -> None:
     licence.
     """
     kept = {name: part for name, part in report.items() if name not in ("examples", "corrected", "replies")}
-    texts = {"report.json": json_text(kept), "report.md": markdown.markdown(report), "report.html": page.html(report)}
-    write_together(folder, texts)
+    pages = {"report.md": visible(markdown.markdown(report)), "report.html": visible(page.html(report))}
+    write_together(folder, {"report.json": json_text(kept), **pages})
 
 
 def collect_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, list[list[float]]]]]:

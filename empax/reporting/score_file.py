@@ -12,6 +12,7 @@ from typing import Any
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, hash_file, read_json
 from empax.core.types import Instance, Prediction
+from empax.core.visible import visible
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import SPLITS, find_archive, read_dialogues
 from empax.evaluation.comparing import compare_systems
@@ -154,7 +155,7 @@ def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
 def _read(path: Path, corpus: Mapping[str, Instance] | None, skip_bad_lines: bool) -> list[Prediction]:
     rows, bad = read_predictions(path, corpus)
     for line in bad:
-        print(f"{path}, {line}", file=sys.stderr)
+        print(visible(f"{path}, {line}"), file=sys.stderr)
     if bad and not skip_bad_lines:
         raise DataError(f"{len(bad)} bad lines in {path}; --skip_bad_lines scores the others.")
     if not rows:

@@ -64,9 +64,12 @@ class MetricsLog:
         log.info("%s  step %d  %s  %s", self._stage, step, split, shown)
 
     def close(self) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        try:
+            with system_errors(self._path, "written"):  # it writes what could not be written before
+                self._file.close()
+        finally:
+            if self._board is not None:
+                self._board.close()
 
     def __enter__(self) -> MetricsLog:
         return self

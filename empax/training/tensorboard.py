@@ -41,9 +41,9 @@ class EventFile:
         with system_errors(self._path, "written"):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("xb")
-        self._write(0, _bytes(3, b"brain.Event:2"))
-        if purge_step > 0:
-            self._write(purge_step, _bytes(7, _number(1, 1)))  # SessionLog with status START
+            self._write(0, _bytes(3, b"brain.Event:2"))
+            if purge_step > 0:
+                self._write(purge_step, _bytes(7, _number(1, 1)))  # SessionLog with status START
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         scalar = _bytes(1, name.encode()) + _tag(2, _FIXED32) + struct.pack("<f", value)
@@ -52,7 +52,8 @@ class EventFile:
             self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with system_errors(self._path, "written"):  # as that of any buffered file
+            self._file.close()
 
     def _write(self, step: int, payload: bytes) -> None:
         event = _tag(1, _FIXED64) + struct.pack("<d", time.time()) + _number(2, step) + payload

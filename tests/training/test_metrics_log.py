@@ -3,10 +3,11 @@ from __future__ import annotations
 import json
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 
-from empax.core.files import read_jsonl
+from empax.core.files import DataError, read_jsonl
 from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.tensorboard import EventFile
 
@@ -16,6 +17,22 @@ def test_rows_are_appended_and_readable_at_once(tmp_path):
     with MetricsLog(path, stage="generator") as log:
         log.write(5, "train", {"loss": 1.5})
         assert json.loads(path.read_text()) == {"stage": "generator", "step": 5, "split": "train", "loss": 1.5}
+
+
+def test_a_full_disk_is_named_by_the_file_that_it_refuses(tmp_path):
+    """What stays in a buffer is refused once more, when the file is closed."""
+    rows, events = MetricsLog(tmp_path / "metrics.jsonl", stage="x"), EventFile(tmp_path / "board")
+    rows.close()
+    events.close()
+    rows._file, events._file = Path("/dev/full").open("a"), Path("/dev/full").open("ab")  # noqa: SIM115
+    for refused, name in (
+        (lambda: rows.write(1, "train", {"loss": 1.0}), r"metrics\.jsonl"),
+        (rows.close, r"metrics\.jsonl"),
+        (lambda: events.add_scalar("loss", 1.0, 1), r"tfevents\.\d+"),
+        (events.close, r"tfevents\.\d+"),
+    ):
+        with pytest.raises(DataError, match=rf"{name} cannot be written \(No space left on device\)"):
+            refused()
 
 
 def test_resuming_drops_what_will_come_again(tmp_path):
