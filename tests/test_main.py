@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from empax import main
+from empax.core.config import ConfigError
+from empax.pipeline import run
+from empax.planning import plan
+
 TINY = "--config=configs/reg_transformer.py:tiny"
 
 # Several command lines in one process, each from a clean start: [exit code, what it said].
@@ -41,6 +46,23 @@ def test_help_is_there_before_any_array_library(command):
     assert "--config" in result.stdout
     assert "--workdir" in result.stdout
     assert "plan" in result.stdout
+
+
+def test_a_plan_says_in_words_of_the_settings_what_a_model_would_refuse(monkeypatch, capsys, tmp_path):
+    said = ["generator.buckets = 320 are too many", "generator.buckets = 320 are too many"]
+
+    def refuse(_):
+        raise ConfigError("320 tokens, but max_positions = 64")
+
+    monkeypatch.setattr(plan, "describe", refuse)
+    monkeypatch.setattr(run, "problems_of_plan", lambda *_: map(ConfigError, said))
+    assert main.show_plan(None, tmp_path) == 2
+    assert capsys.readouterr() == ("", f"error: {said[0]}\n")
+    said.clear()
+    with pytest.raises(ConfigError, match="320 tokens"):
+        main.show_plan(None, tmp_path)
+    monkeypatch.setattr(plan, "describe", str)
+    assert main.show_plan(None, tmp_path) == 0
 
 
 def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tmp_path):

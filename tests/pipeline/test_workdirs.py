@@ -11,7 +11,7 @@ from configs import emprl_t5, emprl_transformer, reg_t5
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, hash_file, read_json, read_jsonl, write_json, write_jsonl
 from empax.core.inputs import Input
-from empax.core.manifest import read_sealed, write_config, write_sealed
+from empax.core.manifest import read_config, read_sealed, write_config, write_sealed
 from empax.pipeline import run
 from empax.pipeline.records import Records
 from empax.pipeline.workdirs import claim
@@ -329,3 +329,9 @@ def relisted(files, name):
 def test_a_corpus_that_was_put_away_is_not_asked_for(config, made_of_a, caplog):
     claim(made_of_a, config, inputs={})
     assert "prepare: the corpus (A) is not there any more, and was not compared." in caplog.text
+
+
+def test_the_folder_of_a_model_is_no_run(tmp_path):
+    write_json(tmp_path / "config.json", {"model_type": "gpt2", "n_embd": 32})
+    with pytest.raises(DataError, match=r"config\.json is no run's: it says neither system nor run; give the work"):
+        read_config(WorkDir(tmp_path))
