@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,13 +57,14 @@ def test_a_plan_says_in_words_of_the_settings_what_a_model_would_refuse(monkeypa
 
     monkeypatch.setattr(plan, "describe", refuse)
     monkeypatch.setattr(run, "problems_of_plan", lambda *_: map(ConfigError, said))
-    assert main.show_plan(None, tmp_path) == 2
+    made: Any = None
+    assert main.show_plan(made, tmp_path) == 2
     assert capsys.readouterr() == ("", f"error: {said[0]}\n")
     said.clear()
     with pytest.raises(ConfigError, match="320 tokens"):
-        main.show_plan(None, tmp_path)
+        main.show_plan(made, tmp_path)
     monkeypatch.setattr(plan, "describe", str)
-    assert main.show_plan(None, tmp_path) == 0
+    assert main.show_plan(made, tmp_path) == 0
 
 
 def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tmp_path):
