@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from empax.core.recipe import load_recipe, override
 from empax.core.types import Prediction
 from empax.evaluation.comparing import compare_systems
 from empax.evaluation.rows import read_predictions, to_prediction
-from empax.evaluation.scoring import METRICS, Scores, ScoringSettings
+from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings
 from empax.evaluation.scoring import score as score_predictions
 from empax.pipeline.run import plain
 from empax.pipeline.run import run as run_recipe
@@ -60,7 +60,12 @@ def compare(
 
     Raises:
       DataError: fewer than two systems, or rows that do not belong together.
+      ConfigError: a metric that there is not, or that does not compare.
     """
+    if isinstance(metrics, str):
+        raise ConfigError(f"metrics is one text ({metrics!r}); it must be a list of names.")
+    if unknown := [name for name in metrics if name not in METRICS and ":" not in name]:
+        raise ConfigError(f"metrics: {unknown[0]!r} is not one of {', '.join((*METRICS, *VARIANTS))}, nor module:name.")
     read = {name: _predictions(rows) for name, rows in systems.items()}
     if len(read) < 2:
         raise DataError(f"{len(read)} systems; give at least two to compare.")
@@ -121,8 +126,12 @@ def _predictions(rows: Rows) -> list[Prediction]:
         if bad:
             raise DataError(f"{rows}, {bad[0]}" + (f"; {len(bad) - 1} more bad lines" if bad[1:] else ""))
         return found
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        raise ConfigError(f"{type(rows).__name__} is no file of predictions, nor a list of them.")
     found = []
     for number, row in enumerate(rows):
+        if not isinstance(row, Prediction | Mapping):
+            raise DataError(f"row {number} is a {type(row).__name__}, must be a mapping or a Prediction.")
         try:
             found.append(row if isinstance(row, Prediction) else to_prediction(dict(row)))
         except DataError as error:

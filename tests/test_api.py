@@ -89,3 +89,24 @@ def test_what_a_run_refuses_is_said_in_arguments_of_python(said, meant, tmp_path
     monkeypatch.setattr(api, "run_recipe", refuse)
     with pytest.raises(empax.DataError, match=re.escape(meant)):
         empax.run("reg_transformer:tiny", tmp_path / "run")
+
+
+@pytest.mark.parametrize("rows", [3, None, ROWS[0]])
+def test_what_is_no_list_of_predictions_is_named(rows):
+    with pytest.raises(empax.ConfigError, match="is no file of predictions, nor a list of them"):
+        empax.score(rows)
+
+
+@pytest.mark.parametrize("row", [3, "a text", None])
+def test_a_row_that_is_no_prediction_is_named(row):
+    with pytest.raises(empax.DataError, match=f"row 1 is a {type(row).__name__}, must be a mapping or a Prediction"):
+        empax.score([ROWS[0], row])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [(["nope"], "'nope' is not one of .*bleu_1"), ("bleu_2", r"metrics is one text \('bleu_2'\)")],
+)
+def test_metrics_that_there_are_not_are_named(metrics, message):
+    with pytest.raises(empax.ConfigError, match=message):
+        empax.compare({"a": ROWS, "b": ROWS}, metrics=metrics)

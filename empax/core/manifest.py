@@ -171,7 +171,7 @@ def read_config(files: WorkDir) -> dict[str, Any]:
     if not isinstance(config, dict) or not (lost or is_known(files, files.config)):
         raise DataError(f"{files.config} is damaged: it is not what the run wrote. {advice}")
     if lost and not {"system", "run"} <= set(config):
-        raise DataError(f"{files.config} is no config of a run: it does not say system and run.")
+        raise DataError(f"{files.config} is no config of a run: it lacks run or system.")
     return config
 
 
