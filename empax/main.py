@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
         workdir = expand(_WORKDIR.value or Path("runs") / run_name(_CONFIG.value))
         from empax.core import distributed
         from empax.core.determinism import make_deterministic
-        from empax.core.run import RunOptions
+        from empax.core.settings import RunOptions
         from empax.pipeline import run
 
         run.quiet_logging(logging.INFO)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.run import DataSettings, RunOptions, RunPlan, Stage
-from empax.core.system import System, load_system
+from empax.core.settings import DataSettings, RunOptions
+from empax.core.system import RunPlan, Stage, System, load_system
 from empax.pipeline import run
 
 

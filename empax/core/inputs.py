@@ -15,7 +15,7 @@ from typing import Any
 
 from empax.core.files import DataError, hash_file, hash_json
 from empax.core.manifest import read_sealed, write_sealed
-from empax.core.run import cache_dir
+from empax.core.settings import cache_dir
 
 _REMEMBERED_BYTES = 16 << 20
 """From this size on the hash of a file is kept across runs."""

@@ -27,7 +27,7 @@ import tensorflow_datasets as tfds
 from empax.core.files import hash_file, write_atomically
 from empax.core.inputs import note, note_known
 from empax.core.paths import expand
-from empax.core.run import cache_dir
+from empax.core.settings import cache_dir
 from empax.core.text_files import DataError, check_length, check_regular, split_lines
 from empax.core.types import EMOTIONS, Dialogue
 from empax.data.builder import DialogueBuilder, alternate, example_of, load
@@ -280,7 +280,7 @@ def load_dialogues(
 
     Args:
       data_dir: see `find_archive`.
-      prepared_dir: a folder for prepared data; None = `core.run.cache_dir()`.
+      prepared_dir: a folder for prepared data; None = `core.settings.cache_dir()`.
 
     Raises:
       DataError: see `find_archive` and `read_dialogues`.

@@ -19,7 +19,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.inputs import note
 from empax.core.paths import expand
-from empax.core.run import DataSettings
+from empax.core.settings import DataSettings
 from empax.core.text_files import read_lines
 from empax.core.types import EMOTIONS, Instance
 from empax.data import sample

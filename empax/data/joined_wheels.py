@@ -11,7 +11,7 @@ from pathlib import Path
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.core.run import cache_dir
+from empax.core.settings import cache_dir
 
 MPNET = "mpnet"
 """The name under which the weights and tokenizer of all-mpnet-base-v2 are found, if its five packages are installed."""

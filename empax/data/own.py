@@ -24,7 +24,7 @@ from empax.core.config import ConfigError
 from empax.core.files import hash_file, hash_json
 from empax.core.inputs import note
 from empax.core.paths import expand
-from empax.core.run import cache_dir
+from empax.core.settings import cache_dir
 from empax.core.text_files import DataError, parse_object, read_lines
 from empax.core.types import EMOTIONS, Dialogue, Instance
 from empax.data.builder import DialogueBuilder, alternate, example_of, load
@@ -227,7 +227,7 @@ def load_dialogues(
       folder: as `find_files` takes it.
       beam: options of Apache Beam, which then prepares: ("--runner=DirectRunner",) in this process,
         ("--runner=FlinkRunner", ...) on a cluster that sees the folder and the cache; none = without it.
-      prepared_dir: a folder for prepared data; None = `core.run.cache_dir()`.
+      prepared_dir: a folder for prepared data; None = `core.settings.cache_dir()`.
 
     Raises:
       DataError: see `find_files` and `read_file`; an id that comes twice.

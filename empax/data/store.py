@@ -15,7 +15,7 @@ from empax.core.inputs import note
 from empax.core.manifest import remedy, verify
 from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.features import SPECIAL_TOKENS

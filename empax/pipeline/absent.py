@@ -7,7 +7,7 @@ from typing import Any
 
 from empax.core.files import DataError, WorkDir
 from empax.core.manifest import read_config
-from empax.core.run import RunPlan
+from empax.core.system import RunPlan
 from empax.core.types import MECHANISMS
 from empax.data import epitome
 from empax.systems.attributes.pairs import IF_THERE, JudgeTaskSettings

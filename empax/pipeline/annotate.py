@@ -20,7 +20,8 @@ from empax.core.cache import kept_rows
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_json, read_jsonl, write_json, write_jsonl
 from empax.core.manifest import verify
-from empax.core.run import RunContext, cache_dir
+from empax.core.settings import cache_dir
+from empax.core.system import RunContext
 from empax.core.types import ATTRIBUTES, LEVELS, MECHANISMS, Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.store import check_prepared

@@ -13,7 +13,7 @@ from typing import Any
 from empax.core.cache import is_sound, seal
 from empax.core.files import hash_json, read_jsonl, write_jsonl
 from empax.core.manifest import read_done
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
 
 log = logging.getLogger("empax")

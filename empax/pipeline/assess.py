@@ -6,7 +6,7 @@ import dataclasses
 
 from empax.core.config import ConfigError
 from empax.core.files import write_json
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.pipeline import annotate
 from empax.systems import attributes
 

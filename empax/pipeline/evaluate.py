@@ -13,8 +13,7 @@ import numpy as np
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_file, write_json, write_jsonl
 from empax.core.protocols import Answering
-from empax.core.run import RunContext, RunPlan
-from empax.core.system import AnswerOptions
+from empax.core.system import AnswerOptions, RunContext, RunPlan
 from empax.core.types import Instance
 from empax.data import dailydialog, own
 from empax.data.batches import DRAWN, draw_dialogues

@@ -15,9 +15,8 @@ from jax.sharding import Mesh
 from empax.core.config import LARGEST_INT, ConfigError, check_numbers
 from empax.core.files import hash_file, hash_json, write_atomically, write_json
 from empax.core.protocols import InstanceEncoder
-from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
-from empax.core.system import load_encoder_of
+from empax.core.system import RunContext, load_encoder_of
 from empax.core.types import Instance
 from empax.data import own
 from empax.data.batches import draw_dialogues, draw_rows

@@ -13,7 +13,7 @@ from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json
 from empax.core.manifest import read_config
 from empax.core.paths import expand
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import MECHANISMS, Prediction
 from empax.pipeline import annotate
 from empax.pipeline.run import make_plan

@@ -12,7 +12,7 @@ from typing import Any
 
 from empax.core.files import read_jsonl, write_json, write_jsonl
 from empax.core.manifest import verify
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.data import own
 from empax.data.dialogues import instance_from_row
 from empax.data.knowledge import describe

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from empax.core.files import DataError, hash_file, write_json, write_jsonl
-from empax.core.run import DataSettings, RunContext
+from empax.core.settings import DataSettings
+from empax.core.system import RunContext
 from empax.core.types import Dialogue, Instance
 from empax.data import empathetic_dialogues, own, sample
 from empax.data.batches import DRAWN, draw_dialogues

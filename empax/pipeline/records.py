@@ -31,7 +31,7 @@ from empax.core.manifest import (
     verify_stage,
     write_sealed,
 )
-from empax.core.run import RunOptions
+from empax.core.settings import RunOptions
 from empax.core.system import find_task, load_system
 from empax.pipeline.code import changed, code_of, has_source
 

@@ -21,9 +21,9 @@ from empax.core.files import DataError, WorkDir
 from empax.core.inputs import Inputs, noting
 from empax.core.lock import writing
 from empax.core.memory import give_back_freed_memory, peak_memory
-from empax.core.run import DataSettings, RunContext, RunOptions, RunPlan, Stage, cache_dir
+from empax.core.settings import DataSettings, RunOptions, cache_dir
 from empax.core.sharding import batch_shards, make_mesh
-from empax.core.system import load_system
+from empax.core.system import RunContext, RunPlan, Stage, load_system
 from empax.pipeline.absent import leave_out_absent
 from empax.pipeline.records import BY_SYSTEM, Records, stands_alone
 from empax.pipeline.workdirs import check_same, claim

@@ -16,8 +16,8 @@ import numpy as np
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_json, write_json, write_jsonl
 from empax.core.protocols import ExemplarAnswering, ExemplarSource, InstanceEncoder
-from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
+from empax.core.system import RunContext
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Prediction
 from empax.data.batches import draw_dialogues

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from empax.core.config import ConfigError, split_keys, to_settings
-from empax.core.run import RunContext, Stage
 from empax.core.sharding import LOGICAL, make_mesh
-from empax.core.system import TaskSpec, find_task
+from empax.core.system import RunContext, Stage, TaskSpec, find_task
 from empax.core.tree import hash_tree
 from empax.training.loop import LoopSettings, fit
 from empax.training.settings import check_whole_batches

@@ -17,7 +17,7 @@ from empax.core.files import DataError, WorkDir, read_json, write_text
 from empax.core.inputs import Inputs
 from empax.core.lock import holder
 from empax.core.manifest import is_known, read_config, read_done, read_sealed, verify_stage, write_config
-from empax.core.run import RunOptions
+from empax.core.settings import RunOptions
 from empax.pipeline.code import commit
 from empax.pipeline.records import (
     differences,

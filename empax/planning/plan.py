@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
-from empax.core.run import RunPlan, Stage
 from empax.core.sharding import AXES, LOGICAL, bytes_on_one, shard_params
+from empax.core.system import RunPlan, Stage
 from empax.core.tree import count_bytes, count_params
 from empax.models.layers import logical_axes
 from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops

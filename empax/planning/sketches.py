@@ -11,7 +11,7 @@ import optax
 
 from empax.core.files import WorkDir
 from empax.core.protocols import OnlineTask, ReinforcedTask
-from empax.core.run import RunContext, RunPlan, Sketch, Stage
+from empax.core.system import RunContext, RunPlan, Sketch, Stage
 from empax.core.types import Params
 from empax.planning.flops import count_flops
 from empax.training.optimizer import first_updates, make_optimizer, trained_mask

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from empax.core.config import ConfigError
 from empax.core.protocols import ReinforcedTask
-from empax.core.run import RunPlan, Stage
 from empax.core.sharding import LOGICAL, batch_sharding, bytes_on_one, make_mesh, replicated, shard_params
+from empax.core.system import RunPlan, Stage
 from empax.core.tree import count_params
 from empax.core.types import TrainState
 from empax.models.layers import logical_axes

@@ -14,7 +14,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError, json_text, read_json, read_jsonl, write_together
 from empax.core.inputs import note
 from empax.core.paths import expand
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Prediction
 from empax.core.visible import visible

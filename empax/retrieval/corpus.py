@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.cache import kept_array
 from empax.core.files import hash_json
-from empax.core.run import cache_dir
+from empax.core.settings import cache_dir
 from empax.core.types import Instance, Params
 from empax.retrieval.encode import BUCKETS, Encoder, embed
 

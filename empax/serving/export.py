@@ -9,7 +9,7 @@ from typing import Any, Literal
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import WorkDir, read_json
 from empax.core.manifest import read_config, verify
-from empax.core.run import RunContext, RunPlan, Stage
+from empax.core.system import RunContext, RunPlan, Stage
 from empax.core.tree import count_params
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, resolve

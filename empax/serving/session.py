@@ -13,7 +13,7 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.lock import holder
 from empax.core.manifest import read_config, verify
 from empax.core.protocols import Answering
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
 from empax.pipeline import annotate, evaluate, run
 from empax.pipeline.records import check_origins

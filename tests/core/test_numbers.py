@@ -11,8 +11,7 @@ import pytest
 
 import empax
 from empax.core.config import ConfigError, check_numbers, to_settings
-from empax.core.run import Stage
-from empax.core.system import AnswerOptions
+from empax.core.system import AnswerOptions, Stage
 
 NOT_SETTINGS = ("Config", "Spec")
 OPTIONAL = {"empax.retrieval.beam"}

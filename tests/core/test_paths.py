@@ -8,7 +8,7 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.paths import check_folder, expand, given_folder
 from empax.core.recipe import load_recipe
-from empax.core.run import cache_dir
+from empax.core.settings import cache_dir
 from empax.data import dailydialog, empathetic_dialogues, epitome, own
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.huggingface import resolve

@@ -7,7 +7,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.core.run import DataSettings
+from empax.core.settings import DataSettings
 from empax.core.types import EMOTIONS, IS_POSITIVE, POSITIVE_EMOTIONS, Instance
 from empax.data import intents, sample
 from empax.data.dialogues import to_instances

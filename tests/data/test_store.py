@@ -6,7 +6,7 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, write_jsonl
 from empax.core.protocols import Tokenizer
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data import features
 from empax.data.bpe import train_bpe

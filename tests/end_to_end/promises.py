@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from empax.core.files import WorkDir, read_json
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import EMOTIONS
 from empax.data.store import load_instances
 from empax.pipeline.run import make_plan

@@ -8,7 +8,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import LEVELS, MECHANISMS
 from empax.pipeline import judging
 from empax.pipeline.run import make_plan

@@ -6,7 +6,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.tree import named_leaves
 from empax.interop.huggingface import load_pretrained
 from empax.pipeline.run import make_plan

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from empax.core.files import WorkDir, read_json
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.data.store import load_candidates, load_instances
 from empax.pipeline.run import make_plan
 from empax.serving.export import ExportSettings, export_run

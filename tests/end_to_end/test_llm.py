@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.tree import count_params
 from empax.models.decoder_only import DecoderOnly
 from empax.pipeline.run import make_plan

@@ -7,8 +7,7 @@ import pytest
 
 import empax
 from empax.core.files import WorkDir, read_json
-from empax.core.run import RunContext
-from empax.core.system import load_encoder_of
+from empax.core.system import RunContext, load_encoder_of
 from empax.data.store import load_instances
 from empax.pipeline.run import make_plan
 

@@ -14,7 +14,7 @@ import empax
 from configs.reflectdiffu import ABLATIONS
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.data.intents import INTENTS
 from empax.data.store import load_instances
 from empax.data.tokenizer_folders import load_tokenizer

@@ -11,8 +11,7 @@ import pytest
 import empax
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, read_json, read_jsonl
-from empax.core.run import RunContext
-from empax.core.system import AnswerOptions, load_encoder_of
+from empax.core.system import AnswerOptions, RunContext, load_encoder_of
 from empax.core.tree import named_leaves
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS
 from empax.data.store import load_candidates, load_instances

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.pipeline.run import make_plan
 from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params

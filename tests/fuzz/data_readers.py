@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data import dailydialog, dense_retrieval, empathetic_dialogues, epitome, intents, own, spans
 from empax.data.chat import chat_template

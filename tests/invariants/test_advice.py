@@ -39,9 +39,9 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, write_json, write_jsonl
 from empax.core.inputs import Input
 from empax.core.manifest import write_sealed
-from empax.core.run import DataSettings, RunContext, Stage
+from empax.core.settings import DataSettings
 from empax.core.sharding import AXES, MeshSettings, _by_names, make_mesh
-from empax.core.system import TaskSpec, load_encoder_of
+from empax.core.system import RunContext, Stage, TaskSpec, load_encoder_of
 from empax.core.types import MECHANISMS, Dialogue, Instance, Utterance
 from empax.data import (
     atomic,
@@ -406,13 +406,15 @@ SETTINGS = [
         {"key_pretrained": "b"}, {"key_pretrained": ""},
     ),
     section(
-        DataSettings, {}, "core/run.py", 'data.beam is for data.name = "jsonl"',
+        DataSettings, {}, "core/settings.py", 'data.beam is for data.name = "jsonl"',
         {"beam": ("--a",)}, {"beam": ("--a",), "name": "jsonl"},
     ),
 ]  # fmt: skip
 
 RECIPES = [
-    recipe_case("core/run.py", "name {} before this one", {"joint.generator": "g1"}, {"joint.generator": "generator"}),
+    recipe_case(
+        "core/system.py", "name {} before this one", {"joint.generator": "g1"}, {"joint.generator": "generator"},
+    ),
     recipe_case(
         "data/store.py", "set it to how many instances are to be searched", {"index.queries": {"validation": 0}},
         {"index.queries": {"validation": 0, "train": 0}},
@@ -539,12 +541,12 @@ RECIPES = [
         lambda t: load_encoder_of(judges_alone(), ""), lambda t: load_encoder_of(judges_alone(), "trained"),
     ),
     Case(
-        "core/run.py", "name a stage that has {}",
+        "core/system.py", "name a stage that has {}",
         lambda t: in_stage("joint").settings("index", GeneratorTaskSettings),
         lambda t: in_stage("joint").settings("generator", GeneratorTaskSettings),
     ),
     Case(
-        "core/run.py", "take a task of that system", lambda t: judges_alone().shared_settings(DialogueSettings),
+        "core/system.py", "take a task of that system", lambda t: judges_alone().shared_settings(DialogueSettings),
         lambda t: in_stage("index").shared_settings(DialogueSettings),
     ),
     Case(

@@ -9,8 +9,8 @@ import pytest
 
 from configs import emprl_transformer, reg_transformer
 from empax.core.files import WorkDir, read_jsonl
-from empax.core.run import RunContext
 from empax.core.sharding import AXES
+from empax.core.system import RunContext
 from empax.pipeline import run, train
 from empax.training import loop
 

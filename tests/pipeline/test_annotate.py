@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score
 
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_jsonl, write_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import ATTRIBUTES, Instance
 from empax.data.dialogues import instance_to_row
 from empax.pipeline import annotate

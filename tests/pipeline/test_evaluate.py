@@ -8,8 +8,7 @@ import pytest
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, hash_file, read_json, read_jsonl, write_jsonl
 from empax.core.manifest import write_sealed
-from empax.core.run import RunContext, Stage
-from empax.core.system import AnswerOptions, TaskSpec
+from empax.core.system import AnswerOptions, RunContext, Stage, TaskSpec
 from empax.core.types import MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
 from empax.data.sample import load_annotated_pairs

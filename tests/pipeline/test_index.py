@@ -7,7 +7,7 @@ import pytest
 
 from empax.core.config import to_settings
 from empax.core.files import WorkDir, read_json, write_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_to_row
 from empax.data.store import load_candidates, load_instances

@@ -7,7 +7,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, read_json, read_jsonl, write_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_to_row
 from empax.data.knowledge import Fact, facts_of

@@ -15,7 +15,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from empax.core.run import Assembly, Sketch
+from empax.core.system import Assembly, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.system import System, TaskSpec
 from empax.core.types import Batch, Mean

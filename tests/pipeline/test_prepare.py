@@ -7,7 +7,7 @@ import pytest
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, hash_file, read_json
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.data import sample
 from empax.data.batches import draw_dialogues
 from empax.data.features import SPECIAL_TOKENS

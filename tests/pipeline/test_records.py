@@ -6,7 +6,7 @@ import pytest
 
 from empax.core.files import DataError, WorkDir, read_json, read_jsonl, write_json, write_jsonl, write_text
 from empax.core.manifest import read_done, verify, write_sealed
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_to_row
 from empax.data.store import load_candidates, load_instances, run_tokenizer

@@ -22,7 +22,7 @@ from configs import (
 )
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json, write_json
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import MECHANISMS
 from empax.interop import pretrained, pretrained_encoders
 from empax.pipeline import evaluate, prepare, run, workdirs

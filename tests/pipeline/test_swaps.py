@@ -7,8 +7,7 @@ import pytest
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json, read_jsonl, write_jsonl
-from empax.core.run import RunContext, Stage
-from empax.core.system import TaskSpec
+from empax.core.system import RunContext, Stage, TaskSpec
 from empax.core.types import EMOTIONS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
 from empax.evaluation.text import token_f1

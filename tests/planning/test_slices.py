@@ -11,9 +11,8 @@ import pytest
 from configs import emprl_transformer, reg_transformer
 from empax.core import distributed
 from empax.core.config import ConfigError
-from empax.core.run import Sketch, Stage
 from empax.core.sharding import MeshSettings, batch_sharding, make_mesh
-from empax.core.system import TaskSpec
+from empax.core.system import Sketch, Stage, TaskSpec
 from empax.pipeline import run
 from empax.planning import slices
 from empax.planning.flops import count_flops

@@ -4,7 +4,7 @@ import pytest
 
 from empax.core.config import to_settings
 from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Prediction
 from empax.evaluation.published import EMPRL_DAILYDIALOG
 from empax.evaluation.scoring import ScoringSettings, score

@@ -11,7 +11,7 @@ import pytest
 from empax.core.cache import seal
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.empathetic_dialogues import ARCHIVE_SHA256, find_archive, read_dialogues

@@ -13,7 +13,7 @@ from configs.reg_transformer import get_config
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, write_json
 from empax.core.manifest import describe, files_of, write_sealed
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.tree import named_leaves
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS

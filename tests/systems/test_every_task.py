@@ -11,8 +11,7 @@ from configs import classic as classic_recipe
 from configs import emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, write_json
-from empax.core.run import RunContext
-from empax.core.system import load_system
+from empax.core.system import RunContext, load_system
 from empax.core.types import Instance
 from empax.pipeline import evaluate, index, knowledge, prepare, run
 from empax.planning.sketches import sketch_stage

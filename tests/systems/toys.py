@@ -11,9 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from empax.core.run import Assembly, Sketch
 from empax.core.shapes import shapes_of
-from empax.core.system import System, TaskSpec
+from empax.core.system import Assembly, Sketch, System, TaskSpec
 from empax.core.types import Batch, Generated, Mean
 from empax.data.batches import SequenceExamples
 from empax.data.store import check_prepared, load_instances, run_tokenizer

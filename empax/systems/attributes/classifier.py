@@ -19,9 +19,9 @@ from jaxtyping import Array, Float, Int
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
+from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import LEVELS, Batch, Mean, Metrics, Params
 from empax.data import features
 from empax.models.dual_encoder import DualEncoder

@@ -20,9 +20,9 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import ConfigError, check_numbers
 from empax.core.progress import Progress
 from empax.core.protocols import Tokenizer
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh, place_rows, replicated
+from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics, Params
 from empax.data import features
 from empax.data.batches import bucket_of, eval_batches

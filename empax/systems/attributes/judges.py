@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
-from empax.core.run import RunContext
-from empax.core.system import System, TaskSpec
+from empax.core.system import RunContext, System, TaskSpec
 from empax.core.tree import hash_tree
 from empax.systems.attributes.classifier import (
     ClassifierJudge,

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError, check_numbers
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.sample import load_annotated_pairs

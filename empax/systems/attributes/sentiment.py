@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
+from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Mean, Metrics, Params
 from empax.data import features
 from empax.data.batches import draw

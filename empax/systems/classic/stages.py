@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
-from empax.core.system import AnswerOptions, TaskSpec
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Instance, Params
 from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from empax.core.config import ConfigError
-from empax.core.run import RunContext, Stage
 from empax.core.shapes import shapes_of
 from empax.core.sharding import MeshSettings
+from empax.core.system import RunContext, Stage
 from empax.core.text_functions import TWO_ROWS
 from empax.data.exemplars import LabelledBatch
 from empax.data.features import SPECIAL_TOKENS

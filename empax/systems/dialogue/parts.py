@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
-from empax.core.run import RunContext
 from empax.core.sharding import LOGICAL, MeshSettings, local_mesh, make_mesh, shard_params
+from empax.core.system import RunContext
 from empax.core.types import Params
 from empax.data.chat import PLAIN, chat_template
 from empax.data.sources import ChatForm, PlainForm, SourceForm, TaggedForm

@@ -8,9 +8,8 @@ from typing import Any
 import jax
 
 from empax.core.protocols import Task
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
-from empax.core.system import AnswerOptions, TaskSpec
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Params
 from empax.data.batches import draw
 from empax.data.exemplars import ContextExamples, LabelledBatch

@@ -6,7 +6,7 @@ import dataclasses
 from typing import cast
 
 from empax.core.config import ConfigError
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Params
 from empax.data.sources import ExemplarLayout
 from empax.data.tokenizers import SubwordTokenizer

@@ -1,7 +1,6 @@
 """EmpRL: the system (`tasks`), its rewards and rollouts, and its stages."""
 
-from empax.core.run import RunContext
-from empax.core.system import System, TaskSpec
+from empax.core.system import RunContext, System, TaskSpec
 from empax.systems.dialogue.checks import check_system
 from empax.systems.dialogue.stages import GENERATOR
 from empax.systems.emprl.settings import GrpoTaskSettings, PolicyTaskSettings, PpoTaskSettings

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import write_json
-from empax.core.run import Assembly, RunContext, Sketch, cache_dir
+from empax.core.settings import cache_dir
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
-from empax.core.system import AnswerOptions, load_encoder_of
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, load_encoder_of
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Params
 from empax.data import own

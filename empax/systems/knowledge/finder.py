@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from empax.core.config import ConfigError
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.knowledge import Fact, exchanged
 from empax.systems.knowledge.settings import KnowledgeSettings, SourceSettings

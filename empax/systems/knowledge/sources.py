@@ -16,7 +16,8 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, hash_file, hash_json
 from empax.core.inputs import note
 from empax.core.paths import expand
-from empax.core.run import RunContext, cache_dir
+from empax.core.settings import cache_dir
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data import atomic, sample
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_from, ranked, read_knowledge

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from empax.core.cache import kept_array
 from empax.core.files import hash_json
 from empax.core.protocols import Tokenizer
-from empax.core.run import cache_dir
+from empax.core.settings import cache_dir
 from empax.core.sharding import local_mesh
 from empax.core.tree import hash_tree
 from empax.core.types import Params

@@ -1,8 +1,7 @@
 """LEMPEx: the system (`tasks`, `losses`), how it reads (`examples`), and its stages."""
 
 from empax.core.config import ConfigError
-from empax.core.run import RunContext
-from empax.core.system import System
+from empax.core.system import RunContext, System
 from empax.models.decoder_only import DecoderOnly
 from empax.systems.dialogue.checks import check_models
 from empax.systems.lempex.retriever import RETRIEVER, check_towers, pretrained_towers

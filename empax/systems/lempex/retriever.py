@@ -16,9 +16,8 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from empax.core.config import ConfigError, check_numbers
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
-from empax.core.system import TaskSpec
+from empax.core.system import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Instance, Mean, Metrics, Params
 from empax.data import own
 from empax.data.dense_retrieval import (

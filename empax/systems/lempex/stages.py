@@ -11,10 +11,9 @@ import numpy as np
 
 from empax.core.config import ConfigError
 from empax.core.protocols import InstanceEncoder, Tokenizer
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
-from empax.core.system import AnswerOptions, TaskSpec, load_encoder_of
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec, load_encoder_of
 from empax.core.types import Instance, Params
 from empax.data.batches import draw, draw_rows
 from empax.data.exemplars import Corpus

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.features import plain_context
 from empax.data.knowledge import Fact, facts_of

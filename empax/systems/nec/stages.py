@@ -7,9 +7,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from empax.core.config import ConfigError
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
-from empax.core.system import AnswerOptions
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.types import Instance, Params
 from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told

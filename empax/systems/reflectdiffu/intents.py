@@ -18,9 +18,10 @@ from jaxtyping import Float
 from empax.core.cache import kept_array
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
-from empax.core.run import Assembly, RunContext, Sketch, cache_dir
+from empax.core.settings import cache_dir
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
+from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.tree import hash_tree
 from empax.core.types import Batch, Instance, Mean, Metrics, Params
 from empax.data.batches import SequenceExamples, draw

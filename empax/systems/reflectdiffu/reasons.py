@@ -17,8 +17,8 @@ from empax.core.config import ConfigError
 from empax.core.files import write_json
 from empax.core.inputs import note
 from empax.core.paths import expand
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
+from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Instance, Mean, Metrics, Params
 from empax.data import features, spans
 from empax.data.batches import draw

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.tokenizers import SubwordTokenizer
 from empax.systems.attributes import IdentifierJudge, judge_stage, load_judge

@@ -13,9 +13,8 @@ from jaxtyping import Array
 from empax.core.config import ConfigError
 from empax.core.files import write_json
 from empax.core.protocols import Tokenizer
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
-from empax.core.system import AnswerOptions
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.types import EMOTIONS, Generated, Instance, Params
 from empax.data.batches import draw
 from empax.data.intents import (

@@ -1,7 +1,6 @@
 """REG: the system (`tasks`), its stages (`stages`), and what they give once they are trained (`answers`)."""
 
-from empax.core.run import RunContext
-from empax.core.system import System, TaskSpec
+from empax.core.system import RunContext, System, TaskSpec
 from empax.systems.dialogue.checks import check_system
 from empax.systems.dialogue.stages import GENERATOR
 from empax.systems.reg.answers import answer_joint, joint_generator, trained_retriever

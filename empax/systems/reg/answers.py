@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, cast
 
-from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
-from empax.core.system import AnswerOptions, load_encoder_of
+from empax.core.system import AnswerOptions, RunContext, load_encoder_of
 from empax.core.types import Params
 from empax.data.store import load_instances
 from empax.data.tokenizers import SubwordTokenizer

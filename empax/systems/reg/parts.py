@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import Instance, Params
 from empax.data.exemplars import emotion_ids
 from empax.data.store import run_tokenizer

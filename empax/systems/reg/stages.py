@@ -13,9 +13,9 @@ from empax.core.cache import is_sound, kept_array, mark_of
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.manifest import remedy
-from empax.core.run import Assembly, RunContext, Sketch
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
+from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Params
 from empax.data import own
 from empax.data.batches import SequenceExamples, draw

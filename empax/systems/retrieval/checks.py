@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from empax.core.config import ConfigError
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.data.store import check_prepared, may_load, run_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_weights

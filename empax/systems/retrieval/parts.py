@@ -13,8 +13,8 @@ import numpy as np
 
 from empax.core.files import hash_json
 from empax.core.protocols import Tokenizer
-from empax.core.run import RunContext
 from empax.core.sharding import local_mesh
+from empax.core.system import RunContext
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
 from empax.data.batches import draw_rows

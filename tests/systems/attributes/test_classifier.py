@@ -8,7 +8,7 @@ from sklearn.metrics import f1_score
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.core.types import LEVELS, MECHANISMS
 from empax.data.bpe import train_bpe
 from empax.models.bert import BertConfig, BertEncoder

@@ -9,7 +9,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.data.bpe import train_bpe
 from empax.data.sample import load_annotated_pairs
 from empax.evaluation.empathy import sentiment

@@ -15,7 +15,7 @@ import transformers
 from configs import lempex_retriever
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir
-from empax.core.run import RunContext
+from empax.core.system import RunContext
 from empax.data.bpe import train_bpe
 from empax.data.dense_retrieval import FILES, FOLDER, Keys, RetrievalBatch, RetrievalExamples
 from empax.data.features import pad

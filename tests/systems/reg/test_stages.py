@@ -9,8 +9,7 @@ import pytest
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, read_json
-from empax.core.run import RunContext
-from empax.core.system import load_encoder_of
+from empax.core.system import RunContext, load_encoder_of
 from empax.core.tree import hash_tree
 from empax.data import features
 from empax.data.batches import draw
