@@ -18,7 +18,7 @@ from empax.evaluation.comparing import compare_systems
 from empax.evaluation.rows import read_predictions, to_prediction
 from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings
 from empax.evaluation.scoring import score as score_predictions
-from empax.pipeline.run import plain
+from empax.pipeline.plan import plain
 from empax.pipeline.run import run as run_recipe
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import CheckpointError

@@ -58,13 +58,15 @@ def main(argv: list[str]) -> None:
         from empax.core.determinism import make_deterministic
         from empax.core.settings import RunOptions
         from empax.pipeline import run
+        from empax.pipeline.absent import leave_out_absent
+        from empax.pipeline.plan import make_plan, plain
 
         run.quiet_logging(logging.INFO)
-        plain = run.plain(config)
+        values = plain(config)
         if _MODE.value == "plan":
-            sys.exit(show_plan(run.decided(run.make_plan(plain), WorkDir(workdir)), workdir))
+            sys.exit(show_plan(leave_out_absent(make_plan(values), WorkDir(workdir)), workdir))
         check_folder(workdir, "--workdir")
-        if RunOptions.of(plain).deterministic:
+        if RunOptions.of(values).deterministic:
             make_deterministic()  # before anything asks for the devices
         distributed.initialize()
         run.enable_compilation_cache()
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> None:
             run.quiet_logging()  # what it says, the first process says too
         command = f"python -m empax.main {shlex.join(sys.argv[1:])}"
         reuse = expand(_REUSE.value) if _REUSE.value else None
-        run.run(plain, workdir, reuse=reuse, redo=_REDO.value, command=command)
+        run.run(values, workdir, reuse=reuse, redo=_REDO.value, command=command)
     except (ConfigError, DataError, CheckpointError, TrainingError, OSError) as error:
         print(f"error: {message_of(error)}", file=sys.stderr)
         sys.exit(2)

@@ -91,6 +91,7 @@ class TaskSpec(Generic[S]):
       models: by name, what `export` can write, the main one first: of the trained stage, and whether its adapters
         alone are wanted (`systems.dialogue.trained.Trained`).
       unread: names in the section of the system that change nothing of what is trained.
+      alone: whether a stage of these settings reads nothing that other stages make but the data; None = none does.
     """
 
     settings: type[S]
@@ -104,6 +105,7 @@ class TaskSpec(Generic[S]):
     marker: Callable[[RunContext, str], Callable[[Sequence[Sequence[str]]], Sequence[Any]]] | None = None
     models: Mapping[str, Callable[[S, RunContext, bool], Any]] = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    alone: Callable[[S], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +140,9 @@ class Stage:
       spec: of that task.
       loop: `LoopSettings` of a training stage.
       seed: of the stage alone; None = the run's.
+      reads: what it reads of the config, by the path below `config`; the section that all stages share as "system".
+      alone: whether it reads nothing that other stages make but the data.
+      modules: what runs it, modules of the config's "module:name" among them; a package stands for all in it.
     """
 
     name: str
@@ -147,6 +152,9 @@ class Stage:
     spec: TaskSpec[Any] | None = None
     loop: Any = None
     seed: int | None = None
+    reads: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    alone: bool = False
+    modules: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +162,9 @@ class RunPlan:
     """A config, parsed.
 
     Attributes:
-      config: the whole resolved config as plain values.
+      config: the whole resolved config as plain values, to be kept and compared; nobody reads settings from it.
       system: what the run's own tasks belong to.
+      package: the module or package of that system.
       system_settings: the section that all stages share, of the type `system.settings`.
       stages: by name, in the order of the run.
     """
@@ -167,6 +176,7 @@ class RunPlan:
     options: RunOptions
     stages: Mapping[str, Stage]
     seed: int
+    package: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,17 +6,17 @@ import logging
 from typing import Any
 
 from empax.core.files import DataError, WorkDir
-from empax.core.manifest import read_config
 from empax.core.system import RunPlan
 from empax.core.types import MECHANISMS
 from empax.data import epitome
+from empax.pipeline.plan import changed_plan, read_plan
 from empax.systems.attributes.pairs import IF_THERE, JudgeTaskSettings
 
 log = logging.getLogger("empax")
 
 
-def leave_out_absent(plan: RunPlan, files: WorkDir) -> dict[str, Any]:
-    """The config of `plan`, in which each classifier of attributes is either trained or left out by name.
+def leave_out_absent(plan: RunPlan, files: WorkDir) -> RunPlan:
+    """The plan in which each classifier of attributes is either trained or left out by name.
 
     This decides the stages with `data = "if_there"` that an annotate stage names. Where EPITOME is there, they are
     trained on it. Where it is not, they go, and `left_out` of the annotate stage names their mechanisms. A work
@@ -26,29 +26,26 @@ def leave_out_absent(plan: RunPlan, files: WorkDir) -> dict[str, Any]:
       plan: of the run.
       files: its work directory, which need not exist.
     """
-    config = dict(plan.config)
-    annotating = [name for name, stage in plan.stages.items() if stage.kind == "annotate"]
-    wanted = dict.fromkeys(stage for name in annotating for stage in plan.stages[name].settings.classifiers)
+    annotating = {name: stage.settings for name, stage in plan.stages.items() if stage.kind == "annotate"}
+    wanted = dict.fromkeys(stage for settings in annotating.values() for stage in settings.classifiers)
     undecided = {name: plan.stages[name].settings for name in wanted if _is_undecided(plan, name)}
-    for name in undecided:
-        if _is_there(plan, files, name):
-            config[name] = {key: value for key, value in config[name].items() if key != "data"}
-    gone = {name: stage.mechanisms for name, stage in undecided.items() if config[name] is plan.config[name]}
-    if not gone:
-        return config
-    for name in annotating:
-        settings = plan.stages[name].settings
-        lost = {m for stage in settings.classifiers for m in gone.get(stage, ())} | set(settings.left_out)
-        kept = [stage for stage in settings.classifiers if stage not in gone]
-        config[name] = {**config[name], "classifiers": kept, "left_out": [m for m in MECHANISMS if m in lost]}
+    if not undecided:
+        return plan
+    gone = {name: one.mechanisms for name, one in undecided.items() if not _is_there(plan, files, name)}
+    changes: dict[str, dict[str, Any]] = {name: {"data": "epitome"} for name in undecided if name not in gone}
+    for name, settings in annotating.items():
+        lost = {m for stage in settings.classifiers for m in gone.get(stage, ())}
+        if lost:
+            kept = [stage for stage in settings.classifiers if stage not in gone]
+            left_out = [m for m in MECHANISMS if m in lost | set(settings.left_out)]
+            changes[name] = {"classifiers": kept, "left_out": left_out}
     for name, mechanisms in gone.items():
         log.warning(
             "%s is left out, and with it the attributes %s: EPITOME, which teaches them, is not there (put its files "
             "into config.data.dir). --config.%s.data=epitome insists on it.",
             name, ", ".join(mechanisms), name,
         )  # fmt: skip
-        del config[name]
-    return {**config, "run": [name for name in config["run"] if name not in gone]}
+    return changed_plan(plan, changes, gone)
 
 
 def _is_undecided(plan: RunPlan, name: str) -> bool:
@@ -59,7 +56,7 @@ def _is_undecided(plan: RunPlan, name: str) -> bool:
 def _is_there(plan: RunPlan, files: WorkDir, name: str) -> bool:
     """Whether the stage is a part of the run: as its work directory says; of a new one, by the corpus."""
     try:
-        return name in read_config(files)["run"]
+        return name in read_plan(files).stages
     except (FileNotFoundError, DataError):
         begun = files.stage(name).is_dir()  # config.json may be lost
     return begun or bool(plan.options.plan.topology) or not epitome.is_absent(plan.data.dir)

@@ -11,12 +11,11 @@ from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json
-from empax.core.manifest import read_config
 from empax.core.paths import expand
 from empax.core.system import RunContext
 from empax.core.types import MECHANISMS, Prediction
 from empax.pipeline import annotate
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import read_plan
 from empax.systems import attributes
 from empax.systems.attributes import Judge
 from empax.systems.attributes.linear import LinearJudge, load_linear
@@ -87,7 +86,7 @@ def find_judges(workdir: Path) -> list[Judge]:
     files = WorkDir(root)
     if not files.config.is_file():
         raise ConfigError(f"{workdir} holds no run; give the work directory of one that has trained identifiers.")
-    run = RunContext(files, make_plan(read_config(files)), "evaluate")
+    run = RunContext(files, read_plan(files), "evaluate")
     names = [name for name in run.plan.stages if chosen in ("", name)]
     found: dict[str, list[str]] = {}
     for kind in ("identifier", "classifier"):

@@ -12,9 +12,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,57 +32,21 @@ from empax.core.manifest import (
     write_sealed,
 )
 from empax.core.settings import RunOptions
-from empax.core.system import find_task, load_system
-from empax.pipeline.code import changed, code_of, has_source
+from empax.core.system import RunPlan, Stage
+from empax.pipeline.code import changed, code_of
 
 log = logging.getLogger("empax")
 
 PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
 """Settings that change no result, such as where things are: they may differ when a run goes on."""
 
-_WITHOUT_CHANCE = ("prepare", "annotate", "knowledge", "assess")
-"""Kinds of stage that draw nothing at random."""
-
-_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
-BY_SYSTEM = ("train", "index", "evaluate", "swaps")
-"""Kinds of stage that call modules of a system, by its name."""
-
 _SHARED_FILES = ("config.json", "run.json", "metrics.jsonl", "CHECKSUMS", "LOCK")
 """Files of the work directory that no stage makes alone."""
 
 
-def settings_read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What stage `name` reads of a config, by the path below `config` (the system's section as "system").
-
-    Two systems that offer the same task read the same; what a task or an index leaves unread is left out.
-    """
-    section = config[name]
-    read: dict[str, Any] = {"data": config["data"], name: section}
-    if section["kind"] in _WITHOUT_CHANCE:
-        return read
-    if "seed" not in section:
-        read["seed"] = config["seed"]
-    if stands_alone(section):
-        return read
-    system, unread = config["system"], ()
-    if section["kind"] == "train":
-        owner, task = find_task(section["task"], system, f"config.{name}")
-        spec = owner.tasks[task]
-        system, unread = f"{spec.build.__module__}.{spec.build.__qualname__}", spec.unread
-    if section["kind"] == "index":
-        unread = load_system(system).index_unread
-    shared = {key: value for key, value in config[load_system(config["system"]).name].items() if key not in unread}
-    return {**read, "task": system, "system": shared}
-
-
-def stands_alone(section: Mapping[str, Any]) -> bool:
-    """Whether a stage reads nothing but its own section and the data: a judge that brings its encoder and tokenizer."""
-    return section.get("task", "").startswith("attributes.") and bool(section.get("encoder", {}).get("pretrained"))
-
-
-def settings_hash(config: Mapping[str, Any], name: str) -> str:
-    """A hash of all that stage `name` reads of a config and that may change its result."""
-    return hash_json({part: _lasting(value, f"config.{part}") for part, value in settings_read(config, name).items()})
+def settings_hash(stage: Stage) -> str:
+    """A hash of all that a stage reads of a config and that may change its result."""
+    return hash_json({part: _lasting(value, f"config.{part}") for part, value in stage.reads.items()})
 
 
 def _lasting(value: Any, path: str) -> Any:
@@ -142,18 +106,19 @@ def recorded_inputs(files: WorkDir, name: str) -> dict[str, Input] | None:
     return {what: Input.of(one) for what, one in record["inputs"].items()}
 
 
-def check_origins(files: WorkDir, config: Mapping[str, Any], names: Sequence[str]) -> None:
+def check_origins(files: WorkDir, stages: Iterable[Stage]) -> None:
     """Looks whether finished stages were made with these settings, and from the stages that are there.
 
     Raises:
       DataError: one was not.
     """
     identities: dict[str, str] = {}
-    for name in names:
+    for stage in stages:
+        name = stage.name
         if not files.done(name).is_file():
             continue
         done = read_done(files.stage(name))
-        if done["settings"] != settings_hash(config, name):
+        if done["settings"] != settings_hash(stage):
             raise DataError(f"{files.stage(name)} was made with other settings than config.{name}. {remedy(name)}")
         for other, identity in done["built_on"].items():
             if identities.get(other, identity) != identity:
@@ -172,20 +137,18 @@ class Records:
 
     Args:
       files: the work directory.
-      config: of the run, plain.
-      modules: stage → module that runs it.
+      plan: of the run.
       inputs: stage → what it reads from outside of the work directory.
     """
 
     def __init__(
         self,
         files: WorkDir,
-        config: Mapping[str, Any],
-        modules: Mapping[str, str],
+        plan: RunPlan,
         inputs: Mapping[str, Inputs] = MappingProxyType({}),
     ) -> None:
-        self._files, self._config, self._inputs = files, config, inputs
-        self._code = {name: code_of(_roots(config, name, module)) for name, module in modules.items()}
+        self._files, self._stages, self._package, self._inputs = files, plan.stages, plan.package, inputs
+        self._code = {name: code_of(stage.modules) for name, stage in plan.stages.items()}
         self._before: dict[Path, Any] = {}
 
     def check(self, *, first: bool = False) -> None:
@@ -194,8 +157,8 @@ class Records:
         Raises:
           DataError: something is damaged, or does not belong together; names it and says what to do.
         """
-        done = [name for name in self._config["run"] if self._files.done(name).is_file()]
-        check_origins(self._files, self._config, self._config["run"])
+        done = [name for name in self._stages if self._files.done(name).is_file()]
+        check_origins(self._files, self._stages.values())
         for name in done:
             lost = verify_stage(self._files.stage(name))
             if first and lost:
@@ -210,7 +173,7 @@ class Records:
             if path.is_file() and is_temporary(path):  # of a process that was killed
                 path.unlink(missing_ok=True)
         inputs = self._inputs.get(name, {})
-        now = {"settings": settings_hash(self._config, name), "code": self._code[name], "inputs": inputs}
+        now = {"settings": settings_hash(self._stages[name]), "code": self._code[name], "inputs": inputs}
         begun = self._files.begun(name)
         if not (has_begun(self._files, name) and self._is_readable(begun)):
             write_sealed(begun, now)
@@ -230,8 +193,8 @@ class Records:
             write_text(files.stage(name) / "metrics.jsonl", "".join(lines))
         changed_here = [path for path, about in self._root_files().items() if self._before.get(path) != about]
         described = describe(files.root, [*files_of(files, name), *changed_here])
-        earlier = self._config["run"][: self._config["run"].index(name)]
-        earlier = [] if stands_alone(self._config[name]) else [n for n in earlier if files.done(n).is_file()]
+        earlier = itertools.takewhile(lambda other: other != name, self._stages)
+        earlier = [] if self._stages[name].alone else [other for other in earlier if files.done(other).is_file()]
         began = read_sealed(files.begun(name))
         mixed = dict.fromkeys(changed(began["code"], self._code[name]), "changed while the stage was running")
         write_sealed(
@@ -240,7 +203,7 @@ class Records:
                 "result": result_of(described, name),
                 **note,
                 "files": described,
-                "settings": settings_hash(self._config, name),
+                "settings": settings_hash(self._stages[name]),
                 "code": {**self._code[name], **mixed},
                 **({"inputs": began["inputs"]} if "inputs" in began else {}),  # an older version began it
                 "built_on": {other: _identity(read_done(files.stage(other))) for other in earlier},
@@ -259,8 +222,7 @@ class Records:
 
     def _changed_code(self, name: str) -> list[str]:
         before, now = read_done(self._files.stage(name))["code"], self._code[name]
-        package = f"empax.systems.{self._config['system']}"
-        if any(module.startswith("empax.systems.") for module in before) and package not in before:
+        if any(module.startswith("empax.systems.") for module in before) and self._package not in before:
             # A run of another system made it (--reuse): what that one alone imports has not changed.
             before = {module: source for module, source in before.items() if module in now}
             now = {module: now[module] for module in before}
@@ -273,7 +235,7 @@ class Records:
         if all("".join(self._lines(name)) == text for name, text in copies.items()):
             return
         log.warning("%s was damaged; it is written anew from the copies of the stages.", self._files.metrics)
-        rows = [copies.get(name) or "".join(self._lines(name)) for name in self._config["run"]]
+        rows = [copies.get(name) or "".join(self._lines(name)) for name in self._stages]
         write_text(self._files.metrics, "".join(rows))
 
     def _lines(self, stage: str) -> list[str]:
@@ -295,25 +257,6 @@ class Records:
             return bool(read_sealed(path))
         except (FileNotFoundError, DataError):
             return False
-
-
-def _roots(config: Mapping[str, Any], name: str, module: str) -> list[str]:
-    section = config[name]
-    roots = [module, *_modules_of_users(section)]
-    if section["kind"] not in BY_SYSTEM:
-        return roots
-    owner = section.get("task", "").rpartition(".")[0] or config["system"]
-    return [*roots, owner.partition(":")[0] if ":" in owner else f"empax.systems.{owner}"]
-
-
-def _modules_of_users(value: Any) -> list[str]:
-    """Modules of the functions that settings name as "module:name": rewards, losses, metrics."""
-    if isinstance(value, Mapping):
-        return [module for inner in value.values() for module in _modules_of_users(inner)]
-    if isinstance(value, (list, tuple)):
-        return [module for inner in value for module in _modules_of_users(inner)]
-    found = _FUNCTION.fullmatch(value) if isinstance(value, str) else None
-    return [found[1]] if found and has_source(found[1]) else []
 
 
 def _few(modules: Sequence[str]) -> str:

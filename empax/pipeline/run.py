@@ -15,108 +15,23 @@ import jax
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from empax.core import distributed
-from empax.core.config import LARGEST_INT, ConfigError, check_keys, to_settings
+from empax.core.config import ConfigError
 from empax.core.determinism import make_deterministic
 from empax.core.files import DataError, WorkDir
 from empax.core.inputs import Inputs, noting
 from empax.core.lock import writing
 from empax.core.memory import give_back_freed_memory, peak_memory
-from empax.core.settings import DataSettings, RunOptions, cache_dir
+from empax.core.settings import cache_dir
 from empax.core.sharding import batch_shards, make_mesh
-from empax.core.system import RunContext, RunPlan, Stage, load_system
+from empax.core.system import RunContext, RunPlan, Stage
 from empax.pipeline.absent import leave_out_absent
-from empax.pipeline.records import BY_SYSTEM, Records, stands_alone
+from empax.pipeline.plan import BY_SYSTEM, KINDS, make_plan
+from empax.pipeline.records import Records
 from empax.pipeline.workdirs import check_same, claim
 from empax.training.checkpoint import meet
 from empax.training.settings import check_batch_sizes
 
 log = logging.getLogger("empax")
-
-_HERE = ("prepare", "annotate", "knowledge", "train", "assess", "index", "evaluate", "swaps")
-KINDS = {
-    **{kind: f"empax.pipeline.{kind}" for kind in _HERE},
-    "report": "empax.reporting.report",  # by name: reporting is built on this package
-}
-"""What a section's `kind` may be → the module, with `Settings`, `check(settings, run)` and `run(settings, run)`."""
-
-_OWN_KEYS = ("system", "seed", "run", "data")
-
-
-def plain(value: Any) -> Any:
-    """A ConfigDict as dicts, lists and numbers, references resolved, as JSON would give it back."""
-    if hasattr(value, "to_dict"):
-        value = value.to_dict()
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
-
-
-def with_kinds(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the `kind` of each stage that leaves it out and is called after one."""
-    found = {name: section for name, section in config.items() if name in KINDS and isinstance(section, Mapping)}
-    return {**config, **{name: {"kind": name, **section} for name, section in found.items()}}
-
-
-def make_plan(config: Mapping[str, Any]) -> RunPlan:
-    """Checks the whole config and turns every section into settings, before any work starts.
-
-    Raises:
-      ConfigError: naming the path, what was found, what is allowed.
-    """
-    config = with_kinds(config)
-    if missing := [key for key in _OWN_KEYS if key not in config]:
-        raise ConfigError(f"the config lacks {', '.join(missing)}.")
-    if type(config["seed"]) is not int:
-        raise ConfigError(f"config.seed = {config['seed']!r} must be int.")
-    if not 0 <= config["seed"] <= LARGEST_INT:
-        raise ConfigError(f"config.seed = {config['seed']} must lie in [0, {LARGEST_INT}].")
-    _check_names(config["run"])
-    options = RunOptions.of(config)
-    system = load_system(config["system"])
-    check_keys(config, [*_OWN_KEYS, *RunOptions.names(), system.name, *config["run"]], where="config", owner="the run")
-    if system.name not in config:
-        raise ConfigError(f"the config lacks its section config.{system.name}.")
-    return RunPlan(
-        config=config,
-        system=system,
-        system_settings=to_settings(system.settings, config[system.name], where=f"config.{system.name}"),
-        data=to_settings(DataSettings, config["data"], where="config.data"),
-        options=options,
-        stages={name: _make_stage(name, config) for name in config["run"]},
-        seed=config["seed"],
-    )
-
-
-def decided(plan: RunPlan, files: WorkDir) -> RunPlan:
-    """The plan without what it leaves out because a corpus is not there; see `pipeline.absent`."""
-    config = leave_out_absent(plan, files)
-    return plan if config == plan.config else make_plan(config)
-
-
-def _check_names(names: Any) -> None:
-    words = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-    if not words or not names or len(set(names)) < len(names):
-        raise ConfigError(f"config.run = {names!r} must be a list of names of stages, each once.")
-
-
-def _make_stage(name: str, config: Mapping[str, Any]) -> Stage:
-    where = f"config.{name}"
-    if name not in config:
-        raise ConfigError(f"config.run names {name!r}, but there is no {where}.")
-    section = config[name]
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"{where} = {section!r} must be a section of settings.")
-    if "kind" not in section:
-        raise ConfigError(f"{where} lacks kind; it must be one of {', '.join(KINDS)}.")
-    kind, section = section["kind"], {key: value for key, value in section.items() if key != "kind"}
-    if kind not in list(KINDS):  # it may be anything
-        raise ConfigError(f"{where}.kind = {kind!r} must be one of {', '.join(KINDS)}.")
-    module = importlib.import_module(KINDS[kind])
-    if kind == "train":
-        return module.make_stage(name, section, config["system"])
-    return Stage(name, kind, to_settings(module.Settings, section, where=where))
 
 
 def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> Iterator[ConfigError | DataError]:
@@ -157,7 +72,7 @@ def find_inputs(plan: RunPlan, files: WorkDir) -> dict[str, Inputs]:
     for name, stage in plan.stages.items():
         check = functools.partial(importlib.import_module(KINDS[stage.kind]).check, stage.settings)
         inputs[name] = noted(check, stage)
-        if plan.system.check and stage.kind in BY_SYSTEM and not stands_alone(plan.config[name]):
+        if plan.system.check and stage.kind in BY_SYSTEM and not stage.alone:
             shared = noted(plan.system.check, stage) if shared is None else shared
             inputs[name] = {**shared, **inputs[name]}
     return inputs
@@ -192,7 +107,7 @@ def run(
       DataError: what a finished stage left is damaged.
     """
     files = WorkDir(workdir)
-    plan = decided(make_plan(config), files)
+    plan = leave_out_absent(make_plan(config), files)
     if plan.options.deterministic:
         make_deterministic()
     with logging_redirect_tqdm([log]):  # lines of the log stand above the progress bar, not inside it
@@ -200,7 +115,6 @@ def run(
 
 
 def _run(plan: RunPlan, files: WorkDir, reuse: Path | None, redo: Sequence[str], command: str) -> None:
-    config = plan.config
     shards = batch_shards(make_mesh(plan.options.mesh))
     for stage in plan.stages.values():
         if stage.kind == "train":
@@ -209,14 +123,14 @@ def _run(plan: RunPlan, files: WorkDir, reuse: Path | None, redo: Sequence[str],
         raise problem
     if not distributed.is_writer():
         meet("work directory")  # before, stages may be there that are to be made anew
-        check_same(files, config)
+        check_same(files, plan)
         _run_stages(plan, files, None)
         return
     inputs = find_inputs(plan, files)
     with writing(files):
-        claim(files, config, reuse, redo, inputs=inputs, command=command)
+        claim(files, plan, reuse, redo, inputs=inputs, command=command)
         meet("work directory")
-        records = Records(files, config, {name: KINDS[stage.kind] for name, stage in plan.stages.items()}, inputs)
+        records = Records(files, plan, inputs)
         records.check(first=True)
         _run_stages(plan, files, records)
 

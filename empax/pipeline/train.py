@@ -4,47 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
 from typing import Any
 
-from empax.core.config import ConfigError, split_keys, to_settings
 from empax.core.sharding import LOGICAL, make_mesh
-from empax.core.system import RunContext, Stage, TaskSpec, find_task
+from empax.core.system import RunContext, TaskSpec
 from empax.core.tree import hash_tree
 from empax.training.loop import LoopSettings, fit
 from empax.training.settings import check_whole_batches
 
 log = logging.getLogger("empax")
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskName:
-    """`task` is "SYSTEM.TASK", or a task of the run's own system."""
-
-    task: str
-
-
-def make_stage(name: str, section: Mapping[str, Any], system: str) -> Stage:
-    """Deals one flat section out to the loop and to the task that it names.
-
-    Args:
-      name: of the stage.
-      section: its settings but for `kind`.
-      system: of the run, as the config names it.
-
-    Raises:
-      ConfigError: no such task, or a setting that neither it nor the loop has.
-    """
-    where = f"config.{name}"
-    if "task" not in section:
-        raise ConfigError(f"{where} lacks task, the name of what to train.")
-    owner, task = find_task(section["task"], system, where)
-    spec = owner.tasks[task]
-    named, loop, own = split_keys(section, TaskName, LoopSettings, spec.settings, where=where)
-    to_settings(TaskName, named, where=where)
-    made = to_settings(LoopSettings, loop, where=where)
-    settings = to_settings(spec.settings, own, where=where)
-    return Stage(name, "train", settings, task=f"{owner.name}.{task}", spec=spec, loop=made, seed=section.get("seed"))
 
 
 def spec_of(run: RunContext) -> tuple[TaskSpec[Any], LoopSettings]:

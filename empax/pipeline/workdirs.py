@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import platform
@@ -17,16 +18,15 @@ from empax.core.files import DataError, WorkDir, read_json, write_text
 from empax.core.inputs import Inputs
 from empax.core.lock import holder
 from empax.core.manifest import is_known, read_config, read_done, read_sealed, verify_stage, write_config
-from empax.core.settings import RunOptions
+from empax.core.system import RunPlan
 from empax.pipeline.code import commit
+from empax.pipeline.plan import read_plan
 from empax.pipeline.records import (
     differences,
     has_begun,
     recorded_inputs,
     recorded_settings,
     settings_hash,
-    settings_read,
-    stands_alone,
 )
 
 log = logging.getLogger("empax")
@@ -38,7 +38,7 @@ AllInputs = Mapping[str, Inputs]
 
 def claim(
     files: WorkDir,
-    config: Mapping[str, Any],
+    plan: RunPlan,
     reuse: Path | None = None,
     redo: Sequence[str] = (),
     *,
@@ -52,7 +52,7 @@ def claim(
 
     Args:
       files: the work directory; this process holds its lock.
-      config: plain.
+      plan: of the run.
       reuse: whose finished stages a new work directory begins with; None = nobody's.
       redo: stages to make anew, with all that follow the first of them.
       inputs: what stages would read now.
@@ -62,39 +62,37 @@ def claim(
       ConfigError: another config made it, or other files than `inputs`; `reuse` has nothing for it; or `redo` names no
         stage.
     """
-    order = list(config["run"])
+    order = list(plan.stages)
     if unknown := [name for name in redo if name not in order]:
         raise ConfigError(f"--redo={unknown[0]}: there is no such stage; config.run has {', '.join(order)}.")
     first = min((order.index(name) for name in redo), default=len(order))
-    old = _known_config(files)
-    known = bool(old)
-    if known:
-        kept = _check_same(files, old, config, inputs, order[:first])
+    old = _known_plan(files)
+    if old is not None:
+        kept = _check_same(files, old, plan, inputs, order[:first])
     else:
-        kept = _check_recorded(files, config, order[:first])
-    _check_inputs(files, config, inputs, kept)
+        kept = _check_recorded(files, plan, order[:first])
+    _check_inputs(files, plan, inputs, kept)
     _forget(files, [name for name in _folders(files, order) if name not in kept])
     run = _description(files)
-    if known and run and files.checksums.is_file() and old == config:
+    if old is not None and run and files.checksums.is_file() and old.config == plan.config:
         return
     if not run:
-        run = describe_run(config, command)
-        if known:
+        run = describe_run(plan, command)
+        if old is not None:
             log.warning("%s was damaged; it now tells of this process.", files.provenance)
-    if not known and reuse is not None:  # before config.json, which says that the work directory is in use
-        run["reused"] = take_stages(WorkDir(reuse), files, config, inputs)
-    write_config(files, config, run)
+    if old is None and reuse is not None:  # before config.json, which says that the work directory is in use
+        run["reused"] = take_stages(WorkDir(reuse), files, plan, inputs)
+    write_config(files, plan.config, run)
 
 
-def _known_config(files: WorkDir) -> dict[str, Any]:
-    """What config.json says; empty if it is lost or damaged. Without CHECKSUMS it counts if it can be read."""
+def _known_plan(files: WorkDir) -> RunPlan | None:
+    """The plan of config.json; None if that is lost or damaged. Without CHECKSUMS it counts if it can be read."""
     if files.checksums.is_file() and not is_known(files, files.config):
-        return {}
+        return None
     try:
-        found = read_json(files.config)
+        return read_plan(files)
     except (FileNotFoundError, DataError):
-        return {}
-    return found if isinstance(found, dict) and "run" in found else {}
+        return None
 
 
 def _description(files: WorkDir) -> dict[str, Any]:
@@ -111,43 +109,44 @@ def _description(files: WorkDir) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def check_same(files: WorkDir, config: Mapping[str, Any]) -> None:
+def check_same(files: WorkDir, plan: RunPlan) -> None:
     """Raises ConfigError unless the work directory, which another process has claimed, is of the same config."""
-    if found := list(differences(read_config(files), config)):
+    if found := list(differences(read_config(files), plan.config)):
         path, was, now = found[0]
         raise ConfigError(f"{path}: {was!r} in the first process, {now!r} in this one; give all the same command.")
 
 
-def _check_same(
-    files: WorkDir, old: Mapping[str, Any], config: Mapping[str, Any], inputs: AllInputs, wanted: Sequence[str]
-) -> list[str]:
+def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, wanted: Sequence[str]) -> list[str]:
     """The stages among `wanted` to keep; ConfigError if another config made one of them."""
-    found = list(differences(old, config))
-    same = [name in old["run"][i : i + 1] and _same(old, config, name) for i, name in enumerate(wanted)]
+    found = list(differences(old.config, plan.config))
+    same = [
+        name == other and settings_hash(old.stages[name]) == settings_hash(plan.stages[name])
+        for name, other in itertools.zip_longest(wanted, list(old.stages)[: len(wanted)])
+    ]
     place = same.index(False) if False in same else len(wanted)
-    if place == len(wanted) < len(config["run"]):  # what differs is made anew
+    if place == len(wanted) < len(plan.stages):  # what differs is made anew
         return list(wanted)
     changed = {path.split(".")[1] for path, _, _ in found}
     if changed <= {name for name in wanted[place:] if not has_begun(files, name)}:
         return [name for name in wanted if name not in changed]
     shown = [f"{path}: {was!r} there, {now!r} here" for path, was, now in found[:5]]
-    redo = wanted[place] if place < len(wanted) else config["run"][0]
+    redo = wanted[place] if place < len(wanted) else next(iter(plan.stages))
     raise ConfigError(
         f"{files.root} was made by another config ({'; '.join(shown)}). Choose another --workdir"
-        f"{_with_reuse(files, config, inputs)}; or add --redo={redo} to make that stage and all later ones anew here."
+        f"{_with_reuse(files, plan, inputs)}; or add --redo={redo} to make that stage and all later ones anew here."
     )
 
 
-def _with_reuse(files: WorkDir, config: Mapping[str, Any], inputs: AllInputs) -> str:
+def _with_reuse(files: WorkDir, plan: RunPlan, inputs: AllInputs) -> str:
     """What another work directory could begin with, as the end of an advice."""
     try:
-        common = alike(files, config, inputs)[0]
+        common = alike(files, plan, inputs)[0]
     except DataError:
         common = []
     return f", with --reuse={files.root} to begin with its {', '.join(common)}" if common else ""
 
 
-def _check_inputs(files: WorkDir, config: Mapping[str, Any], inputs: AllInputs, kept: Sequence[str]) -> None:
+def _check_inputs(files: WorkDir, plan: RunPlan, inputs: AllInputs, kept: Sequence[str]) -> None:
     """Raises ConfigError if a stage that is kept was made from other files than those that are named now."""
     silent = []
     for name in (name for name in kept if has_begun(files, name)):
@@ -159,8 +158,8 @@ def _check_inputs(files: WorkDir, config: Mapping[str, Any], inputs: AllInputs, 
         if differs := _other_input(recorded, now):
             raise ConfigError(
                 f"{files.stage(name)} was made from other files: {differs}. Name the files of then (config.data.dir, "
-                f"or a path in config.{name} or {config['system']}'s section), or choose another --workdir"
-                f"{_with_reuse(files, config, inputs)}; or add --redo={name} to make that stage and all later ones "
+                f"or a path in config.{name} or {plan.system.name}'s section), or choose another --workdir"
+                f"{_with_reuse(files, plan, inputs)}; or add --redo={name} to make that stage and all later ones "
                 "anew here."
             )
         for what, one in recorded.items():
@@ -180,16 +179,12 @@ def _other_input(recorded: Inputs, now: Inputs) -> str:
     return next((f"{what}: {words}" for what, words in pairs if words), "")
 
 
-def _same(old: Mapping[str, Any], config: Mapping[str, Any], name: str) -> bool:
-    return settings_hash(old, name) == settings_hash(config, name)
-
-
-def _check_recorded(files: WorkDir, config: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
+def _check_recorded(files: WorkDir, plan: RunPlan, wanted: Sequence[str]) -> list[str]:
     """Where no config.json can be trusted: the same by what each stage has recorded of its settings."""
     begun = [name for name in wanted if has_begun(files, name)]
     for name in begun:
         try:
-            agrees = recorded_settings(files, name) == settings_hash(config, name)
+            agrees = recorded_settings(files, name) == settings_hash(plan.stages[name])
             reason = "was made with other settings than this command's"
         except DataError as error:
             agrees, reason = False, f"does not say with what settings it was made ({error})"
@@ -243,7 +238,7 @@ def _forget_root_files(files: WorkDir, name: str) -> None:
 
 
 def take_stages(
-    other: WorkDir, files: WorkDir, config: Mapping[str, Any], inputs: AllInputs = MappingProxyType({})
+    other: WorkDir, files: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({})
 ) -> dict[str, Any]:
     """Begins the new work directory `files` with what `other` has finished of the same run: ablations share beginnings.
 
@@ -258,12 +253,12 @@ def take_stages(
       `stages`, and the `commit` that the other run began with: for run.json.
 
     Raises:
-      ConfigError: `other` is no work directory, or has nothing in common with a run of `config`.
+      ConfigError: `other` is no work directory, or has nothing in common with a run of `plan`.
       DataError: a file of `other` is damaged.
     """
     if not other.config.is_file():
         raise ConfigError(f"--reuse={other.root}: there is no run in it; give the work directory of one.")
-    taken, end = alike(other, config, inputs)
+    taken, end = alike(other, plan, inputs)
     if not taken:
         raise ConfigError(f"--reuse={other.root}: no stage of that run can be used ({end}); leave it out.")
     for name in taken:
@@ -274,25 +269,25 @@ def take_stages(
     if rows := "".join(path.read_text(encoding="utf-8") for path in copies if path.is_file()):
         write_text(files.metrics, rows)
     log.info("taken from %s: %s%s", other.root, ", ".join(taken), f" (then {end})" if end else "")
-    _check_inputs(files, config, inputs, taken)  # warns of what an older version made
+    _check_inputs(files, plan, inputs, taken)  # warns of what an older version made
     return {"stages": taken, "commit": _description(other).get("commit", "")}
 
 
-def alike(other: WorkDir, config: Mapping[str, Any], inputs: AllInputs = MappingProxyType({})) -> tuple[list[str], str]:
-    """The finished stages of `other` that a run of `config` would make alike, and what ends them."""
-    old = read_config(other)
+def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({})) -> tuple[list[str], str]:
+    """The finished stages of `other` that a run of `plan` would make alike, and what ends them."""
+    old = read_plan(other)
     taken: list[str] = []
-    found = differences({"data": old["data"]}, {"data": config["data"]})
+    there, here = ({"data": next(iter(one.stages.values())).reads["data"]} for one in (old, plan))
+    found = differences(there, here)
     shared = end = next((f"{path}: {one!r} there, {other!r} here" for path, one, other in found), "")
-    for place, name in enumerate(config["run"]):
-        section, theirs = config[name], old["run"][place] if place < len(old["run"]) else "nothing"
-        if section["kind"] in ("evaluate", "swaps", "report"):
+    theirs_in_order = [*old.stages, *["nothing"] * len(plan.stages)]
+    for (name, stage), theirs in zip(plan.stages.items(), theirs_in_order, strict=False):
+        if stage.kind in ("evaluate", "swaps", "report"):
             break
-        alone = stands_alone(section)
-        obstacle = shared if alone else end
-        if not obstacle and theirs != name and not alone:
+        obstacle = shared if stage.alone else end
+        if not obstacle and theirs != name and not stage.alone:
             obstacle = f"config.run: {theirs!r} there, {name!r} here"
-        obstacle = obstacle or _first_difference(old, config, name)
+        obstacle = obstacle or _first_difference(old, plan, name)
         if not obstacle and not other.done(name).exists():
             running = holder(other)
             obstacle = f"{name} is not finished there" + (f", {running} is at it" if running else "")
@@ -306,16 +301,13 @@ def alike(other: WorkDir, config: Mapping[str, Any], inputs: AllInputs = Mapping
     return taken, end
 
 
-def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> str:
+def _first_difference(old: RunPlan, new: RunPlan, name: str) -> str:
     """The first setting that stage `name` reads and that differs; empty if none does."""
-    if name not in old:
+    if name not in old.stages:
         return f"config.{name} is here alone"
-    try:
-        found = list(differences(settings_read(old, name), settings_read(new, name)))
-    except ConfigError as error:
-        return str(error)
+    found = differences(old.stages[name].reads, new.stages[name].reads)
     by_system = (
-        (path.replace("config.system", f"config.{new['system']}", 1), one, other) for path, one, other in found
+        (path.replace("config.system", f"config.{new.system.name}", 1), one, other) for path, one, other in found
     )
     return next((f"{path}: {one!r} there, {other!r} here" for path, one, other in by_system), "")
 
@@ -338,7 +330,7 @@ def _link_file(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def describe_run(config: Mapping[str, Any], command: str) -> dict[str, Any]:
+def describe_run(plan: RunPlan, command: str) -> dict[str, Any]:
     """Versions, commit, seed, devices, and `command`."""
     import jax
 
@@ -354,8 +346,8 @@ def describe_run(config: Mapping[str, Any], command: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": versions,
         "commit": commit(),
-        "seed": config["seed"],
-        "deterministic": RunOptions.of(config).deterministic,
+        "seed": plan.seed,
+        "deterministic": plan.options.deterministic,
         "devices": [f"{device.platform} {device.device_kind}" for device in jax.devices()],
         "command": command,
     }

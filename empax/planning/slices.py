@@ -26,7 +26,7 @@ from empax.core.system import RunPlan, Stage
 from empax.core.tree import count_params
 from empax.core.types import TrainState
 from empax.models.layers import logical_axes
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.planning.ahead_of_time import compile_elsewhere, compile_into, libtpu_environment
 from empax.planning.hlo import Work
 from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import WorkDir, read_json
-from empax.core.manifest import read_config, verify
+from empax.core.manifest import verify
 from empax.core.system import RunContext, RunPlan, Stage
 from empax.core.tree import count_params
 from empax.interop.export import Format, Generation, export_generator, export_retriever
@@ -16,7 +16,8 @@ from empax.interop.huggingface import load_config, resolve
 from empax.interop.peft import HUB_NAMES, base_beneath, export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.models.decoder_only import DecoderOnly
-from empax.pipeline import evaluate, run
+from empax.pipeline import evaluate
+from empax.pipeline.plan import read_plan
 from empax.pipeline.records import check_origins
 from empax.reporting.model_card import Exported, model_card
 from empax.systems.dialogue.trained import Trained
@@ -56,7 +57,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
       CheckpointError: the stage has not been trained.
     """
     check_new(output)
-    files, config, plan, what, found = _trained(workdir, settings)
+    files, plan, what, found = _trained(workdir, settings)
     adapters, beneath = settings.lora == "adapters", found.base
     if adapters:
         kept = plan.system_settings.generator.adapters == "kept"
@@ -81,7 +82,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     report = files.root / "report.json"
     if report.exists() and files.stage("report").is_dir():
         verify(report, stage=files.stage("report"))
-    card = model_card(about, config, read_json(report) if report.exists() else None)
+    card = model_card(about, plan.config, read_json(report) if report.exists() else None)
     base = load_config(resolve(found.base)) if found.base else None
     options: dict[str, Any] = {"format": settings.format, "max_shard_bytes": settings.max_shard_bytes}
     options |= {"base": base, "card": card}
@@ -112,17 +113,16 @@ def trained_model(workdir: Path) -> Trained:
     return _trained(workdir, ExportSettings())[-1]
 
 
-def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, dict[str, Any], RunPlan, str, Any]:
+def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, RunPlan, str, Any]:
     files = WorkDir(workdir)
     if not files.config.exists():
         raise ConfigError(f"{workdir} holds no run; give the work directory of one.")
-    config = read_config(files)
-    check_origins(files, config, config["run"])
-    plan = run.make_plan(config)
+    plan = read_plan(files)
+    check_origins(files, plan.stages.values())
     stage, what = find_model(plan, settings)
     assert stage.spec is not None  # of a stage with models
     made = stage.spec.models[what](stage.settings, RunContext(files, plan, stage.name), settings.lora == "adapters")
-    return files, config, plan, what, made
+    return files, plan, what, made
 
 
 def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:

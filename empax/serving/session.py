@@ -11,11 +11,12 @@ from typing import Any
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.lock import holder
-from empax.core.manifest import read_config, verify
+from empax.core.manifest import verify
 from empax.core.protocols import Answering
 from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
-from empax.pipeline import annotate, evaluate, run
+from empax.pipeline import annotate, evaluate
+from empax.pipeline.plan import read_plan
 from empax.pipeline.records import check_origins
 from empax.serving.safety import answer_to_danger
 from empax.systems.attributes import ClassifierJudge
@@ -70,11 +71,10 @@ class Session:
         files = WorkDir(Path(workdir))
         if not files.config.exists():
             raise ConfigError(f"{workdir} holds no run; give the work directory of one that has finished.")
-        config = read_config(files)
-        plan = run.make_plan(config)
+        plan = read_plan(files)
         stages = {stage.kind: stage for stage in plan.stages.values()}
         evaluated = evaluate.main_stage(plan)
-        needed = config["run"][: config["run"].index(evaluated) + 1] if evaluated else []
+        needed = [*RunContext(files, plan, evaluated).before(), evaluated] if evaluated else []
         missing = [name for name in needed if not files.done(name).exists()] if needed else ["evaluate"]
         if missing:
             running = holder(files)
@@ -82,7 +82,7 @@ class Session:
                 f"{workdir} has not finished its {missing[0]} stage yet; "
                 + (f"{running} is still running it." if running else "run its recipe to the end.")
             )
-        check_origins(files, config, needed)
+        check_origins(files, [plan.stages[name] for name in needed])
         context = RunContext(files, plan, evaluated)
         # No buckets: one compilation, so that every answer is as fast as the second.
         answerer = evaluate.load_answerer(context.settings(evaluated, evaluate.Settings), context, ())

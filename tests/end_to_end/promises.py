@@ -10,7 +10,7 @@ from empax.core.files import WorkDir, read_json
 from empax.core.system import RunContext
 from empax.core.types import EMOTIONS
 from empax.data.store import load_instances
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.serving.session import Session
 from empax.training.checkpoint import load_params
 

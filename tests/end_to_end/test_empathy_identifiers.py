@@ -11,7 +11,7 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
 from empax.core.types import LEVELS, MECHANISMS
 from empax.pipeline import judging
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.systems import attributes
 from empax.training.checkpoint import load_params
 

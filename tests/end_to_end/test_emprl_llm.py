@@ -9,7 +9,7 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
 from empax.core.tree import named_leaves
 from empax.interop.huggingface import load_pretrained
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.serving.export import ExportSettings, export_run
 from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.emprl.stages import first_params, policy_model

@@ -7,7 +7,7 @@ import pytest
 from empax.core.files import WorkDir, read_json
 from empax.core.system import RunContext
 from empax.data.store import load_candidates, load_instances
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import load_params
 

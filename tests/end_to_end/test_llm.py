@@ -16,7 +16,7 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
 from empax.core.tree import count_params
 from empax.models.decoder_only import DecoderOnly
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.serving.export import ExportSettings, export_run
 from empax.serving.session import Session
 from empax.systems.dialogue.parts import GeneratorParts

@@ -14,6 +14,8 @@ from empax.core.recipe import load_recipe, override, run_name, split_overrides
 from empax.core.types import MECHANISMS
 from empax.data.sample import load_annotated_pairs
 from empax.pipeline import run
+from empax.pipeline.absent import leave_out_absent
+from empax.pipeline.plan import make_plan, plain
 from tests.evaluation.test_human_ratings import write
 from tests.own_corpus import write_own_corpus
 
@@ -74,7 +76,7 @@ def test_every_recipe_of_the_table_and_its_forms_are_there():
     named = [name.replace("NAME", "moel") for name in re.findall(r"`(configs/\w+\.py[^`]*)`", README)]
     assert len(named) > 8
     for name in named:
-        run.make_plan(run.plain(load_recipe(f"{ROOT / name}")))
+        make_plan(plain(load_recipe(f"{ROOT / name}")))
 
 
 def test_the_line_for_own_data_finds_nothing_missing(tmp_path, monkeypatch):
@@ -84,7 +86,7 @@ def test_the_line_for_own_data_finds_nothing_missing(tmp_path, monkeypatch):
     _, values = split_overrides([word.replace("FOLDER", str(folder)) for word in words])
     config = load_recipe(f"{ROOT / flags_of(words)['config']}")
     override(config, values)
-    plan = run.decided(run.make_plan(run.plain(config)), WorkDir(tmp_path / "run"))
+    plan = leave_out_absent(make_plan(plain(config)), WorkDir(tmp_path / "run"))
     assert list(run.find_problems(plan, WorkDir(tmp_path / "run"))) == []
     assert plan.stages["annotate"].settings.left_out == MECHANISMS
 

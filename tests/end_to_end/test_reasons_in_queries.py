@@ -9,7 +9,7 @@ import empax
 from empax.core.files import WorkDir, read_json
 from empax.core.system import RunContext, load_encoder_of
 from empax.data.store import load_instances
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 
 pytestmark = pytest.mark.slow
 

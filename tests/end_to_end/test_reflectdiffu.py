@@ -18,7 +18,7 @@ from empax.core.system import RunContext
 from empax.data.intents import INTENTS
 from empax.data.store import load_instances
 from empax.data.tokenizer_folders import load_tokenizer
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.systems.attributes import load_judge
 from empax.systems.emprl.rewards import empathy_reward
 from empax.systems.reflectdiffu.replies import ReplyEmpathy, load_reply_judges

@@ -18,7 +18,7 @@ from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
 from empax.models.heads import EMOTION_HEAD
 from empax.pipeline import evaluate, run, swaps
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.retrieval.index import StaleIndexError, load_index
 from empax.systems.dialogue.generator import Generator
 from empax.systems.dialogue.stages import answerer_of, context_examples

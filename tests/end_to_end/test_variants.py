@@ -6,7 +6,7 @@ import pytest
 
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
 

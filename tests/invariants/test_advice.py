@@ -98,6 +98,7 @@ from empax.models.transformer_config import TransformerConfig
 from empax.pipeline import annotate, assess, evaluate, records, run, workdirs
 from empax.pipeline import index as index_stage
 from empax.pipeline.judging import Jury
+from empax.pipeline.plan import make_plan, plain, read_plan
 from empax.reporting import document, peers, rescore, seeds
 from empax.reporting.score_file import Others
 from empax.retrieval import index, scann
@@ -183,7 +184,7 @@ def _tiny(name):
         "nec": nec, "reflectdiffu": reflectdiffu,
     }  # fmt: skip
     form = {"classic": "emo_prepend,tiny", "nec": "ranker,tiny"}.get(name, "tiny")
-    config = run.plain(recipes[name].get_config(form))
+    config = plain(recipes[name].get_config(form))
     config["mesh"]["data"] = 1
     return config
 
@@ -200,7 +201,7 @@ def checked(changes, of="reg"):
         for name, value in list(config.items()):
             if isinstance(value, dict) and "kind" in value and name not in config["run"]:
                 del config[name]
-        for problem in run.find_problems(run.make_plan(config), WorkDir(tools.tmp / "run")):
+        for problem in run.find_problems(make_plan(config), WorkDir(tools.tmp / "run")):
             raise problem
 
     return check
@@ -246,6 +247,10 @@ def prediction(**changes):
     return {**row, **changes}
 
 
+def _planned():
+    return make_plan(_tiny("reg"))
+
+
 def with_run(tools, config=None):
     write_json(tools.tmp / "run" / "config.json", config or _tiny("reg"))
     return tools.tmp / "run"
@@ -257,9 +262,9 @@ _OTHER = {**_tiny("reg"), "seed": 5}
 def without_config(tools):
     """A work directory that has begun with judges and lost its config.json."""
     files = WorkDir(tools.tmp / "run")
-    workdirs.claim(files, _tiny("reg"))
+    workdirs.claim(files, _planned())
     tools.write("run/attributes/params", "half")
-    write_sealed(files.begun("attributes"), {"settings": records.settings_hash(_tiny("reg"), "attributes")})
+    write_sealed(files.begun("attributes"), {"settings": records.settings_hash(_planned().stages["attributes"])})
     files.config.unlink()
     return files
 
@@ -271,7 +276,7 @@ def _files_of(contents):
 def made_from(tools, contents):
     """A work directory that has begun with judges that read a file of these contents."""
     files = WorkDir(tools.tmp / "run")
-    workdirs.claim(files, _tiny("reg"))
+    workdirs.claim(files, _planned())
     tools.write("run/attributes/params", "half")
     write_sealed(files.begun("attributes"), {"inputs": _files_of(contents)["attributes"]})
     return files
@@ -973,28 +978,33 @@ FILES = [
     ),
     Case(
         "pipeline/workdirs.py", "Choose another --workdir{}; or add --redo={}",
-        lambda t: workdirs.claim(WorkDir(with_run(t)), _OTHER),
-        lambda t: (workdirs.claim(WorkDir(t.tmp / "other"), _OTHER),
-                   workdirs.claim(WorkDir(t.tmp / "run"), _OTHER, redo=["generator"])),
+        lambda t: workdirs.claim(WorkDir(with_run(t)), make_plan(_OTHER)),
+        lambda t: (workdirs.claim(WorkDir(t.tmp / "other"), make_plan(_OTHER)),
+                   workdirs.claim(WorkDir(t.tmp / "run"), make_plan(_OTHER), redo=["generator"])),
     ),
     Case(
         "pipeline/workdirs.py", "in config.{} or {}'s section), or choose another --workdir{}; or add --redo={}",
-        lambda t: workdirs.claim(made_from(t, "a"), _tiny("reg"), inputs=_files_of("b")),
-        lambda t: (workdirs.claim(made_from(t, "a"), _tiny("reg"), inputs=_files_of("a")),
-                   workdirs.claim(WorkDir(t.tmp / "new"), _tiny("reg"), inputs=_files_of("b")),
-                   workdirs.claim(made_from(t, "a"), _tiny("reg"), inputs=_files_of("b"), redo=["attributes"])),
+        lambda t: workdirs.claim(made_from(t, "a"), _planned(), inputs=_files_of("b")),
+        lambda t: (workdirs.claim(made_from(t, "a"), _planned(), inputs=_files_of("a")),
+                   workdirs.claim(WorkDir(t.tmp / "new"), _planned(), inputs=_files_of("b")),
+                   workdirs.claim(made_from(t, "a"), _planned(), inputs=_files_of("b"), redo=["attributes"])),
+    ),
+    Case(
+        "pipeline/plan.py", "or choose another --workdir",
+        lambda t: read_plan(WorkDir(with_run(t, {**_tiny("reg"), "reg": {"passages": 3, "older": 1}}))),
+        lambda t: read_plan(WorkDir(with_run(t))),
     ),
     Case(
         "pipeline/workdirs.py", "in this one; give all the same command",
-        lambda t: (workdirs.claim(WorkDir(t.tmp / "run"), _tiny("reg")),
-                   workdirs.check_same(WorkDir(t.tmp / "run"), _OTHER)),
-        lambda t: workdirs.check_same(WorkDir(t.tmp / "run"), _tiny("reg")),
+        lambda t: (workdirs.claim(WorkDir(t.tmp / "run"), _planned()),
+                   workdirs.check_same(WorkDir(t.tmp / "run"), make_plan(_OTHER))),
+        lambda t: workdirs.check_same(WorkDir(t.tmp / "run"), _planned()),
     ),
     Case(
         "pipeline/workdirs.py", "Give the command that began this run{}, choose another --workdir, or add --redo={}",
-        lambda t: workdirs.claim(without_config(t), _OTHER),
-        lambda t: (workdirs.claim(WorkDir(t.tmp / "run"), _tiny("reg")), workdirs.claim(WorkDir(t.tmp / "new"), _OTHER),
-                   workdirs.claim(without_config(t), _OTHER, redo=["prepare"])),
+        lambda t: workdirs.claim(without_config(t), make_plan(_OTHER)),
+        lambda t: (workdirs.claim(WorkDir(t.tmp / "run"), _planned()), workdirs.claim(WorkDir(t.tmp / "new"), make_plan(_OTHER)),
+                   workdirs.claim(without_config(t), make_plan(_OTHER), redo=["prepare"])),
     ),
     Case(
         "reporting/score_file.py", "leave out --peers, or the metrics of your own",
@@ -1135,13 +1145,13 @@ MODELS = [
     ),
     Case(
         "pipeline/workdirs.py", "--reuse={}: there is no run in it",
-        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), _tiny("reg"), t.tmp / "nothing"),
-        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), _tiny("reg")),
+        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), _planned(), t.tmp / "nothing"),
+        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), _planned()),
     ),
     Case(
         "pipeline/workdirs.py", "no stage of that run can be used ({}); leave it out",
-        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), {**_tiny("reg"), "seed": 5}, with_run(t)),
-        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), {**_tiny("reg"), "seed": 5}),
+        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), make_plan({**_tiny("reg"), "seed": 5}), with_run(t)),
+        lambda t: workdirs.claim(WorkDir(t.tmp / "new"), make_plan({**_tiny("reg"), "seed": 5})),
     ),
     Case(
         "reporting/seeds.py", "there is no file {}; give the report.json of finished runs",

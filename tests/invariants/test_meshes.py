@@ -11,7 +11,8 @@ from configs import emprl_transformer, reg_transformer
 from empax.core.files import WorkDir, read_jsonl
 from empax.core.sharding import AXES
 from empax.core.system import RunContext
-from empax.pipeline import run, train
+from empax.pipeline import train
+from empax.pipeline.plan import make_plan, plain
 from empax.training import loop
 
 pytestmark = [pytest.mark.multidevice, pytest.mark.slow]  # eight devices on two cores, stage by stage
@@ -25,7 +26,7 @@ TINY = Path(__file__).resolve().parents[1] / "training" / "tiny.py"
 
 def config_of(stage, mesh):
     """The tiny recipe with every step in the log, in float32: bfloat16 rounds sums by their order."""
-    config = run.plain((reg_transformer if stage in REG else emprl_transformer).get_config("tiny"))
+    config = plain((reg_transformer if stage in REG else emprl_transformer).get_config("tiny"))
     config["mesh"] = dict(zip(AXES, mesh, strict=True))
     for model in (config[config["system"]]["generator"], config[stage].get("encoder", {})):
         model["dtype"] = "float32"
@@ -40,7 +41,7 @@ def config_of(stage, mesh):
 
 def train_on(workdir, stage, mesh):
     config = config_of(stage, mesh)
-    plan = run.make_plan(config)
+    plan = make_plan(config)
     train.run(plan.stages[stage].settings, RunContext(WorkDir(workdir), plan, stage))
 
 

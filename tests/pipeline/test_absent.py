@@ -10,6 +10,7 @@ from empax.core.files import WorkDir, read_json
 from empax.core.types import MECHANISMS
 from empax.data.epitome import FILES, FOLDER
 from empax.pipeline import prepare, run
+from empax.pipeline.plan import make_plan, plain
 from empax.reporting.content import facts
 from tests.data.test_epitome import write
 from tests.own_corpus import write_own_corpus
@@ -26,14 +27,14 @@ def own(tmp_path):
     """The recipe of README's line, in small, on files of one's own."""
     (tmp_path / "data").mkdir()
     write_own_corpus(tmp_path / "data", every=8)
-    config = run.plain(reg_transformer.get_config("tiny"))
-    whole = run.plain(reg_transformer.get_config())
+    config = plain(reg_transformer.get_config("tiny"))
+    whole = plain(reg_transformer.get_config())
     assert whole["attributes"]["data"] == "if_there"
     return changed(config, {"attributes.data": "if_there", "data.name": "jsonl", "data.dir": str(tmp_path / "data")})
 
 
 def decide(config, workdir):
-    return run.decided(run.make_plan(config), WorkDir(workdir)).config
+    return run.decided(make_plan(config), WorkDir(workdir)).config
 
 
 def add_epitome(folder):
@@ -50,7 +51,7 @@ def test_without_epitome_the_classifiers_go_and_are_named(own, tmp_path, caplog)
     rest = own.keys() - {"attributes", "annotate", "run"}
     assert {name: found[name] for name in rest} == {name: own[name] for name in rest}
     assert "the attributes emotional_reaction, interpretation, exploration: EPITOME" in caplog.text
-    assert not list(run.find_problems(run.make_plan(found), WorkDir(tmp_path / "run")))
+    assert not list(run.find_problems(make_plan(found), WorkDir(tmp_path / "run")))
 
 
 def test_with_epitome_nothing_is_left_out(own, tmp_path, caplog):
@@ -101,14 +102,14 @@ def test_a_work_directory_goes_on_as_it_began(own, tmp_path, monkeypatch):
 def test_one_mechanism_may_be_left_out_alone(own, tmp_path):
     two = {"attributes.data": "sample", "attributes.mechanisms": list(MECHANISMS[:2])}
     named = changed(own, {**two, "annotate.left_out": [MECHANISMS[2]]})
-    assert not list(run.find_problems(run.make_plan(named), WorkDir(tmp_path)))
+    assert not list(run.find_problems(make_plan(named), WorkDir(tmp_path)))
     with pytest.raises(ConfigError, match="lacks a classifier of exploration"):
         run.run(changed(own, two), tmp_path / "run")
     both = changed(own, {"attributes.data": "sample", "annotate.left_out": [MECHANISMS[2]]})
     with pytest.raises(ConfigError, match=r"left_out names exploration, which a stage of config\.annotate\.classifi"):
         run.run(both, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"left_out = .* not 'sentiment'"):
-        run.make_plan(changed(own, {"annotate.left_out": ["sentiment"]}))
+        make_plan(changed(own, {"annotate.left_out": ["sentiment"]}))
 
 
 def test_the_report_names_what_is_left_out(own, tmp_path):

@@ -17,16 +17,17 @@ from empax.core.files import DataError, WorkDir
 from empax.core.types import EMOTIONS
 from empax.data import empathetic_dialogues
 from empax.pipeline import prepare, run
+from empax.pipeline.plan import make_plan, plain
 
 
 @pytest.fixture(scope="module")
 def reg():
-    return run.plain(reg_transformer.get_config("tiny"))
+    return plain(reg_transformer.get_config("tiny"))
 
 
 @pytest.fixture(scope="module")
 def emprl():
-    config = run.plain(emprl_transformer.get_config("tiny"))
+    config = plain(emprl_transformer.get_config("tiny"))
     config["mesh"]["data"] = 1
     return config
 
@@ -166,7 +167,7 @@ def test_a_generator_that_is_asked_without_exemplars_counts_none(reg, tmp_path, 
     assert "config.evaluate answers with config.generator, which reads none; set it to 0" in found
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (reflectdiffu, "reflectdiffu"), (classic, "classic")):
         with pytest.raises(ConfigError, match="rerank_exemplars"):
-            run.make_plan(changed(run.plain(recipe.get_config("tiny")), {f"{section}.decoding": COUNTING}))
+            make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.decoding": COUNTING}))
 
 
 def own_rewards(module, monkeypatch, **functions):
@@ -190,7 +191,7 @@ def test_a_reward_that_wants_a_field_which_no_row_will_have_is_told_before_any_w
     lines = [{"id": f"{i}", "utterances": ["I won!", "Well done!"], "topic": "sport"} for i in range(2)]
     lines = [{"id": "x", "utterances": ["Hi.", "Hello."]}, *lines]  # the first has none: another one is tried
     (tmp_path / "own" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert not list(run.find_problems(run.make_plan(config), WorkDir(tmp_path / "run")))
+    assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
     lines[2]["topic"] = 3  # on which the function fails
     (tmp_path / "own" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "the reward topical:of_topic raised TypeError" in refused(config, tmp_path / "run")
@@ -207,7 +208,7 @@ def test_identifiers_that_read_contexts_of_two_lengths_cannot_reward_together(em
 
 
 def test_identifiers_fit_their_buckets(tmp_path, refused):
-    config = run.plain(empathy_identifiers.get_config("tiny"))
+    config = plain(empathy_identifiers.get_config("tiny"))
     longest = config["identifiers"]["buckets"][-1]
     config["identifiers"]["max_context_tokens"] = longest + 1
     assert f"set it to at most {longest}" in refused(config, tmp_path / "run")
@@ -225,7 +226,7 @@ def test_a_corpus_without_emotions_is_told_where_a_stage_learns_them(reg, tmp_pa
     config = changed(reg, own_corpus(tmp_path / "bare", ""))
     assert "config.emotions: no dialogue of the split 'train' has an emotion" in refused(config, tmp_path / "run")
     with_them = changed(reg, own_corpus(tmp_path / "rich", EMOTIONS[0]))
-    assert not list(run.find_problems(run.make_plan(with_them), WorkDir(tmp_path / "run")))
+    assert not list(run.find_problems(make_plan(with_them), WorkDir(tmp_path / "run")))
     (tmp_path / "rich" / "test.jsonl").write_text('{"id": 1, "utterances": ["a", "b"]}\n')
     assert "test.jsonl, line 1: id = 1 must be a text" in refused(with_them, tmp_path / "run")
 
@@ -270,7 +271,7 @@ def archive(folder, *, turns=2, keep=1.0, names=("train", "valid", "test")):
 def test_a_damaged_or_empty_archive_is_told_in_a_plan_too(reg, tmp_path, made, message, refused):
     where = {"data.name": "empathetic_dialogues", "data.dir": str(archive(tmp_path / "data", **made))}
     config = changed(reg, where)
-    found = [str(problem) for problem in run.problems_of_plan(run.make_plan(config), tmp_path / "run")]
+    found = [str(problem) for problem in run.problems_of_plan(make_plan(config), tmp_path / "run")]
     assert bool(found) == bool(message)
     assert message in "\n".join(found)
     if message:
@@ -291,7 +292,7 @@ def test_a_corpus_of_ones_own_without_a_reply_is_told_in_a_plan_too(reg, tmp_pat
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}.jsonl").write_text(lines)
     config = changed(reg, {"data.name": "jsonl", "data.dir": str(tmp_path)})
-    found = [str(problem) for problem in run.problems_of_plan(run.make_plan(config), tmp_path / "run")]
+    found = [str(problem) for problem in run.problems_of_plan(make_plan(config), tmp_path / "run")]
     assert message in found[0]
     assert message in refused(config, tmp_path / "run")
 
@@ -301,15 +302,15 @@ def test_other_corpora_are_read_before_any_work(reg, tmp_path, refused):
     config = changed(reg, {"evaluate.corpus": "dailydialog", "data.dir": str(tmp_path)})
     assert "dialogues_test.txt, line 1" in refused(config, tmp_path / "run")
     (tmp_path / "reccon_dailydialog_train.json").write_text("{}")
-    reasons = run.plain(reflectdiffu.get_config("tiny"))
+    reasons = plain(reflectdiffu.get_config("tiny"))
     config = changed(reasons, {"reasons.data": "reccon", "data.dir": str(tmp_path)})
     assert "reccon_dailydialog_" in refused(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("recipe", [reg_transformer, emprl_transformer, lempex, reflectdiffu])
 def test_a_sound_recipe_has_no_problems_and_is_checked_at_once(recipe, tmp_path):
-    config = run.plain(recipe.get_config("tiny"))
-    plan = run.make_plan(config)
+    config = plain(recipe.get_config("tiny"))
+    plan = make_plan(config)
     begin = time.process_time()
     assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
     assert time.process_time() - begin < 2.0
@@ -318,7 +319,7 @@ def test_a_sound_recipe_has_no_problems_and_is_checked_at_once(recipe, tmp_path)
 def test_finished_stages_are_not_checked_again(reg, tmp_path):
     config = changed(reg, {"attributes.data": "epitome"})
     files = WorkDir(tmp_path)
-    plan = run.make_plan(config)
+    plan = make_plan(config)
     assert len(list(run.find_problems(plan, files))) == 1
     files.done("attributes").parent.mkdir()
     files.done("attributes").touch()
@@ -340,9 +341,9 @@ def test_a_plan_names_every_problem_and_fetches_nothing(reg, tmp_path, monkeypat
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("something is fetched"))
     away = {"architecture": "t5", "pretrained": "google/flan-t5-small", "preset": "t5-small"}
     config = changed(reg, {"attributes.data": "epitome", "report.peers": "nowhere", "reg.generator": away})
-    found = [str(problem) for problem in run.problems_of_plan(run.make_plan(config), tmp_path / "run")]
+    found = [str(problem) for problem in run.problems_of_plan(make_plan(config), tmp_path / "run")]
     assert len(found) == 2
     assert "EPITOME" in found[0]
     assert "config.report.peers" in found[1]
     config["plan"]["topology"] = "v5e:2x4"  # made for devices elsewhere, where the data may be
-    assert not run.problems_of_plan(run.make_plan(config), tmp_path / "run")
+    assert not run.problems_of_plan(make_plan(config), tmp_path / "run")

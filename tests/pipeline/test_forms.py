@@ -24,7 +24,7 @@ from configs import (
     reg_transformer,
 )
 from empax.core.config import ConfigError
-from empax.pipeline import run
+from empax.pipeline.plan import make_plan, plain
 from empax.pipeline.records import settings_hash
 from empax.systems.nec.settings import NecSettings
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
@@ -103,9 +103,9 @@ def test_what_is_left_out_may_be_left_out_twice(name, forms):
 
 def idle(config):
     """The stages that are trained and named nowhere, not by a default either."""
-    plan = run.make_plan(config)
+    plan = make_plan(config)
     settings = {name: stage.settings for name, stage in plan.stages.items()}
-    read = {name: run.plain(dataclasses.asdict(one)) for name, one in {**settings, "": plan.system_settings}.items()}
+    read = {name: plain(dataclasses.asdict(one)) for name, one in {**settings, "": plan.system_settings}.items()}
     trained = [name for name, stage in plan.stages.items() if stage.kind == "train"]
     return [name for name in trained if not any(_names(read[other], name) for other in read if other != name)]
 
@@ -132,7 +132,7 @@ LONE = [
 @pytest.mark.parametrize("recipe", list(dict.fromkeys(recipe for recipe, _ in LONE)), ids=lambda m: m.__name__)
 def test_no_stage_of_a_form_is_idle(recipe, size):
     for form in (form for other, form in LONE if other is recipe):
-        assert not idle(run.plain(recipe.get_config(f"{form},{size}"))), form
+        assert not idle(plain(recipe.get_config(f"{form},{size}"))), form
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_no_stage_of_two_forms_together_is_idle(name):
     recipe, forms = TOGETHER[name]
     for pair in itertools.combinations_with_replacement(forms, 2):
         if not refused(name, pair):
-            assert not idle(run.plain(recipe.get_config(",".join(dict.fromkeys(pair))))), pair
+            assert not idle(plain(recipe.get_config(",".join(dict.fromkeys(pair))))), pair
 
 
 def test_facts_that_nobody_reads_are_not_looked_for():
@@ -170,12 +170,12 @@ def test_a_ranker_needs_facts_to_rank():
     ("recipe", "form"), [(recipe, form) for recipe in (reg_transformer, reg_t5) for form in recipe.FORMS]
 )
 def test_forms_of_reg_share_a_beginning_as_recipes_md_says(recipe, form):
-    whole, config = (run.plain(recipe.get_config(argument)) for argument in ("", form))
+    whole, config = (make_plan(plain(recipe.get_config(argument))).stages for argument in ("", form))
     shared = ["prepare", "generator", "index"]
     if form in ("no_attributes", "reasons"):
         shared = ["prepare"]
     if form in ("no_retrieval", "sft"):
         shared = ["prepare", "generator"]
-    pairs = zip(whole["run"], config["run"], strict=False)
-    alike = [one == other and settings_hash(whole, one) == settings_hash(config, one) for one, other in pairs]
-    assert config["run"][: alike.index(False)] == shared
+    pairs = list(zip(whole, config, strict=False))
+    alike = [one == other and settings_hash(whole[one]) == settings_hash(config[one]) for one, other in pairs]
+    assert list(config)[: alike.index(False)] == shared

@@ -10,6 +10,7 @@ from empax.core.inputs import Input
 from empax.data import dense_retrieval, epitome
 from empax.data.empathetic_dialogues import ARCHIVE_NAME, ARCHIVE_SHA256, ARCHIVE_URL
 from empax.pipeline import run
+from empax.pipeline.plan import make_plan, plain
 
 
 @pytest.fixture(autouse=True)
@@ -18,12 +19,12 @@ def _nowhere(monkeypatch):
 
 
 def inputs_of(config, tmp_path):
-    return run.find_inputs(run.make_plan(config), WorkDir(tmp_path / "run"))
+    return run.find_inputs(make_plan(config), WorkDir(tmp_path / "run"))
 
 
 def recipe(name, form=""):
     tiny = "" if name == "lempex_retriever" else "tiny"
-    return run.plain(importlib.import_module(f"configs.{name}").get_config(",".join(filter(None, (form, tiny)))))
+    return plain(importlib.import_module(f"configs.{name}").get_config(",".join(filter(None, (form, tiny)))))
 
 
 EPITOME = [f"{epitome.FOLDER}/{name}" for name in epitome.FILES.values()]

@@ -8,6 +8,7 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.manifest import read_done
 from empax.core.system import load_system
 from empax.pipeline import run
+from empax.pipeline.plan import make_plan
 
 SYSTEM = '''
 import dataclasses
@@ -109,12 +110,12 @@ def test_a_recipe_trains_a_system_of_its_own(name, tmp_path):
 
 def test_its_mistakes_are_named_like_any_others(name):
     with pytest.raises(ConfigError, match=r"config\.toy\.widht is not a setting of Shared; did you mean 'width'"):
-        run.make_plan(CONFIG | {"system": name, "toy": {"widht": 3}})
+        make_plan(CONFIG | {"system": name, "toy": {"widht": 3}})
     with pytest.raises(ConfigError, match=r"config\.lengths\.task = 'size' is unknown; \w+:SYSTEM has length"):
-        run.make_plan(CONFIG | {"system": name, "lengths": {**CONFIG["lengths"], "task": "size"}})
+        make_plan(CONFIG | {"system": name, "lengths": {**CONFIG["lengths"], "task": "size"}})
     other = {**CONFIG["lengths"], "task": f"{name}.length"}
     of_reg = {key: value for key, value in CONFIG.items() if key != "toy"} | {"system": "reg", "reg": {}}
-    plan = run.make_plan(of_reg | {"lengths": other})
+    plan = make_plan(of_reg | {"lengths": other})
     assert plan.stages["lengths"].task == "toy.length"
     with pytest.raises(ConfigError, match="names no System"):
         load_system(name.replace("SYSTEM", "Length"))

@@ -13,7 +13,7 @@ from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.pipeline import code
 from empax.pipeline.records import Records, check_origins
 from empax.pipeline.workdirs import claim
-from tests.plans import plan_of
+from tests.plans import plan_of, run_by_files
 
 CONFIG = {
     "system": "reg",
@@ -22,11 +22,10 @@ CONFIG = {
     "run": ["prepare", "generator", "index", "evaluate"],
     "reg": {"passages": 2},
     "prepare": {"kind": "prepare"},
-    "generator": {"kind": "train", "task": "generator"},
+    "generator": {"kind": "train", "task": "generator", "steps": 4, "batch_size": 2, "buckets": [8]},
     "index": {"kind": "index"},
     "evaluate": {"kind": "evaluate"},
 }
-MODULES = dict.fromkeys(CONFIG["run"], "empax.core.files")
 INSTANCES = [Instance(f"d{i}#2", (f"turn {i}",), "yes", "sad", {}) for i in range(3)]
 
 
@@ -47,12 +46,12 @@ def make(files, name):
 
 
 def records_of(files, config=CONFIG):
-    return Records(files, config, MODULES)
+    return Records(files, run_by_files(config))
 
 
 def run(root, config=CONFIG):
     files = WorkDir(root)
-    claim(files, config)
+    claim(files, run_by_files(config))
     records = records_of(files, config)
     records.check(first=True)
     for name in config["run"]:
@@ -153,7 +152,7 @@ def test_whoever_reads_finds_the_damage(files, how):
 def test_lost_annotations_are_no_run_without_attributes(tmp_path):
     config = CONFIG | {"run": ["prepare", "annotate"], "annotate": {"kind": "annotate"}}
     files = WorkDir(tmp_path)
-    records = Records(files, config, {"prepare": "empax.core.files", "annotate": "empax.core.files"})
+    records = records_of(files, config)
     for name in config["run"]:
         records.begin(name)
         make(files, name)
@@ -177,15 +176,15 @@ def test_a_stage_made_again_alike_keeps_what_follows_and_made_otherwise_does_not
     write_jsonl(files.instances("train"), map(instance_to_row, INSTANCES[:2]))
     records.finish("prepare", {})
     with pytest.raises(DataError, match=r"generator was made from another prepare .*--redo=generator"):
-        check_origins(files, CONFIG, CONFIG["run"])
+        check_origins(files, run_by_files(CONFIG).stages.values())
 
 
 def test_stages_of_other_settings_do_not_pass(files):
     with pytest.raises(DataError, match=r"prepare was made with other settings than config\.prepare.*--redo=prepare"):
-        check_origins(files, CONFIG | {"data": {"name": "jsonl", "dir": "here"}}, CONFIG["run"])
-    check_origins(files, CONFIG | {"data": {"name": "sample", "dir": "elsewhere"}}, CONFIG["run"])
+        check_origins(files, run_by_files(CONFIG | {"data": {"name": "jsonl", "dir": "here"}}).stages.values())
+    check_origins(files, run_by_files(CONFIG | {"data": {"name": "sample", "dir": "elsewhere"}}).stages.values())
     with pytest.raises(DataError, match=r"generator was made with other settings .*--redo=generator"):
-        check_origins(files, CONFIG | {"seed": 1}, CONFIG["run"])
+        check_origins(files, run_by_files(CONFIG | {"seed": 1}).stages.values())
 
 
 def test_changed_code_is_told_with_the_stages(files, caplog):

@@ -26,13 +26,14 @@ from empax.core.system import RunContext
 from empax.core.types import MECHANISMS
 from empax.interop import pretrained, pretrained_encoders
 from empax.pipeline import evaluate, prepare, run, workdirs
+from empax.pipeline.plan import KINDS, make_plan, plain
 from empax.systems.reg.parts import RegParts
 from empax.systems.retrieval.settings import RetrievalSettings
 
 
 @pytest.fixture
 def config():
-    return run.plain(reg_transformer.get_config("tiny"))
+    return plain(reg_transformer.get_config("tiny"))
 
 
 def changed(config, path, value):
@@ -55,14 +56,14 @@ def test_every_form_of_reg_is_sound(form, behind):
     for recipe in (reg_transformer, reg_t5, reg_llm):
         if form and form not in recipe.FORMS:
             continue
-        stages = list(run.make_plan(run.plain(recipe.get_config(f"{form},{behind}"))).stages.values())
+        stages = list(make_plan(plain(recipe.get_config(f"{form},{behind}"))).stages.values())
         assert stages[0].name == "prepare"
         shown = form not in ("no_retrieval", "sft", "prompted")
         last = ["evaluate", "swaps", "report"] if shown else ["evaluate", "report"]
         names = [stage.name for stage in stages]
         assert names[names.index("evaluate") :] == last
         for stage in stages:
-            assert stage.kind in run.KINDS
+            assert stage.kind in KINDS
             if stage.kind == "train":
                 assert stage.loop.eval_every_steps <= stage.loop.steps, stage.name
                 assert (stage.loop.steps == 4) == (behind == "tiny")
@@ -73,9 +74,9 @@ def test_every_form_of_reg_is_sound(form, behind):
     [(reg_transformer, ""), (reg_t5, "small"), (reg_llm, "smollm2"), (reg_llm, "llama-3.1-8b")],
 )
 def test_no_attributes_takes_every_emotion_from_the_retriever_and_nothing_else(recipe, name):
-    whole = run.plain(recipe.get_config(name))
-    found = run.plain(recipe.get_config(f"{name},no_attributes" if name else "no_attributes"))
-    assert list(run.make_plan(found).stages) == [n for n in whole["run"] if n != "emotions"]
+    whole = plain(recipe.get_config(name))
+    found = plain(recipe.get_config(f"{name},no_attributes" if name else "no_attributes"))
+    assert list(make_plan(found).stages) == [n for n in whole["run"] if n != "emotions"]
     changed = {where.removeprefix("config."): now for where, _, now in workdirs.differences(whole, found)}
     # Sources without attributes are shorter.
     unrelated = tuple(where for where in changed if where.startswith("emotions") or where.endswith(".buckets"))
@@ -91,7 +92,7 @@ def test_no_attributes_takes_every_emotion_from_the_retriever_and_nothing_else(r
 
 
 def test_attributes_are_not_switched_off_while_emotions_still_choose():
-    config = run.plain(reg_transformer.get_config())
+    config = plain(reg_transformer.get_config())
     config["reg"]["attributes"] = False
     with pytest.raises(ConfigError, match=r"attributes = False with emotion_share = 0\.5 still retrieves by emotion"):
         to_settings(RetrievalSettings, config["reg"], where="config.reg")
@@ -103,15 +104,15 @@ def test_attributes_are_not_switched_off_while_emotions_still_choose():
     ("recipe", "name"), [(reg_t5, name) for name in reg_t5.HUB] + [(reg_llm, name) for name in reg_llm.MODELS]
 )
 def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, name, monkeypatch):
-    config = run.plain(recipe.get_config(name))
-    assert list(run.make_plan(config).stages) == list(reg_transformer.get_config().run)
+    config = plain(recipe.get_config(name))
+    assert list(make_plan(config).stages) == list(reg_transformer.get_config().run)
     if name == "smollm2":
         return
     resolve = pretrained.resolve
     found = lambda model: resolve(model) if model == "minilm" else pytest.fail(f"{model} is looked for")  # noqa: E731
     for module in (pretrained, pretrained_encoders):
         monkeypatch.setattr(module, "resolve", found)
-    parts = RegParts.of(RunContext(WorkDir(Path("nowhere")), run.make_plan(config), "joint"), planned=True)
+    parts = RegParts.of(RunContext(WorkDir(Path("nowhere")), make_plan(config), "joint"), planned=True)
     widths = {"small": 512, "base": 768, "large": 1024, "xl": 2048, "llama-3.1-8b": 4096}
     assert parts.generator.generator.model.config.d_model == widths[name]
     assert parts.retrieval.encoder.model.encoder.config.num_layers == (6 if recipe is reg_llm else 12)
@@ -121,8 +122,8 @@ def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, n
 def test_every_form_of_reg_and_emprl_on_t5_is_sound_and_begins_with_the_same_fine_tuning(name):
     for recipe, forms in ((reg_t5, reg_t5.FORMS), (emprl_t5, emprl_t5.FORMS)):
         for form in ("", *forms):
-            config = run.plain(recipe.get_config(f"{form},{name}"))
-            stages = list(run.make_plan(config).stages)
+            config = plain(recipe.get_config(f"{form},{name}"))
+            stages = list(make_plan(config).stages)
             assert stages[:2] == ["prepare", "generator"]
             assert [name for name in stages if name != "swaps"][-2:] == ["evaluate", "report"]
             assert ("swaps" in stages) == (recipe is reg_t5 and form not in ("no_retrieval", "sft"))
@@ -138,8 +139,8 @@ def test_every_form_of_reg_and_emprl_on_t5_is_sound_and_begins_with_the_same_fin
 
 @pytest.mark.parametrize("variant", ["", "separate", "tiny", "separate,tiny"])
 def test_every_variant_of_the_identifiers_is_sound(variant):
-    config = run.plain(empathy_identifiers.get_config(variant))
-    trained = [stage for stage in run.make_plan(config).stages.values() if stage.kind == "train"]
+    config = plain(empathy_identifiers.get_config(variant))
+    trained = [stage for stage in make_plan(config).stages.values() if stage.kind == "train"]
     assert tuple(m for stage in trained for m in stage.settings.mechanisms) == MECHANISMS
     assert len(trained) == (3 if variant.startswith("separate") else 1)
     for stage in trained:
@@ -148,35 +149,35 @@ def test_every_variant_of_the_identifiers_is_sound(variant):
 
 @pytest.mark.parametrize("variant", ["", *emprl_transformer.FORMS])
 def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
-    stages = list(run.make_plan(run.plain(emprl_transformer.get_config(variant))).stages.values())
+    stages = list(make_plan(plain(emprl_transformer.get_config(variant))).stages.values())
     assert [stage.name for stage in stages][-2:] == ["evaluate", "report"]
-    config = run.plain(emprl_transformer.get_config(f"{variant},dailydialog"))
-    added = list(run.make_plan(config).stages.values())[len(stages) - 1 : -1]
+    config = plain(emprl_transformer.get_config(f"{variant},dailydialog"))
+    added = list(make_plan(config).stages.values())[len(stages) - 1 : -1]
     trained = {"sft": ["generator"], "retrieval": ["ppo"]}.get(variant, ["generator", "ppo"])
     assert [stage.settings.stage for stage in added] == trained
     assert {(stage.settings.corpus, stage.settings.judge) for stage in added} == {("dailydialog", "")}
-    assert evaluate.main_stage(run.make_plan(config)) == "evaluate"
+    assert evaluate.main_stage(make_plan(config)) == "evaluate"
 
 
 @pytest.mark.parametrize("variant", ["", *emprl_transformer.FORMS])
 def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
-    whole, small = (run.plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", ",tiny"))
+    whole, small = (plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", ",tiny"))
     assert small["data"]["name"] == "sample"
     kept = [name for name in whole["run"] if name != "second_seed"]
-    assert list(run.make_plan(small).stages) == kept
+    assert list(make_plan(small).stages) == kept
     for name in kept:
         assert [small[name].get(key) for key in ("task", "stage", "index")] == [
             whole[name].get(key) for key in ("task", "stage", "index")
         ]
     both = emprl_transformer.get_config(f"{variant},dailydialog,tiny")
-    assert run.plain(both) == run.plain(emprl_transformer.get_config(f"tiny,dailydialog,{variant}"))
+    assert plain(both) == plain(emprl_transformer.get_config(f"tiny,dailydialog,{variant}"))
 
 
 def test_the_second_seed_has_seen_other_posts_than_the_identifiers_that_reward_whatever_the_seed(tmp_path):
-    config = run.plain(emprl_transformer.get_config())
+    config = plain(emprl_transformer.get_config())
     for seed in range(3):
         contexts = [
-            RunContext(WorkDir(tmp_path), run.make_plan(config | {"seed": seed}), name)
+            RunContext(WorkDir(tmp_path), make_plan(config | {"seed": seed}), name)
             for name in ("identifiers", "second_seed", "generator")
         ]
         assert [context.seed for context in contexts] == [0, 1, seed]
@@ -185,8 +186,8 @@ def test_the_second_seed_has_seen_other_posts_than_the_identifiers_that_reward_w
 @pytest.mark.parametrize("form", ["", *emprl_llm.FORMS])
 def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
     for name in ("llama-3.1-8b", "llama-3.1-8b,tiny", "smollm2", "tiny"):
-        config = run.plain(emprl_llm.get_config(f"{name},{form}"))
-        stages = run.make_plan(config).stages
+        config = plain(emprl_llm.get_config(f"{name},{form}"))
+        stages = make_plan(config).stages
         assert ("ppo" in stages) == (form != "sft")
         assert stages["evaluate"].settings.stage == ("generator" if form == "sft" else "ppo")
         assert (config["emprl"]["lora"] is None) == (name == "tiny")
@@ -207,10 +208,10 @@ def test_an_unknown_form_of_emprl_is_named():
 
 @pytest.mark.parametrize("form", ["", *lempex.FORMS, "q=10", "t5,t5_glove", "no_exemplars,gumbel"])
 def test_every_form_of_lempex_is_another_one_is_sound_and_has_a_trial(form, tmp_path):
-    whole, small = (run.plain(lempex.get_config(arg)) for arg in (form, f"{form},tiny"))
-    assert (whole == run.plain(lempex.get_config())) == (not form)
-    plan = run.make_plan(small)
-    assert list(plan.stages) == list(run.make_plan(whole).stages)
+    whole, small = (plain(lempex.get_config(arg)) for arg in (form, f"{form},tiny"))
+    assert (whole == plain(lempex.get_config())) == (not form)
+    plan = make_plan(small)
+    assert list(plan.stages) == list(make_plan(whole).stages)
     assert small["data"]["name"] == "sample"
     assert not list(run.find_problems(plan, WorkDir(tmp_path)))
 
@@ -223,11 +224,11 @@ def test_an_unknown_form_of_lempex_is_named():
 
 @pytest.mark.parametrize("form", ["", *nec.FORMS, "scratch", "bart", "machine=gpu", "no_contrast,no_rerank,no_social"])
 def test_every_form_of_nec_is_another_one_is_sound_and_has_a_trial(form, tmp_path):
-    whole = run.plain(nec.get_config(form))
-    assert (whole == run.plain(nec.get_config())) == (not form)
-    small = run.plain(nec.get_config("tiny" if "machine" in form else f"{form},tiny"))
-    plan = run.make_plan(small)
-    assert list(plan.stages) == list(run.make_plan(whole).stages)
+    whole = plain(nec.get_config(form))
+    assert (whole == plain(nec.get_config())) == (not form)
+    small = plain(nec.get_config("tiny" if "machine" in form else f"{form},tiny"))
+    plan = make_plan(small)
+    assert list(plan.stages) == list(make_plan(whole).stages)
     assert small["data"]["name"] == "sample"
     assert not list(run.find_problems(plan, WorkDir(tmp_path)))
 
@@ -237,10 +238,10 @@ def test_every_form_of_nec_is_another_one_is_sound_and_has_a_trial(form, tmp_pat
     [(classic, "transformer"), (classic, "emo_prepend"), (lempex, ""), (nec, "scratch"), (reflectdiffu, "")],
 )
 def test_a_gpu_compiles_for_one_length_and_learns_for_longer(recipe, form):
-    of = lambda machine: run.plain(recipe.get_config(f"{form},machine={machine}"))  # noqa: E731
+    of = lambda machine: plain(recipe.get_config(f"{form},machine={machine}"))  # noqa: E731
     cpu, gpu = of("cpu"), of("gpu")
     assert cpu["run"] == gpu["run"]
-    assert run.make_plan(gpu).stages["generator"].loop.steps > cpu["generator"]["steps"]
+    assert make_plan(gpu).stages["generator"].loop.steps > cpu["generator"]["steps"]
     for name in gpu["run"]:
         if "buckets" in gpu[name]:
             assert gpu[name]["buckets"] == cpu[name]["buckets"][-1:]
@@ -254,14 +255,14 @@ def test_an_unknown_form_of_nec_is_named():
 @pytest.mark.parametrize("folder", ["", "FOLDER"])
 def test_a_comet_is_trained_from_a_wheel_or_a_folder(folder, tmp_path):
     name = str(tmp_path) if folder else ""
-    whole, small = (run.plain(comet_t5.get_config(arg)) for arg in (name, f"{name},tiny"))
-    assert list(run.make_plan(small).stages) == list(run.make_plan(whole).stages)
+    whole, small = (plain(comet_t5.get_config(arg)) for arg in (name, f"{name},tiny"))
+    assert list(make_plan(small).stages) == list(make_plan(whole).stages)
     assert whole["seq2seq"]["generator"]["pretrained"] == (name or "flan-t5-small-titles")
 
 
 def test_quickstart_is_sound_and_needs_no_download():
-    config = run.plain(quickstart.get_config())
-    run.make_plan(config)
+    config = plain(quickstart.get_config())
+    make_plan(config)
     assert config["data"]["name"] == "sample"
 
 
@@ -286,7 +287,7 @@ ABLATIONS = {
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=name) for name, p in ABLATIONS.items()])
 def test_every_ablation_is_a_switch(config, path):
-    stages = run.make_plan(changed(config, *path)).stages
+    stages = make_plan(changed(config, *path)).stages
     section, *names = path[0].split(".")
     found = stages[section].settings
     for name in names:
@@ -387,7 +388,7 @@ def test_a_stage_that_is_called_after_its_kind_may_leave_it_out(short, tmp_path)
     config = {name: value for name, value in config.items() if name not in config["run"]}
     config = {**config, "run": ["prepare"], "prepare": {}}
     whole = {**config, "prepare": {"kind": "prepare"}}
-    assert run.make_plan(config) == run.make_plan(whole)
+    assert make_plan(config) == make_plan(whole)
     run.run(config, tmp_path)
     run.run(whole, tmp_path)
     assert ran == ["prepare"]

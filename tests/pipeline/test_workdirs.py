@@ -12,14 +12,19 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, hash_file, read_json, read_jsonl, write_json, write_jsonl
 from empax.core.inputs import Input
 from empax.core.manifest import read_config, read_sealed, write_config, write_sealed
-from empax.pipeline import run
+from empax.pipeline import workdirs
+from empax.pipeline.plan import plain
 from empax.pipeline.records import Records
-from empax.pipeline.workdirs import claim
+from tests.plans import run_by_files
 
 
 @pytest.fixture
 def config():
-    return run.plain(emprl_transformer.get_config("tiny"))
+    return plain(emprl_transformer.get_config("tiny"))
+
+
+def claim(files, config, *words, **more):
+    workdirs.claim(files, run_by_files(config), *words, **more)
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ def finished(config, tmp_path):
 
 def finish(files, config, inputs=MappingProxyType({})):
     """Has every stage that is not done write a few files."""
-    records = Records(files, config, dict.fromkeys(config["run"], "empax.core.files"), inputs)
+    records = Records(files, run_by_files(config), inputs)
     for name in config["run"]:
         if files.done(name).exists():
             continue
@@ -66,7 +71,7 @@ def test_stages_up_to_the_first_difference_are_taken(config, finished, tmp_path)
     assert read_json(files.config) == other
     claim(files, other, finished.root)  # goes on
     finish(files, other)
-    Records(files, other, dict.fromkeys(other["run"], "empax.core.files")).check()
+    Records(files, run_by_files(other)).check()
     write_json(files.stage("generator") / "deep" / "name.json", "mine")
     assert read_json(finished.stage("generator") / "deep" / "name.json") == "generator"
 
@@ -202,7 +207,7 @@ def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_
     assert not finished.stage("ppo").exists()
     assert finished.done("generator").exists()
     finish(finished, other)
-    Records(finished, other, dict.fromkeys(other["run"], "empax.core.files")).check()
+    Records(finished, run_by_files(other)).check()
 
 
 def test_settings_of_what_has_not_begun_may_change(config, finished):
@@ -231,7 +236,7 @@ def test_redo_makes_what_it_names_and_all_that_follows_anew_and_nothing_before(c
 @pytest.fixture
 def fine_tuned(tmp_path):
     """A finished run of REG on a T5: its stages hold nothing but their names."""
-    config = run.plain(reg_t5.get_config("tiny"))
+    config = plain(reg_t5.get_config("tiny"))
     files = WorkDir(tmp_path / "reg")
     claim(files, config)
     finish(files, config)
@@ -241,14 +246,14 @@ def fine_tuned(tmp_path):
 @pytest.mark.parametrize("other", ["reg_t5 no_retrieval", "reg_t5 sft", "emprl_t5", "emprl_t5 sft"])
 def test_fine_tuning_is_shared_by_runs_that_decode_otherwise_and_by_other_systems(fine_tuned, tmp_path, other):
     recipe, _, form = other.partition(" ")
-    config = run.plain({"reg_t5": reg_t5, "emprl_t5": emprl_t5}[recipe].get_config(f"tiny,{form}"))
+    config = plain({"reg_t5": reg_t5, "emprl_t5": emprl_t5}[recipe].get_config(f"tiny,{form}"))
     assert {"prepare", "generator"} <= set(taken(config, fine_tuned, tmp_path)[1])
     config[config["system"]]["generator"]["dropout"] = 0.3
     assert taken(config, fine_tuned, tmp_path / "again")[1] == ["prepare"]
 
 
 def test_what_needs_the_system_is_not_taken_from_another_one(fine_tuned, tmp_path):
-    config = run.plain(reg_t5.get_config("tiny"))
+    config = plain(reg_t5.get_config("tiny"))
     assert taken(config, fine_tuned, tmp_path)[1][-1] == "joint"
     config["reg"]["decoding"]["max_tokens"] = 3
     assert taken(config, fine_tuned, tmp_path / "again")[1][-1] == "index"  # which no decoding changes

@@ -8,7 +8,7 @@ import pytest
 from configs import emprl_llm, emprl_transformer, layouts, reg_t5
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
-from empax.pipeline.run import make_plan, plain
+from empax.pipeline.plan import make_plan, plain
 from empax.planning.plan import describe
 from empax.planning.sketches import sketch_stage, update_flops
 from empax.training.settings import check_batch_sizes

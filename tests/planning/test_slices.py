@@ -13,7 +13,7 @@ from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.sharding import MeshSettings, batch_sharding, make_mesh
 from empax.core.system import Sketch, Stage, TaskSpec
-from empax.pipeline import run
+from empax.pipeline.plan import make_plan, plain
 from empax.planning import slices
 from empax.planning.flops import count_flops
 from empax.planning.hlo import Program, Work
@@ -25,7 +25,7 @@ from tests.plans import plan_of
 
 @pytest.fixture(scope="module")
 def config():
-    return run.plain(reg_transformer.get_config("tiny"))
+    return plain(reg_transformer.get_config("tiny"))
 
 
 def test_times_are_those_of_the_roofline():
@@ -45,12 +45,12 @@ def test_times_are_those_of_the_roofline():
 
 @pytest.mark.slow
 def test_the_models_flops_are_those_without_recomputation(config):
-    plan = run.make_plan(config)
+    plan = make_plan(config)
     plain = update_flops(sketch_stage(plan, plan.stages["generator"]))
     found = []
     for remat in ("minimal", "full"):
         again = {**config, "reg": {**config["reg"], "generator": {**config["reg"]["generator"], "remat": remat}}}
-        plan = run.make_plan(again)
+        plan = make_plan(again)
         stage = plan.stages["generator"]
         found.append(update_flops(sketch_stage(plan, stage)))
         assert model_flops(plan, stage) == plain
@@ -61,7 +61,7 @@ def test_nor_does_an_encoder_set_in_the_stage_itself_count_twice(config):
     def with_remat(remat):
         section = config["attributes"]
         again = {**config, "attributes": {**section, "encoder": {**section["encoder"], "remat": remat}}}
-        plan = run.make_plan(again)
+        plan = make_plan(again)
         return plan, plan.stages["attributes"]
 
     plain, full = (update_flops(sketch_stage(*with_remat(remat))) for remat in ("none", "full"))
@@ -70,7 +70,7 @@ def test_nor_does_an_encoder_set_in_the_stage_itself_count_twice(config):
 
 def trials(config, name, **changes):
     config = {**config, name: {**config[name], **changes}}
-    plan = run.make_plan(config)
+    plan = make_plan(config)
     return trial_flops(sketch_stage(plan, plan.stages[name]))
 
 
@@ -85,14 +85,14 @@ def test_what_is_tried_out_before_an_update_is_counted(config):
     short, long = (trials(config, "joint", distillation={"explore_tokens": tokens}) for tokens in (8, 16))
     assert short < long < 4 * short
     assert trials(config, "generator") == 0
-    lines = {line.split()[0]: line for line in describe(run.make_plan(config)).splitlines()}
+    lines = {line.split()[0]: line for line in describe(make_plan(config)).splitlines()}
     assert re.search(r"GFLOPs an update and at most \d+\.\d of answers tried out before it$", lines["joint"])
     assert lines["generator"].endswith("GFLOPs an update")
 
 
 @pytest.mark.slow
 def test_a_rollout_is_counted_as_well():
-    config = run.plain(emprl_transformer.get_config("tiny"))
+    config = plain(emprl_transformer.get_config("tiny"))
     decoding = config["ppo"]["rollout"]
     short, long = (trials(config, "ppo", rollout={**decoding, "max_tokens": tokens}) for tokens in (8, 16))
     assert 0 < short < long
@@ -159,16 +159,16 @@ def test_the_step_that_is_planned_is_the_one_that_trains(load_module, tmp_path, 
 
 @pytest.mark.slow  # as long, of tracing
 def test_all_updates_that_a_policy_makes_from_a_batch_are_counted():
-    config = run.plain(emprl_transformer.get_config("tiny"))
+    config = plain(emprl_transformer.get_config("tiny"))
     assert (config["ppo"]["epochs"], config["ppo"]["minibatches"]) == (2, 2)
     dropped = set(config["run"]) - {"prepare", "ppo"}
     config = {name: value for name, value in config.items() if name not in dropped} | {"run": ["prepare", "ppo"]}
     config["ppo"]["epochs"] = 3
-    plan = run.make_plan(config)
+    plan = make_plan(config)
     stage = plan.stages["ppo"]
     one = update_flops(sketch_stage(plan, stage))
     assert model_flops(plan, stage) == 3 * one
-    assert f" {3 * one / 1e9:.1f} GFLOPs in 6 updates and at most " in describe(run.make_plan(config))
+    assert f" {3 * one / 1e9:.1f} GFLOPs in 6 updates and at most " in describe(make_plan(config))
 
 
 @pytest.mark.parametrize("topology", ["v4:2x2", "v5e", "v5e:", "v5e:2xtwo"])
@@ -176,10 +176,10 @@ def test_an_unknown_topology_is_named(topology, config):
     with pytest.raises(ConfigError, match=r"is unknown; it is v5e or v5p or v6e, a colon and the sizes"):
         chip_of(topology)
     with pytest.raises(ConfigError, match="is unknown"):
-        describe(run.make_plan({**config, "plan": {"topology": topology}}))
+        describe(make_plan({**config, "plan": {"topology": topology}}))
 
 
 def test_a_plan_of_some_stages_names_those_that_there_are(config):
     config = {**config, "plan": {"topology": "v5e:2x2", "stages": ("joint", "evaluate")}}
     with pytest.raises(ConfigError, match=r"plan\.stages has evaluate; the recipe trains generator, attributes"):
-        describe(run.make_plan(config))
+        describe(make_plan(config))

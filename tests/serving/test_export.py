@@ -27,8 +27,8 @@ from empax.models.heads import EMOTION_HEAD
 from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
+from empax.pipeline.plan import make_plan, plain
 from empax.pipeline.records import settings_hash
-from empax.pipeline.run import make_plan, plain
 from empax.reporting.model_card import Exported, model_card
 from empax.serving.export import ExportSettings, export_run
 from empax.systems.retrieval.parts import RetrievalParts
@@ -98,7 +98,7 @@ def made(tmp_path_factory):
         save(files.stage(name), params)
     write_sealed(files.stage("joint") / "result.json", {"step": 1, "best_step": 1})
     described = describe(files.root, files_of(files, "joint"))
-    settings = settings_hash(config, "joint")
+    settings = settings_hash(make_plan(config).stages["joint"])
     write_sealed(files.done("joint"), {"files": described, "settings": settings, "result": "", "built_on": {}})
     return files, stages
 

@@ -14,6 +14,7 @@ from empax.core.files import WorkDir, read_json, write_json
 from empax.core.system import RunContext, load_system
 from empax.core.types import Instance
 from empax.pipeline import evaluate, index, knowledge, prepare, run
+from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer
@@ -25,7 +26,7 @@ SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
 
 
 def reg():
-    config = run.plain(reg_transformer.get_config("tiny"))
+    config = plain(reg_transformer.get_config("tiny"))
     config["attributes"]["encoder"] = SMALL
     config["reg"]["retriever"] = SMALL
     return config
@@ -33,8 +34,8 @@ def reg():
 
 def emprl():
     """With both algorithms, and a retriever that is not there: without an index nobody looks for it."""
-    config = run.plain(emprl_transformer.get_config("tiny"))
-    grpo = run.plain(emprl_transformer.get_config("grpo,tiny"))["ppo"]
+    config = plain(emprl_transformer.get_config("tiny"))
+    grpo = plain(emprl_transformer.get_config("grpo,tiny"))["ppo"]
     order = config["run"]
     order = [*order[: order.index("ppo") + 1], "grpo", *order[order.index("ppo") + 1 :]]
     config["emprl"]["retriever"] = {"pretrained": "./nowhere"}
@@ -42,7 +43,7 @@ def emprl():
 
 
 def lempex_config():
-    config = run.plain(lempex.get_config("tiny"))
+    config = plain(lempex.get_config("tiny"))
     config["lempex"]["retriever"] = SMALL
     config["evaluate"]["second_judge"] = ""
     config["index"]["quality"] = {}
@@ -61,7 +62,7 @@ def attributes():
 
 def with_ranker():
     """NEC with all its tasks; without facts, which take long to choose. Twelve instances know one emotion."""
-    config = run.plain(nec.get_config("scratch,ranker,tiny"))
+    config = plain(nec.get_config("scratch,ranker,tiny"))
     config["nec"] |= {"ranker": "", "entity": False, "social": False}
     config["contrastive"]["contrast"]["different"] = 0
     return config
@@ -69,11 +70,11 @@ def with_ranker():
 
 def classic():
     """A classifier, and a generator that reads its emotions."""
-    return run.plain(classic_recipe.get_config("emo_prepend,tiny"))
+    return plain(classic_recipe.get_config("emo_prepend,tiny"))
 
 
 def reflect():
-    config = run.plain(reflectdiffu.get_config("tiny"))
+    config = plain(reflectdiffu.get_config("tiny"))
     for stage in ("reasons", "intents"):
         config[stage]["encoder"] = {**SMALL, "num_layers": 1}
     return config
@@ -88,7 +89,7 @@ CONFIGS = {
 
 def trained(system):
     """The training stages of a config whose tasks are the system's own."""
-    plan = run.make_plan(CONFIGS[system]())
+    plan = make_plan(CONFIGS[system]())
     return [name for name, stage in plan.stages.items() if stage.task.startswith(f"{system}.")]
 
 
@@ -113,10 +114,10 @@ def workdirs(finished, tmp_path_factory):
     @functools.cache
     def made(system):
         if system == "reg":
-            return WorkDir(finished), run.make_plan(read_json(finished / "config.json"))
+            return WorkDir(finished), make_plan(read_json(finished / "config.json"))
         config = CONFIGS[system]()
         config["data"]["limit"] = 12
-        files, plan = WorkDir(tmp_path_factory.mktemp(system)), run.make_plan(config)
+        files, plan = WorkDir(tmp_path_factory.mktemp(system)), make_plan(config)
         write_json(files.config, config)
         for stage in plan.stages.values():
             context = RunContext(files, plan, stage.name)
@@ -141,14 +142,14 @@ def workdirs(finished, tmp_path_factory):
 
 def test_every_task_is_here():
     for name in SYSTEMS:
-        plan = run.make_plan(CONFIGS[name]())
+        plan = make_plan(CONFIGS[name]())
         here = {stage.task for stage in plan.stages.values()}
         assert {f"{name}.{task}" for task in load_system(name).tasks} <= here
 
 
 @pytest.mark.parametrize(("system", "stage"), STAGES)
 def test_a_task_is_planned(system, stage):
-    plan = run.make_plan(CONFIGS[system]())
+    plan = make_plan(CONFIGS[system]())
     found = sketch_stage(plan, plan.stages[stage])
     assert jax.tree.leaves(found.params)
 
@@ -159,7 +160,7 @@ def test_a_batch_that_must_stay_whole_is_refused_in_parts_before_any_work(system
     config[stage]["accumulate"] = 2
     if system == "contrast":
         config[stage]["contrast"] = {"weight": 1.0}
-    plan = run.make_plan(config)
+    plan = make_plan(config)
     whole = not getattr(sketch_stage(plan, plan.stages[stage]).sketch.task, "splits_batches", True)
     found = [str(problem) for problem in run.find_problems(plan, WorkDir(tmp_path))]
     assert any(f"config.{stage}.accumulate = 2 cuts a batch" in problem for problem in found) == whole
@@ -235,7 +236,7 @@ def test_a_run_of_judges_says_what_it_trains_where_a_model_is_wanted(workdirs, t
 def test_a_retriever_is_missed_where_something_is_retrieved_alone(tmp_path):
     config = emprl()
     files = WorkDir(tmp_path)
-    assert not list(run.find_problems(run.make_plan(config), files))
+    assert not list(run.find_problems(make_plan(config), files))
     config["ppo"]["rewards"] = [{"goal": "f1"}]
-    (problem,) = run.find_problems(run.make_plan(config), files)
+    (problem,) = run.find_problems(make_plan(config), files)
     assert "'./nowhere' is neither a folder" in str(problem)

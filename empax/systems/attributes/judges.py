@@ -32,10 +32,16 @@ from empax.training.checkpoint import load_params
 Judge: TypeAlias = ClassifierJudge | IdentifierJudge
 """`(contexts, responses) -> log_probs[N, C, 3]`, with `task.mechanisms`, the names of the C, and `hash`."""
 
+
+def _alone(stage: JudgeTaskSettings | SentimentTaskSettings) -> bool:
+    """Whether a judge brings its encoder and its tokenizer."""
+    return bool(stage.encoder.pretrained)
+
+
 TASKS = {
-    "classifier": TaskSpec(ClassifierTaskSettings, check_classifier, build_classifier, sketch_classifier),
-    "identifier": TaskSpec(IdentifierTaskSettings, check_identifier, build_identifier, sketch_identifier),
-    "sentiment": TaskSpec(SentimentTaskSettings, check_sentiment, build_sentiment, sketch_sentiment),
+    "classifier": TaskSpec(ClassifierTaskSettings, check_classifier, build_classifier, sketch_classifier, alone=_alone),
+    "identifier": TaskSpec(IdentifierTaskSettings, check_identifier, build_identifier, sketch_identifier, alone=_alone),
+    "sentiment": TaskSpec(SentimentTaskSettings, check_sentiment, build_sentiment, sketch_sentiment, alone=_alone),
 }
 
 _LOADERS = {"classifier": load_classifier, "identifier": load_identifier}

@@ -11,6 +11,7 @@ from empax.core.files import WorkDir
 from empax.core.types import Instance
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact
 from empax.data.words import train_words
+from empax.pipeline.plan import make_plan, plain
 from empax.systems.classic.examples import ClassicExamples
 from empax.systems.classic.refinement import AFFECTION, COGNITION
 from empax.systems.classic.settings import ClassicSettings
@@ -143,8 +144,8 @@ def test_facts_come_from_a_stage_before(tmp_path):
     from configs import classic
     from empax.pipeline import run
 
-    config = run.plain(classic.get_config("cem,tiny"))
+    config = plain(classic.get_config("cem,tiny"))
     config["run"] = [name for name in config["run"] if name != "knowledge"]
     del config["knowledge"]
-    (problem,) = run.find_problems(run.make_plan(config), WorkDir(tmp_path))
+    (problem,) = run.find_problems(make_plan(config), WorkDir(tmp_path))
     assert "no stage of kind 'knowledge' comes before it" in str(problem)

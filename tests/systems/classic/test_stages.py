@@ -7,17 +7,18 @@ import pytest
 from configs import classic
 from empax.core.files import WorkDir
 from empax.pipeline import run
+from empax.pipeline.plan import make_plan, plain
 
 
 def problems(name, **changes):
-    config = run.plain(classic.get_config(f"{name},tiny"))
+    config = plain(classic.get_config(f"{name},tiny"))
     for path, value in changes.items():
         section = config
         *sections, last = path.split("__")
         for part in sections:
             section = section[part]
         section[last] = value
-    return [str(problem) for problem in run.find_problems(run.make_plan(config), WorkDir(Path("nowhere")))]
+    return [str(problem) for problem in run.find_problems(make_plan(config), WorkDir(Path("nowhere")))]
 
 
 @pytest.mark.parametrize("name", classic.FORMS)

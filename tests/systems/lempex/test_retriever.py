@@ -23,6 +23,7 @@ from empax.data.store import load_instances
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder, Towers
 from empax.pipeline import prepare, run
+from empax.pipeline.plan import make_plan, plain
 from empax.retrieval.corpus import embedders
 from empax.systems.lempex.retriever import (
     DenseRetriever,
@@ -206,12 +207,12 @@ def test_a_batch_is_not_cut(tmp_path):
                 metrics_path=tmp_path / "metrics.jsonl", stage="retriever",
             )  # fmt: skip
     config = tiny(retriever={"accumulate": 2})
-    (problem,) = run.find_problems(run.make_plan(config), WorkDir(tmp_path))
+    (problem,) = run.find_problems(make_plan(config), WorkDir(tmp_path))
     assert "config.retriever.accumulate = 2 cuts a batch" in str(problem)
 
 
 def tiny(**sections):
-    config = run.plain(lempex_retriever.get_config("tiny"))
+    config = plain(lempex_retriever.get_config("tiny"))
     config["data"]["limit"] = 12
     for name, values in sections.items():
         config[name] |= values
@@ -228,7 +229,7 @@ def prepared(tmp_path_factory):
     for name in FILES.values():
         (folder / FOLDER / name).write_text(json.dumps([entry]))
     files = WorkDir(folder / "run")
-    plan = run.make_plan(tiny(data={"dir": str(folder)}))
+    plan = make_plan(tiny(data={"dir": str(folder)}))
     prepare.run(plan.stages["prepare"].settings, RunContext(files, plan, "prepare"))
     return folder, files
 
@@ -236,7 +237,7 @@ def prepared(tmp_path_factory):
 def built(prepared, stage="retriever", **sections):
     folder, files = prepared
     sections = {**sections, "data": {"dir": str(folder)}}
-    plan = run.make_plan(tiny(**sections))
+    plan = make_plan(tiny(**sections))
     context = RunContext(files, plan, stage)
     return context, plan.stages[stage].spec.build(plan.stages[stage].settings, context)
 
@@ -270,7 +271,7 @@ def test_settings_change_what_is_embedded(prepared):
         "exchange": {"key": "exchange"},
         "not normal": {"retriever": small},
     }.items():
-        plan = run.make_plan(tiny(data={"dir": str(folder)}, lempex=values))
+        plan = make_plan(tiny(data={"dir": str(folder)}, lempex=values))
         context = RunContext(files, plan, "index")
         parts = TowerParts.of(context)
         made = parts.corpus_encoder({name: np.zeros(1) for name in parts.towers.names})
@@ -318,7 +319,7 @@ def test_two_folders_of_a_dpr_are_two_towers(prepared, tmp_path):
     models = [dpr_folder(tmp_path / side, side) for side in ("Question", "Context")]
     _, files = prepared
     chosen = {"retriever": {"pretrained": str(tmp_path / "Question")}, "key_pretrained": str(tmp_path / "Context")}
-    context = RunContext(files, run.make_plan(tiny(lempex=chosen)), "index")
+    context = RunContext(files, make_plan(tiny(lempex=chosen)), "index")
     check_towers(context)
     encoder, instances = pretrained_towers(context), load_instances(context, "train")
     texts = encoder.query_text(instances), encoder.key_text(instances)
@@ -344,7 +345,7 @@ def test_two_towers_that_do_not_belong_together_are_refused(prepared, tmp_path, 
 
     def check(folder):
         chosen = {"retriever": {"pretrained": str(tmp_path / "q")}, "key_pretrained": str(tmp_path / folder)}
-        check_towers(RunContext(files, run.make_plan(tiny(lempex=chosen)), "index"))
+        check_towers(RunContext(files, make_plan(tiny(lempex=chosen)), "index"))
 
     with pytest.raises(ConfigError, match=said):
         check("k")

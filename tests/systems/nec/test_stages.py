@@ -11,6 +11,7 @@ from empax.core.types import Instance
 from empax.data.knowledge import Fact, facts_of
 from empax.decoding.settings import DecodeSettings
 from empax.pipeline import run
+from empax.pipeline.plan import make_plan, plain
 from empax.systems.knowledge.finder import with_facts
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import CandidateSettings, ContrastiveTaskSettings, NecSettings
@@ -79,7 +80,7 @@ def test_known_parameters_take_the_place_of_drawn_ones_and_new_ones_stay():
 
 
 def config(arg="tiny", **changes):
-    made = run.plain(nec.get_config(arg))
+    made = plain(nec.get_config(arg))
     made["data"]["limit"] = 40
     for path, value in changes.items():
         section, _, name = path.partition("__")
@@ -88,7 +89,7 @@ def config(arg="tiny", **changes):
 
 
 def problems(made, tmp_path):
-    return [str(p) for p in run.find_problems(run.make_plan(made), WorkDir(tmp_path))]
+    return [str(p) for p in run.find_problems(make_plan(made), WorkDir(tmp_path))]
 
 
 def test_what_is_wrong_is_said_before_any_work(tmp_path):

@@ -14,6 +14,7 @@ from empax.data.features import SPECIAL_TOKENS
 from empax.data.intents import INTENTS
 from empax.data.spans import Span, SpanExample
 from empax.pipeline import run
+from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
 from empax.systems.reflectdiffu import intents
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReasonExamples, ReflectExamples, polarities
@@ -113,11 +114,11 @@ def test_forms_change_the_joint_stage_and_go_together():
     for form, changes in reflectdiffu.FORMS.items():
         config = reflectdiffu.get_config(form)
         assert all(plain.generator.get(name) != value == config.generator[name] for name, value in changes.items())
-        assert run.make_plan(run.plain(config)).stages["generator"].settings
+        assert make_plan(plain(config)).stages["generator"].settings
 
 
 def tiny(*words, **changes):
-    config = run.plain(reflectdiffu.get_config(",".join([*words, "tiny"])))
+    config = plain(reflectdiffu.get_config(",".join([*words, "tiny"])))
     config["mesh"]["data"] = 1
     for path, value in changes.items():
         section, _, name = path.partition("__")
@@ -141,7 +142,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_cannot_work_is_refused_before_any_work(said, tmp_path):
-    problems = list(run.find_problems(run.make_plan(tiny(**REFUSED[said])), WorkDir(tmp_path)))
+    problems = list(run.find_problems(make_plan(tiny(**REFUSED[said])), WorkDir(tmp_path)))
     assert any(said in str(problem) for problem in problems), problems
 
 
@@ -163,13 +164,13 @@ WRONG = {
 @pytest.mark.parametrize("said", WRONG)
 def test_settings_out_of_range_are_refused(said):
     with pytest.raises(ConfigError, match=re.escape(said)):
-        run.make_plan(tiny(**WRONG[said]))
+        make_plan(tiny(**WRONG[said]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["", *reflectdiffu.FORMS])
 def test_it_is_planned(form):
-    plan = run.make_plan(tiny(*filter(None, [form])))
+    plan = make_plan(tiny(*filter(None, [form])))
     found = sketch_stage(plan, plan.stages["generator"])
     assert ("contagion" in found.params) == (form not in ("no_reasons", "plain"))
     assert ("mimicry" in found.params) == (form not in ("no_mimicry", "plain"))

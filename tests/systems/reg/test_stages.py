@@ -15,7 +15,7 @@ from empax.data import features
 from empax.data.batches import draw
 from empax.data.store import PrepareSettings, load_candidates, load_instances
 from empax.pipeline import evaluate
-from empax.pipeline.run import make_plan
+from empax.pipeline.plan import make_plan
 from empax.retrieval.index import StaleIndexError
 from empax.systems.dialogue.settings import GeneratorTaskSettings
 from empax.systems.dialogue.stages import build_generator

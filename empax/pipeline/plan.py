@@ -1,0 +1,199 @@
+"""A config, parsed: every section as settings, and of each stage what it reads and which code runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from empax.core.config import LARGEST_INT, ConfigError, check_keys, split_keys, to_settings
+from empax.core.files import WorkDir
+from empax.core.manifest import read_config
+from empax.core.settings import DataSettings, RunOptions
+from empax.core.system import RunPlan, Stage, System, find_task, load_system
+from empax.pipeline.code import has_source
+from empax.training.settings import LoopSettings
+
+_HERE = ("prepare", "annotate", "knowledge", "train", "assess", "index", "evaluate", "swaps")
+KINDS = {
+    **{kind: f"empax.pipeline.{kind}" for kind in _HERE},
+    "report": "empax.reporting.report",  # by name: reporting is built on this package
+}
+"""What a section's `kind` may be → the module, with `Settings`, `check(settings, run)` and `run(settings, run)`."""
+
+BY_SYSTEM = ("train", "index", "evaluate", "swaps")
+"""Kinds of stage that call modules of a system, by its name."""
+
+_WITHOUT_CHANCE = ("prepare", "annotate", "knowledge", "assess")
+"""Kinds of stage that draw nothing at random."""
+
+_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
+_OWN_KEYS = ("system", "seed", "run", "data")
+
+
+def plain(value: Any) -> Any:
+    """A ConfigDict as dicts, lists and numbers, references resolved, as JSON would give it back."""
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def with_kinds(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the `kind` of each stage that leaves it out and is called after one."""
+    found = {name: section for name, section in config.items() if name in KINDS and isinstance(section, Mapping)}
+    return {**config, **{name: {"kind": name, **section} for name, section in found.items()}}
+
+
+def make_plan(config: Mapping[str, Any]) -> RunPlan:
+    """Checks the whole config and turns every section into settings, before any work starts.
+
+    Raises:
+      ConfigError: naming the path, what was found, what is allowed.
+    """
+    config = with_kinds(config)
+    if missing := [key for key in _OWN_KEYS if key not in config]:
+        raise ConfigError(f"the config lacks {', '.join(missing)}.")
+    if type(config["seed"]) is not int:
+        raise ConfigError(f"config.seed = {config['seed']!r} must be int.")
+    if not 0 <= config["seed"] <= LARGEST_INT:
+        raise ConfigError(f"config.seed = {config['seed']} must lie in [0, {LARGEST_INT}].")
+    _check_names(config["run"])
+    options = RunOptions.of(config)
+    system = load_system(config["system"])
+    check_keys(config, [*_OWN_KEYS, *RunOptions.names(), system.name, *config["run"]], where="config", owner="the run")
+    if system.name not in config:
+        raise ConfigError(f"the config lacks its section config.{system.name}.")
+    return RunPlan(
+        config=config,
+        system=system,
+        system_settings=to_settings(system.settings, config[system.name], where=f"config.{system.name}"),
+        data=to_settings(DataSettings, config["data"], where="config.data"),
+        options=options,
+        stages={name: _make_stage(name, config, system) for name in config["run"]},
+        seed=config["seed"],
+        package=_package(config["system"]),
+    )
+
+
+def read_plan(files: WorkDir) -> RunPlan:
+    """The plan of the run that a work directory holds.
+
+    Raises:
+      DataError: config.json is damaged.
+      ConfigError: it is no config of this version.
+    """
+    config = read_config(files)
+    try:
+        return make_plan(config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{files.config} is of another version of empax: {error} Use the version that made it ({files.provenance} "
+            "names its commit), or choose another --workdir."
+        ) from error
+
+
+def changed_plan(plan: RunPlan, changes: Mapping[str, Mapping[str, Any]], gone: Collection[str]) -> RunPlan:
+    """The plan of the same config with other settings of some stages, and without others.
+
+    Args:
+      plan: it stays.
+      changes: stage → settings to set.
+      gone: stages to leave out.
+    """
+    config = {name: section for name, section in plan.config.items() if name not in gone}
+    config |= {name: {**config[name], **values} for name, values in changes.items()}
+    return make_plan({**config, "run": [name for name in config["run"] if name not in gone]})
+
+
+def _check_names(names: Any) -> None:
+    words = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    if not words or not names or len(set(names)) < len(names):
+        raise ConfigError(f"config.run = {names!r} must be a list of names of stages, each once.")
+
+
+def _make_stage(name: str, config: Mapping[str, Any], system: System) -> Stage:
+    where = f"config.{name}"
+    if name not in config:
+        raise ConfigError(f"config.run names {name!r}, but there is no {where}.")
+    section = config[name]
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{where} = {section!r} must be a section of settings.")
+    if "kind" not in section:
+        raise ConfigError(f"{where} lacks kind; it must be one of {', '.join(KINDS)}.")
+    kind = section["kind"]
+    if kind not in list(KINDS):  # it may be anything
+        raise ConfigError(f"{where}.kind = {kind!r} must be one of {', '.join(KINDS)}.")
+    own = {key: value for key, value in section.items() if key != "kind"}
+    module = importlib.import_module(KINDS[kind])
+    if kind == "train":
+        stage, owner = _training_stage(name, own, config["system"])
+    else:
+        stage, owner = Stage(name, kind, to_settings(module.Settings, own, where=where)), config["system"]
+    modules = [module.__name__, *_modules_of_users(section), *([_package(owner)] if kind in BY_SYSTEM else [])]
+    return dataclasses.replace(stage, reads=_reads(stage, config, system), modules=modules)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TaskName:
+    """`task` is "SYSTEM.TASK", or a task of the run's own system."""
+
+    task: str
+
+
+def _training_stage(name: str, section: Mapping[str, Any], system: str) -> tuple[Stage, str]:
+    """Deals one flat section out to the loop and to the task that it names; with the name of the system that has it.
+
+    Raises:
+      ConfigError: no such task, or a setting that neither it nor the loop has.
+    """
+    where = f"config.{name}"
+    if "task" not in section:
+        raise ConfigError(f"{where} lacks task, the name of what to train.")
+    owner, task = find_task(section["task"], system, where)
+    spec = owner.tasks[task]
+    named, loop, own = split_keys(section, _TaskName, LoopSettings, spec.settings, where=where)
+    to_settings(_TaskName, named, where=where)
+    made, settings = to_settings(LoopSettings, loop, where=where), to_settings(spec.settings, own, where=where)
+    alone = spec.alone is not None and spec.alone(settings)
+    stage = Stage(name, "train", settings, f"{owner.name}.{task}", spec, made, section.get("seed"), alone=alone)
+    return stage, section["task"].rpartition(".")[0] or system
+
+
+def _reads(stage: Stage, config: Mapping[str, Any], system: System) -> dict[str, Any]:
+    """What a stage reads of a config; two systems that offer the same task read the same.
+
+    What a task or an index leaves unread is left out.
+    """
+    read: dict[str, Any] = {"data": config["data"], stage.name: config[stage.name]}
+    if stage.kind in _WITHOUT_CHANCE:
+        return read
+    if stage.seed is None:
+        read["seed"] = config["seed"]
+    if stage.alone:
+        return read
+    owner, unread = config["system"], system.index_unread if stage.kind == "index" else ()
+    if stage.spec is not None:
+        build, unread = stage.spec.build, stage.spec.unread
+        owner = f"{build.__module__}.{build.__qualname__}"
+    shared = {key: value for key, value in config[system.name].items() if key not in unread}
+    return {**read, "task": owner, "system": shared}
+
+
+def _package(system: str) -> str:
+    return system.partition(":")[0] if ":" in system else f"empax.systems.{system}"
+
+
+def _modules_of_users(value: Any) -> list[str]:
+    """Modules of the functions that settings name as "module:name": rewards, losses, metrics."""
+    if isinstance(value, Mapping):
+        return [module for inner in value.values() for module in _modules_of_users(inner)]
+    if isinstance(value, (list, tuple)):
+        return [module for inner in value for module in _modules_of_users(inner)]
+    found = _FUNCTION.fullmatch(value) if isinstance(value, str) else None
+    return [found[1]] if found and has_source(found[1]) else []
