@@ -32,7 +32,7 @@ def leave_out_absent(plan: RunPlan, files: WorkDir) -> RunPlan:
     if not undecided:
         return plan
     gone = {name: one.mechanisms for name, one in undecided.items() if not _is_there(plan, files, name)}
-    changes: dict[str, dict[str, Any]] = {name: {"data": "epitome"} for name in undecided if name not in gone}
+    changes: dict[str, dict[str, Any]] = {name: {"data": None} for name in undecided if name not in gone}
     for name, settings in annotating.items():
         lost = {m for stage in settings.classifiers for m in gone.get(stage, ())}
         if lost:

@@ -103,11 +103,12 @@ def changed_plan(plan: RunPlan, changes: Mapping[str, Mapping[str, Any]], gone: 
 
     Args:
       plan: it stays.
-      changes: stage → settings to set.
+      changes: stage → settings to set; None = as if the section did not name it.
       gone: stages to leave out.
     """
     config = {name: section for name, section in plan.config.items() if name not in gone}
-    config |= {name: {**config[name], **values} for name, values in changes.items()}
+    for name, values in changes.items():
+        config[name] = {key: value for key, value in {**config[name], **values}.items() if value is not None}
     return make_plan({**config, "run": [name for name in config["run"] if name not in gone]})
 
 

@@ -1003,7 +1003,8 @@ FILES = [
     Case(
         "pipeline/workdirs.py", "Give the command that began this run{}, choose another --workdir, or add --redo={}",
         lambda t: workdirs.claim(without_config(t), make_plan(_OTHER)),
-        lambda t: (workdirs.claim(WorkDir(t.tmp / "run"), _planned()), workdirs.claim(WorkDir(t.tmp / "new"), make_plan(_OTHER)),
+        lambda t: (workdirs.claim(WorkDir(t.tmp / "run"), _planned()),
+                   workdirs.claim(WorkDir(t.tmp / "new"), make_plan(_OTHER)),
                    workdirs.claim(without_config(t), make_plan(_OTHER), redo=["prepare"])),
     ),
     Case(

@@ -10,6 +10,7 @@ from empax.core.files import WorkDir, read_json
 from empax.core.types import MECHANISMS
 from empax.data.epitome import FILES, FOLDER
 from empax.pipeline import prepare, run
+from empax.pipeline.absent import leave_out_absent
 from empax.pipeline.plan import make_plan, plain
 from empax.reporting.content import facts
 from tests.data.test_epitome import write
@@ -34,7 +35,7 @@ def own(tmp_path):
 
 
 def decide(config, workdir):
-    return run.decided(make_plan(config), WorkDir(workdir)).config
+    return leave_out_absent(make_plan(config), WorkDir(workdir)).config
 
 
 def add_epitome(folder):

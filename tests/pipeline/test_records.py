@@ -24,7 +24,7 @@ CONFIG = {
     "prepare": {"kind": "prepare"},
     "generator": {"kind": "train", "task": "generator", "steps": 4, "batch_size": 2, "buckets": [8]},
     "index": {"kind": "index"},
-    "evaluate": {"kind": "evaluate"},
+    "evaluate": {"kind": "evaluate", "stage": "generator"},
 }
 INSTANCES = [Instance(f"d{i}#2", (f"turn {i}",), "yes", "sad", {}) for i in range(3)]
 
@@ -150,7 +150,8 @@ def test_whoever_reads_finds_the_damage(files, how):
 
 
 def test_lost_annotations_are_no_run_without_attributes(tmp_path):
-    config = CONFIG | {"run": ["prepare", "annotate"], "annotate": {"kind": "annotate"}}
+    shared = {name: value for name, value in CONFIG.items() if name not in CONFIG["run"]}
+    config = shared | {"run": ["prepare", "annotate"], "prepare": CONFIG["prepare"], "annotate": {"kind": "annotate"}}
     files = WorkDir(tmp_path)
     records = records_of(files, config)
     for name in config["run"]:
