@@ -40,7 +40,8 @@ def run_by_files(config: Mapping[str, Any]) -> RunPlan:
 
 def _stage(name: str, config: Mapping[str, Any], system: System) -> Stage:
     try:
-        return plan._make_stage(name, config, system)
+        whole = {"seed": 0, "data": {}, "system": "none", system.name: {}, **config}
+        return plan._make_stage(name, whole, system)
     except (ConfigError, KeyError):
         section = config.get(name, {})
         return Stage(name, section.get("kind", ""), None, seed=section.get("seed"))

@@ -441,10 +441,10 @@ RECIPES = [
         {"annotate.left_out": []},
     ),
     recipe_case(
-        "pipeline/run.py", "must be a list of names of stages", {"run": "prepare"}, {"run": ["prepare"]}
+        "pipeline/plan.py", "must be a list of names of stages", {"run": "prepare"}, {"run": ["prepare"]}
     ),
     recipe_case(
-        "pipeline/run.py", "names {}, but there is no {}", {"run": ["prepare", "index", "extra"]},
+        "pipeline/plan.py", "names {}, but there is no {}", {"run": ["prepare", "index", "extra"]},
         {"run": ["prepare", "index"]},
     ),
     recipe_case(
@@ -534,7 +534,7 @@ RECIPES = [
         "systems/retrieval/settings.py", "set emotion_share to 0, or name the recipe with no_attributes",
         {"reg.attributes": False, "reg.emotion_share": 0.5}, {"reg.attributes": False, "reg.emotion_share": 0.0},
     ),
-    recipe_case("pipeline/train.py", "lacks task, the name of what to train", {"run": ["prepare", "x"], "x": {
+    recipe_case("pipeline/plan.py", "lacks task, the name of what to train", {"run": ["prepare", "x"], "x": {
         "kind": "train"}}, {"run": ["prepare"]}),
     Case(
         "pipeline/index.py", "leave that stage out, or name a stage that trains one",

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError
+from empax.core.files import DataError, write_json
 from empax.core.types import Prediction
 from empax.evaluation import scoring
 from empax.evaluation.pairing import not_comparable
@@ -120,6 +120,7 @@ def test_another_number_under_its_name_is_refused(notes, said):
 
 
 def test_another_model_than_a_bart_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "t5"}', encoding="utf-8")
+    sizes = {"vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    write_json(tmp_path / "config.json", {"model_type": "t5", **sizes})
     with pytest.raises(ConfigError, match="holds a 't5'; BARTScore wants the folder of a BART"):
         check_bart(str(tmp_path))

@@ -4,12 +4,17 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.system import find_task, load_system
-from empax.pipeline.train import make_stage
+from empax.pipeline.plan import make_plan
 from empax.systems import attributes, reg
 from empax.systems.attributes import ClassifierTaskSettings
 from empax.systems.reg.settings import JointTaskSettings
 
 SECTION = {"task": "joint", "steps": 3, "batch_size": 2, "buckets": [8], "retriever_weight": 0.4}
+
+
+def make_stage(name, section, system):
+    shared = {"system": system, "seed": 0, "data": {"name": "sample"}, "run": [name], system: {}}
+    return make_plan({**shared, name: {"kind": "train", **section}}).stages[name]
 
 
 def test_settings_go_where_they_belong():
@@ -26,6 +31,13 @@ def test_a_stage_may_name_a_task_of_another_system():
     assert made.settings == ClassifierTaskSettings(holdout=0.3)
     assert (made.task, made.seed) == ("attributes.classifier", 4)
     assert made.spec is attributes.TASKS["classifier"]
+    assert not made.alone
+    assert set(made.reads) == {"data", "judges", "task", "system"}
+    alone = make_stage(
+        "judges", {**section, "task": "attributes.classifier", "encoder": {"pretrained": "minilm"}}, "reg"
+    )
+    assert alone.alone
+    assert set(alone.reads) == {"data", "judges", "seed"}
     assert find_task("attributes.classifier", "reg", "c") == (attributes.SYSTEM, "classifier")
 
 
