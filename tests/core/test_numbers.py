@@ -91,7 +91,7 @@ ZERO_REFUSED = (
     "encoder_repetition_penalty", "decay_rate", "clip_threshold", "min_dim_size_to_factor", "epsilon_high", "delta",
     "min_count", "searched", "width", "latent", "teacher_decay_steps", "kernel",
     "facts_tokens", "social_tokens", "own_tokens", "max_piece_tokens", "max_candidates", "tails", "entity_facts",
-    "hidden", "rows", "comparisons", "max_source_tokens",
+    "hidden", "rows@study", "comparisons", "max_source_tokens",
     "num_actions", "restore_steps", "state_time", "weight@ContrastSettings", "weight@nec",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""
