@@ -302,10 +302,12 @@ def load_system(name: str, where: str = "config.system") -> System:
     Raises:
       ConfigError: there is no such system.
     """
+    _check_text(name, where)
+    module = f"empax.systems.{name}"
     try:
-        found = load_named(name, where) if ":" in name else _system_of(f"empax.systems.{name}")
+        found = load_named(name, where) if ":" in name else _system_of(module)
     except ModuleNotFoundError as error:
-        if error.name != f"empax.systems.{name}":
+        if not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
             f"{where} = {name!r} is no module of empax/systems; a system of your own is 'module:name'."
@@ -313,6 +315,11 @@ def load_system(name: str, where: str = "config.system") -> System:
     if not isinstance(found, System):
         raise ConfigError(f"{where} = {name!r} names no System; see empax.core.system.")
     return found
+
+
+def _check_text(name: object, where: str) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"{where} = {name!r} must be a text.")
 
 
 def _system_of(module: str) -> Any:
@@ -330,6 +337,7 @@ def find_task(name: str, system: str, where: str) -> tuple[System, str]:
     Raises:
       ConfigError: there is no such system or task.
     """
+    _check_text(name, f"{where}.task")
     owner, _, task = name.rpartition(".")
     found = load_system(owner, f"{where}.task") if owner else load_system(system)
     if task not in found.tasks:
