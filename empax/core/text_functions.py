@@ -69,7 +69,9 @@ def call_on_texts(
     fields = row_fields(rows, known) if named or takes_any else {}
     if missing := [field for field in named if named[field] and field not in fields]:
         raise ConfigError(f"{what} wants {', '.join(missing)}; the fields of its rows are {', '.join(sorted(fields))}.")
-    given = fields if takes_any else {field: fields[field] for field in named if field in fields}
+    # A field may be called what the function calls its texts ("references").
+    asked = fields.keys() - set(_texts_of(function)) if takes_any else named
+    given = {field: fields[field] for field in fields if field in asked}
     with blamed(what):
         found = function(list(contexts), list(responses), list(references), **given)
     return checked_numbers(found, what, len(rows))
@@ -93,11 +95,16 @@ def wanted_fields(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # of a function in C
         return {}, False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    first = [p for p in parameters if p.kind in positional][:3]
-    named = [p for p in parameters if p not in first and p.kind in (positional[1], inspect.Parameter.KEYWORD_ONLY)]
+    texts, by_name = _texts_of(function), (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [p for p in parameters if p.name not in texts and p.kind in by_name]
     takes_any = any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters)
     return {p.name: p.default is inspect.Parameter.empty for p in named}, takes_any
+
+
+def _texts_of(function: Callable[..., Any]) -> list[str]:
+    """What a function whose signature is known calls contexts, responses and references."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in positional][:3]
 
 
 def needed_fields(function: Callable[..., Any]) -> set[str]:

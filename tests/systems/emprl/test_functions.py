@@ -177,6 +177,21 @@ def test_functions_are_given_the_fields_that_they_name():
     assert asked == {"id": ["a#2", "b#2"], "emotion": ["joyful", ""], "topic": ["sea", None], "score": [None, 2]}
 
 
+def test_a_field_may_be_called_what_a_function_calls_its_texts():
+    rows = [dataclasses.replace(one, notes={"references": "gold", "said": "yes", "topic": "sea"}) for one in NOTED]
+    asked = {}
+
+    def everything(contexts, said, references, **fields):
+        asked.update(fields, texts=(said, references))
+        return [0.0, 1.0]
+
+    call_text_function(everything, "m:f", rows, ["x", "y"])
+    assert asked == {
+        "id": ["a#2", "b#2"], "emotion": ["joyful", ""], "topic": ["sea", "sea"],
+        "texts": (["x", "y"], ["yes", "no"]),
+    }  # fmt: skip
+
+
 def test_a_field_that_no_row_has_is_named(module):
     def wants(contexts, responses, references, tpoic):
         return [0.0] * len(responses)
