@@ -171,5 +171,6 @@ def _convert_plain(value: Any, hint: Any, where: str) -> Any:
 def split_keys(values: Mapping[str, Any], *groups: type, where: str) -> list[dict[str, Any]]:
     """Deals the keys of one section out to several dataclasses; a key that none has is a ConfigError."""
     names = [{field.name for field in dataclasses.fields(group)} for group in groups]
-    check_keys(values, set().union(*names), where=where, owner=" + ".join(group.__name__ for group in groups))
+    owner = " + ".join(group.__name__ for group in groups if not group.__name__.startswith("_"))
+    check_keys(values, set().union(*names), where=where, owner=owner)
     return [{key: values[key] for key in values if key in group} for group in names]

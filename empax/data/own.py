@@ -49,11 +49,14 @@ def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
     if folder and root.is_file():
         note("the corpus", root.parent, [root])
         return {split: [root] for split in SPLITS}
-    found = {split: sorted(p for p in root.glob(f"{split}*.jsonl") if p.stat().st_size) for split in SPLITS}
+    there = {split: sorted(root.glob(f"{split}*.jsonl")) for split in SPLITS}
+    found = {split: [path for path in paths if path.stat().st_size] for split, paths in there.items()}
     missing = [f"{split}*.jsonl" for split, paths in found.items() if not paths]
     if missing or not folder:
+        filled = " with a line in it" if there != found else ""
         raise DataError(
-            f'config.data.dir = {str(folder)!r} holds no {", ".join(missing) or "corpus"}; with data.name = "jsonl" '
+            f"config.data.dir = {str(folder)!r} holds no {', '.join(missing) or 'corpus'}{filled}; "
+            'with data.name = "jsonl" '
             f"it names a folder with {', '.join(f'{split}*.jsonl' for split in SPLITS)}, or one file."
         )
     note("the corpus", root, [path for paths in found.values() for path in paths])

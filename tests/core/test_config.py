@@ -90,3 +90,6 @@ def test_split_keys_deals_out_and_refuses_what_nobody_has():
         ConfigError, match=r"config\.stage\.sise is not a setting of Inner \+ Outer; did you mean 'size"
     ):
         split_keys({"sise": 1}, Inner, Outer, where="config.stage")
+    own = dataclasses.make_dataclass("_Own", [("task", str)])  # which says nothing to a user
+    with pytest.raises(ConfigError, match=r"config\.stage\.tsak is not a setting of Inner; did you mean 'task'"):
+        split_keys({"tsak": 1}, own, Inner, where="config.stage")

@@ -122,7 +122,7 @@ def test_every_split_must_be_there(folder):
     with pytest.raises(DataError, match=r"holds no test\*\.jsonl; with data\.name = \"jsonl\""):
         find_files(folder)
     (folder / "test.jsonl").touch()
-    with pytest.raises(DataError, match=r"holds no test"):
+    with pytest.raises(DataError, match=r"holds no test\*\.jsonl with a line in it; with"):
         find_files(folder)
     with pytest.raises(DataError, match=r"config\.data\.dir = ''"):
         find_files("")
