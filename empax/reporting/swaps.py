@@ -84,7 +84,15 @@ def _likelihoods(title: str, found: Mapping[str, Any]) -> Table:
                 f"{cells['exemplar_f1']['value']:.1f}" if "exemplar_f1" in cells else "–",
             ]
         )
-    head = ["given", "NLL / reply ↓", "− its own", "− none", "NLL / token ↓", "− its own", "F1 with the reference"]
+    head = [
+        "given",
+        "NLL / reply ↓",
+        "− its own",
+        "− none",
+        "NLL / token ↓",
+        "− its own, a token",
+        "F1 with the reference",
+    ]
     data = found["data"]
     chosen = f" of {data['answered']:,} answered ones" if data["rows"] < data["answered"] else ""
     counts = {_GIVEN[name]: one["with_too_few"] for name, one in found["given_about"].items()}

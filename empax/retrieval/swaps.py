@@ -51,9 +51,9 @@ def draw_exemplars(
 def _draw(pool: np.ndarray, groups: np.ndarray, own: int, k: int, rng: np.random.Generator) -> Int[np.ndarray, " K"]:
     """k rows of the pool, each of another group, none of the group `own`."""
     found: dict[int, int] = {}
-    # A few draws are enough but where the pool is small.
-    for order in (pool[rng.integers(max(len(pool), 1), size=_TRIES * k * bool(len(pool)))], rng.permutation(pool)):
+    for whole in (False, True) if len(pool) else ():  # a few draws are enough but where the pool is small
         found = {}
+        order = rng.permutation(pool) if whole else pool[rng.integers(len(pool), size=_TRIES * k)]
         for row in order.tolist():
             if groups[row] != own:
                 found.setdefault(int(groups[row]), row)
