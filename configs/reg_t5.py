@@ -37,7 +37,7 @@ HUB = {
     "xl": "google/t5-v1_1-xl",  # T5 1.0 has no size of that name
 }
 MODELS = (WHEEL, *HUB)
-FORMS = ("no_attributes", "no_retrieval", "sft", *reg_transformer.LAYOUTS)
+FORMS = ("no_attributes", "no_retrieval", "sft", "contrastive", *reg_transformer.LAYOUTS)
 PLAIN = {"clip_norm": 1.0, "schedule": "linear"}
 
 
@@ -112,6 +112,8 @@ def on_accelerators(config: ConfigDict) -> None:
         head = [{"pattern": "^emotion/", "learning_rate_scale": 20.0}]
         config.emotions.buckets = (64, 128)
         config.emotions.optimizer = ConfigDict({"learning_rate": 5e-5, "warmup_steps": 100, "groups": head, **PLAIN})
+        if "contrastive" in config:
+            config.contrastive.buckets = (64, 128)
     if "joint" not in config:
         return
     learnt = [{"pattern": "^emotion", "frozen": True}]  # from far more texts, in the stage before

@@ -7,6 +7,7 @@ r"""REG on EmpatheticDialogues with the paper's first backbone, a Transformer fr
   python -m empax.main --config=configs/reg_transformer.py:joined          # the same in the paper's literal form
   python -m empax.main --config=configs/reg_transformer.py:joined_10       # the same, on a tenth of the rows
   python -m empax.main --config=configs/reg_transformer.py:own_tokens      # or ":response", see data.sources
+  python -m empax.main --config=configs/reg_transformer.py:contrastive     # ours: its retriever learns as DPR first
   python -m empax.main --config=configs/reg_transformer.py:reasons         # ours: ReflectDiffu's reasons as queries
   python -m empax.main --config=configs/reg_transformer.py:machine=gpu     # sized for an accelerator
   python -m empax.main --config=configs/reg_transformer.py:tiny            # a trial, as ":no_attributes,tiny" is
@@ -34,9 +35,10 @@ LAYOUTS = {"apart": "apart", "joined": "joined", "joined_10": "joined", "own_tok
            "response": "response"}  # fmt: skip
 """Forms that show exemplars and teach no retriever, with how they show them."""
 
-FORMS = ("no_retrieval", "no_attributes", "reasons", *LAYOUTS)
+FORMS = ("no_retrieval", "no_attributes", "contrastive", "reasons", *LAYOUTS)
 MACHINES = ("cpu", "gpu")
-STAGES = ("generator", "index", "attributes", "annotate", "exemplars", "emotions", "retriever", "reindex", "joint")
+STAGES = ("generator", "index", "attributes", "annotate", "exemplars", "emotions", "contrastive", "retriever",
+          "reindex", "joint")  # fmt: skip
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -54,7 +56,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def recipe(form: str, machine: str) -> ConfigDict:
     """The whole system, sized for a machine, or one of FORMS."""
     config = common.base(system="reg", data="empathetic_dialogues")
-    config.run = ("prepare", *STAGES, "evaluate", "swaps", "report")
+    config.run = tuple(name for name in ("prepare", *STAGES, "evaluate", "swaps", "report") if name != "contrastive")
     config.reg = models()
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"vocab_size": 10_000, "lowercase": True}})
     config.attributes = attributes()
@@ -184,6 +186,25 @@ def emotions() -> ConfigDict:
     )
 
 
+def contrastive() -> ConfigDict:
+    """Ours: contexts learn to find their own responses in a batch, before candidates are tried out."""
+    return common.train(
+        task="dense",
+        start_from="emotions",
+        temperature=0.05,  # Contriever's
+        negatives=(),
+        buckets=(32, 48, 64),
+        learning_rate=5e-5,  # of LEMPEx' retriever here
+        best_metric="loss",
+        max_eval_examples=2000,
+        optimizer={
+            "warmup_steps": 40,
+            "schedule": "linear",
+            "groups": [common.FIXED_EMBEDDING, {"pattern": "^emotion", "frozen": True}],
+        },
+    )
+
+
 def distillation() -> dict:
     """Of stages 2 and 3 (Eq. 3 to 5)."""
     return {
@@ -285,6 +306,13 @@ def ablate(config: ConfigDict, form: str) -> None:
         config.retriever.distillation.emotion_weight = 0.0
         config.joint.distillation.emotion_weight = 0.0
         config.reg.update({"attributes": False, "emotion_share": 0.0})
+    if form == "contrastive":
+        place = config.run.index("retriever")
+        config.run = (*config.run[:place], "contrastive", *config.run[place:])
+        config.contrastive = contrastive()
+        config.contrastive.update(common.sizes(steps=config.emotions.steps, batch_size=64, evaluations=4))
+        config.retriever.start_from = "contrastive"
+        config.reg.key = "response"  # an exchange holds the context that looks for it
     if form in LAYOUTS or form == "no_retrieval":
         # No stage leaves attributes or learns emotions, so that there are none in sources or scores.
         config.run = ("prepare", "generator", "index", "exemplars", "evaluate", "swaps", "report")
@@ -299,7 +327,7 @@ def ablate(config: ConfigDict, form: str) -> None:
         config.longer = longer(config)
         config.evaluate.stage = "longer"
     for name in (*STAGES, "swaps"):
-        if name not in config.run:
+        if name in config and name not in config.run:
             del config[name]
     read(config)
 

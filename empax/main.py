@@ -30,7 +30,7 @@ from empax.core.paths import check_folder, expand
 from empax.core.recipe import load_recipe, override, parse_flags, run_name, split_overrides
 
 if TYPE_CHECKING:
-    from empax.core.run import RunPlan
+    from empax.core.system import RunPlan
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")

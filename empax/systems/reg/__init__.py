@@ -5,14 +5,17 @@ from empax.systems.dialogue.checks import check_system
 from empax.systems.dialogue.stages import GENERATOR
 from empax.systems.reg.answers import answer_joint, joint_generator, trained_retriever
 from empax.systems.reg.parts import trained_encoder
-from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
+from empax.systems.reg.settings import DenseTaskSettings, EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import (
+    build_dense,
     build_emotions,
     build_joint,
     build_retriever,
+    check_dense,
     check_emotions,
     check_joint,
     check_retriever,
+    sketch_dense,
     sketch_emotions,
     sketch_joint,
     sketch_retriever,
@@ -28,9 +31,22 @@ def check(run: RunContext) -> None:
     checks.check_retriever(run)
 
 
+READ_BY_OTHERS = ("generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "exemplars",
+                  "logits_at_once")  # fmt: skip
+"""Settings that change nothing of a dense retriever."""
+
 TASKS = {
     "generator": GENERATOR,
     "emotions": TaskSpec(EmotionTaskSettings, check_emotions, build_emotions, sketch_emotions, encoder=trained_encoder),
+    "dense": TaskSpec(
+        DenseTaskSettings,
+        check_dense,
+        build_dense,
+        sketch_dense,
+        encoder=trained_encoder,
+        models={"retriever": trained_retriever},
+        unread=READ_BY_OTHERS,
+    ),
     "retriever": TaskSpec(
         RetrieverTaskSettings,
         check_retriever,

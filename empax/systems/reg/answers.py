@@ -18,7 +18,7 @@ from empax.systems.dialogue.settings import GeneratorTaskSettings
 from empax.systems.dialogue.stages import answerer_of
 from empax.systems.dialogue.trained import Trained, check_adapters, generator_to_export
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
-from empax.systems.reg.settings import JointTaskSettings, RetrieverTaskSettings
+from empax.systems.reg.settings import DenseTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import joint_task
 from empax.systems.retrieval.parts import ExemplarSearch
 from empax.training.checkpoint import load_params
@@ -89,7 +89,9 @@ def joint_generator(stage: JointTaskSettings, run: RunContext, adapters: bool) -
     return generator_to_export(parts, run.stage, params["model"], passages=parts.settings.passages, adapters=adapters)
 
 
-def trained_retriever(stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext, adapters: bool) -> Trained:
+def trained_retriever(
+    stage: DenseTaskSettings | RetrieverTaskSettings | JointTaskSettings, run: RunContext, adapters: bool
+) -> Trained:
     """The retriever of the stage that `run` is at, without what its head adds to a score.
 
     Raises:

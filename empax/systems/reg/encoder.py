@@ -100,6 +100,26 @@ class EmotionEncoder:
         return _apply(self.head, params["emotion"], unit_variance(vectors), rng=rng)
 
 
+@dataclasses.dataclass(frozen=True)
+class WordsAlone:
+    """Both sides of a retriever by its encoder's vectors, without emotions (`systems.retrieval.dense.Embeds`).
+
+    Its parameters are all of the retriever's; those of the emotions have no gradient.
+    """
+
+    encoder: EmotionEncoder
+
+    def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params:
+        return self.encoder.init(rng, ids, mask)
+
+    def embed_queries(
+        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
+    ) -> Float[Array, "B D"]:
+        return self.encoder.embed(params, ids, mask, rng=rng)
+
+    embed_keys = embed_queries
+
+
 def _apply(module: nn.Module, params: Params, *args: Array, rng: jax.Array | None) -> Array:
     rngs = None if rng is None else {"dropout": rng}
     return jnp.asarray(module.apply({"params": params}, *args, rngs=rngs, deterministic=rng is None))

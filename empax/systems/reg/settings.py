@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from empax.core.config import check_numbers
+from empax.core.config import ConfigError, check_numbers
+from empax.data.dense_retrieval import Negative
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
 from empax.systems.dialogue.settings import ContrastSettings, LossSettings
@@ -52,6 +53,29 @@ class EmotionTaskSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "max_examples", "max_validation_examples", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseTaskSettings:
+    """Before stage 2: contexts learn to find their own responses among those of their batch; ours, off in all recipes
+    but the form "contrastive".
+
+    Source: Karpukhin et al. 2020 (DPR), with one encoder for both sides as Contriever's (Izacard et al. 2022).
+
+    Attributes:
+      start_from: the stage whose retriever to go on from; empty = as pretrained.
+      negatives: beside the responses of the batch, see `systems.lempex.retriever.RetrieverTaskSettings`.
+      temperature: divides the scores; 0.05 is Contriever's, for unit vectors.
+    """
+
+    start_from: str = ""
+    negatives: tuple[Negative, ...] = ()
+    temperature: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "temperature", least=LEAST_TEMPERATURE)
+        if len(set(self.negatives)) < len(self.negatives):
+            raise ConfigError(f"negatives = {self.negatives} must name each kind once.")
 
 
 @dataclasses.dataclass(frozen=True)

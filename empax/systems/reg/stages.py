@@ -19,7 +19,16 @@ from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Params
 from empax.data import own
 from empax.data.batches import SequenceExamples, draw
-from empax.data.exemplars import ExemplarBatch, ExemplarExamples, emotion_ids, encode_queries, num_turns
+from empax.data.dense_retrieval import Keys, RetrievalBatch, RetrievalExamples
+from empax.data.exemplars import (
+    ExemplarBatch,
+    ExemplarExamples,
+    dialogue_groups,
+    emotion_ids,
+    encode_keys,
+    encode_queries,
+    num_turns,
+)
 from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
@@ -27,20 +36,24 @@ from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
 from empax.systems.dialogue.checks import GENERATOR_TASKS, check_contrast, check_fusion, check_losses
 from empax.systems.dialogue.stages import begun_with, sketch_frozen_generator, sketched
+from empax.systems.reg.encoder import WordsAlone
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import (
+    DenseTaskSettings,
     DistillationSettings,
     EmotionTaskSettings,
     JointTaskSettings,
     RetrieverTaskSettings,
 )
 from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask
+from empax.systems.retrieval import dense
 from empax.systems.retrieval.checks import check_passages
+from empax.systems.retrieval.dense import DenseRetriever
 from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole
 
-RETRIEVER_TASKS = ("emotions", "retriever", "joint")
+RETRIEVER_TASKS = ("emotions", "dense", "retriever", "joint")
 """Whose checkpoints hold a retriever."""
 
 G1_TASKS = (*GENERATOR_TASKS, "joint")
@@ -190,6 +203,51 @@ def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
     )
 
 
+def dense_task(parts: EmotionParts, stage: DenseTaskSettings) -> DenseRetriever:
+    return DenseRetriever(WordsAlone(parts.retriever), stage.temperature)
+
+
+def check_dense(stage: DenseTaskSettings, run: RunContext) -> None:
+    """Whether responses stand alone, and the stage that it goes on from is there; see also `dense.check_dense`.
+
+    Raises:
+      ConfigError: they do not, or it is not.
+    """
+    dense.check_dense(stage.negatives, run)
+    if run.shared_settings(RetrievalSettings).key == "exchange":
+        raise ConfigError(
+            f"{run.shared}.key = 'exchange': an exchange holds the very context that looks for it, so that "
+            f"{run.stage!r} would learn nothing; set it to 'response'."
+        )
+    if stage.start_from:
+        run.earlier("start_from", stage.start_from, tasks=RETRIEVER_TASKS)
+
+
+def build_dense(stage: DenseTaskSettings, run: RunContext) -> Assembly:
+    parts = emotion_parts(run)
+    tokenizer, settings = parts.retrieval.encoder.tokenizer, parts.retrieval.settings
+    layout = settings.layout
+
+    def examples(split: str) -> RetrievalExamples:
+        instances = load_instances(run, split)
+        keys = encode_keys(tokenizer, instances, layout.max_key_tokens, settings.key)
+        return RetrievalExamples(
+            encode_queries(tokenizer, instances, layout.max_query_tokens, settings.query),
+            np.arange(len(instances)),
+            Keys(keys, dialogue_groups(instances), emotion_ids(instances)),
+            stage.negatives,
+            pad_id=tokenizer.pad_id,
+            max_key_tokens=layout.max_key_tokens,
+        )
+
+    return Assembly(
+        dense_task(parts, stage),
+        examples("train"),
+        examples("validation"),
+        initial=lambda _: parts.retriever_params(run, stage.start_from),
+    )
+
+
 def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
     parts = RegParts.of(run)
     train, validation = _examples(parts, run, stage)
@@ -308,6 +366,13 @@ def sketch_emotions(stage: EmotionTaskSettings, run: RunContext, batch_size: int
     del stage
     parts = RegParts.of(run, planned=True)
     return Sketch(emotion_task(parts), shapes_of(Batch, B=batch_size, S=length, T=1))
+
+
+def sketch_dense(stage: DenseTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = RegParts.of(run, planned=True)
+    keys = parts.retrieval.settings.layout.max_key_tokens
+    batch = shapes_of(RetrievalBatch, B=batch_size, S=length, K=1 + len(stage.negatives), P=keys)
+    return Sketch(dense_task(parts, stage), batch)
 
 
 def sketch_retriever(stage: RetrieverTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:

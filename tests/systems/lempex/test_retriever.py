@@ -26,14 +26,13 @@ from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
 from empax.retrieval.corpus import embedders
 from empax.systems.lempex.retriever import (
-    DenseRetriever,
     RetrieverTaskSettings,
     TowerParts,
     TowerSettings,
     check_towers,
-    negatives_of,
     pretrained_towers,
 )
+from empax.systems.retrieval.dense import DenseRetriever, negatives_of
 from empax.training.loop import LoopSettings, fit
 
 D = 5

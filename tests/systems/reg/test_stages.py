@@ -51,7 +51,7 @@ def same(one, two):
 
 
 def test_the_system_offers_its_settings_and_tasks():
-    assert set(TASKS) == {"generator", "emotions", "retriever", "joint"}
+    assert set(TASKS) == {"generator", "emotions", "dense", "retriever", "joint"}
     assert SYSTEM.tasks is TASKS
     assert SYSTEM.settings is RetrievalSettings
 

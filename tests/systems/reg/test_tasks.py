@@ -12,6 +12,7 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.protocols import OnlineTask
 from empax.core.tree import map_named
 from empax.core.types import EMOTIONS, Batch, Generated
+from empax.data.dense_retrieval import RetrievalBatch
 from empax.data.exemplars import ExemplarBatch, LabelledBatch
 from empax.decoding.passages import PassageReader
 from empax.decoding.settings import DecodeSettings
@@ -23,9 +24,10 @@ from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.systems.dialogue.generator import Decoder, Generator, emotion_loss
-from empax.systems.reg.encoder import EmotionEncoder
+from empax.systems.reg.encoder import EmotionEncoder, WordsAlone
 from empax.systems.reg.settings import DistillationSettings
 from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask, take_candidates
+from empax.systems.retrieval.dense import DenseRetriever
 
 VOCABULARY, START, EOS, PAD = 14, 2, 1, 0
 ROWS, RETRIEVED, K, SOURCE, TARGET, WIDTH = 3, 4, 2, 7, 6, 8
@@ -781,3 +783,31 @@ def test_without_exemplars_a_joint_generator_weighs_as_the_plain_one_does():
     for name, value in weighed(none).items():
         np.testing.assert_allclose(value, plain[name], rtol=1e-4, atol=1e-5)
     assert np.abs(weighed(batch)["nll"] - plain["nll"]).min() > 1e-3
+
+
+def test_a_contrastive_stage_teaches_the_encoder_alone_to_tell_the_own_response_from_others():
+    rng = np.random.default_rng(4)
+    encoder = EmotionEncoder(ENCODER, HEAD, share=0.4)
+    task = DenseRetriever(WordsAlone(encoder), temperature=0.5)
+    batch = RetrievalBatch(
+        source=ids(rng, 4, 5), source_mask=lengths_to_mask([5, 3, 4, 2], 5), key=ids(rng, 4, 1, 5),
+        key_mask=lengths_to_mask([[4], [5], [2], [3]], 5), key_text=np.array([[0], [1], [2], [1]], np.int32),
+        key_group=np.array([[7], [8], [7], [9]], np.int32), valid=np.array([True, True, True, False]),
+    )  # fmt: skip
+    batch = jax.tree.map(jnp.asarray, batch)
+    trained = jax.jit(task.init)(KEY, batch)
+    assert set(trained) == {"encoder", "emotion", "emotion_encoder"}
+    loss, gradient = jax.jit(
+        jax.value_and_grad(lambda params: task.loss(params, {}, batch, KEY, train=False)[0].value())
+    )(trained)
+    queries, keys = (
+        np.asarray(encoder.embed(trained, *side))
+        for side in ((batch.source, batch.source_mask), (batch.key[:, 0], batch.key_mask[:, 0]))
+    )
+    scores = queries @ keys.T / 0.5
+    others = {0: [1, 3], 1: [0, 2], 2: [1, 3]}  # not of the own dialogue, nor with the own words; fillers may be there
+    expected = [np.logaddexp.reduce(scores[i, [i, *rest]]) - scores[i, i] for i, rest in others.items()]
+    np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-5)
+    sizes = {name: max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(part)) for name, part in gradient.items()}
+    assert sizes["encoder"] > 0
+    assert sizes["emotion"] == sizes["emotion_encoder"] == 0

@@ -1,0 +1,98 @@
+"""A dense retriever of responses: contexts and responses to vectors, so that a context finds its own response.
+
+Source: Karpukhin et al. 2020 (DPR); Majumder et al. 2022 (LEMPEx), Sec. 3.3 and 3.5.1, Eq. 11, Alg. 2; Izacard et al.
+2022 (Contriever) for one encoder of both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.config import ConfigError
+from empax.core.system import RunContext
+from empax.core.types import Mean, Metrics, Params
+from empax.data import own
+from empax.data.dense_retrieval import Negative, RetrievalBatch
+from empax.data.store import check_prepared
+from empax.losses.contrastive import dense_retrieval_nll
+from empax.systems.retrieval.settings import RetrievalSettings
+
+
+class Embeds(Protocol):
+    """Contexts and responses to vectors, with dropout where there is an `rng` (`models.dual_encoder.Towers`)."""
+
+    def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params: ...
+
+    def embed_queries(
+        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
+    ) -> Float[Array, "B D"]: ...
+
+    def embed_keys(
+        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
+    ) -> Float[Array, "B D"]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseRetriever:
+    """Contexts and responses to vectors, so that a context's own response scores highest (Eq. 11).
+
+    Departure: the printed Eq. 11 lacks exp in the denominator; Alg. 2 and DPR have it.
+    """
+
+    towers: Embeds
+    temperature: float
+    splits_batches: ClassVar[bool] = False  # the responses of a batch are each other's negatives
+
+    def init(self, rng: jax.Array, batch: RetrievalBatch) -> Params:
+        return self.towers.init(rng, batch.source, batch.source_mask)
+
+    def loss(
+        self, params: Params, frozen: Params, batch: RetrievalBatch, rng: jax.Array, *, train: bool
+    ) -> tuple[Mean, Metrics]:
+        first, second = jax.random.split(rng) if train else (None, None)
+        queries = self.towers.embed_queries(params, batch.source, batch.source_mask, rng=first)
+        rows, per_row, width = batch.key.shape
+        ids, mask = batch.key.reshape(-1, width), batch.key_mask.reshape(-1, width)
+        keys = self.towers.embed_keys(params, ids, mask, rng=second)
+        positives = jnp.arange(rows) * per_row
+        return dense_retrieval_nll(
+            queries, keys, positives, negatives_of(batch), batch.valid, temperature=self.temperature
+        )
+
+
+def negatives_of(batch: RetrievalBatch) -> Bool[Array, "B P"]:
+    """Which of all keys of the batch are negatives of each context: another text, of another dialogue."""
+    there = batch.key_mask.any(axis=-1).reshape(1, -1)
+    other_text = batch.key_text.reshape(1, -1) != batch.key_text[:, :1]
+    other_dialogue = batch.key_group.reshape(1, -1) != batch.key_group[:, :1]
+    return there & other_text & other_dialogue
+
+
+def check_dense(negatives: Sequence[Negative], run: RunContext) -> None:
+    """Whether a stage that trains a dense retriever can read its contexts and draw its negatives.
+
+    Raises:
+      ConfigError: contexts do not fit the buckets, or a split names no emotion.
+    """
+    check_prepared(run)
+    loop, where = run.named(run.stage).loop, f"config.{run.stage}"
+    most = run.shared_settings(RetrievalSettings).layout.max_query_tokens
+    if loop.buckets[-1] < most:
+        raise ConfigError(
+            f"{run.shared}.layout.max_query_tokens = {most} is more than the longest of {where}.buckets; set it to at "
+            f"most {loop.buckets[-1]}, or add a bucket."
+        )
+    data = run.plan.data
+    if negatives and data.name == "jsonl":  # the other corpora have emotions
+        for split in ("train", "validation"):
+            if not own.has_emotions(data.dir, split):
+                raise ConfigError(
+                    f"{where}.negatives = {negatives}, but no dialogue of the split {split!r} has an emotion; "
+                    "give them emotions, or set negatives = (), which leaves the other responses of a batch."
+                )
