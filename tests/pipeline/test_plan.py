@@ -44,7 +44,7 @@ def test_a_stage_may_name_a_task_of_another_system():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "jiont"}, r"config\.joint\.task = 'jiont' is unknown; reg has generator, emotions, retriever, joint"),
+        ({"task": "jiont"}, r"config\.joint\.task = 'jiont' is unknown; reg has generator, emotions, dense, retr"),
         ({"task": "attributes.joint"}, "attributes has classifier"),
         ({"retriever_wieght": 1.0}, r"config\.joint\.retriever_wieght .* did you mean 'retriever_weight'\?"),
         ({"hide_response_probability": 1.0}, r"config\.joint\.hide_response_probability is not a setting"),
