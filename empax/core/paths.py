@@ -12,8 +12,10 @@ def expand(path: str | os.PathLike[str]) -> Path:
     """The path with `~` and `~NAME` replaced by the home folder; every path of a user comes through here.
 
     Raises:
-      ConfigError: there is no such user.
+      ConfigError: it is no path, or there is no such user.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{path!r} is no path.")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

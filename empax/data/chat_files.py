@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.files import DataError
-from empax.data.model_files import check_whole, read_model_json
+from empax.data.model_files import check_whole, is_listed, read_model_json
 
 log = logging.getLogger("empax")
 
@@ -27,12 +27,12 @@ def read_chat_template(folder: Path) -> str | None:
     Raises:
       DataError: a file is broken, or a field holds no templates.
     """
-    templates = {_DEFAULT: folder / TEMPLATE} if (folder / TEMPLATE).is_file() else {}
+    templates = {_DEFAULT: folder / TEMPLATE} if is_listed(folder / TEMPLATE) else {}
     templates |= {file.stem: file for file in sorted((folder / MORE).glob("*.jinja"))}
     if templates:
         return default_template({name: _text(file) for name, file in templates.items()}, str(folder))
     for name in _JSON_FILES:
-        fields = read_model_json(folder / name) if (folder / name).is_file() else {}
+        fields = read_model_json(folder / name) if is_listed(folder / name) else {}
         if fields.get(FIELD) is not None:
             return default_template(fields[FIELD], str(folder / name))
     return None

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 
 from empax.core.files import DataError
 from empax.data.known_fields import short, warn_of_unknown
-from empax.data.model_files import read_model_json
+from empax.data.model_files import is_listed, read_model_json
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 
@@ -62,7 +62,7 @@ def read_declared(folder: Path, tokenizer: Mapping[str, Any]) -> Declared:
     numbered: list[AddedToken] = []
     more: list[AddedToken] = []
     for file in (folder / ADDED, folder / SPECIAL, folder / CONFIG):
-        if not file.is_file():
+        if not is_listed(file):
             continue
         said = read_model_json(file)
         if file.name == ADDED:

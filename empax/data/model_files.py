@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ from empax.core.text_files import MAX_FILE_BYTES, check_regular, reason_of
 from empax.data.known_fields import short
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def is_listed(path: Path) -> bool:
+    """Whether a folder lists `path`, be it a link that leads nowhere, as in a cache that is not whole.
+
+    Reading that fails by name, where `path.is_file()` would pass it by as if nobody had written it.
+    """
+    return os.path.lexists(path)
 
 
 def check_whole(path: Path) -> None:

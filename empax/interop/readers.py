@@ -13,7 +13,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.known_fields import short
-from empax.data.model_files import check_whole, read_model_json
+from empax.data.model_files import check_whole, is_listed, read_model_json
 from empax.interop.flax_files import read_flax
 from empax.interop.gguf import read_gguf_weights
 from empax.interop.onnx_files import DECODER, ENCODER, has_onnx, read_onnx_t5
@@ -65,10 +65,10 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     if path.is_file():
         return _read_file(path)
     for name in (SAFETENSORS, TORCH, FLAX):
-        if (path / name).is_file():
+        if is_listed(path / name):
             return _read_file(path / name)
         index = path / f"{name}.index.json"
-        if index.is_file():
+        if is_listed(index):
             return _read_shards(index)
     if (path / _ATLAS).is_file():
         return _read_file(path / _ATLAS)
@@ -146,7 +146,7 @@ def is_adapter(folder: Path) -> bool:
     """
     wholes = (SAFETENSORS, TORCH, FLAX, *(f"{name}.index.json" for name in (SAFETENSORS, TORCH, FLAX)))
     whole = [name for name in wholes if (folder / name).is_file()]
-    found = [name for name in (ADAPTER_CONFIG, *ADAPTER_FILES) if (folder / name).is_file()]
+    found = [name for name in (ADAPTER_CONFIG, *ADAPTER_FILES) if is_listed(folder / name)]
     if whole and found:
         raise ConfigError(
             f"{folder} holds a whole model ({whole[0]}) and an adapter beside it ({', '.join(found)}). If the adapter "

@@ -14,7 +14,7 @@ from empax.core.files import DataError, write_json
 from empax.core.text_files import check_regular
 from empax.core.types import Params
 from empax.data.known_fields import refuse_unknown, short
-from empax.data.model_files import named_path, read_model_json
+from empax.data.model_files import is_listed, named_path, read_model_json
 from empax.data.tokenizers import Reading
 from empax.interop.parameters import LazyTensor
 from empax.interop.readers import is_adapter, open_tensors
@@ -105,9 +105,9 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
       ConfigError: a module, or an option of one, that is not here.
       DataError: a file is missing or broken.
     """
-    if not (path := folder / "modules.json").is_file():
+    if not is_listed(path := folder / "modules.json"):
         alone = folder / "1_Pooling" / "config.json"
-        return SentenceModules(folder, pooling=_pooling(alone) if pooling and alone.is_file() else None)
+        return SentenceModules(folder, pooling=_pooling(alone) if pooling and is_listed(alone) else None)
     found: dict[str, Any] = {"encoder": folder}
     projections: list[Projection] = []
     files: list[Path] = []
@@ -175,7 +175,7 @@ def _check_order(order: list[str], path: Path) -> None:
 
 
 def _transformer(folder: Path) -> dict[str, Any]:
-    path = next((folder / name for name in _TEXT_CONFIGS if (folder / name).is_file()), None)
+    path = next((folder / name for name in _TEXT_CONFIGS if is_listed(folder / name)), None)
     said = {} if path is None else read_model_json(path)
     if path is not None:
         task, output = said.get("transformer_task"), said.get("module_output_name")
@@ -191,7 +191,7 @@ def _transformer(folder: Path) -> dict[str, Any]:
         refuse_unknown(said, _TEXT_FIELDS, path)
     field, file = "max_seq_length", path or folder
     longest, names = said.get(field), folder / "tokenizer_config.json"
-    if longest is None and names.is_file():
+    if longest is None and is_listed(names):
         field, file = "model_max_length", names
         longest = read_model_json(names).get(field)
     longest = None if longest is None else _number(file, field, longest, least=3)
@@ -232,7 +232,7 @@ def _pooling(path: Path) -> Pooling:
 
 def _check_sentence(path: Path, known: tuple[str, ...] = _ENDS) -> dict[str, Any]:
     """The fields of a module that reads and writes the vector of a text."""
-    said = read_model_json(path) if path.is_file() else {}
+    said = read_model_json(path) if is_listed(path) else {}
     refuse_unknown(said, known, path)
     for name in _ENDS:
         if said.get(name) not in _SENTENCE:
@@ -274,7 +274,7 @@ def _read_dense(folder: Path, projection: Projection) -> Params:
 
 def _sentences(path: Path, max_tokens: int | None) -> dict[str, Any]:
     """How vectors are cut and compared, and how texts are read."""
-    said = read_model_json(path) if path.is_file() else {}
+    said = read_model_json(path) if is_listed(path) else {}
     refuse_unknown(said, _FOLDER_FIELDS, path)
     if said.get("model_type") not in (None, "SentenceTransformer"):
         raise ConfigError(f"{path}: model_type = {short(said['model_type'])} is not here, only 'SentenceTransformer'.")

@@ -81,3 +81,9 @@ def test_what_is_no_path_of_a_folder_is_named(path):
 def test_a_folder_that_is_given_may_be_a_path_or_a_text(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert given_folder("~/run", "workdir") == given_folder(tmp_path / "run", "workdir") == tmp_path / "run"
+
+
+@pytest.mark.parametrize("path", [None, 3, ["runs"]])
+def test_what_is_no_path_is_named(path):
+    with pytest.raises(ConfigError, match="is no path"):
+        expand(path)

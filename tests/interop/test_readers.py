@@ -13,12 +13,15 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.bpe import train_bpe
+from empax.data.chat_files import read_chat_template
+from empax.data.declared_tokens import read_declared
 from empax.data.store import PlannedTokenizer
 from empax.interop.grown_vocabulary import check_vocabulary
 from empax.interop.huggingface import load_config, resolve
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.interop.readers import open_tensors, read_safetensors
+from empax.interop.sentence_modules import read_modules
 
 TYPES = ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "uint16", "uint32"]
 TYPES += ["bfloat16", "uint64"]
@@ -145,3 +148,27 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
         load_encoder(EncoderSettings(pretrained=str(tmp_path)), PlannedTokenizer(10), with_params=False)
     with pytest.raises(ConfigError, match=r"has 300 ids, but .* only 100 rows"):
         load_generator(GeneratorSettings(architecture="t5", pretrained=str(tmp_path)), PlannedTokenizer(300))
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("modules.json", read_modules),
+        ("1_Pooling/config.json", read_modules),
+        ("chat_template.jinja", read_chat_template),
+        ("tokenizer_config.json", read_chat_template),
+        ("tokenizer_config.json", lambda folder: read_declared(folder, {})),
+        ("special_tokens_map.json", lambda folder: read_declared(folder, {})),
+        ("model.safetensors", open_tensors),
+        ("model.safetensors.index.json", open_tensors),
+        ("adapter_config.json", load_config),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_not_passed_by(name, read, tmp_path):
+    """As the hub's cache has them whose files are gone; another file, or none, would change what is computed."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / "blobs" / "gone")
+    if read is open_tensors:
+        (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(DataError, match=rf"there is no file .*{name}"):
+        read(tmp_path)
