@@ -33,9 +33,9 @@ from empax.data import features
 from empax.data.batches import WINDOW_BATCHES, BatchPlan
 from empax.data.bpe import train_bpe
 from empax.decoding.settings import DecodeSettings
-from empax.losses.advantages import response_mask
 from empax.models.heads import ClassificationHead
-from empax.systems.dialogue.generator import Decoder, Generator
+from empax.parts.generator.task import Decoder, Generator
+from empax.systems.emprl.advantages import response_mask
 from empax.systems.emprl.policy import value_head
 from empax.systems.emprl.rewards import CompiledReward, Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout

@@ -1,12 +1,12 @@
 r"""A COMET of our own: a T5 that completes everyday events of ATOMIC (Hwang et al. 2021, with a smaller model).
 
-  python -m empax.data.atomic DATA PAIRS                                            # events to pairs, once
+  python -m empax.parts.knowledge.atomic DATA PAIRS                                            # events to pairs, once
   python -m empax.main --config=configs/comet_t5.py --config.data.dir=PAIRS --workdir=runs/comet
   python -m empax.main --config=configs/comet_t5.py:FOLDER --config.data.dir=PAIRS      # any T5 or BART in a folder
   python -m empax.main --config=configs/comet_t5.py:tiny --config.data.dir=PAIRS        # a trial of a random T5
   python -m empax.main --config=configs/comet_t5.py:FOLDER,tiny --config.data.dir=PAIRS # a trial of that model
   python -m empax.export --workdir=runs/comet --output=COMET
-  python -m empax.systems.knowledge.quality --data=DATA --model=COMET                   # beside the nearest event
+  python -m empax.parts.knowledge.quality --data=DATA --model=COMET                   # beside the nearest event
 
 DATA holds ATOMIC's files, in `knowledge/` or directly. The dev events (and the training events, where they are
 there) are learnt from; the test events are held out. COMET is then a source of stages of kind "knowledge":

@@ -353,8 +353,8 @@ def test_exit_code_of_the_command(tmp_path):
 
 def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, capsys, monkeypatch):
     from empax.data.sample import load_annotated_pairs
+    from empax.parts.attributes.linear import train_linear
     from empax.pipeline import judging
-    from empax.systems.attributes.linear import train_linear
 
     asked = []
     monkeypatch.setattr(judging, "load_linear", lambda data: asked.append(data) or train_linear(load_annotated_pairs()))

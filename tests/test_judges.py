@@ -10,8 +10,8 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.types import MECHANISMS
 from empax.data.sample import load_annotated_pairs
+from empax.parts.attributes.linear import train_linear
 from empax.reporting import judges
-from empax.systems.attributes.linear import train_linear
 from tests.evaluation.test_human_ratings import write
 
 

@@ -152,7 +152,7 @@ class AnswerStore(Protocol):
 
 @runtime_checkable
 class Answering(Protocol):
-    """A trained stage that answers (`systems.dialogue.answerer.Answerer`)."""
+    """A trained stage that answers (`parts.generator.answerer.Answerer`)."""
 
     def respond(
         self,
@@ -176,7 +176,7 @@ class Answering(Protocol):
 
 @runtime_checkable
 class ExemplarSource(Protocol):
-    """Where a system's exemplars come from (`systems.retrieval.parts.ExemplarSearch`)."""
+    """Where a system's exemplars come from (`parts.exemplars.parts.ExemplarSearch`)."""
 
     @property
     def encoder(self) -> InstanceEncoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -89,7 +90,7 @@ class TaskSpec(Generic[S]):
       marker: loads what a stage of the task has trained to mark reasons in contexts, contexts to the `data.spans.Span`s
         of each; None = it marks none.
       models: by name, what `export` can write, the main one first: of the trained stage, and whether its adapters
-        alone are wanted (`systems.dialogue.trained.Trained`).
+        alone are wanted (`parts.generator.trained.Trained`).
       unread: names in the section of the system that change nothing of what is trained.
       alone: whether a stage of these settings reads nothing that other stages make but the data; None = none does.
     """
@@ -296,14 +297,22 @@ class RunContext:
         )
 
 
+def module_of(name: str) -> str:
+    """The module of a system: NAME of empax/systems or empax/parts; of "module:name", what stands before the colon."""
+    if ":" in name:
+        return name.partition(":")[0]
+    homes = [f"empax.{home}.{name}" for home in ("systems", "parts")]
+    return next((home for home in homes if name.isidentifier() and importlib.util.find_spec(home)), homes[0])
+
+
 def load_system(name: str, where: str = "config.system") -> System:
-    """The `SYSTEM` of the module `empax.systems.NAME`, or what "module:name" names.
+    """The `SYSTEM` of `module_of` a name, or what "module:name" names.
 
     Raises:
       ConfigError: there is no such system.
     """
     _check_text(name, where)
-    module = f"empax.systems.{name}"
+    module = module_of(name)
     try:
         found = load_named(name, where) if ":" in name else _system_of(module)
     except ModuleNotFoundError as error:

@@ -38,7 +38,7 @@ LOWER_IS_BETTER: frozenset[str] = frozenset(
 )
 
 JUDGES: tuple[str, ...] = ("second_seed", "linear")
-"""Judges of the mechanisms beside the first: neural ones of another seed, and `systems.attributes.linear`.
+"""Judges of the mechanisms beside the first: neural ones of another seed, and `parts.attributes.linear`.
 
 Their notes are those of the first with "NAME_" in front, their metrics those of the first with ":NAME" behind.
 """

@@ -9,8 +9,8 @@ from empax.core.files import DataError, WorkDir
 from empax.core.system import RunPlan
 from empax.core.types import MECHANISMS
 from empax.data import epitome
+from empax.parts.attributes.pairs import IF_THERE, JudgeTaskSettings
 from empax.pipeline.plan import changed_plan, read_plan
-from empax.systems.attributes.pairs import IF_THERE, JudgeTaskSettings
 
 log = logging.getLogger("empax")
 

@@ -26,7 +26,7 @@ from empax.core.types import ATTRIBUTES, LEVELS, MECHANISMS, Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.store import check_prepared
 from empax.evaluation.empathy import accuracy, confusion_matrix, merge_levels, weighted_f1
-from empax.systems import attributes
+from empax.parts import attributes
 
 log = logging.getLogger("empax")
 

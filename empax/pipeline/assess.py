@@ -7,8 +7,8 @@ import dataclasses
 from empax.core.config import ConfigError
 from empax.core.files import write_json
 from empax.core.system import RunContext
+from empax.parts import attributes
 from empax.pipeline import annotate
-from empax.systems import attributes
 
 
 @dataclasses.dataclass(frozen=True)

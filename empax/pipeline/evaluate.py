@@ -49,7 +49,7 @@ class Settings:
       second_judge: the same for variants "...:second_seed": judges of the same kind from another seed, whom nothing was
         trained to please.
       bart_score: folder of a BART, by which responses are scored (`pipeline.bart_score`); empty = no such scores.
-      linear_judge: also judge by `systems.attributes.linear`, for variants "...:linear", where EPITOME is there.
+      linear_judge: also judge by `parts.attributes.linear`, for variants "...:linear", where EPITOME is there.
     """
 
     stage: str

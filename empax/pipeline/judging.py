@@ -14,11 +14,11 @@ from empax.core.files import WorkDir, read_json
 from empax.core.paths import expand
 from empax.core.system import RunContext
 from empax.core.types import MECHANISMS, Prediction
+from empax.parts import attributes
+from empax.parts.attributes import Judge
+from empax.parts.attributes.linear import LinearJudge, load_linear
 from empax.pipeline import annotate
 from empax.pipeline.plan import read_plan
-from empax.systems import attributes
-from empax.systems.attributes import Judge
-from empax.systems.attributes.linear import LinearJudge, load_linear
 from empax.training.checkpoint import CheckpointError
 
 log = logging.getLogger("empax")

@@ -17,8 +17,8 @@ from empax.data import own
 from empax.data.dialogues import instance_from_row
 from empax.data.knowledge import describe
 from empax.data.store import check_prepared
-from empax.systems.knowledge.finder import Finder, check_finder
-from empax.systems.knowledge.settings import KnowledgeSettings
+from empax.parts.knowledge.finder import Finder, check_finder
+from empax.parts.knowledge.settings import KnowledgeSettings
 
 log = logging.getLogger("empax")
 
@@ -26,7 +26,7 @@ Settings = KnowledgeSettings
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Whether the sources are there; see `systems.knowledge.sources.check_source`."""
+    """Whether the sources are there; see `parts.knowledge.sources.check_source`."""
     check_prepared(run)
     check_finder(settings, run)
 

@@ -12,7 +12,7 @@ from empax.core.config import LARGEST_INT, ConfigError, check_keys, split_keys, 
 from empax.core.files import WorkDir
 from empax.core.manifest import read_config
 from empax.core.settings import DataSettings, RunOptions
-from empax.core.system import RunPlan, Stage, System, find_task, load_system
+from empax.core.system import RunPlan, Stage, System, find_task, load_system, module_of
 from empax.pipeline.code import has_source
 from empax.training.settings import LoopSettings
 
@@ -77,7 +77,7 @@ def make_plan(config: Mapping[str, Any]) -> RunPlan:
         options=options,
         stages={name: _make_stage(name, config, system) for name in config["run"]},
         seed=config["seed"],
-        package=_package(config["system"]),
+        package=module_of(config["system"]),
     )
 
 
@@ -136,7 +136,7 @@ def _make_stage(name: str, config: Mapping[str, Any], system: System) -> Stage:
         stage, owner = _training_stage(name, own, config["system"])
     else:
         stage, owner = Stage(name, kind, to_settings(module.Settings, own, where=where)), config["system"]
-    modules = [module.__name__, *_modules_of_users(section), *([_package(owner)] if kind in BY_SYSTEM else [])]
+    modules = [module.__name__, *_modules_of_users(section), *([module_of(owner)] if kind in BY_SYSTEM else [])]
     return dataclasses.replace(stage, reads=_reads(stage, config, system), modules=modules)
 
 
@@ -184,10 +184,6 @@ def _reads(stage: Stage, config: Mapping[str, Any], system: System) -> dict[str,
         owner = f"{build.__module__}.{build.__qualname__}"
     shared = {key: value for key, value in config[system.name].items() if key not in unread}
     return {**read, "task": owner, "system": shared}
-
-
-def _package(system: str) -> str:
-    return system.partition(":")[0] if ":" in system else f"empax.systems.{system}"
 
 
 def _modules_of_users(value: Any) -> list[str]:

@@ -222,7 +222,8 @@ class Records:
 
     def _changed_code(self, name: str) -> list[str]:
         before, now = read_done(self._files.stage(name))["code"], self._code[name]
-        if any(module.startswith("empax.systems.") for module in before) and self._package not in before:
+        by_system = any(module.startswith(("empax.systems.", "empax.parts.")) for module in before)
+        if by_system and self._package not in before:
             # A run of another system made it (--reuse): what that one alone imports has not changed.
             before = {module: source for module, source in before.items() if module in now}
             now = {module: now[module] for module in before}

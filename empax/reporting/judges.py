@@ -14,9 +14,9 @@ from empax.core.types import MECHANISMS
 from empax.evaluation.empathy import sentiment
 from empax.evaluation.human_ratings import SOURCES, RatedReply, correlations, find_ratings, load_ratings
 from empax.evaluation.words import lower_tokens
+from empax.parts.attributes import Judge
+from empax.parts.attributes.linear import LinearJudge, load_linear
 from empax.pipeline import judging
-from empax.systems.attributes import Judge
-from empax.systems.attributes.linear import LinearJudge, load_linear
 
 Scores = Mapping[str, np.ndarray]
 

@@ -46,7 +46,7 @@ _VARIANTS = tuple(
 )
 """The variants that documents quote."""
 
-_CODE = ("data", "evaluation", "systems/attributes/linear.py", "reporting/rescore.py")
+_CODE = ("data", "evaluation", "parts/attributes/linear.py", "reporting/rescore.py")
 """Below empax/: the code whose change makes old scores stale."""
 
 

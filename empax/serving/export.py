@@ -16,11 +16,11 @@ from empax.interop.huggingface import load_config, resolve
 from empax.interop.peft import HUB_NAMES, base_beneath, export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.models.decoder_only import DecoderOnly
+from empax.parts.generator.trained import Trained
 from empax.pipeline import evaluate
 from empax.pipeline.plan import read_plan
 from empax.pipeline.records import check_origins
 from empax.reporting.model_card import Exported, model_card
-from empax.systems.dialogue.trained import Trained
 
 
 @dataclasses.dataclass(frozen=True)

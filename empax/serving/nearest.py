@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from empax.core.config import ConfigError
 from empax.data.wheels import MINILM, minilm_folder
 from empax.interop.pretrained_encoders import EncoderSettings
-from empax.systems.knowledge.vectors import TextEncoder
+from empax.parts.knowledge.vectors import TextEncoder
 
 log = logging.getLogger("empax")
 

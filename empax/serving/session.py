@@ -15,11 +15,11 @@ from empax.core.manifest import verify
 from empax.core.protocols import Answering
 from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
+from empax.parts.attributes import ClassifierJudge
 from empax.pipeline import annotate, evaluate
 from empax.pipeline.plan import read_plan
 from empax.pipeline.records import check_origins
 from empax.serving.safety import answer_to_danger
-from empax.systems.attributes import ClassifierJudge
 
 Before = Callable[[str], str | None]
 After = Callable[[str], str]

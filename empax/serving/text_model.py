@@ -34,9 +34,9 @@ from empax.models.lora import LoraSettings
 from empax.models.prompted import PromptedDecoder
 from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder
+from empax.parts.generator.task import Decoder, Generator, Reader, apply, row_nll
 from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
 from empax.serving.pairs import Pairs, batches_of, checked_pairs, checked_texts, zipped
-from empax.systems.dialogue.generator import Decoder, Generator, Reader, apply, row_nll
 from empax.training.loop import fit
 from empax.training.lora import lora_task
 

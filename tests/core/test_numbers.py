@@ -73,7 +73,7 @@ NEGATIVE = {
     "decoding.settings.DecodeSettings.length_penalty": (-1, -1.5),
     "decoding.settings.DecodeSettings.rerank_length": (-1, -1.5),
     "systems.emprl.settings.RewardSettings.weight": (-1, -1.5, -1e29),  # a penalty
-    "systems.dialogue.settings.LossSettings.weight": (-1, -1.5, -1e29),  # a reward
+    "parts.generator.settings.LossSettings.weight": (-1, -1.5, -1e29),  # a reward
 }
 """Negative values that mean something."""
 

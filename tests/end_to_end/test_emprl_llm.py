@@ -9,9 +9,9 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
 from empax.core.tree import named_leaves
 from empax.interop.huggingface import load_pretrained
+from empax.parts.generator.parts import GeneratorParts
 from empax.pipeline.plan import make_plan
 from empax.serving.export import ExportSettings, export_run
-from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.emprl.stages import first_params, policy_model
 from empax.training.checkpoint import load_params
 

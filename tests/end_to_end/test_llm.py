@@ -16,10 +16,10 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
 from empax.core.tree import count_params
 from empax.models.decoder_only import DecoderOnly
+from empax.parts.generator.parts import GeneratorParts
 from empax.pipeline.plan import make_plan
 from empax.serving.export import ExportSettings, export_run
 from empax.serving.session import Session
-from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.reg.settings import RetrieverTaskSettings
 from empax.systems.reg.stages import build_retriever
 from empax.training.checkpoint import load_params

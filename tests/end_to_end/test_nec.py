@@ -8,8 +8,8 @@ import empax
 from empax.chat import describe
 from empax.core.files import read_json, read_jsonl
 from empax.data.knowledge import Fact
+from empax.parts.knowledge import sources
 from empax.serving.session import Session
-from empax.systems.knowledge import sources
 from empax.training.checkpoint import load_params
 from tests.end_to_end.promises import assert_a_killed_run_ends_the_same, assert_gold_is_not_read
 

@@ -15,12 +15,12 @@ from configs.reflectdiffu import ABLATIONS
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
-from empax.data.intents import INTENTS
 from empax.data.store import load_instances
 from empax.data.tokenizer_folders import load_tokenizer
+from empax.parts.attributes import load_judge
 from empax.pipeline.plan import make_plan
-from empax.systems.attributes import load_judge
 from empax.systems.emprl.rewards import empathy_reward
+from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.replies import ReplyEmpathy, load_reply_judges
 from empax.training.checkpoint import load_params
 from tests.end_to_end.promises import assert_a_killed_run_ends_the_same

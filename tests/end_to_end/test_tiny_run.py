@@ -17,11 +17,11 @@ from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS
 from empax.data.store import load_candidates, load_instances
 from empax.evaluation.scoring import METRICS
 from empax.models.heads import EMOTION_HEAD
+from empax.parts.generator.stages import answerer_of, context_examples
+from empax.parts.generator.task import Generator
 from empax.pipeline import evaluate, run, swaps
 from empax.pipeline.plan import make_plan
 from empax.retrieval.index import StaleIndexError, load_index
-from empax.systems.dialogue.generator import Generator
-from empax.systems.dialogue.stages import answerer_of, context_examples
 from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
 

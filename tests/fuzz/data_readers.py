@@ -11,13 +11,15 @@ from typing import Any
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
 from empax.core.types import Instance
-from empax.data import dailydialog, dense_retrieval, empathetic_dialogues, epitome, intents, own, spans
+from empax.data import dailydialog, empathetic_dialogues, epitome, own, spans
 from empax.data.chat import chat_template
 from empax.data.dialogues import to_instances
 from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings
 from empax.reporting import score_file
+from empax.systems.lempex import dense_retrieval
+from empax.systems.reflectdiffu import labels as intents
 from tests.plans import plan_of
 
 FAST = ScoringSettings(bootstrap_samples=1)

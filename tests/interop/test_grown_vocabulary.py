@@ -19,7 +19,7 @@ from empax.interop.export import Generation, export_generator
 from empax.interop.grown_vocabulary import grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained
 from empax.interop.pretrained import GeneratorSettings, load_generator
-from empax.systems.dialogue.parts import places
+from empax.parts.generator.parts import places
 
 TEXTS = ["we won the cup", "i lost my job today", "the dog is happy"]
 SPARE = 2  # rows of the embedding that no id of the model's own tokenizer has

@@ -44,16 +44,13 @@ from empax.core.sharding import AXES, MeshSettings, _by_names, make_mesh
 from empax.core.system import RunContext, Stage, TaskSpec, load_encoder_of
 from empax.core.types import MECHANISMS, Dialogue, Instance, Utterance
 from empax.data import (
-    atomic,
     bpe,
     chat,
     dailydialog,
-    dense_retrieval,
     empathetic_dialogues,
     epitome,
     features,
     gguf,
-    intents,
     joined_wheels,
     knowledge,
     model_files,
@@ -95,6 +92,10 @@ from empax.interop.pretrained import GeneratorSettings
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models import bart, bert, lora
 from empax.models.transformer_config import TransformerConfig
+from empax.parts import attributes
+from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings
+from empax.parts.knowledge import atomic
+from empax.parts.knowledge.settings import KnowledgeSettings
 from empax.pipeline import annotate, assess, evaluate, records, run, workdirs
 from empax.pipeline import index as index_stage
 from empax.pipeline.judging import Jury
@@ -102,16 +103,14 @@ from empax.pipeline.plan import make_plan, plain, read_plan
 from empax.reporting import document, peers, rescore, seeds
 from empax.reporting.score_file import Others
 from empax.retrieval import index, scann
-from empax.systems import attributes
 from empax.systems.classic.examples import check_lexicon, emotional_words
 from empax.systems.classic.settings import ClassicSettings
-from empax.systems.dialogue.settings import DialogueSettings, GeneratorTaskSettings
 from empax.systems.emprl.rewards import check_contexts, make_reward
 from empax.systems.emprl.settings import GrpoTaskSettings, RewardSettings
-from empax.systems.knowledge.settings import KnowledgeSettings
-from empax.systems.lempex import retriever
+from empax.systems.lempex import dense_retrieval, retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from empax.systems.lempex.stages import check_vocabulary
+from empax.systems.reflectdiffu import labels as intents
 from empax.systems.reflectdiffu.settings import ReflectSettings
 from empax.training import settings as loop
 from empax.training.optimizer import OptimizerSettings, make_optimizer
@@ -453,20 +452,20 @@ RECIPES = [
         {"run": ["prepare", "index"]},
     ),
     recipe_case(
-        "systems/dialogue/checks.py", "set generator.pretrained, or lora to None", {"reg.lora": {"rank": 2}},
+        "parts/generator/checks.py", "set generator.pretrained, or lora to None", {"reg.lora": {"rank": 2}},
         {"reg.lora": None},
     ),
     recipe_case(
-        "systems/dialogue/checks.py", "set config.prepare.tokenizer.tags = True",
+        "parts/generator/checks.py", "set config.prepare.tokenizer.tags = True",
         {"prepare.tokenizer": {"pretrained": "minilm", "tags": False}},
         {"prepare.tokenizer": {"pretrained": "minilm", "tags": True}},
     ),
     recipe_case(
-        "systems/attributes/classifier.py", "is more than the longest of buckets; set it to at most",
+        "parts/attributes/classifier.py", "is more than the longest of buckets; set it to at most",
         {"attributes.max_tokens": 17}, {"attributes.max_tokens": 16},
     ),
     recipe_case(
-        "systems/attributes/sentiment.py", "is more than the longest of buckets; set it to at most",
+        "parts/attributes/sentiment.py", "is more than the longest of buckets; set it to at most",
         {"sentiment.max_tokens": 81}, {"sentiment.max_tokens": 80}, of="lempex",
     ),
     section(
@@ -504,7 +503,7 @@ RECIPES = [
         lambda rows: check_vocabulary("judges", tokenizer(), rows, tokenizer(), 300), {"rows": 299}, {"rows": 300},
     ),
     recipe_case(
-        "systems/attributes/identifier.py", "is more than the longest of buckets; set it to at most",
+        "parts/attributes/identifier.py", "is more than the longest of buckets; set it to at most",
         {"identifiers.max_context_tokens": 17}, {"identifiers.max_context_tokens": 16}, of="emprl",
     ),
     recipe_case(
@@ -536,7 +535,7 @@ RECIPES = [
         {"report.peers": str(ROOT / "empax" / "data")},
     ),
     recipe_case(
-        "systems/retrieval/settings.py", "set emotion_share to 0, or name the recipe with no_attributes",
+        "parts/exemplars/settings.py", "set emotion_share to 0, or name the recipe with no_attributes",
         {"reg.attributes": False, "reg.emotion_share": 0.5}, {"reg.attributes": False, "reg.emotion_share": 0.0},
     ),
     recipe_case(
@@ -799,12 +798,12 @@ FILES = [
         lambda t: (t.patch.setenv("EMPAX_DATA_DIR", epitome_folder(t)), epitome.find_epitome("")),
     ),
     Case(
-        "data/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
+        "systems/lempex/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
         lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
         lambda t: checked({"data.dir": given_pairs(t), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
     ),
     Case(
-        "data/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
+        "systems/lempex/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
         lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
         lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed"}, of="lempex")(t),
     ),
@@ -911,17 +910,17 @@ FILES = [
         "set num_beam_groups above 1", {}, {"num_beam_groups": 2},
     ),
     section(
-        DialogueSettings, {"own_decoding": True}, "systems/dialogue/settings.py", "set generator.pretrained, or it to",
+        DialogueSettings, {"own_decoding": True}, "parts/generator/settings.py", "set generator.pretrained, or it to",
         {}, {"generator": {"architecture": "pretrained", "pretrained": "folder"}},
     ),
     section(
         DialogueSettings,
         {"generator": {"architecture": "pretrained", "pretrained": "folder"}, "decoding": {"top_k": 5}},
-        "systems/dialogue/settings.py", "says how to decode; set own_decoding to False",
+        "parts/generator/settings.py", "says how to decode; set own_decoding to False",
         {"own_decoding": True}, {"own_decoding": False},
     ),
     section(
-        DialogueSettings, {}, "systems/dialogue/settings.py", 'set generator.pretrained, or "dialogue"',
+        DialogueSettings, {}, "parts/generator/settings.py", 'set generator.pretrained, or "dialogue"',
         {"form": "plain"}, {"form": "dialogue"},
     ),
     section(
@@ -1532,27 +1531,27 @@ def atomic_source(tools):
 LLAMA = {"architecture": "llama", "preset": "llama-3.1-8b"}
 WITHOUT_FACTS = {"run": ["prepare", "generator", "contrastive", "evaluate", "report"], "nec.ranker": ""}
 KNOWLEDGE = (
-    Case("data/atomic.py", "name the folder of ATOMIC's files",
+    Case("parts/knowledge/atomic.py", "name the folder of ATOMIC's files",
          lambda tools: atomic.find_files(tools.tmp), lambda tools: atomic.find_files(atomic_file(tools))),
     Case("data/knowledge.py", "give each a line", facts_file(["a#2"]), facts_file(["a#2", "b#2"])),
     Case("data/wordnet.py", "name the folder of WordNet's database files",
          lambda tools: WordNet(tools.tmp), lambda tools: WordNet(small_wordnet.write(tools.tmp / "wordnet"))),
-    section(KnowledgeSettings, {}, "systems/knowledge/settings.py", "set one of them, or leave the stage out",
+    section(KnowledgeSettings, {}, "parts/knowledge/settings.py", "set one of them, or leave the stage out",
             {}, {"social": {"source": "sample"}}),
-    Case("systems/knowledge/sources.py", "knows of {}, not of {}; set it under",
+    Case("parts/knowledge/sources.py", "knows of {}, not of {}; set it under",
          with_source("social", wordnet_source), with_source("entity", wordnet_source)),
-    Case("systems/knowledge/sources.py", "set path to their folder, or config.data.dir",
+    Case("parts/knowledge/sources.py", "set path to their folder, or config.data.dir",
          with_source("social", lambda _: {"source": "atomic"}), with_source("social", atomic_source)),
-    Case("systems/knowledge/sources.py", "set encoder.pretrained, 'minilm'",
+    Case("parts/knowledge/sources.py", "set encoder.pretrained, 'minilm'",
          with_source("social", lambda tools: {**atomic_source(tools), "encoder": {"d_model": 8}}),
          with_source("social", lambda tools: {**atomic_source(tools), "encoder": {"pretrained": "minilm"}})),
     recipe_case("systems/nec/ranker.py", "is more than the longest of buckets; set it to at most",
                 {"ranker.max_tokens": 81}, {"ranker.max_tokens": 80}, "nec"),
-    recipe_case("systems/knowledge/finder.py", "add one to config.run, or set {}",
+    recipe_case("parts/knowledge/finder.py", "add one to config.run, or set {}",
                 WITHOUT_FACTS, {**WITHOUT_FACTS, "nec.entity": False, "nec.social": False}, "nec"),
     recipe_case("systems/nec/stages.py", "form = 'dialogue' and an encoder-decoder",
                 {"nec.generator": LLAMA}, {}, "nec"),
-    recipe_case("systems/dialogue/checks.py", "is learnt by a whole encoder-decoder; set it to None",
+    recipe_case("parts/generator/checks.py", "is learnt by a whole encoder-decoder; set it to None",
                 {"generator.contrast": {}, "reg.generator": LLAMA}, {"generator.contrast": {}}),
     recipe_case("systems/nec/stages.py", "is not for NEC; set it to 0",
                 {"nec.logits_at_once": 8}, {"nec.logits_at_once": 0}, "nec"),
@@ -1689,11 +1688,12 @@ CLASSIC = [
 
 REFLECTDIFFU = [
     Case(
-        "data/intents.py", "{} = {} holds no {}; set it to {}", lambda t: intents.find_listener_intents(t.tmp),
+        "systems/reflectdiffu/labels.py", "{} = {} holds no {}; set it to {}",
+        lambda t: intents.find_listener_intents(t.tmp),
         lambda t: intents.find_listener_intents(corpus(t.tmp, "empathetic_dialogues/listener_intents.csv")),
     ),
     Case(
-        "data/intents.py", "of EmpatheticDialogues are not downloaded: set --config.data.dir",
+        "systems/reflectdiffu/labels.py", "of EmpatheticDialogues are not downloaded: set --config.data.dir",
         lambda t: intents.find_listener_intents(),
         lambda t: intents.find_listener_intents(corpus(t.tmp, "listener_intents.csv")),
     ),
@@ -1706,17 +1706,17 @@ REFLECTDIFFU = [
         lambda t: spans.find_causes(corpus(t.tmp, "reccon_dailydialog_train.json")),
     ),
     recipe_case(
-        "data/intents.py", "but Table 1 has three intents for each emotion; set it to at most 3",
+        "systems/reflectdiffu/labels.py", "but Table 1 has three intents for each emotion; set it to at most 3",
         {"generator.actions": "table_1", "generator.num_actions": 4},
         {"generator.actions": "table_1", "generator.num_actions": 3}, of="reflectdiffu",
     ),
     recipe_case(
-        "systems/dialogue/checks.py", "read all logits; set {}.logits_at_once = 0, or losses to ()",
+        "parts/generator/checks.py", "read all logits; set {}.logits_at_once = 0, or losses to ()",
         {"generator.losses": ({"function": "jax.numpy:zeros_like"},), "reg.logits_at_once": 8},
         {"generator.losses": (), "reg.logits_at_once": 8},
     ),
     recipe_case(
-        "systems/retrieval/checks.py", "or the query to 'context'", {"reg.query": "reasons"}, {"reg.query": "context"},
+        "parts/exemplars/checks.py", "or the query to 'context'", {"reg.query": "reasons"}, {"reg.query": "context"},
     ),
     recipe_case(
         "systems/reflectdiffu/reasons.py", "raise the last bucket to at least that, or lower the setting",
@@ -1754,7 +1754,7 @@ WITHOUT_A_CASE = {
         "interop/knowledge_pickles.py",
         "write it as JSON lines and take source",
     ): "data/test_knowledge.py reads such lines",
-    ("systems/knowledge/generated.py", "set entities to the folder"): "systems/knowledge/test_sources.py, with a model",
+    ("parts/knowledge/generated.py", "set entities to the folder"): "parts/knowledge/test_sources.py, with a model",
     ("systems/nec/examples.py", "make the last of buckets longer"): "systems/nec/test_examples.py, on rows",
     ("systems/nec/examples.py", "set contrast.different = 0"): "systems/nec/test_examples.py, on instances",
     ("systems/nec/ranker.py", "leave it out, with {}.ranker"): _RUN,
@@ -1770,7 +1770,7 @@ WITHOUT_A_CASE = {
     ("decoding/search.py", "look at the source, which is not known here"): "tests/decoding/test_constraints.py",
     ("interop/sentence_modules.py", "must hold a list of objects; fetch the model again"): _FETCH,
     ("interop/sentence_modules.py", "must be a number of features; fetch the model again"): _FETCH,
-    ("systems/retrieval/checks.py", "compares its vectors by cosine"): "tests/systems/test_own_decoding.py",
+    ("parts/exemplars/checks.py", "compares its vectors by cosine"): "tests/parts/generator/test_own_decoding.py",
     ("data/gguf.py", "in its metadata; fetch or convert the model again"): _FETCH,
     ("data/gguf.py", "is cut short; fetch the model again"): _FETCH,
     ("data/gguf.py", "has a string that is not UTF-8 ({}); fetch the model again"): _FETCH,
@@ -1828,14 +1828,14 @@ WITHOUT_A_CASE = {
         "pipeline/evaluate.py",
         "own_decoding = True; set one of them alone",
     ): "tests/pipeline/test_evaluate.py follows it",
-    ("systems/dialogue/checks.py", "which reads none; set it to 0"): _REFUSED,
-    ("systems/dialogue/parts.py", "and nothing else; set form = 'dialogue'"): _REFUSED,
-    ("systems/dialogue/parts.py", "in front of the context; set it to 'apart' or 'response'"): _REFUSED,
-    ("systems/dialogue/settings.py", "which this system does not retrieve; set it to 0"): _REFUSED,
+    ("parts/generator/checks.py", "which reads none; set it to 0"): _REFUSED,
+    ("parts/generator/parts.py", "and nothing else; set form = 'dialogue'"): _REFUSED,
+    ("parts/generator/parts.py", "in front of the context; set it to 'apart' or 'response'"): _REFUSED,
+    ("parts/generator/settings.py", "which this system does not retrieve; set it to 0"): _REFUSED,
     ("systems/emprl/stages.py", "reads none; set it to 0, or config.{}.index to an index stage"): _REFUSED,
     ("systems/nec/settings.py", "take its stage out of config.run, or set entity = True"): _REFUSED,
     ("systems/reflectdiffu/settings.py", "or reward = 'alignment' with judges = ()"): _REFUSED,
-    ("systems/retrieval/checks.py", "look at one source"): "tests/systems/test_own_decoding.py",
+    ("parts/exemplars/checks.py", "look at one source"): "tests/parts/generator/test_own_decoding.py",
     ("rate.py", "leave out --reference"): _RATERS,
     ("rate.py", "pip install 'empax[rate]' brings it"): "an extra is installed",
     ("rating/answers.py", "give the key that belongs to it"): _RATERS,
@@ -1852,11 +1852,11 @@ WITHOUT_A_CASE = {
     ("retrieval/exact.py", "Train it again with a lower learning rate"): _RUN,
     ("serving/export.py", "give the work directory of one"): _RUN,
     ("serving/session.py", "give the work directory of one that has finished"): _RUN,
-    ("systems/dialogue/parts.py", "set generator.pretrained beside it, or drop it"): _EARLIER,
+    ("parts/generator/parts.py", "set generator.pretrained beside it, or drop it"): _EARLIER,
     ("systems/emprl/stages.py", "name a stage of the tasks 'generator' or 'reg.joint'"): _EARLIER,
     ("systems/emprl/stages.py", "set its task to 'attributes.identifier'"): _EARLIER,
     ("systems/emprl/policy.py", "or raise guard_tolerance if that is all"): _RUN,
-    ("systems/dialogue/trained.py", "export it with --lora=merged"): _RUN,
+    ("parts/generator/trained.py", "export it with --lora=merged"): _RUN,
     ("systems/emprl/stages.py", "export it with --lora=merged"): _RUN,
     ("systems/lempex/retriever.py", "name two encoders of one size"): _TOWERS,
     ("systems/reflectdiffu/reinforced.py", "In bfloat16 the two round differently: set model.dtype"): _RUN,

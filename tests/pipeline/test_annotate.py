@@ -12,8 +12,8 @@ from empax.core.files import WorkDir, read_jsonl, write_jsonl
 from empax.core.system import RunContext
 from empax.core.types import ATTRIBUTES, Instance
 from empax.data.dialogues import instance_to_row
+from empax.parts.attributes.pairs import Pair
 from empax.pipeline import annotate
-from empax.systems.attributes.pairs import Pair
 from tests.plans import plan_of
 
 RESPONSE = "I love you, that is wonderful, great, perfect!"

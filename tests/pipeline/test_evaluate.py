@@ -15,9 +15,9 @@ from empax.data.sample import load_annotated_pairs
 from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
 from empax.interop.pretrained import GeneratorSettings
+from empax.parts.attributes.linear import train_linear
+from empax.parts.generator.settings import DialogueSettings
 from empax.pipeline import annotate, answers, evaluate, judging
-from empax.systems.attributes.linear import train_linear
-from empax.systems.dialogue.settings import DialogueSettings
 from tests.plans import plan_of
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from empax.core.files import WorkDir
 from empax.core.inputs import Input
-from empax.data import dense_retrieval, epitome
+from empax.data import epitome
 from empax.data.empathetic_dialogues import ARCHIVE_NAME, ARCHIVE_SHA256, ARCHIVE_URL
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
+from empax.systems.lempex import dense_retrieval
 
 
 @pytest.fixture(autouse=True)

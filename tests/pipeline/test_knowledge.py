@@ -12,9 +12,9 @@ from empax.core.types import Instance
 from empax.data.dialogues import instance_to_row
 from empax.data.knowledge import Fact, facts_of
 from empax.data.store import load_instances
+from empax.parts.knowledge.settings import SourceSettings
 from empax.pipeline import knowledge
 from empax.reporting.findings import count_instances
-from empax.systems.knowledge.settings import SourceSettings
 from tests.data import small_wordnet
 from tests.plans import plan_of
 
@@ -90,7 +90,7 @@ def test_what_has_been_found_is_found_in_the_cache(run, tmp_path, monkeypatch):
     settings = knowledge.Settings(entity=SourceSettings("wordnet", str(small_wordnet.write(tmp_path / "wordnet"))))
     knowledge.run(settings, run)
     before = run.files.notes("facts", "train").read_text()
-    monkeypatch.setattr("empax.systems.knowledge.sources.Things.find", None)
+    monkeypatch.setattr("empax.parts.knowledge.sources.Things.find", None)
     knowledge.run(settings, run)
     assert run.files.notes("facts", "train").read_text() == before
 

@@ -4,9 +4,10 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.system import find_task, load_system
+from empax.parts import attributes
+from empax.parts.attributes import ClassifierTaskSettings
 from empax.pipeline.plan import make_plan
-from empax.systems import attributes, reg
-from empax.systems.attributes import ClassifierTaskSettings
+from empax.systems import reg
 from empax.systems.reg.settings import JointTaskSettings
 
 SECTION = {"task": "joint", "steps": 3, "batch_size": 2, "buckets": [8], "retriever_weight": 0.4}

@@ -225,7 +225,9 @@ def test_code_that_changes_while_a_stage_runs_is_never_the_code_of_its_result(fi
 
 def test_code_is_all_that_is_imported_and_nothing_else():
     found = code.code_of(["empax.pipeline.train", "empax.systems.emprl"])
-    assert {"empax.training.loop", "empax.systems.emprl.tasks", "empax.losses.ppo", "empax.core.files"} <= set(found)
+    assert {"empax.training.loop", "empax.systems.emprl.tasks", "empax.systems.emprl.ppo", "empax.core.files"} <= set(
+        found
+    )
     assert not {"empax.systems.reg", "empax.reporting.report", "empax.serving.session"} & set(found)
     assert "empax.core.distributed" in found  # `from empax.core import distributed`
     assert code.changed(found, found | {"empax.core.files": "x"}) == ["empax.core.files"]

@@ -28,7 +28,7 @@ from empax.interop import pretrained, pretrained_encoders
 from empax.pipeline import evaluate, prepare, run, workdirs
 from empax.pipeline.plan import KINDS, make_plan, plain
 from empax.systems.reg.parts import RegParts
-from empax.systems.retrieval.settings import RetrievalSettings
+from empax.parts.exemplars.settings import RetrievalSettings
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ from empax.models.heads import EMOTION_HEAD
 from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
+from empax.parts.exemplars.parts import RetrievalParts
 from empax.pipeline.plan import make_plan, plain
 from empax.pipeline.records import settings_hash
 from empax.reporting.model_card import Exported, model_card
 from empax.serving.export import ExportSettings, export_run
-from empax.systems.retrieval.parts import RetrievalParts
 from empax.training.checkpoint import Checkpointer, CheckpointError
 
 METRICS = {

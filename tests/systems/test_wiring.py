@@ -11,22 +11,22 @@ import pytest
 from empax.core import types as core
 from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
 from empax.data.epitome import EpitomePair
-from empax.losses import ppo
 from empax.losses.kl import kl_penalty
 from empax.models.transformer import EncoderDecoder, scratch
+from empax.parts.attributes import pairs
+from empax.parts.attributes.identifier import Identifier, _probabilities
+from empax.parts.attributes.pairs import JudgeTaskSettings, label_batch
+from empax.parts.exemplars.parts import ExemplarSearch
+from empax.parts.generator.answerer import Answerer
+from empax.parts.generator.parts import GeneratorParts
+from empax.parts.generator.settings import DialogueSettings
+from empax.parts.generator.task import Generator, generation_losses, target_weights
 from empax.pipeline import annotate
-from empax.systems.attributes import pairs
-from empax.systems.attributes.identifier import Identifier, _probabilities
-from empax.systems.attributes.pairs import JudgeTaskSettings, label_batch
-from empax.systems.dialogue.answerer import Answerer
-from empax.systems.dialogue.generator import Generator, generation_losses, target_weights
-from empax.systems.dialogue.parts import GeneratorParts
-from empax.systems.dialogue.settings import DialogueSettings
+from empax.systems.emprl import ppo
 from empax.systems.emprl.rewards import CompiledReward, EmpathyReward, Reward
 from empax.systems.emprl.settings import GrpoTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import Grpo, Ppo
 from empax.systems.reg.tasks import Joint
-from empax.systems.retrieval.parts import ExemplarSearch
 
 NAMES = core.EMOTIONS
 ROWS, SOURCE, TARGET, WIDTH, WORDS = 3, 4, 5, 6, 7

@@ -20,8 +20,8 @@ from empax.decoding.settings import DecodeSettings
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
 from empax.models.memory_attention import Memory
 from empax.models.transformer import EncoderDecoder, TransformerConfig
-from empax.systems.dialogue.answerer import Answerer, AnswerExamples
-from empax.systems.dialogue.generator import Decoder, apply
+from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.task import Decoder, apply
 from empax.training.checkpoint import load_params
 
 TOKENS, WIDTH = 8, 16

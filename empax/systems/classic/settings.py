@@ -8,12 +8,12 @@ from typing import Any
 
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
+from empax.parts.generator.settings import check_no_exemplars
+from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.classic.adversary import LOSSES, AdversarySettings
 from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import READERS
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings
-from empax.systems.dialogue.settings import check_no_exemplars
-from empax.systems.dialogue.word_level import WordLevelSettings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,16 +22,16 @@ from empax.data.store import PrepareSettings, check_prepared, load_instances, ru
 from empax.data.tokenizers import SubwordTokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.decoding.settings import without_unknown
-from empax.losses.frequency import frequency_weights
+from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples
+from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
+from empax.parts.generator.task import Decoder
+from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.systems.classic.examples import ClassicExamples, check_lexicon, emotional_words
+from empax.systems.classic.frequency import frequency_weights
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
 from empax.systems.classic.task import ClassicTask
-from empax.systems.dialogue.answerer import Answerer, AnswerExamples, MakeExamples
-from empax.systems.dialogue.generator import Decoder
-from empax.systems.dialogue.parts import MAX_REFERENCE_TOKENS
-from empax.systems.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.training.checkpoint import load_params
 
 _ANSWERS_AT_ONCE = 64

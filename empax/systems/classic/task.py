@@ -12,11 +12,11 @@ from jaxtyping import Array, Float
 
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
-from empax.losses.frequency import weighted_cross_entropy
+from empax.parts.generator.task import Decoder, combine, target_weights
 from empax.systems.classic.adversary import adversarial_losses
+from empax.systems.classic.frequency import weighted_cross_entropy
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch, Read
-from empax.systems.dialogue.generator import Decoder, combine, target_weights
 
 _CRITICS_STREAM = 2
 

@@ -1,13 +1,13 @@
 """EmpRL: the system (`tasks`), its rewards and rollouts, and its stages."""
 
 from empax.core.system import RunContext, System, TaskSpec
-from empax.systems.dialogue.checks import check_system
-from empax.systems.dialogue.stages import GENERATOR
+from empax.parts.exemplars.checks import check_retriever
+from empax.parts.exemplars.parts import pretrained_encoder
+from empax.parts.exemplars.settings import INDEX_UNREAD, RetrievalSettings
+from empax.parts.generator.checks import check_system
+from empax.parts.generator.stages import GENERATOR
 from empax.systems.emprl.settings import GrpoTaskSettings, PolicyTaskSettings, PpoTaskSettings
 from empax.systems.emprl.stages import answer_policy, build_policy, check_policy, sketch_policy, trained_policy
-from empax.systems.retrieval.checks import check_retriever
-from empax.systems.retrieval.parts import pretrained_encoder
-from empax.systems.retrieval.settings import INDEX_UNREAD, RetrievalSettings
 
 
 def check(run: RunContext) -> None:

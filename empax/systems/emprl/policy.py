@@ -14,17 +14,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Mean, Metrics, Params
-from empax.losses import ppo
-from empax.losses.advantages import (
+from empax.losses.cross_entropy import token_log_probs
+from empax.losses.kl import AdaptiveKL, FixedKL, kl_penalty, sequence_kl
+from empax.models.heads import ClassificationHead
+from empax.parts.generator.task import Generator, apply, row_nll
+from empax.systems.emprl import ppo
+from empax.systems.emprl.advantages import (
     ScoreStatistics,
     mask_first_token,
     penalize_missing_eos,
     response_mask,
 )
-from empax.losses.cross_entropy import token_log_probs
-from empax.losses.kl import AdaptiveKL, FixedKL, kl_penalty, sequence_kl
-from empax.models.heads import ClassificationHead
-from empax.systems.dialogue.generator import Generator, apply, row_nll
 from empax.systems.emprl.rewards import Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout, repeat_rows
 from empax.systems.emprl.settings import PpoTaskSettings

@@ -25,7 +25,7 @@ from empax.core.types import LEVELS, MECHANISMS, Instance, Params
 from empax.data import features
 from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
-from empax.systems.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
+from empax.parts.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
 from empax.systems.emprl.expectations import balanced_gains, expected_levels, f1_gains
 from empax.systems.emprl.functions import call_text_function
 from empax.systems.emprl.novelty import Novelty

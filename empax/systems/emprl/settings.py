@@ -7,9 +7,9 @@ from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
-from empax.losses.advantages import Form, Scale
 from empax.losses.kl import Estimator
-from empax.losses.ppo import Level, Reduction
+from empax.systems.emprl.advantages import Form, Scale
+from empax.systems.emprl.ppo import Level, Reduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ class PolicyTaskSettings:
         the goal is "gold".
       kept_share: how far from the first model towards the trained one the model lies that answers and is exported, 1 =
         all the way. What a reward teaches lies early on that way, what it costs in likelihood late.
-      mask_first_token: leave each response's first token out, as EmpRL's runs did (see `losses.advantages`).
+      mask_first_token: leave each response's first token out, as EmpRL's runs did (see `systems.emprl.advantages`).
       guard_tolerance: how far the ratio may be from 1, and the KL from 0, before anything is learnt. Both are means
         over tokens, of absolute values.
       whole_dialogues: an example is a dialogue with all its listener turns; `batch_size` then counts dialogues.
@@ -187,7 +187,7 @@ class PpoTaskSettings(PolicyTaskSettings):
       value_clip: None = not clipped (Eq. 15 as printed).
       value_warmup_steps: batches from which the value head learns alone, the rest of the model untouched and its
         optimizer not begun.
-      reduction: see `losses.ppo.reduce_tokens`; the paper prints "sequences".
+      reduction: see `systems.emprl.ppo.reduce_tokens`; the paper prints "sequences".
     """
 
     gamma: float = 1.0

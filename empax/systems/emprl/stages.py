@@ -25,24 +25,24 @@ from empax.data.batches import draw
 from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances, planned_notes
 from empax.models.heads import EMOTION_HEAD
+from empax.parts.attributes import IdentifierJudge, IdentifierTaskSettings, judge_stage, load_judge
+from empax.parts.attributes.identifier import check_mechanisms
+from empax.parts.exemplars.checks import check_passages
+from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
+from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator.answerer import Answerer
+from empax.parts.generator.checks import check_fusion
+from empax.parts.generator.parts import GeneratorParts
+from empax.parts.generator.stages import answerer_of, context_examples
+from empax.parts.generator.task import Generator
+from empax.parts.generator.trained import Trained, generator_to_export
 from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
-from empax.systems.attributes import IdentifierJudge, IdentifierTaskSettings, judge_stage, load_judge
-from empax.systems.attributes.identifier import check_mechanisms
-from empax.systems.dialogue.answerer import Answerer
-from empax.systems.dialogue.checks import check_fusion
-from empax.systems.dialogue.generator import Generator
-from empax.systems.dialogue.parts import GeneratorParts
-from empax.systems.dialogue.stages import answerer_of, context_examples
-from empax.systems.dialogue.trained import Trained, generator_to_export
 from empax.systems.emprl.functions import try_functions
 from empax.systems.emprl.rewards import Reward, check_contexts, make_reward
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
 from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
-from empax.systems.retrieval.checks import check_passages
-from empax.systems.retrieval.parts import ExemplarSearch, RetrievalParts
-from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
 from empax.training.lora import is_adapted
 

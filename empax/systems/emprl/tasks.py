@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from empax.core.types import Mean, Metrics, Params
-from empax.losses import ppo
-from empax.losses.advantages import (
+from empax.systems.emprl import ppo
+from empax.systems.emprl.advantages import (
     generalized_advantages,
     grpo_advantages,
     rloo_advantages,

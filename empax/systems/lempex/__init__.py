@@ -3,7 +3,7 @@
 from empax.core.config import ConfigError
 from empax.core.system import RunContext, System
 from empax.models.decoder_only import DecoderOnly
-from empax.systems.dialogue.checks import check_models
+from empax.parts.generator.checks import check_models
 from empax.systems.lempex.retriever import RETRIEVER, check_towers, pretrained_towers
 from empax.systems.lempex.settings import LempexSettings
 from empax.systems.lempex.stages import GENERATOR

@@ -17,7 +17,7 @@ from empax.data.exemplars import ContextExamples, Corpus, LabelledBatch
 from empax.data.sources import LayoutSettings, Row, Text
 from empax.data.tokenizers import SubwordTokenizer
 from empax.evaluation.empathy import sentiment
-from empax.systems.attributes.classifier import frame
+from empax.parts.attributes.classifier import frame
 
 NOBODY, SPEAKER, LISTENER = range(3)
 """Rows of the speaker embedding: of frame and padding, of who tells, of who answers."""

@@ -13,11 +13,11 @@ from empax.core.types import LEVELS, MECHANISMS, Mean, Metrics, Params
 from empax.models.arithmetic import contract
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
-from empax.models.soft_tokens import soft_tokens, splice
-from empax.systems.attributes.classifier import Classifier
-from empax.systems.attributes.sentiment import SentimentRegressor
-from empax.systems.dialogue.generator import apply, target_weights
+from empax.parts.attributes.classifier import Classifier
+from empax.parts.attributes.sentiment import SentimentRegressor
+from empax.parts.generator.task import apply, target_weights
 from empax.systems.lempex.settings import LempexTaskSettings
+from empax.systems.lempex.soft_tokens import soft_tokens, splice
 
 
 def level_loss(

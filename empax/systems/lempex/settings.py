@@ -7,9 +7,9 @@ from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.types import MECHANISMS
-from empax.models.soft_tokens import SoftAxis, SoftForm
-from empax.systems.dialogue.settings import ContrastSettings
+from empax.parts.generator.settings import ContrastSettings
 from empax.systems.lempex.retriever import TowerSettings
+from empax.systems.lempex.soft_tokens import SoftAxis, SoftForm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LempexTaskSettings:
       judges: of "judges": stages that trained classifiers; together they must cover every mechanism that has
         a weight.
       sentiment: likewise the stage that trained the regressor; empty = no such loss.
-      soft, softmax_axis, temperature: what the judges read, see `models.soft_tokens`; "time" is the slip of the
+      soft, softmax_axis, temperature: what the judges read, see `systems.lempex.soft_tokens`; "time" is the slip of the
         released code.
       frozen_judges: False trains the judges along with the generator, as the released code does.
       binary: whether the levels mid and high are one class, as in the released code.

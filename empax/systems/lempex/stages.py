@@ -28,22 +28,22 @@ from empax.data.store import (
 )
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import load_generator
-from empax.models.exemplar_fusion import ExemplarFusion
 from empax.models.transformer import EncoderDecoder
+from empax.parts.attributes import ClassifierJudge, ClassifierTaskSettings, load_judge
+from empax.parts.attributes.classifier import planned_classifier
+from empax.parts.attributes.pairs import load_stage_encoder
+from empax.parts.attributes.sentiment import SentimentTaskSettings, load_regressor, planned_regressor
+from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
+from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.parts import GeneratorParts
+from empax.parts.generator.stages import answerer_of, pretrained
 from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
-from empax.systems.attributes import ClassifierJudge, ClassifierTaskSettings, load_judge
-from empax.systems.attributes.classifier import planned_classifier
-from empax.systems.attributes.pairs import load_stage_encoder
-from empax.systems.attributes.sentiment import SentimentTaskSettings, load_regressor, planned_regressor
-from empax.systems.dialogue.answerer import Answerer, AnswerExamples
-from empax.systems.dialogue.parts import GeneratorParts
-from empax.systems.dialogue.stages import answerer_of, pretrained
 from empax.systems.lempex.examples import LempexBatch, LempexExamples, TurnForm
+from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from empax.systems.lempex.tasks import LempexGenerator
-from empax.systems.retrieval.parts import ExemplarSearch, RetrievalParts
 from empax.training.checkpoint import load_params
 
 

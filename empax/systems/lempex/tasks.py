@@ -15,12 +15,12 @@ from jaxtyping import Array, Bool, Float
 
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.losses.cross_entropy import cross_entropy
-from empax.models.exemplar_fusion import ExemplarFusion
 from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.contrast import Contrast, Read
-from empax.systems.dialogue.generator import Decoder, apply, combine, parted_nll, row_nll, target_weights
-from empax.systems.dialogue.settings import ContrastSettings
+from empax.parts.generator.contrast import Contrast, Read
+from empax.parts.generator.settings import ContrastSettings
+from empax.parts.generator.task import Decoder, apply, combine, parted_nll, row_nll, target_weights
 from empax.systems.lempex.examples import LISTENER
+from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from empax.core.system import System, TaskSpec
-from empax.systems.dialogue.checks import check_system
+from empax.parts.generator.checks import check_system
 from empax.systems.nec.ranker import build_ranker, check_ranker, sketch_ranker
 from empax.systems.nec.settings import ContrastiveTaskSettings, NecSettings, NecTaskSettings, RankerTaskSettings
 from empax.systems.nec.stages import answer_nec, build_nec, check_contrastive, check_nec, sketch_nec, trained_nec

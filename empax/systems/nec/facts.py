@@ -12,7 +12,7 @@ from empax.core.types import Instance
 from empax.data.features import plain_context
 from empax.data.knowledge import Fact, facts_of
 from empax.data.store import run_tokenizer
-from empax.systems.knowledge.vectors import TextEncoder
+from empax.parts.knowledge.vectors import TextEncoder
 from empax.systems.nec.ranker import TrainedRanker, load_ranker
 from empax.systems.nec.settings import NecSettings
 

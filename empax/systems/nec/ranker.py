@@ -33,8 +33,8 @@ from empax.interop.pretrained import check_fits, check_weights
 from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
+from empax.parts.knowledge.finder import check_knowledge
 from empax.retrieval.encode import BUCKETS, Encoder, embed
-from empax.systems.knowledge.finder import check_knowledge
 from empax.systems.nec.settings import WITHOUT, RankerTaskSettings
 from empax.training.checkpoint import load_params
 

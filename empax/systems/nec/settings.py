@@ -7,8 +7,8 @@ from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.interop.pretrained_encoders import EncoderSettings
-from empax.systems.dialogue.settings import ContrastSettings, DialogueSettings, check_no_exemplars
-from empax.systems.knowledge.settings import MINILM
+from empax.parts.generator.settings import ContrastSettings, DialogueSettings, check_no_exemplars
+from empax.parts.knowledge.settings import MINILM
 
 SOCIAL = "social"
 """The name of the decoder's memory."""

@@ -16,11 +16,11 @@ from empax.data.sources import TaggedForm
 from empax.data.store import check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
 from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.answerer import Answerer, AnswerExamples
-from empax.systems.dialogue.parts import GeneratorParts
-from empax.systems.dialogue.stages import answerer_of, pretrained
-from empax.systems.dialogue.trained import Trained, check_adapters, generator_to_export
-from empax.systems.knowledge.finder import check_knowledge, find_finder, with_facts
+from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.parts import GeneratorParts
+from empax.parts.generator.stages import answerer_of, pretrained
+from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
+from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.systems.nec.examples import FactForm, NecBatch, NecExamples, Negatives
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import (

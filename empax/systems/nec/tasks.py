@@ -21,8 +21,8 @@ from empax.losses.cross_entropy import cross_entropy, token_log_probs
 from empax.models.heads import masked_mean
 from empax.models.memory_attention import Memory
 from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.contrast import Candidates, Contrast, Read, gather, in_batch
-from empax.systems.dialogue.generator import Decoder, apply, combine, target_weights
+from empax.parts.generator.contrast import Candidates, Contrast, Read, gather, in_batch
+from empax.parts.generator.task import Decoder, apply, combine, target_weights
 from empax.systems.nec.settings import SOCIAL, CandidateSettings
 
 

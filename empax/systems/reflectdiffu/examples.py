@@ -15,10 +15,10 @@ from empax.core.protocols import Tokenizer
 from empax.core.types import Batch, Instance
 from empax.data import features
 from empax.data.exemplars import LabelledBatch, emotion_ids, pad_to_level
-from empax.data.intents import INTENTS, intent_ids
 from empax.data.spans import PlacedRow, SpanExample, place_contexts
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN, SubwordTokenizer
 from empax.evaluation.empathy import sentiment
+from empax.systems.reflectdiffu.labels import INTENTS, intent_ids
 
 
 @flax.struct.dataclass
@@ -115,7 +115,7 @@ class Reading:
       tokenizer: of the generator.
       pieces: the annotator's tokenizer; None = no reasons are annotated.
       max_context_tokens, max_piece_tokens, max_target_tokens: see `settings.ReflectSettings`.
-      slots: ids behind the vocabulary for words of a context that it lacks (`models.pointer_generator`).
+      slots: ids behind the vocabulary for words of a context that it lacks (`systems.reflectdiffu.pointer_generator`).
     """
 
     tokenizer: Tokenizer

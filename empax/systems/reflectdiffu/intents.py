@@ -25,15 +25,15 @@ from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.tree import hash_tree
 from empax.core.types import Batch, Instance, Mean, Metrics, Params
 from empax.data.batches import SequenceExamples, draw
-from empax.data.intents import INTENTS, intent_ids, load_intents
 from empax.data.store import check_prepared, load_instances
 from empax.data.tokenizers import SubwordTokenizer
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
+from empax.parts.generator.task import apply
 from empax.retrieval.corpus import KEPT_FROM
 from empax.retrieval.encode import BUCKETS, Encoder, embed
-from empax.systems.dialogue.generator import apply
 from empax.systems.reflectdiffu.examples import pieces_of
+from empax.systems.reflectdiffu.labels import INTENTS, intent_ids, load_intents
 from empax.systems.reflectdiffu.reasons import check_pieces_encoder, load_pieces_encoder
 from empax.systems.reflectdiffu.settings import IntentTaskSettings, ReflectSettings
 from empax.training.checkpoint import load_params

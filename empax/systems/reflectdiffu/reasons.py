@@ -27,9 +27,9 @@ from empax.data.store import check_prepared, load_instances, may_load, run_token
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import check_fits, check_weights
 from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, load_encoder
-from empax.models.reason_annotator import ReasonAnnotator
-from empax.systems.dialogue.generator import apply
+from empax.parts.generator.task import apply
 from empax.systems.reflectdiffu.examples import ReasonBatch, ReasonExamples, pieces_of
+from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
 from empax.systems.reflectdiffu.settings import ReasonTaskSettings, ReflectSettings
 from empax.training.checkpoint import load_params
 

@@ -12,8 +12,8 @@ from empax.core.config import ConfigError
 from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.tokenizers import SubwordTokenizer
-from empax.systems.attributes import IdentifierJudge, judge_stage, load_judge
-from empax.systems.attributes.identifier import check_mechanisms
+from empax.parts.attributes import IdentifierJudge, judge_stage, load_judge
+from empax.parts.attributes.identifier import check_mechanisms
 
 
 def check_reply_judges(stages: Sequence[str], run: RunContext) -> None:

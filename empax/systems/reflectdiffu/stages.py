@@ -17,7 +17,18 @@ from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.types import EMOTIONS, Generated, Instance, Params
 from empax.data.batches import draw
-from empax.data.intents import (
+from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
+from empax.data.word_vectors import check_vectors, load_vectors
+from empax.decoding.settings import without_unknown
+from empax.interop.pretrained_encoders import LoadedEncoder
+from empax.models.transformer import EncoderDecoder
+from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
+from empax.parts.generator.task import Decoder
+from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectBatch, ReflectExamples
+from empax.systems.reflectdiffu.intents import load_guesser
+from empax.systems.reflectdiffu.labels import (
     INTENTS,
     IntentTable,
     intent_ids,
@@ -26,18 +37,7 @@ from empax.data.intents import (
     majority_by_turn,
     references,
 )
-from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
-from empax.data.tokenizers import SubwordTokenizer
-from empax.data.word_vectors import check_vectors, load_vectors
-from empax.decoding.settings import without_unknown
-from empax.interop.pretrained_encoders import LoadedEncoder
-from empax.models.pointer_generator import PointerGenerator
-from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.answerer import Answerer, AnswerExamples
-from empax.systems.dialogue.generator import Decoder
-from empax.systems.dialogue.parts import MAX_REFERENCE_TOKENS
-from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectBatch, ReflectExamples
-from empax.systems.reflectdiffu.intents import load_guesser
+from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.reasons import annotator_of, load_finder, load_pieces_encoder
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
 from empax.systems.reflectdiffu.replies import ReplyEmpathy, check_reply_judges, load_reply_judges
@@ -218,7 +218,7 @@ def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: 
 
 @dataclasses.dataclass(frozen=True)
 class Answering:
-    """The task for `systems.dialogue.answerer.Answerer`: parameters are {"own", "frozen"}."""
+    """The task for `parts.generator.answerer.Answerer`: parameters are {"own", "frozen"}."""
 
     task: ReflectDiffu
 

@@ -15,20 +15,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from empax.core.types import IS_POSITIVE, Generated, Mean, Metrics, Params
-from empax.data.intents import INTENTS
 from empax.losses.contrastive import supervised_contrastive
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
-from empax.losses.diffusion import ddim, ddpm, noise_loss, q_sample
 from empax.losses.latent import gaussian_kl
-from empax.models.contagion_encoder import Contagion, EmotionExperts
 from empax.models.heads import EMOTION_HEAD, masked_mean
-from empax.models.intent_twice import IntentTwice, Mimicry
-from empax.models.pointer_generator import PointerGenerator
-from empax.models.reason_annotator import ReasonAnnotator
 from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.generator import Decoder, apply, combine, emotion_loss, target_weights
+from empax.parts.generator.task import Decoder, apply, combine, emotion_loss, target_weights
+from empax.systems.reflectdiffu.contagion_encoder import Contagion, EmotionExperts
+from empax.systems.reflectdiffu.diffusion import ddim, ddpm, noise_loss, q_sample
 from empax.systems.reflectdiffu.examples import ReflectBatch
+from empax.systems.reflectdiffu.intent_twice import IntentTwice, Mimicry
 from empax.systems.reflectdiffu.intents import intent_losses
+from empax.systems.reflectdiffu.labels import INTENTS
+from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
+from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 from empax.systems.reflectdiffu.thought import (
     Thought,

@@ -1,8 +1,11 @@
 """REG: the system (`tasks`), its stages (`stages`), and what they give once they are trained (`answers`)."""
 
 from empax.core.system import RunContext, System, TaskSpec
-from empax.systems.dialogue.checks import check_system
-from empax.systems.dialogue.stages import GENERATOR
+from empax.parts.exemplars import checks
+from empax.parts.exemplars.parts import pretrained_encoder
+from empax.parts.exemplars.settings import INDEX_UNREAD, RetrievalSettings
+from empax.parts.generator.checks import check_system
+from empax.parts.generator.stages import GENERATOR
 from empax.systems.reg.answers import answer_joint, joint_generator, trained_retriever
 from empax.systems.reg.parts import trained_encoder
 from empax.systems.reg.settings import DenseTaskSettings, EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
@@ -20,9 +23,6 @@ from empax.systems.reg.stages import (
     sketch_joint,
     sketch_retriever,
 )
-from empax.systems.retrieval import checks
-from empax.systems.retrieval.parts import pretrained_encoder
-from empax.systems.retrieval.settings import INDEX_UNREAD, RetrievalSettings
 
 
 def check(run: RunContext) -> None:

@@ -10,17 +10,17 @@ from empax.core.system import AnswerOptions, RunContext, load_encoder_of
 from empax.core.types import Params
 from empax.data.store import load_instances
 from empax.data.tokenizers import SubwordTokenizer
+from empax.parts.exemplars.parts import ExemplarSearch
+from empax.parts.generator.answerer import Answerer
+from empax.parts.generator.parts import GeneratorParts
+from empax.parts.generator.settings import GeneratorTaskSettings
+from empax.parts.generator.stages import answerer_of
+from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
 from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
-from empax.systems.dialogue.answerer import Answerer
-from empax.systems.dialogue.parts import GeneratorParts
-from empax.systems.dialogue.settings import GeneratorTaskSettings
-from empax.systems.dialogue.stages import answerer_of
-from empax.systems.dialogue.trained import Trained, check_adapters, generator_to_export
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import DenseTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import joint_task
-from empax.systems.retrieval.parts import ExemplarSearch
 from empax.training.checkpoint import load_params
 from empax.training.lora import is_adapted, trained_whole
 

@@ -15,10 +15,10 @@ from empax.core.types import Instance, Params
 from empax.data.exemplars import emotion_ids
 from empax.data.store import run_tokenizer
 from empax.models.heads import EMOTION_HEAD
+from empax.parts.exemplars.parts import RetrievalParts
+from empax.parts.generator.parts import GeneratorParts
 from empax.retrieval.corpus import CorpusEncoder
-from empax.systems.dialogue.parts import GeneratorParts
 from empax.systems.reg.encoder import EmotionEncoder
-from empax.systems.retrieval.parts import RetrievalParts
 from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole
 

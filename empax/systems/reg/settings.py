@@ -9,7 +9,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.data.dense_retrieval import Negative
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
-from empax.systems.dialogue.settings import ContrastSettings, LossSettings
+from empax.parts.generator.settings import ContrastSettings, LossSettings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,11 +21,11 @@ from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.decoding.passages import PassageReader
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
-from empax.losses.distillation import emdr2, retriever_kl, target_distribution
 from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.prompted import pooled_states
-from empax.systems.dialogue.contrast import Contrast, Read
-from empax.systems.dialogue.generator import (
+from empax.parts.generator.contrast import Contrast, Read
+from empax.parts.generator.settings import ContrastSettings, LossSettings
+from empax.parts.generator.task import (
     Decoder,
     Fusion,
     apply,
@@ -38,7 +38,7 @@ from empax.systems.dialogue.generator import (
     shown_responses,
     target_weights,
 )
-from empax.systems.dialogue.settings import ContrastSettings, LossSettings
+from empax.systems.reg.distillation import emdr2, retriever_kl, target_distribution
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings
 

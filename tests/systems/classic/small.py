@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from empax.decoding.settings import DecodeSettings
+from empax.parts.generator.task import Decoder
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch, EmotionSettings
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.classic.task import ClassicTask
-from empax.systems.dialogue.generator import Decoder
 
 VOCAB, START, END, PAD = 30, 2, 1, 0
 SMALL = {"d_model": 12, "num_heads": 2, "head_dim": 4, "d_ff": 6, "num_decoder_layers": 1}

@@ -13,8 +13,8 @@ from empax.core.types import Batch, Instance
 from empax.data import features
 from empax.data.bpe import train_bpe
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
-from empax.systems.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, _task, make_probabilities
-from empax.systems.attributes.pairs import unweighted
+from empax.parts.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, _task, make_probabilities
+from empax.parts.attributes.pairs import unweighted
 from empax.systems.emprl import rewards
 from empax.systems.emprl.expectations import balanced_gains
 from empax.systems.emprl.rewards import (

@@ -18,9 +18,9 @@ from empax.core.config import ConfigError
 from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.tree import hash_tree
 from empax.decoding.settings import DecodeSettings
-from empax.losses import ppo
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import PromptedDecoder
+from empax.systems.emprl import ppo
 from empax.systems.emprl.rewards import Reward
 from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings
 from empax.systems.emprl.stages import policy_model

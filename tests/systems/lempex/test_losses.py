@@ -15,8 +15,8 @@ from empax.interop.huggingface import load_pretrained
 from empax.models.bert import bert_config
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
-from empax.systems.attributes.classifier import Classifier
-from empax.systems.attributes.sentiment import SentimentRegressor
+from empax.parts.attributes.classifier import Classifier
+from empax.parts.attributes.sentiment import SentimentRegressor
 from empax.systems.lempex.losses import EmpathyLosses, embed_response, level_loss
 from tests.systems.lempex import toy
 

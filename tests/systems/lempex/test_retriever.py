@@ -11,13 +11,13 @@ import optax
 import pytest
 import torch
 import transformers
+from empax.systems.retrieval.dense import DenseRetriever, negatives_of
 
 from configs import lempex_retriever
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir
 from empax.core.system import RunContext
 from empax.data.bpe import train_bpe
-from empax.data.dense_retrieval import FILES, FOLDER, Keys, RetrievalBatch, RetrievalExamples
 from empax.data.features import pad
 from empax.data.store import load_instances
 from empax.models.bert import BertConfig, BertEncoder
@@ -25,6 +25,7 @@ from empax.models.dual_encoder import DualEncoder, Towers
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
 from empax.retrieval.corpus import embedders
+from empax.systems.lempex.dense_retrieval import FILES, FOLDER, Keys, RetrievalBatch, RetrievalExamples
 from empax.systems.lempex.retriever import (
     RetrieverTaskSettings,
     TowerParts,
@@ -32,7 +33,6 @@ from empax.systems.lempex.retriever import (
     check_towers,
     pretrained_towers,
 )
-from empax.systems.retrieval.dense import DenseRetriever, negatives_of
 from empax.training.loop import LoopSettings, fit
 
 D = 5

@@ -9,7 +9,7 @@ import pytest
 
 from empax.models.heads import EMOTION_HEAD
 from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.generator import Generator
+from empax.parts.generator.task import Generator
 from empax.systems.lempex.tasks import LempexGenerator
 from tests.systems.lempex import toy
 

@@ -9,16 +9,16 @@ from empax.core.types import MECHANISMS, Mean
 from empax.decoding.settings import DecodeSettings
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
-from empax.models.exemplar_fusion import ExemplarFusion
-from empax.models.soft_tokens import soft_tokens
 from empax.models.t5 import t5_from_scratch
 from empax.models.transformer import EncoderDecoder
-from empax.systems.attributes.classifier import Classifier, frame
-from empax.systems.attributes.sentiment import SentimentRegressor
-from empax.systems.dialogue.generator import Decoder
+from empax.parts.attributes.classifier import Classifier, frame
+from empax.parts.attributes.sentiment import SentimentRegressor
+from empax.parts.generator.task import Decoder
 from empax.systems.lempex.examples import LempexBatch
+from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses
 from empax.systems.lempex.settings import LempexTaskSettings, LossWeights
+from empax.systems.lempex.soft_tokens import soft_tokens
 from empax.systems.lempex.tasks import LempexGenerator
 
 V, PAD, EOS, CLS, SEP = 20, 0, 1, 2, 3

@@ -10,9 +10,9 @@ from empax.core.files import WorkDir
 from empax.core.types import Instance
 from empax.data.knowledge import Fact, facts_of
 from empax.decoding.settings import DecodeSettings
+from empax.parts.knowledge.finder import with_facts
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
-from empax.systems.knowledge.finder import with_facts
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import CandidateSettings, ContrastiveTaskSettings, NecSettings
 from empax.systems.nec.stages import exploring, overlaid

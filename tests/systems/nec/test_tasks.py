@@ -10,7 +10,7 @@ import pytest
 
 from empax.core.tree import named_leaves
 from empax.losses.contrastive import rank_margin
-from empax.systems.dialogue.contrast import Candidates
+from empax.parts.generator.contrast import Candidates
 from tests.systems.nec.small import (
     BEAM,
     EOS,

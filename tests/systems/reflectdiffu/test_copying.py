@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from empax.core.types import Instance
-from empax.data.intents import INTENTS, IntentTable
 from empax.data.tokenizers import SPEAKER_TOKEN
 from empax.data.words import train_words
 from empax.decoding.settings import DecodeSettings
-from empax.models.pointer_generator import PointerGenerator
 from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.answerer import Answerer, AnswerExamples
-from empax.systems.dialogue.generator import Decoder
-from empax.systems.dialogue.word_level import WordLevelSettings
+from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.task import Decoder
+from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectExamples
+from empax.systems.reflectdiffu.labels import INTENTS, IntentTable
+from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.stages import Answering, Parts
 from empax.systems.reflectdiffu.tasks import ReflectDiffu

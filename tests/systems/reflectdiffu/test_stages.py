@@ -11,13 +11,13 @@ from empax.core.files import WorkDir
 from empax.core.types import EMOTIONS, Instance
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.intents import INTENTS
 from empax.data.spans import Span, SpanExample
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
 from empax.systems.reflectdiffu import intents
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReasonExamples, ReflectExamples, polarities
+from empax.systems.reflectdiffu.labels import INTENTS
 
 CONTEXT = ("My dog died, it is horrible.", "Oh no!", "I miss him.")
 

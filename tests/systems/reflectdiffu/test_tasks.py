@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from empax.core.types import EMOTIONS, IS_POSITIVE
-from empax.data.intents import INTENTS
 from empax.decoding.settings import DecodeSettings
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.bert import BertConfig, BertEncoder
-from empax.models.pointer_generator import PointerGenerator
-from empax.models.reason_annotator import ReasonAnnotator
 from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.generator import Decoder
-from empax.systems.dialogue.word_level import WordLevelSettings
+from empax.parts.generator.task import Decoder
+from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import ReflectBatch
+from empax.systems.reflectdiffu.labels import INTENTS
+from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
+from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
 from empax.systems.reflectdiffu.reasons import Reasons, _span_counts
 from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings

@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from empax.data.intents import INTENTS
 from empax.decoding.settings import DecodeSettings
 from empax.models.transformer import EncoderDecoder
-from empax.systems.dialogue.generator import Decoder
-from empax.systems.dialogue.word_level import WordLevelSettings
+from empax.parts.generator.task import Decoder
+from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectBatch
+from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 

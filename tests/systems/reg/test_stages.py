@@ -14,11 +14,12 @@ from empax.core.tree import hash_tree
 from empax.data import features
 from empax.data.batches import draw
 from empax.data.store import PrepareSettings, load_candidates, load_instances
+from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator.settings import GeneratorTaskSettings
+from empax.parts.generator.stages import build_generator
 from empax.pipeline import evaluate
 from empax.pipeline.plan import make_plan
 from empax.retrieval.index import StaleIndexError
-from empax.systems.dialogue.settings import GeneratorTaskSettings
-from empax.systems.dialogue.stages import build_generator
 from empax.systems.reg import SYSTEM, TASKS
 from empax.systems.reg.parts import RegParts
 from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
@@ -28,7 +29,6 @@ from empax.systems.reg.stages import (
     build_joint,
     build_retriever,
 )
-from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
 
 FRESH = {"retriever": {"fresh": 1}, "generator": {"fresh": 2}, "encoder": {"fresh": 3}, "emotion": {"fresh": 4}}

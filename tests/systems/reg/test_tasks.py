@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from empax.data.dense_retrieval import RetrievalBatch
+from empax.systems.dialogue.generator import Decoder, Generator, emotion_loss
+from empax.systems.retrieval.dense import DenseRetriever
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.protocols import OnlineTask
 from empax.core.tree import map_named
 from empax.core.types import EMOTIONS, Batch, Generated
-from empax.data.dense_retrieval import RetrievalBatch
 from empax.data.exemplars import ExemplarBatch, LabelledBatch
 from empax.decoding.passages import PassageReader
 from empax.decoding.settings import DecodeSettings
@@ -23,11 +25,9 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
-from empax.systems.dialogue.generator import Decoder, Generator, emotion_loss
 from empax.systems.reg.encoder import EmotionEncoder, WordsAlone
 from empax.systems.reg.settings import DistillationSettings
 from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask, take_candidates
-from empax.systems.retrieval.dense import DenseRetriever
 
 VOCABULARY, START, EOS, PAD = 14, 2, 1, 0
 ROWS, RETRIEVED, K, SOURCE, TARGET, WIDTH = 3, 4, 2, 7, 6, 8

@@ -1,0 +1,322 @@
+"""EmpRL's empathy identifiers as a task, as a judge of texts, and as a function inside a compiled reward.
+
+Context and response are read by two encoders (`models.empathy_identifier`). One stage trains the mechanisms that it
+names on shared encoders; one stage for each gives the paper's three identifiers with their six encoders.
+Source: Ma et al., "Empathy Level Alignment via Reinforcement Learning", Sec. III-D.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.config import ConfigError, check_numbers
+from empax.core.progress import Progress
+from empax.core.protocols import Tokenizer
+from empax.core.shapes import shapes_of
+from empax.core.sharding import local_mesh, place_rows, replicated
+from empax.core.system import Assembly, RunContext, Sketch
+from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics, Params
+from empax.data import features
+from empax.data.batches import bucket_of, eval_batches
+from empax.interop.pretrained_encoders import LoadedEncoder
+from empax.models.empathy_identifier import EmpathyIdentifier
+from empax.parts.attributes.pairs import (
+    AttributeBatch,
+    ClassWeights,
+    JudgeTaskSettings,
+    Pair,
+    check_judge,
+    class_weights,
+    label_batch,
+    levels_loss,
+    load_pairs,
+    load_stage_encoder,
+    summarize_levels,
+    unweighted,
+)
+
+Probabilities = Callable[..., Float[Array, "B 3 3"]]
+"""`(params, context[B,S], context_mask, response[B,T], response_mask)` to probabilities, [mechanism][level]."""
+
+_JUDGED_TOGETHER = 128  # pairs in one batch of a judge
+
+
+@dataclasses.dataclass(frozen=True)
+class IdentifierTaskSettings(JudgeTaskSettings):
+    """Settings of an identifier stage: those of every judge, and its own.
+
+    Attributes:
+      pooling: of the response after it has attended to the context: "mean" (EmpRL's code) or "max" (its paper).
+      head: "mlp" (its code) or "linear" (its paper).
+      dropout: of attention and head; the encoders have their own.
+      max_context_tokens: both frame tokens included; the oldest are cut.
+      response_buckets: lengths in tokens to which responses are padded, ascending. The last is the most that is read:
+        of longer ones both ends.
+    """
+
+    pooling: Literal["mean", "max"] = "mean"
+    head: Literal["mlp", "linear"] = "mlp"
+    dropout: float = 0.1
+    max_context_tokens: int = 64
+    response_buckets: tuple[int, ...] = (32, 64, 128)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, "dropout", least=0, below=1)
+        check_numbers(self, "max_context_tokens", least=4)
+        ascending = sorted(set(self.response_buckets))
+        if not ascending or list(self.response_buckets) != ascending or ascending[0] < 4:
+            raise ConfigError(f"response_buckets = {self.response_buckets} must be ascending lengths of at least 4.")
+
+
+def encode_exchanges(
+    tokenizer: Tokenizer,
+    contexts: Sequence[Sequence[str]],
+    responses: Sequence[str],
+    *,
+    max_context_tokens: int,
+    max_response_tokens: int,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """`[CLS] context [SEP]`, the newest kept, and `[CLS] response [SEP]`, of which the ends are kept.
+
+    The ends: a long answer tends to begin with what is felt and to end with what is asked.
+    """
+    plain = [features.plain_context(context) for context in contexts]
+    return (
+        features.encode_for_bert(tokenizer, plain, max_context_tokens, keep="right"),
+        features.encode_for_bert(tokenizer, responses, max_response_tokens, keep="ends"),
+    )
+
+
+class ExchangeExamples:
+    """Pairs as random-access examples: the context as source, the response as target."""
+
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, stage: IdentifierTaskSettings):
+        self.pairs, self.pad_id, self.response_buckets = pairs, tokenizer.pad_id, stage.response_buckets
+        self.contexts, self.responses = encode_exchanges(
+            tokenizer,
+            [p.context for p in pairs],
+            [p.response for p in pairs],
+            max_context_tokens=stage.max_context_tokens,
+            max_response_tokens=stage.response_buckets[-1],
+        )
+        rows = zip(self.contexts, self.responses, strict=True)
+        self.lengths = np.array([[len(context), len(response)] for context, response in rows], np.int64).reshape(-1, 2)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> AttributeBatch:
+        """Rows of `indices` (-1 = filler); draws nothing from `rng`.
+
+        Raises:
+          ConfigError: a context is longer than `length`.
+        """
+        del rng
+        rows = [int(i) for i in indices]
+        contexts = [self.contexts[i] if i >= 0 else [] for i in rows]
+        responses = [self.responses[i] if i >= 0 else [] for i in rows]
+        longest = max(map(len, contexts))
+        if longest > length:
+            raise ConfigError(
+                f"a context has {longest} tokens, but the longest of buckets is {length}; max_context_tokens must fit."
+            )
+        columns = bucket_of(max(map(len, responses)), self.response_buckets)
+        source, target = features.pad(contexts, length, self.pad_id), features.pad(responses, columns, self.pad_id)
+        return label_batch(self.pairs, rows, source, target)
+
+
+@dataclasses.dataclass(frozen=True)
+class Identifier:
+    """Identifiers of one or more mechanisms; the loss is the sum of their cross-entropies."""
+
+    model: EmpathyIdentifier
+    class_weights: ClassWeights
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        return self.model.mechanisms
+
+    def init(self, rng: jax.Array, batch: Batch) -> Params:
+        return self.model.init(rng, batch.source, batch.source_mask, batch.target, batch.target_mask)["params"]
+
+    def logits(
+        self,
+        params: Params,
+        context: Int[Array, "B S"],
+        context_mask: Bool[Array, "B S"],
+        response: Int[Array, "B T"],
+        response_mask: Bool[Array, "B T"],
+        rng: jax.Array | None = None,
+    ) -> Float[Array, "B C 3"]:
+        """One row of three logits per mechanism; `rng` None = no dropout."""
+        rngs = None if rng is None else {"dropout": rng}
+        options: dict[str, Any] = {"rngs": rngs, "deterministic": rng is None}
+        return self.model.apply({"params": params}, context, context_mask, response, response_mask, **options)  # type: ignore[return-value]
+
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
+        texts = batch.source, batch.source_mask, batch.target, batch.target_mask
+        logits = self.logits(params, *texts, rng if train else None)
+        return levels_loss(logits, batch, self.mechanisms, self.class_weights, confusion=not train)
+
+    def summarize(self, averages: dict[str, float]) -> dict[str, float]:
+        return summarize_levels(averages, self.mechanisms)
+
+
+def _task(stage: IdentifierTaskSettings, loaded: LoadedEncoder, weights: ClassWeights) -> Identifier:
+    encoder = loaded.model.encoder
+    model = EmpathyIdentifier(
+        encoder,
+        encoder.clone(),  # the same module under two names would be one encoder
+        stage.mechanisms,
+        pooling=stage.pooling,
+        head=stage.head,
+        dropout=stage.dropout,
+        dtype=jnp.dtype(stage.encoder.dtype),
+    )
+    return Identifier(model, weights)
+
+
+def check_identifier(stage: IdentifierTaskSettings, run: RunContext) -> None:
+    """See `pairs.check_judge`; contexts must also fit the buckets."""
+    check_judge(stage, run, max_context_tokens=stage.max_context_tokens, response_buckets=stage.response_buckets[-1])
+    longest = run.named(run.stage).loop.buckets[-1]
+    if stage.max_context_tokens > longest:
+        raise ConfigError(
+            f"config.{run.stage}.max_context_tokens = {stage.max_context_tokens} is more than the longest of buckets; "
+            f"set it to at most {longest}."
+        )
+
+
+def build_identifier(stage: IdentifierTaskSettings, run: RunContext) -> Assembly:
+    loaded = load_stage_encoder(stage.encoder, run)
+    train, holdout = load_pairs(stage, run)
+
+    def initial(params: Params) -> Params:
+        if loaded.params is None:
+            return params
+        own = loaded.params["encoder"]
+        # Two copies: the state is donated to every step, and one buffer cannot be given away twice.
+        return {**params, "context_encoder": own, "response_encoder": jax.tree.map(np.copy, own)}
+
+    return Assembly(
+        _task(stage, loaded, class_weights(stage, train)),
+        ExchangeExamples(train, loaded.tokenizer, stage),
+        ExchangeExamples(holdout, loaded.tokenizer, stage),
+        initial=initial,
+    )
+
+
+def sketch_identifier(stage: IdentifierTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
+    loaded = load_stage_encoder(stage.encoder, run, with_params=False, planned=True)
+    batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=stage.response_buckets[-1], C=len(stage.mechanisms))
+    return Sketch(_task(stage, loaded, unweighted(stage)), batch)
+
+
+@functools.lru_cache(maxsize=8)
+def _log_probs(task: Identifier) -> Callable[..., Float[Array, "B C 3"]]:
+    """One compiled function per task, so that its code is found again."""
+
+    def apply(params: Params, batch: AttributeBatch) -> Float[Array, "B C 3"]:
+        texts = batch.source, batch.source_mask, batch.target, batch.target_mask
+        return jax.nn.log_softmax(task.logits(params, *texts))
+
+    return jax.jit(apply)
+
+
+@dataclasses.dataclass(frozen=True)
+class IdentifierJudge:
+    """Trained identifiers, ready to label responses in their contexts."""
+
+    task: Identifier
+    params: Params
+    tokenizer: Tokenizer
+    stage: IdentifierTaskSettings
+    hash: str
+
+    def __call__(
+        self, contexts: Sequence[Sequence[str]], responses: Sequence[str], *, progress: bool = True
+    ) -> Float[np.ndarray, "N C 3"]:
+        """Log-probabilities for every (context, response)."""
+        blank = (0,) * len(self.task.mechanisms)
+        pairs = [Pair(tuple(c), r, blank) for c, r in zip(contexts, responses, strict=True)]
+        found = np.empty((len(pairs), len(blank), len(LEVELS)), np.float32)
+        if not pairs:
+            return found
+        examples = ExchangeExamples(pairs, self.tokenizer, self.stage)
+        # Powers of two keep the shapes few; a lone pair must not pay for a hundred fillers.
+        size = min(_JUDGED_TOGETHER, 1 << (len(pairs) - 1).bit_length())
+        longest = self.stage.max_context_tokens
+        batches = eval_batches(examples, batch_size=size, buckets=sorted({max(longest // 2, 1), longest}))
+        apply, mesh = _log_probs(self.task), local_mesh()
+        params = self.params if mesh is None else jax.device_put(self.params, replicated(mesh))
+        label = "identifiers" if progress and len(pairs) > 1 else None
+        with Progress(label, total=len(pairs), unit="pairs") as shown:
+            for indices, batch in batches:
+                real = indices >= 0
+                found[indices[real]] = np.asarray(apply(params, place_rows(batch, mesh)))[real]
+                shown.advance(int(real.sum()))
+        return found
+
+
+def load_identifier(stage: IdentifierTaskSettings, run: RunContext, params: Params, made_by: str) -> IdentifierJudge:
+    """The judge that trained parameters make; `made_by` is its hash."""
+    loaded = load_stage_encoder(stage.encoder, run, with_params=False)
+    return IdentifierJudge(_task(stage, loaded, unweighted(stage)), params, loaded.tokenizer, stage, made_by)
+
+
+def check_mechanisms(covered: Sequence[str]) -> None:
+    """Raises ConfigError unless identifiers cover each mechanism once."""
+    if sorted(covered) != sorted(MECHANISMS):
+        raise ConfigError(
+            f"the identifiers cover {', '.join(covered)}; they must cover each of {', '.join(MECHANISMS)} once."
+        )
+
+
+def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities, tuple[Params, ...]]:
+    """All three mechanisms as one jitted function on ids, for a reward that is compiled with what it rewards.
+
+    The ids are those of the judges' own tokenizer, framed as `encode_exchanges` frames texts (on the device:
+    `models.empathy_identifier.frame`). No host is asked; gradients flow to the parameters, not to ids.
+
+    Args:
+      judges: of one stage with three mechanisms, or of several that cover each mechanism once.
+
+    Returns:
+      The function, `(params, context[B,S], context_mask, response[B,T], response_mask) -> probabilities[B,3,3]`, in the
+      order of MECHANISMS and LEVELS; and the params to give it (an argument, never a closure).
+
+    Raises:
+      ConfigError: a mechanism is missing or there twice.
+    """
+    tasks = tuple(judge.task for judge in judges)
+    check_mechanisms([mechanism for task in tasks for mechanism in task.mechanisms])
+    return _probabilities(tasks), tuple(judge.params for judge in judges)
+
+
+@functools.lru_cache(maxsize=8)
+def _probabilities(tasks: tuple[Identifier, ...]) -> Probabilities:
+    """One compiled function for the same tasks: a reward on the host asks for it with every batch."""
+    covered = [mechanism for task in tasks for mechanism in task.mechanisms]
+    order = np.array([covered.index(mechanism) for mechanism in MECHANISMS])
+
+    def probabilities(
+        params: Sequence[Params],
+        context: Int[Array, "B S"],
+        context_mask: Bool[Array, "B S"],
+        response: Int[Array, "B T"],
+        response_mask: Bool[Array, "B T"],
+    ) -> Float[Array, "B 3 3"]:
+        texts = context, context_mask, response, response_mask
+        logits = [task.logits(own, *texts) for task, own in zip(tasks, params, strict=True)]
+        return jax.nn.softmax(jnp.concatenate(logits, axis=1)[:, order])
+
+    return jax.jit(probabilities)

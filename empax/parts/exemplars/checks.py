@@ -1,0 +1,61 @@
+"""What is known before any work to be wrong with the retriever."""
+
+from __future__ import annotations
+
+from empax.core.config import ConfigError
+from empax.core.system import RunContext
+from empax.data.store import check_prepared, may_load, run_tokenizer
+from empax.decoding.settings import DecodeSettings
+from empax.interop.pretrained import check_fits, check_weights
+from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
+from empax.parts.exemplars.settings import RetrievalSettings
+from empax.retrieval.encode import BUCKETS
+
+
+def check_retriever(run: RunContext) -> None:
+    """Whether the encoder of exemplars is there, and reads as many tokens as the layout gives it; reads no weights.
+
+    Raises:
+      ConfigError: no such model, or texts too long for it.
+      DataError: files of the model are missing or broken.
+    """
+    check_prepared(run)
+    settings = run.shared_settings(RetrievalSettings)
+    name, layout = settings.retriever.pretrained, settings.layout
+    annotating = (stage.settings for stage in run.plan.stages.values() if stage.kind == "annotate")
+    if settings.query == "reasons" and not any(stage.reasons for stage in annotating):
+        raise ConfigError(
+            f"{run.shared}.query = 'reasons', but no stage marks reasons; set `reasons` of an annotate stage to a "
+            "stage that trains 'reflectdiffu.reasons', or the query to 'context'."
+        )
+    for setting in ("max_query_tokens", "max_key_tokens"):
+        if getattr(layout, setting) > BUCKETS[-1]:
+            raise ConfigError(
+                f"{run.shared}.layout.{setting} = {getattr(layout, setting)} must be at most {BUCKETS[-1]}, "
+                "the longest text that a retriever embeds."
+            )
+    if name and not may_load(run, name):
+        return
+    check_weights(name)
+    tokenizer = None if name else run_tokenizer(run, planned=True)
+    encoder = load_encoder(settings.retriever, tokenizer, with_params=False)
+    check_similarity(encoder, name, where=run.shared)
+    check_fits(encoder.model, max_query_tokens=layout.max_query_tokens, max_key_tokens=layout.max_key_tokens)
+
+
+def check_passages(decoding: DecodeSettings, where: str) -> None:
+    """Raises ConfigError if `decoding`, the section `where`, looks at one source: this generator reads passages."""
+    if decoding.reads_source:
+        raise ConfigError(
+            "encoder_no_repeat_ngram and encoder_repetition_penalty look at one source, and this generator reads "
+            f"several passages; set them to 0 and 1 in {where}."
+        )
+
+
+def check_similarity(encoder: LoadedEncoder, name: str, *, where: str) -> None:
+    """Raises ConfigError if the vectors of `encoder` are meant to be compared by something else than an index does."""
+    if encoder.similarity == "cosine" and not encoder.model.normalize:
+        raise ConfigError(
+            f"{name} compares its vectors by cosine, and an index by dot product; set {where}.retriever.normalize = "
+            "True, which makes them the same."
+        )

@@ -1,0 +1,198 @@
+"""What retrieves: the encoder as pretrained, the examples with exemplars, and the search behind an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from empax.core.files import hash_json
+from empax.core.protocols import Tokenizer
+from empax.core.sharding import local_mesh
+from empax.core.system import RunContext
+from empax.core.tree import hash_tree
+from empax.core.types import Instance, Params
+from empax.data.batches import draw_rows
+from empax.data.exemplars import (
+    Corpus,
+    ExemplarExamples,
+    dialogue_groups,
+    emotion_ids,
+    encode_keys,
+    encode_queries,
+    num_turns,
+)
+from empax.data.sources import SourceForm
+from empax.data.store import load_candidates, load_instances, run_tokenizer
+from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
+from empax.models.dual_encoder import Towers
+from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator.answerer import AnswerExamples
+from empax.parts.generator.parts import GeneratorParts
+from empax.retrieval.corpus import CorpusEncoder, Embedder
+from empax.retrieval.encode import BUCKETS
+from empax.retrieval.filters import ExemplarFilter, find_exemplars
+from empax.retrieval.index import Index
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalParts:
+    """What the stages of a system that retrieves have beside their generator."""
+
+    settings: RetrievalSettings
+    encoder: LoadedEncoder
+
+    @classmethod
+    def of(
+        cls, run: RunContext, tokenizer: Tokenizer, *, with_params: bool = True, planned: bool = False
+    ) -> RetrievalParts:
+        """The parts of `run`; an encoder from scratch reads with `tokenizer`, the generator's."""
+        settings = run.shared_settings(RetrievalSettings)
+        with_params = with_params and not planned
+        encoder = load_encoder(settings.retriever, tokenizer, with_params=with_params, planned=planned)
+        return cls(settings, encoder)
+
+    def without_params(self) -> RetrievalParts:
+        return dataclasses.replace(self, encoder=dataclasses.replace(self.encoder, params=None))
+
+    def corpus(self, instances: Sequence[Instance], form: SourceForm) -> Corpus:
+        return Corpus.of(instances, form, self.encoder.tokenizer, self.settings.key)
+
+    def examples(
+        self, instances: Sequence[Instance], corpus: Corpus, candidates: np.ndarray, form: SourceForm, **options: Any
+    ) -> ExemplarExamples:
+        tokenizer, query = self.encoder.tokenizer, self.settings.query
+        return ExemplarExamples(instances, corpus, candidates, form, tokenizer, query=query, **options)
+
+    def searched(
+        self, run: RunContext, index: str, split: str, corpus: Corpus, form: SourceForm, limit: int, **options: Any
+    ) -> ExemplarExamples:
+        """Examples of those instances of a split that have candidates, at most `limit` (0 = all)."""
+        positions, ids = load_candidates(run, index, split)
+        rows = draw_rows(len(positions), limit)
+        instances = load_instances(run, split)
+        return self.examples([instances[p] for p in positions[rows]], corpus, ids[rows], form, **options)
+
+    def corpus_encoder(self, model: Embedder, params: Params, made_by: Params, *more: Any) -> CorpusEncoder:
+        """Instances to vectors.
+
+        Args:
+          model: embeds ids.
+          params: of the model.
+          made_by: those among them that reach a vector.
+          more: what else changes a vector.
+        """
+        tokenizer, layout = self.encoder.tokenizer, self.settings.layout
+        key, query = self.settings.key, self.settings.query
+        # Not of how it is planned and trained, which changes no vector.
+        without = {"preset", "remat", "unroll", "dropout"}
+        fields = dataclasses.asdict(self.settings.retriever)
+        settings = {name: value for name, value in fields.items() if name not in without}
+        return CorpusEncoder(
+            model=model,
+            params=params,
+            pad_id=tokenizer.pad_id,
+            query_text=functools.partial(encode_queries, tokenizer, max_tokens=layout.max_query_tokens, query=query),
+            key_text=functools.partial(encode_keys, tokenizer, max_tokens=layout.max_key_tokens, key=key),
+            hash=hash_json([hash_tree(made_by), settings, key, query, *more]),
+        )
+
+    def buckets(self, *, single: bool) -> tuple[int, ...]:
+        """Lengths that queries are padded to; `single`: to one, so that every context takes the same program."""
+        return (self.settings.layout.max_query_tokens,) if single else BUCKETS
+
+
+def pretrained_encoder(run: RunContext) -> CorpusEncoder:
+    """The encoder as pretrained, or random from the run's seed."""
+    parts = RetrievalParts.of(run, run_tokenizer(run))
+    model, params = Towers(parts.encoder.model), parts.encoder.params
+    if params is None:
+        rng = jax.random.split(jax.random.key(run.seed), 3)[0]  # as a retriever that learns emotions begins
+        ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
+        params = jax.jit(model.query.init)(rng, ids, mask)["params"]
+    return parts.corpus_encoder(model, {"encoder": params}, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExemplarSearch:
+    """Finds the exemplars behind an answer, and makes the examples that show them.
+
+    Attributes:
+      parts: of the generator that reads them.
+      retrieval: likewise, of the retriever.
+      encoder: of the queries.
+      index: that its vectors may be compared with.
+      corpus: the indexed pairs.
+      filter: of what is found (`retrieval.filters.load_filter`); None = nothing is dropped.
+    """
+
+    parts: GeneratorParts
+    retrieval: RetrievalParts
+    encoder: CorpusEncoder
+    index: Index
+    corpus: Corpus
+    filter: ExemplarFilter | None = None
+
+    @property
+    def pairs(self) -> Sequence[Instance]:
+        return self.corpus.instances
+
+    def __call__(self, instances: Sequence[Instance]) -> AnswerExamples:
+        return self.show(instances, *self.find(instances))
+
+    def find(self, instances: Sequence[Instance]) -> tuple[np.ndarray, np.ndarray]:
+        """As many rows as an answer reads, and their scores; see `search`."""
+        return self.search(instances, self.parts.settings.passages)
+
+    def show(self, instances: Sequence[Instance], rows: np.ndarray, scores: np.ndarray) -> AnswerExamples:
+        """The instances with these rows of the corpus, [N, K], -1 = none, whether found or not."""
+        settings = self.parts.settings
+        examples = self.retrieval.examples(
+            instances,
+            self.corpus,
+            rows,
+            self.parts.for_answers().form(),
+            # The embeddings stand in for the keys, which nobody reads when nothing is trained.
+            key_embeddings=self.index.embeddings,
+            response_tokens=settings.decoding.max_tokens if settings.decoding.rerank_exemplars else 0,
+        )
+        return AnswerExamples(examples, self.notes(rows, scores))
+
+    def notes(self, rows: np.ndarray, scores: np.ndarray) -> list[Mapping[str, Any]]:
+        """Of each instance, what its prediction says of its exemplars."""
+        return [{"exemplars": self.told(*pair)} for pair in zip(rows, scores, strict=True)]
+
+    def search(self, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the corpus and scores, [N, k]; never of an instance's own dialogue."""
+        queries = self.encoder.embed_queries(instances, mesh=local_mesh())
+        found = find_exemplars(
+            self.index,
+            queries,
+            k,
+            groups=dialogue_groups(instances),
+            emotions=emotion_ids(instances),
+            turns=num_turns(instances),
+            filter=self.filter,
+        )
+        return np.asarray(found.ids), np.asarray(found.scores)
+
+    def told(self, rows: np.ndarray, scores: np.ndarray) -> tuple[Mapping[str, Any], ...]:
+        """What a prediction says of its exemplars, rows of the corpus with their scores; -1 = none."""
+        instances = self.corpus.instances
+        found = [(instances[int(row)], float(score)) for row, score in zip(rows, scores, strict=True) if row >= 0]
+        return tuple(
+            {
+                "id": instance.id,
+                "context": list(instance.context),
+                "response": instance.response,
+                "emotion": instance.emotion,
+                "attributes": dict(instance.notes.get("response_attributes", {})),
+                "score": round(score, 4),
+            }
+            for instance, score in found
+        )

@@ -1,0 +1,302 @@
+"""What answers once it is trained: any task that generates and reads, on the examples that its system makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import jax
+import numpy as np
+
+from empax.core.memory import give_back_freed_memory
+from empax.core.progress import Progress
+from empax.core.protocols import AnswerStore, Examples, ExemplarSource, Tokenizer
+from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
+from empax.core.types import EMOTIONS, Instance, Params, Prediction
+from empax.data.batches import eval_batches
+from empax.data.dialogues import own_fields
+from empax.data.tokenizers import SubwordTokenizer
+from empax.decoding.passages import PassageReader
+from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.parts.generator.parts import places
+
+_BATCHES_OF_FREED_MEMORY = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerExamples:
+    """Instances as a task reads them.
+
+    Attributes:
+      examples: one per instance, in order.
+      notes: of each instance, what its prediction tells beside the answer, by name: knowledge, intents, ...;
+        "exemplars" become the prediction's exemplars.
+      words: of each instance, what ids behind the vocabulary stand for in its answer; empty = there are no such ids.
+    """
+
+    examples: Examples
+    notes: Sequence[Mapping[str, Any]]
+    words: Sequence[Sequence[str]] = ()
+
+
+MakeExamples: TypeAlias = Callable[[Sequence[Instance]], AnswerExamples]
+
+
+@runtime_checkable
+class ShowsExemplars(ExemplarSource, Protocol):
+    """A `MakeExamples` that finds exemplars, and can show others."""
+
+    def show(self, instances: Sequence[Instance], rows: np.ndarray, scores: np.ndarray) -> AnswerExamples: ...
+
+
+class Answerer:
+    """Answers instances. Gold responses are scored where they are given, and reach no input.
+
+    A word that a vocabulary of words lacks costs what the token for unknown words costs, and the choice among the rare
+    words that it stands for, each as likely as the others; else a smaller vocabulary would have the lower perplexity.
+    `num_unknown` of the notes counts such words; a task that can copy some of them says in `read` how many are left.
+    Source: Ueberla 1994 (adjusted perplexity), there with the test's
+    unknown words.
+
+    Args:
+      task: has `generate`, `read` and `heads` (see `Generator`); likelihoods that `read` gives under a name "nll_..."
+        become notes too. One that has `read_before` too has its passages read
+        without padding, on a single device, unless `single`.
+      params: of the task.
+      make_examples: instances as the task reads them.
+      tokenizer: of the answers.
+      buckets: source lengths in tokens to pad to.
+      labels: what an integer that `read` gives under a name stands for, beside the emotions of `heads`:
+        {"intent": INTENTS}.
+      mesh: how the devices are laid out.
+      single: whether one context is answered at a time, which is to compile few shapes.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        params: Params,
+        make_examples: MakeExamples,
+        tokenizer: Tokenizer,
+        buckets: Sequence[int],
+        *,
+        labels: Mapping[str, Sequence[str]] | None = None,
+        mesh: MeshSettings | None = None,
+        single: bool = False,
+    ):
+        self.task, self.tokenizer, self.buckets = task, tokenizer, tuple(buckets)
+        self._make_examples, self._labels = make_examples, dict(labels or {})
+        self._mesh_settings = MeshSettings() if mesh is None else mesh
+        self._mesh = local_mesh(self._mesh_settings)
+        fuses = hasattr(task, "read_before") and isinstance(task.model, FusionInDecoder)
+        self._reader = PassageReader(task.model) if fuses and not single and self._mesh is None else None
+        self.take(params)
+        rows = batch_sharding(self._mesh) if self._mesh else None
+
+        def answer(params: Params, batch: Any, rng: jax.Array) -> tuple[Any, Any]:
+            with rows_split_as(rows):
+                return task.generate(params, {}, batch, rng).tokens[:, 0], task.read(params, batch)
+
+        def read(params: Params, batch: Any) -> Any:
+            with rows_split_as(rows):
+                return task.read(params, batch)
+
+        def weigh(params: Params, batch: Any) -> Any:
+            with rows_split_as(rows):
+                return task.weigh(params, batch)
+
+        self._answer, self._read, self._weigh = jax.jit(answer), jax.jit(read), jax.jit(weigh)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The emotion heads that this run has."""
+        return self.task.heads
+
+    @property
+    def exemplars(self) -> ShowsExemplars | None:
+        """Where its exemplars come from; None = it reads none."""
+        return self._make_examples if isinstance(self._make_examples, ShowsExemplars) else None
+
+    def take(self, params: Params) -> None:
+        """Answers with `params` from now on: they are put once, not with every batch, onto this process's devices."""
+        mesh = self._mesh
+        self._params = jax.device_put(params, places(params, mesh, self._mesh_settings) if mesh else None)
+
+    def respond(
+        self,
+        instances: Sequence[Instance],
+        *,
+        batch_size: int,
+        seed: int,
+        progress: str | None = None,
+        kept: AnswerStore | None = None,
+        exemplars: np.ndarray | None = None,
+    ) -> list[Prediction]:
+        """One prediction per instance, in order; `notes` hold what `read` gives, and each head's emotion.
+
+        Randomness is of the seed and the number of a batch, so that what `kept` has fits what is made here.
+        `exemplars` are shown in place of those that it finds: rows of `exemplars.pairs`, [N, K], -1 = none.
+        """
+        made_of = self._make_examples(instances) if exemplars is None else self._shown(instances, exemplars)
+        unknown = _count_unknown(self.tokenizer, [i.response for i in instances])
+        rng = jax.random.key(seed)
+
+        def answers(number: int, indices: np.ndarray, batch: Any) -> dict[int, Prediction]:
+            tokens, read = jax.device_get(
+                self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
+            )
+            made = {}
+            for b, i in ((int(b), int(indices[b])) for b in np.flatnonzero(indices >= 0)):
+                found = {name: values[b] for name, values in read.items()}
+                notes = {**unknown[i], **made_of.notes[i]}
+                if "num_unknown" in found:
+                    notes["num_unknown"] = int(found["num_unknown"])
+                words = made_of.words[i] if made_of.words else ()
+                answer = self.tokenizer.decode([int(t) for t in tokens[b]], words).strip()
+                made[i] = self._prediction(instances[i], answer, found, notes)
+            return made
+
+        return self._each(made_of.examples, answers, batch_size, progress, kept)
+
+    def weigh(
+        self,
+        instances: Sequence[Instance],
+        exemplars: np.ndarray,
+        *,
+        batch_size: int,
+        progress: str | None = None,
+        kept: AnswerStore | None = None,
+    ) -> list[Prediction]:
+        """Likelihoods of gold responses beside given exemplars; see `core.protocols.ExemplarAnswering`."""
+        made_of = self._shown(instances, exemplars)
+        unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
+
+        def weighed(number: int, indices: np.ndarray, batch: Any) -> dict[int, Prediction]:
+            del number
+            read = jax.device_get(self._weigh(self._params, self._placed(batch)))
+            made = {}
+            for b, i in ((int(b), int(indices[b])) for b in np.flatnonzero(indices >= 0)):
+                found = {name: float(values[b]) for name, values in read.items()}
+                first, rest = (count * self._cost_of_unknown for count in unknown[i])
+                more = {"nll": first + rest, "nll_first": first, "nll_rest": rest}
+                notes = {name: round(value + more.get(name, 0.0), 5) for name, value in found.items()}
+                about = instances[i]
+                made[i] = Prediction(
+                    about.context,
+                    "",
+                    about.response,
+                    id=about.id,
+                    emotion=about.emotion,
+                    exemplars=made_of.notes[i].get("exemplars", ()),
+                    notes={**notes, "num_tokens": int(found["num_tokens"])},
+                )
+            return made
+
+        return self._each(made_of.examples, weighed, batch_size, progress, kept)
+
+    def _shown(self, instances: Sequence[Instance], exemplars: np.ndarray) -> AnswerExamples:
+        if self.exemplars is None:
+            raise ValueError("exemplars are given to what reads none.")
+        return self.exemplars.show(instances, exemplars, np.zeros(exemplars.shape, np.float32))
+
+    def _each(
+        self,
+        examples: Examples,
+        make: Callable[[int, np.ndarray, Any], dict[int, Prediction]],
+        batch_size: int,
+        progress: str | None,
+        kept: AnswerStore | None,
+    ) -> list[Prediction]:
+        """What `make` makes of each batch, by its number, or what `kept` has of it; in the order of the examples."""
+        found: dict[int, Prediction] = {}
+        before = 0 if kept is None else len(kept)
+        with Progress(progress, total=len(examples), unit="answers", initial=before) as shown:
+            for number, (indices, batch) in enumerate(self._batches(examples, batch_size)):
+                rows = None if kept is None else kept.get(number)
+                if rows is None:
+                    rows = make(number, indices, batch)
+                    shown.advance(len(rows))
+                    if kept is not None:
+                        kept.add(number, rows)
+                found |= rows
+        return [found[i] for i in range(len(examples))]
+
+    def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
+        """What each head reads from each instance, in order; nothing is decoded."""
+        if not self.heads:
+            return [{} for _ in instances]
+        made: dict[int, dict[str, str]] = {}
+        label = "emotions" if len(instances) > 1 else None
+        with Progress(label, total=len(instances), unit="contexts") as shown:
+            for indices, batch in self._batches(self._make_examples(instances).examples, batch_size):
+                read = jax.device_get(self._read(self._params, self._placed(batch)))
+                for b in np.flatnonzero(indices >= 0):
+                    made[int(indices[b])] = {head: EMOTIONS[int(read[head][b])] for head in self.heads}
+                shown.advance(int((indices >= 0).sum()))
+        return [made[i] for i in range(len(instances))]
+
+    def _placed(self, batch: Any) -> Any:
+        """On the devices, with its passages read where they can be read without padding."""
+        if self._reader is not None:
+            batch = self.task.read_before(self._reader, self._params, batch)
+        return place_rows(batch, self._mesh)
+
+    def _batches(self, examples: Examples, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
+        """`eval_batches`; now and then the memory that batches of other shapes have left is given back."""
+        for number, batch in enumerate(eval_batches(examples, batch_size=batch_size, buckets=self.buckets), 1):
+            yield batch
+            if number % _BATCHES_OF_FREED_MEMORY == 0:
+                give_back_freed_memory()
+
+    @property
+    def _cost_of_unknown(self) -> float:
+        """Nats of the choice among the rare words that the token for unknown words stands for."""
+        rare = self.tokenizer.rare_words if isinstance(self.tokenizer, SubwordTokenizer) else 0
+        return math.log(max(rare, 1))
+
+    def _prediction(
+        self, instance: Instance, response: str, read: Mapping[str, np.ndarray], notes: Mapping[str, Any]
+    ) -> Prediction:
+        emotions = {head: EMOTIONS[int(read[head])] for head in self.heads}
+        nll = float(read["nll"]) + notes.get("num_unknown", 0) * self._cost_of_unknown
+        labelled = {name: names[int(read[name])] for name, names in self._labels.items()}
+        return Prediction(
+            context=instance.context,
+            response=response,
+            reference=instance.response,
+            id=instance.id,
+            emotion=instance.emotion,
+            emotion_prediction=emotions[self.heads[0]] if self.heads else "",
+            attributes=dict(instance.notes.get("context_attributes", {})),
+            exemplars=notes.get("exemplars", ()),
+            notes={
+                "nll": round(nll, 5),
+                "num_tokens": int(read["num_tokens"]),
+                "emotion_by_head": emotions,
+                **{name: round(float(value), 5) for name, value in read.items() if name.startswith("nll_")},
+                **labelled,
+                **{name: note for name, note in notes.items() if name != "exemplars"},
+                **({"fields": own} if (own := own_fields(instance)) else {}),
+            },
+        )
+
+
+def _count_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict[str, int]]:
+    """Of each text, `num_unknown`; nothing where no word is unknown to the tokenizer."""
+    if _unknown_id(tokenizer) is None:
+        return [{} for _ in texts]
+    return [{"num_unknown": sum(counts)} for counts in _where_unknown(tokenizer, texts)]
+
+
+def _where_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Of each text, how many unknown words its first token is, and how many are behind that."""
+    unk_id = _unknown_id(tokenizer)
+    if unk_id is None:
+        return [(0, 0)] * len(texts)
+    return [(ids[:1].count(unk_id), ids[1:].count(unk_id)) for ids in tokenizer.encode_batch(texts)]
+
+
+def _unknown_id(tokenizer: Tokenizer) -> int | None:
+    return tokenizer.unk_id if isinstance(tokenizer, SubwordTokenizer) else None

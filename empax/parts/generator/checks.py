@@ -1,0 +1,159 @@
+"""What is known before any work to be wrong with what answers: generator, tokenizer, lengths, other stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from empax.core.config import ConfigError
+from empax.core.shapes import shapes_of
+from empax.core.sharding import MeshSettings
+from empax.core.system import RunContext, Stage
+from empax.core.text_functions import TWO_ROWS
+from empax.data.exemplars import LabelledBatch
+from empax.data.features import SPECIAL_TOKENS
+from empax.data.store import (
+    PlannedTokenizer,
+    PrepareSettings,
+    check_prepared,
+    may_load,
+    run_tokenizer,
+)
+from empax.data.tokenizers import SubwordTokenizer
+from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
+from empax.models.decoder_only import DecoderOnly
+from empax.parts.generator.own_losses import try_losses
+from empax.parts.generator.parts import GeneratorParts, with_own_decoding
+from empax.parts.generator.settings import ContrastSettings, DialogueSettings, GeneratorTaskSettings, LossSettings
+
+GENERATOR_TASKS = ("generator",)
+
+
+def check_system(run: RunContext) -> None:
+    """Whether the generator that all stages share is there and fits its tokenizer; reads no weights.
+
+    Raises:
+      ConfigError: no such model, a tokenizer without the tokens that the generator reads, or texts too long for it.
+      DataError: files of a model are missing or broken.
+    """
+    parts = check_models(run)
+    if parts is None or isinstance(parts.tokenizer, PlannedTokenizer):
+        return
+    tokenizer = parts.tokenizer
+    assert isinstance(tokenizer, SubwordTokenizer)
+    missing = [token for token in SPECIAL_TOKENS if tokenizer.backend.token_to_id(token) is None]
+    if missing and parts.settings.form == "dialogue" and not isinstance(parts.generator.model, DecoderOnly):
+        pretrained = run.settings("prepare", PrepareSettings).tokenizer.pretrained
+        raise ConfigError(
+            f"the tokenizer {pretrained!r} lacks {', '.join(missing)}, which an encoder-decoder reads; set "
+            "config.prepare.tokenizer.tags = True."
+        )
+    parts.form().contexts(TWO_ROWS)
+    parts.form().passages(TWO_ROWS)
+
+
+def check_models(run: RunContext) -> GeneratorParts | None:
+    """The part of `check_system` that asks nothing of the form of sources.
+
+    Returns:
+      The parts, without weights; None where a plan may not fetch them.
+    """
+    check_prepared(run)
+    settings, where = run.shared_settings(DialogueSettings), run.shared
+    generator = settings.generator
+    if settings.lora is not None and not generator.pretrained:
+        raise ConfigError(f"{where}.lora adapts a pretrained generator; set generator.pretrained, or lora to None.")
+    prepared = run.settings("prepare", PrepareSettings).tokenizer
+    models = (generator.pretrained, generator.embeddings)
+    if not all(may_load(run, name) for name in (*models, prepared.pretrained) if name):
+        return None
+    for name in models:
+        check_weights(name)
+    check_kept(generator, settings.lora)
+    tokenizer = run_tokenizer(run, planned=True)
+    loaded = load_generator(generator, tokenizer, with_params=False)
+    settings = with_own_decoding(settings, tokenizer, loaded.model)
+    first = settings.decoding.first_token
+    if first is not None and first >= tokenizer.vocab_size:
+        raise ConfigError(f"{where}.decoding.first_token = {first} must be below {tokenizer.vocab_size}, or None.")
+    parts = GeneratorParts(settings, tokenizer, loaded, MeshSettings())
+    _check_lengths(run, parts)
+    return parts
+
+
+def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
+    layout, decoding = parts.settings.layout, parts.settings.decoding
+    model = parts.generator.model
+    answers = {"max_target_tokens": layout.max_target_tokens, "max_tokens": decoding.max_tokens}
+    longest = {stage.name: _buckets(stage)[-1] for stage in run.plan.stages.values() if _reads_sources(run, stage)}
+    if not isinstance(model, DecoderOnly):
+        check_fits(model, **answers, **{f"{name}.buckets": tokens for name, tokens in longest.items()})
+        return
+    # One row of positions for prompt, source and answer.
+    form, answer = parts.form(), max(answers.values())
+    prefix = len(form.prefix) if hasattr(form, "prefix") else 0  # pyright: ignore[reportAttributeAccessIssue]
+    check_fits(model, **{f"prompt + {name}.buckets + answer": prefix + n + answer for name, n in longest.items()})
+
+
+def _reads_sources(run: RunContext, stage: Stage) -> bool:
+    """Whether a stage's buckets are lengths of the generator's sources; a stage without buckets has no such limit."""
+    own = stage.task.rpartition(".")[2] in ("generator", "contrastive", "retriever", "joint", "ppo", "grpo")
+    return own or (stage.kind == "evaluate" and "buckets" in run.plan.config[stage.name])
+
+
+def _buckets(stage: Stage) -> tuple[int, ...]:
+    return stage.settings.buckets if stage.loop is None else stage.loop.buckets
+
+
+def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
+    """Raises ConfigError if a generator cannot learn a contrast: it has adapters, or reads prompts."""
+    settings = run.shared_settings(DialogueSettings)
+    if contrast is not None and (settings.lora is not None or settings.generator.architecture in ("llama", "gpt2")):
+        raise ConfigError(
+            f"config.{run.stage}.contrast is learnt by a whole encoder-decoder; set it to None, or {run.shared}.lora "
+            "to None and an encoder-decoder as generator."
+        )
+
+
+def check_fusion(run: RunContext) -> None:
+    """Raises ConfigError if the run's generator cannot be shown exemplars as its settings say."""
+    if (parts := check_models(run)) is not None:
+        _ = parts.fusion
+
+
+def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
+    """Tries losses of users on the shapes of two rows.
+
+    Raises:
+      ConfigError: one fails, or logits are not there at once.
+    """
+    if not losses:
+        return
+    settings = run.shared_settings(DialogueSettings)
+    if settings.logits_at_once:
+        raise ConfigError(
+            f"config.{run.stage}.losses read all logits; set {run.shared}.logits_at_once = 0, or losses to ()."
+        )
+    parts = check_models(run)
+    if parts is not None:
+        batch = shapes_of(LabelledBatch, B=2, S=8, T=settings.layout.max_target_tokens)
+        try_losses(losses, batch, parts.generator.model.config.vocab_size)
+
+
+def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
+    """Whether the stages that a generator begins with are there.
+
+    Raises:
+      ConfigError: they are not, come later, or leave something else.
+    """
+    check_prepared(run)
+    check_contrast(stage.contrast, run)
+    check_losses(stage.losses, run)
+    settings = run.shared_settings(DialogueSettings)
+    answering = [s.name for s in run.plan.stages.values() if s.kind == "evaluate" and s.settings.stage == run.stage]
+    if settings.decoding.rerank_exemplars and answering:
+        raise ConfigError(
+            f"{run.shared}.decoding.rerank_exemplars = {settings.decoding.rerank_exemplars} counts exemplars, and "
+            f"config.{answering[0]} answers with config.{run.stage}, which reads none; set it to 0."
+        )
+    if stage.start_from:
+        run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)

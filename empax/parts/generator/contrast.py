@@ -1,0 +1,211 @@
+"""Contrast: candidate responses that resemble the response more lie nearer to the context; any generator can learn it.
+
+Source: An et al. 2022 (CoNT), which NEC takes (Eq. 11 to 13). Letters beside those of `core.types`: C candidates, E
+features of the projection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.types import Mean, Params
+from empax.core.vectors import unit
+from empax.evaluation.device_metrics import ngram_precision
+from empax.losses.contrastive import rank_margin
+from empax.models.heads import masked_mean
+from empax.parts.generator.settings import ContrastSettings
+
+_NEAR_GOLD = 0.99
+"""A candidate that scores so high is the response itself, or as good as that. Source: CoNT's code."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """A source that has been read.
+
+    Attributes:
+      states: what the decoder attends to.
+      mask: True at real states.
+      beside: what else the decoder takes, by name: `memories`.
+    """
+
+    states: Float[Array, "B S D"]
+    mask: Bool[Array, "B S"]
+    beside: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """Candidate responses of each row, the row's own target first, with how good they are: its score is 1."""
+
+    ids: Int[Array, "B C T"]
+    mask: Bool[Array, "B C T"]
+    scores: Float[Array, "B C"]
+    present: Bool[Array, "B C"]
+
+
+def gather(
+    batch: Any, groups: list[tuple[Int[Array, "B C T"], Bool[Array, "B C T"]]], start_id: int, most: int
+) -> Candidates:
+    """All candidates of a batch, scored against their row's target, the best `most` kept.
+
+    Departure: NEC's code looks for the target at a place where another sample stands. Here the first row is the
+    target's, and whatever equals it elsewhere is removed (there it scores 0 and stays).
+    """
+    rows = batch.target.shape[0]
+    width = max([batch.target.shape[1], *(ids.shape[2] for ids, _ in groups)])
+    gold, gold_mask = (_widened(x[:, None], width) for x in (batch.target, batch.target_mask))
+    if not groups:
+        return Candidates(gold, gold_mask, jnp.ones((rows, 1)), jnp.ones((rows, 1), bool))
+    ids, mask = (jnp.concatenate([_widened(x, width) for x in part], axis=1) for part in zip(*groups, strict=True))
+    scores = _scores(ids, mask, gold[:, 0], gold_mask[:, 0], start_id)
+    present = mask.any(axis=2) & (scores < _NEAR_GOLD)
+    _, best = jax.lax.top_k(jnp.where(present, scores, -1.0), min(most, ids.shape[1]))
+
+    def kept(first: Array, rest: Array) -> Array:
+        place = best.reshape(*best.shape, *(1,) * (rest.ndim - 2))
+        return jnp.concatenate([first, jnp.take_along_axis(rest, place, axis=1)], axis=1)
+
+    one = jnp.ones((rows, 1))
+    return Candidates(kept(gold, ids), kept(gold_mask, mask), kept(one, scores), kept(one > 0, present))
+
+
+def in_batch(batch: Any) -> tuple[Int[Array, "B C T"], Bool[Array, "B C T"]]:
+    """The responses of the batch as candidates of each row: its own among them, which `gather` removes."""
+    rows, others = batch.target.shape[0], batch.target_mask & batch.valid[:, None]
+    ids, mask = (jnp.broadcast_to(x[None], (rows, *x.shape)) for x in (batch.target, others))
+    return ids, mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrast:
+    """The loss and what it compares.
+
+    Attributes:
+      settings: what a rank is worth, and how many candidates there are.
+      model: teacher-forced, it gives the states of candidates.
+    """
+
+    settings: ContrastSettings
+    model: Any
+
+    def init(self, rng: jax.Array) -> Params:
+        """A projection of states, one for contexts and responses; CoNT's beginning."""
+        width = self.model.config.d_model
+        return {"kernel": jax.nn.initializers.xavier_uniform()(rng, (width, width)), "bias": jnp.zeros(width)}
+
+    def loss(self, params: Params, own: Params, batch: Any, read: Read, rng: jax.Array | None) -> Mean:
+        """L_CL (Eq. 11 and 12) of candidates from the batch; `params` are the model's, `own` the projection."""
+        found = gather(batch, [in_batch(batch)], self.model.config.start_id, self.settings.max_candidates)
+        return self.ranked(params, own, batch, read, found, rng)
+
+    def ranked(
+        self, params: Params, own: Params, batch: Any, read: Read, found: Candidates, rng: jax.Array | None
+    ) -> Mean:
+        """L_CL of given candidates, over every two of a row."""
+        cosines = self.similarities(params, own, read, found.ids, found.mask, rng)
+        return rank_margin(cosines, found.scores, found.present & batch.valid[:, None], margin=self.settings.margin)
+
+    def part(self, value: Mean, weights: Float[Array, " B"], valid: Bool[Array, " B"]) -> tuple[float, Mean]:
+        """`value` with its weight, as `generator.combine` takes it."""
+        total = jnp.sum(jnp.where(valid, weights, 0.0))
+        return self.settings.weight, Mean(value.value() * total, total)
+
+    def similarities(
+        self,
+        params: Params,
+        own: Params,
+        read: Read,
+        ids: Int[Array, "B C T"],
+        mask: Bool[Array, "B C T"],
+        rng: jax.Array | None,
+    ) -> Float[Array, "B C"]:
+        """Cosines of each row's context and candidates (Eq. 12 and 13)."""
+        said = self.encoded(params, own, read, ids, mask, rng)
+        return jnp.einsum("BE,BCE->BC", unit(self.encoding(own, read)), unit(said))
+
+    def encoding(self, own: Params, read: Read) -> Float[Array, "B E"]:
+        """z of each context: of its states but the last."""
+        behind = jnp.cumsum(read.mask[:, ::-1], axis=1)[:, ::-1]  # real tokens from here on
+        return _projected(own, read.states, read.mask & (behind > 1))
+
+    def encoded(
+        self,
+        params: Params,
+        own: Params,
+        read: Read,
+        ids: Int[Array, "B C T"],
+        mask: Bool[Array, "B C T"],
+        rng: jax.Array | None,
+    ) -> Float[Array, "B C E"]:
+        """z of each candidate, by one pass of the decoder and no logits.
+
+        A state has read the tokens before its own, so the end token is never read: CoNT leaves the last state out.
+        Candidates share their row's encoder states and, in training, its dropout.
+        """
+        module: nn.Module = self.model
+        options: dict[str, Any] = {
+            "rngs": None if rng is None else {"dropout": rng},
+            "deterministic": rng is None,
+            "method": "decode_hidden",
+            **read.beside,
+        }
+
+        def one(ids: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B E"]:
+            states: Any = module.apply({"params": params}, ids, read.states, read.mask, **options)
+            return _projected(own, states, mask)
+
+        # A loop, not a vmapped axis: XLA has no products of bfloat16 for the shapes of that on a CPU.
+        found = jax.lax.map(lambda given: one(*given), (ids.swapaxes(0, 1), mask.swapaxes(0, 1)))
+        return found.swapaxes(0, 1)
+
+    def compared(
+        self, params: Params, own: Params, read: Read
+    ) -> tuple[Callable[[], Float[Array, "B E"]], Callable[[Any, Any], Float[Array, "N E"]]]:
+        """What re-ranking by similarity compares: see `Decoder.from_states`."""
+        rows = read.states.shape[0]
+
+        def encode(ids: Int[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N E"]:
+            width = ids.shape[1]
+            whole = jnp.arange(width)[None] <= mask.sum(axis=1, keepdims=True)  # the end token too
+            candidates, real = (x.reshape(rows, -1, width) for x in (ids, whole))
+            return self.encoded(params, own, read, candidates, real, None).reshape(len(ids), -1)
+
+        return (lambda: self.encoding(own, read)), encode
+
+
+def _scores(
+    ids: Int[Array, "B C T"],
+    mask: Bool[Array, "B C T"],
+    gold: Int[Array, "B T"],
+    gold_mask: Bool[Array, "B T"],
+    start_id: int,
+) -> Float[Array, "B C"]:
+    """Bigram precision with the start token in front: all sequences have one framing."""
+    rows, count, width = ids.shape
+
+    def framed(ids: Array, mask: Array) -> tuple[Array, Array]:
+        front = jnp.full((len(ids), 1), start_id, ids.dtype)
+        return jnp.concatenate([front, ids], 1), jnp.concatenate([jnp.ones((len(ids), 1), bool), mask], 1)
+
+    said = framed(ids.reshape(-1, width), mask.reshape(-1, width))
+    known = framed(*(jnp.repeat(x, count, axis=0) for x in (gold, gold_mask)))
+    return ngram_precision(*said, *known).reshape(rows, count)
+
+
+def _projected(own: Params, states: Float[Array, "B T D"], mask: Bool[Array, "B T"]) -> Float[Array, "B E"]:
+    """The mean of the projected states."""
+    projected = jax.nn.relu(states.astype(jnp.float32) @ own["kernel"] + own["bias"][None, None])
+    return masked_mean(projected, mask)
+
+
+def _widened(values: Array, width: int) -> Array:
+    """Columns of zeros (False) behind."""
+    return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])])

@@ -1,0 +1,50 @@
+"""Losses of users beside a generator's likelihood, by "module:name"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from empax.core.config import ConfigError
+from empax.core.plugins import blamed, load_function
+from empax.core.types import Mean
+from empax.parts.generator.settings import LossSettings
+
+
+def own_loss(settings: LossSettings, logits: Float[Array, "B T V"], batch: Any, weights: Float[Array, " B"]) -> Mean:
+    """What a user's function makes of the logits of a batch.
+
+    Args:
+      settings: of the loss.
+      logits: teacher-forced.
+      batch: the examples.
+      weights: of the rows in the loss: their target tokens.
+    """
+    values = load_function(settings.function)(logits.astype(jnp.float32), batch)
+    if values.ndim == 1:
+        return Mean.of(values, batch.valid, weights)
+    return Mean.of(values, batch.target_mask & batch.valid[:, None])
+
+
+def try_losses(losses: Sequence[LossSettings], batch: Any, vocab_size: int) -> None:
+    """Traces each function on the shapes of a batch; nothing is computed.
+
+    Raises:
+      ConfigError: a function is not there, fails, or does not return a number for each row or target token.
+    """
+    rows, length = batch.target.shape
+    logits = jax.ShapeDtypeStruct((rows, length, vocab_size), jnp.float32)
+    for one in losses:
+        function = load_function(one.function)
+        with blamed(f"the loss {one.function}"):
+            found = jax.eval_shape(function, logits, batch)
+        shape, kind = getattr(found, "shape", None), getattr(found, "dtype", None)
+        if shape not in ((rows,), (rows, length)) or kind is None or not jnp.issubdtype(kind, jnp.floating):
+            raise ConfigError(
+                f"the loss {one.function} returns {found} for {rows} rows of {length} target tokens; it must return an "
+                f"array of floats of shape ({rows},) or ({rows}, {length})."
+            )

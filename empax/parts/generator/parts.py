@@ -1,0 +1,203 @@
+"""What answers a context: the generator with its tokenizer and the form of its sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
+from empax.core.sharding import LOGICAL, MeshSettings, local_mesh, make_mesh, shard_params
+from empax.core.system import RunContext
+from empax.core.types import Params
+from empax.data.chat import PLAIN, chat_template
+from empax.data.sources import ChatForm, PlainForm, SourceForm, TaggedForm
+from empax.data.store import PlannedTokenizer, run_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
+from empax.decoding.generation_config import read_generation_config
+from empax.decoding.settings import DecodeSettings, without_unknown
+from empax.interop.huggingface import generation_folder, resolve
+from empax.interop.pretrained import LoadedGenerator, load_generator
+from empax.models.decoder_only import DecoderOnly
+from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.models.heads import EMOTION_HEAD
+from empax.models.layers import logical_axes
+from empax.models.lora import lower
+from empax.models.prompted import FusionInPrompt, PromptedDecoder
+from empax.models.transformer import EncoderDecoder
+from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings
+from empax.parts.generator.task import Decoder, Fusion, Generator, Reader
+from empax.training.checkpoint import load_params
+from empax.training.lora import AdaptableTask, LoraTask, is_adapted, lora_task
+
+MAX_REFERENCE_TOKENS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorParts:
+    """What every stage of a system that answers is put together from."""
+
+    settings: DialogueSettings
+    tokenizer: Tokenizer
+    generator: LoadedGenerator
+    mesh: MeshSettings
+
+    @classmethod
+    def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> GeneratorParts:
+        """The parts of `run`; `with_params` with pretrained ones, where training has them."""
+        settings, mesh = run.shared_settings(DialogueSettings), run.plan.options.mesh
+        if planned and settings.generator.pretrained and settings.generator.preset:
+            tokenizer = PlannedTokenizer(settings.generator.preset_config().vocab_size)
+        else:
+            tokenizer = run_tokenizer(run, planned=planned)
+        with_params = with_params and not planned
+        place = functools.partial(places, mesh=make_mesh(mesh), settings=mesh) if with_params else None
+        generator = load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned, place=place)
+        settings = settings if planned else with_own_decoding(settings, tokenizer, generator.model)
+        return cls(settings, tokenizer, generator, mesh)
+
+    def for_answers(self) -> GeneratorParts:
+        """The same, cutting no reference: what is scored is the likelihood of all of its words.
+
+        A decoder with learned positions (BART) scores as many as it has positions for.
+        """
+        config, longest = self.generator.model.config, MAX_REFERENCE_TOKENS
+        if config.position == "learned" and isinstance(self.generator.model, EncoderDecoder):
+            longest = min(longest, config.max_positions)
+        layout = dataclasses.replace(self.settings.layout, max_target_tokens=longest)
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, layout=layout))
+
+    def without_params(self) -> GeneratorParts:
+        return dataclasses.replace(self, generator=dataclasses.replace(self.generator, params=None))
+
+    def decoder(self, settings: DecodeSettings) -> Decoder:
+        t, reader = self.tokenizer, self.reader
+        # Not the tokenizer's: BART's decoder starts with the token that ends a text.
+        start_id = reader.start_id if isinstance(reader, PromptedDecoder) else reader.config.start_id
+        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
+        return Decoder(without_unknown(settings, unknown), start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
+
+    def generator_task(self, stage: GeneratorTaskSettings) -> Generator:
+        return Generator(
+            self.reader,
+            EMOTION_HEAD,
+            self.decoder(self.settings.decoding),
+            emotion_weight=stage.emotion_weight,
+            label_smoothing=stage.label_smoothing,
+            logits_at_once=self.settings.logits_at_once,
+            # One that begins with an earlier stage may have its head from there.
+            heads=("generator",) if stage.emotion_weight or stage.start_from else (),
+            contrast=stage.contrast,
+            losses=stage.losses,
+        )
+
+    def with_lora(self, task: AdaptableTask) -> LoraTask:
+        """`task` with adapters in the generator; what the task names is trained whole."""
+        settings = self.settings.lora
+        if settings is None or not self.settings.generator.pretrained:
+            raise ConfigError("lora adapts a pretrained generator; set generator.pretrained beside it, or drop it.")
+        return lora_task(task, settings, dtype=self.generator.model.config.dtype)
+
+    def merged(self, task: AdaptableTask, params: Params, base: Params) -> Params:
+        """Parameters of `task`: those of `with_lora(task)`, summed into the weights `base`.
+
+        The base is taken as loaded, not as training kept it (but for eight bits): what is exported, or
+        evaluated in another type, should not have been rounded before.
+        """
+        adapted = dataclasses.replace(self.with_lora(task), dtype="float32")
+        return adapted.merged(params, adapted.freeze(base, {}))
+
+    def lowered(self, params: Params) -> Params:
+        """Parameters of a generator that nothing trains, as small as its arithmetic allows (`models.lora.lower`)."""
+        return lower(params, self.generator.model.config.dtype) if self.settings.generator.pretrained else params
+
+    def stage_params(self, run: RunContext, stage: str) -> Params:
+        """All parameters of a finished stage: adapters are merged into the weights that they sit on."""
+        params = load_params(run.files.stage(stage))
+        if not is_adapted(params):
+            return params
+        assert self.settings.lora is not None
+        model = self.generator.params
+        if model is None or jax.process_count() > 1:  # those of training lie on other processes too
+            mesh = local_mesh(self.mesh)
+            place = functools.partial(places, mesh=mesh, settings=self.mesh) if mesh else None
+            model = load_generator(self.settings.generator, self.tokenizer, place=place).params
+        base: Params = {"model": model}
+        if "generator" in params["adapters"]:
+            base = {"generator": base}
+        return jax.tree.map(np.asarray, self.merged(self.generator_task(GeneratorTaskSettings()), params, base))
+
+    def form(self, *, exemplars: bool = True) -> SourceForm:
+        """How the generator is shown its sources; without `exemplars`, rows have no room for one."""
+        settings, tokenizer = self.settings, self.tokenizer
+        prompted = isinstance(self.generator.model, DecoderOnly)
+        if settings.form == "plain":
+            assert isinstance(tokenizer, SubwordTokenizer)
+            return PlainForm(tokenizer, settings.layout, tokenizer.chat_template if prompted else None)
+        if not prompted:
+            framed = bool(settings.generator.pretrained)
+            return TaggedForm(tokenizer, settings.layout, settings.attributes, settings.exemplars, framed)
+        template = PLAIN
+        if isinstance(tokenizer, SubwordTokenizer) and tokenizer.chat_template:
+            where = f"the chat template of {tokenizer.source}"
+            template = chat_template(tokenizer.chat_template, where=where, **tokenizer.template_tokens)
+        shots = settings.exemplars if exemplars else None
+        return ChatForm(tokenizer, settings.layout, settings.attributes, template, shots)
+
+    @property
+    def reader(self) -> Reader:
+        """The generator as tasks see it."""
+        model = self.generator.model
+        if not isinstance(model, DecoderOnly):
+            return model
+        form = self.form()
+        if isinstance(form, ChatForm):
+            return PromptedDecoder(model, form.prefix, form.start_id)
+        return PromptedDecoder(model)
+
+    @property
+    def fusion(self) -> Fusion:
+        """The generator reading several exemplars.
+
+        Raises:
+          ConfigError: it cannot be shown them as the settings say.
+        """
+        reader, form, exemplars = self.reader, self.form(), self.settings.exemplars
+        if isinstance(form, PlainForm) and (exemplars != "joined" or isinstance(reader, PromptedDecoder)):
+            raise ConfigError(
+                f"exemplars = {exemplars!r} with form = 'plain': such a source can have an exemplar in front of the "
+                "context of an encoder-decoder ('joined'), and nothing else; set form = 'dialogue'."
+            )
+        if not isinstance(reader, PromptedDecoder):
+            return FusionInDecoder(reader)
+        assert isinstance(form, ChatForm)
+        if exemplars not in ("apart", "response"):
+            raise ConfigError(
+                f"exemplars = {exemplars!r}: a decoder-only generator reads them in front of the context; set it to "
+                "'apart' or 'response'."
+            )
+        return FusionInPrompt(reader, form.split)
+
+
+def with_own_decoding(
+    settings: DialogueSettings, tokenizer: Tokenizer, model: EncoderDecoder | DecoderOnly
+) -> DialogueSettings:
+    """The settings, decoding as the generator's own folder says where they ask for it."""
+    if not settings.own_decoding:
+        return settings
+    found = read_generation_config(
+        generation_folder(resolve(settings.generator.pretrained)),
+        encoder_decoder=isinstance(model, EncoderDecoder),
+        changes={"max_new_tokens": settings.decoding.max_tokens, "min_new_tokens": settings.decoding.min_tokens},
+    )
+    return dataclasses.replace(settings, decoding=found.with_eos(tokenizer.eos_id), own_decoding=False)
+
+
+def places(params: Params, mesh: Mesh, settings: MeshSettings) -> Any:
+    """Where each of `params`, or their shapes, lies on `mesh` by the names that `settings` split."""
+    return shard_params(params, mesh, axes=logical_axes, logical={**LOGICAL, **settings.logical})

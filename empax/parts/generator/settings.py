@@ -1,0 +1,139 @@
+"""Settings of the models that answer, shared by the systems that have them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from empax.core.config import ConfigError, check_numbers
+from empax.data.sources import ExemplarLayout, LayoutSettings
+from empax.decoding.settings import DecodeSettings
+from empax.interop.pretrained import GeneratorSettings
+from empax.models.lora import LoraSettings
+
+
+def check_no_exemplars(decoding: DecodeSettings) -> None:
+    """Raises ConfigError if `decoding`, of a system that retrieves none, counts agreement with exemplars."""
+    if decoding.rerank_exemplars:
+        raise ConfigError(
+            f"decoding.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, which this system does not "
+            "retrieve; set it to 0."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DialogueSettings:
+    """What all stages share: the section of the config that is named like the system.
+
+    Attributes:
+      form: how the generator is shown its sources: "dialogue", with the tags or the instruction of `data.sources`, or
+        "plain", as its own tokenizer makes them of a text.
+      own_decoding: decode as `generation_config.json` of the pretrained generator says; of `decoding` the lengths are
+        left.
+      lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
+      attributes: emotion attributes in front of everything; False is part of REG's w/o EA (recipe argument
+        `no_attributes`).
+      passages: K, how many exemplars are there for a response, where a system retrieves some.
+      exemplars: how the generator is shown them, see `data.sources.ExemplarLayout`; a decoder-only model reads them as
+        shots in front of the context, "apart" or "response".
+      logits_at_once: for how many target tokens of every row of a batch the loss of training holds logits at a time
+        (0 = all); changes memory, and no result beyond rounding. Not for models with a bias of their output (BART).
+    """
+
+    generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)
+    layout: LayoutSettings = dataclasses.field(default_factory=LayoutSettings)
+    decoding: DecodeSettings = dataclasses.field(default_factory=DecodeSettings)
+    form: Literal["dialogue", "plain"] = "dialogue"
+    own_decoding: bool = False
+    lora: LoraSettings | None = None
+    attributes: bool = True
+    passages: int = 6
+    exemplars: ExemplarLayout = "apart"
+    logits_at_once: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "passages", least=1)
+        check_numbers(self, "logits_at_once", least=0)
+        if self.form == "plain" and not self.generator.pretrained:
+            raise ConfigError('form = "plain" is a pretrained generator\'s; set generator.pretrained, or "dialogue".')
+        if self.own_decoding and not self.generator.pretrained:
+            raise ConfigError("own_decoding is a pretrained generator's; set generator.pretrained, or it to False.")
+        lengths = DecodeSettings(max_tokens=self.decoding.max_tokens, min_tokens=self.decoding.min_tokens)
+        if self.own_decoding and self.decoding != lengths:
+            name = next(
+                field.name
+                for field in dataclasses.fields(DecodeSettings)
+                if getattr(self.decoding, field.name) != getattr(lengths, field.name)
+            )
+            raise ConfigError(
+                f"decoding.{name} = {getattr(self.decoding, name)!r} has no effect, since with own_decoding "
+                "generation_config.json says how to decode; set own_decoding to False."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ContrastSettings:
+    """A loss beside the likelihood, which has candidates lie in the order of how much they resemble the response.
+
+    What it learns is what `decoding.rerank = "similarity"` compares. The candidates are the responses of a batch.
+    Source: An et al. 2022 (CoNT), in the form of NEC (`parts.generator.contrast`).
+
+    Attributes:
+      weight: beside that of the likelihood, 1.
+      margin: gamma, a rank's worth of cosine.
+      max_candidates: the most candidates beside the response: the worst are left out.
+    """
+
+    weight: float = 1.0
+    margin: float = 0.01
+    max_candidates: int = 16
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "weight", above=0)
+        check_numbers(self, "margin", least=0)
+        check_numbers(self, "max_candidates", least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSettings:
+    """A loss of your own beside the likelihood.
+
+    Attributes:
+      function: "module:name", importable; it is logged under that. It is called as (logits[B, T, V], batch) -> [B, T],
+        a number for each target token, or -> [B], one for each row, which counts as often as the row has target
+        tokens. It is traced. The logits are float32 and teacher-forced; the batch has `source`, `source_mask`,
+        `target`, `target_mask`, `valid` and `emotion` (`data.exemplars.LabelledBatch`).
+      weight: beside that of the likelihood, 1; below 0 the values are to rise, at 0 they are logged alone.
+    """
+
+    function: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "weight")
+        if self.function.count(":") != 1:
+            raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorTaskSettings:
+    """Context in, response out: REG's stage 1, EmpRL's fine-tuning.
+
+    Attributes:
+      emotion_weight: of the 32-way head over the pooled encoding; ours. 0 = the head learns nothing, and is not asked.
+      contrast: a loss that ranks responses beside the likelihood; None = there is none.
+      losses: of your own, added to the likelihood.
+      start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
+      max_validation_examples: 0 = all.
+    """
+
+    emotion_weight: float = 0.1
+    label_smoothing: float = 0.0
+    contrast: ContrastSettings | None = None
+    losses: tuple[LossSettings, ...] = ()
+    start_from: str = ""
+    max_validation_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "emotion_weight", "max_validation_examples", least=0)
+        check_numbers(self, "label_smoothing", least=0, below=1)

@@ -1,0 +1,141 @@
+"""The stage that every system that answers has, and what its stages share: from settings and files to examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from empax.core.protocols import Task
+from empax.core.shapes import shapes_of
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
+from empax.core.types import Params
+from empax.data.batches import draw
+from empax.data.exemplars import ContextExamples, LabelledBatch
+from empax.data.store import load_instances
+from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples
+from empax.parts.generator.checks import check_generator
+from empax.parts.generator.parts import GeneratorParts
+from empax.parts.generator.settings import GeneratorTaskSettings
+from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
+from empax.training.checkpoint import load_params
+from empax.training.lora import AdaptableTask, is_adapted
+
+
+def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
+    # Without their weights: what this holds stays in memory beside what training keeps.
+    parts = GeneratorParts.of(run, with_params=False)
+    if parts.settings.lora is not None:
+        parts = GeneratorParts.of(run)
+    train, validation = _examples(parts, stage, run)
+    initial: Callable[[Params], Params] | None = None
+    if stage.start_from:
+        initial = lambda params: begun_with(params, load_params(run.files.stage(stage.start_from)))  # noqa: E731
+    if parts.settings.lora is not None:
+        task = parts.with_lora(parts.generator_task(stage))
+        if initial is None and (kept := parts.generator.adapters) is not None:
+            initial = lambda params: {**params, "adapters": {"model": kept}}  # noqa: E731
+        frozen = task.freeze({"model": parts.generator.params}, {})
+        return Assembly(task, train, validation, frozen=frozen, initial=initial)
+    if initial is None and (parts.settings.generator.pretrained or parts.settings.generator.embeddings):
+        initial = lambda params: {**params, "model": {**params["model"], **pretrained(run)}}  # noqa: E731
+    return Assembly(parts.generator_task(stage), train, validation, initial=initial)
+
+
+def begun_with(params: Params, known: Params) -> Params:
+    """`known`, of an earlier stage, with the contrast of `params` where that stage learnt none."""
+    if "contrast" in params:
+        return {"contrast": params["contrast"], **known}
+    return {name: leaf for name, leaf in known.items() if name != "contrast"}
+
+
+def _examples(
+    parts: GeneratorParts, stage: GeneratorTaskSettings, run: RunContext
+) -> tuple[ContextExamples, ContextExamples]:
+    """Of training and of validation, contexts alone."""
+    form = parts.form(exemplars=False)
+    validation = draw(load_instances(run, "validation"), stage.max_validation_examples)
+    return ContextExamples(load_instances(run, "train"), form), ContextExamples(validation, form)
+
+
+def pretrained(run: RunContext) -> Params:
+    """Of the run's generator, the parameters that it does not draw at random."""
+    params = GeneratorParts.of(run).generator.params
+    assert params is not None
+    return params
+
+
+def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
+    """The generator of a finished stage, which reads the context alone."""
+    parts = GeneratorParts.of(run, with_params=False)
+    params = parts.lowered(parts.stage_params(run, options.stage))
+    return answerer_of(parts, parts.generator_task(stage), params, context_examples(parts), options)
+
+
+def answerer_of(
+    parts: GeneratorParts, task: Any, params: Params, make_examples: MakeExamples, options: AnswerOptions
+) -> Answerer:
+    """What answers with `task` as `options` say."""
+    buckets, single = options.buckets or (parts.settings.layout.max_source_tokens,), not options.buckets
+    return Answerer(task, params, make_examples, parts.tokenizer, buckets, mesh=parts.mesh, single=single)
+
+
+def context_examples(parts: GeneratorParts) -> MakeExamples:
+    """Contexts alone, for the generator of `parts` to answer."""
+    form = parts.for_answers().form(exemplars=False)
+    return lambda instances: AnswerExamples(ContextExamples(instances, form), [{} for _ in instances])
+
+
+def trained_generator(stage: GeneratorTaskSettings, run: RunContext, adapters: bool) -> Trained:
+    """The generator of the stage that `run` is at, without its emotion head; or its adapters alone.
+
+    Raises:
+      ConfigError: the stage has no adapters.
+      CheckpointError: it has not been trained.
+    """
+    del stage
+    saved = load_params(run.directory)  # before any model is made: it is what is most often missing
+    check_adapters(adapters and not is_adapted(saved), run, "generator")
+    parts = GeneratorParts.of(run, with_params=False)
+    params = saved["adapters"] if adapters else parts.stage_params(run, run.stage)
+    return generator_to_export(parts, run.stage, params["model"], passages=0, adapters=adapters)
+
+
+def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
+    parts = GeneratorParts.of(run, planned=True)
+    return sketched(parts, parts.generator_task(stage), sketch_labelled(parts, batch_size, length), {})
+
+
+def sketched(parts: GeneratorParts, task: AdaptableTask, batch: Any, frozen: Params) -> Sketch:
+    """`task`; with `lora` its adapters, and among what is frozen the weights that they sit on."""
+    if parts.settings.lora is None:
+        return Sketch(task, batch, frozen)
+    adapted = parts.with_lora(task)
+    return Sketch(adapted, batch, jax.eval_shape(adapted.freeze, _initial_shapes(task, batch), frozen))
+
+
+def sketch_frozen_generator(parts: GeneratorParts, rows: int, length: int) -> Params:
+    """The generator that a stage after its own holds beside what it trains."""
+    task = parts.generator_task(GeneratorTaskSettings())
+    shapes = _initial_shapes(task, sketch_labelled(parts, rows, length))
+    return {"generator": jax.eval_shape(parts.lowered, shapes)}
+
+
+def sketch_labelled(parts: GeneratorParts, rows: int, length: int) -> LabelledBatch:
+    return shapes_of(LabelledBatch, B=rows, S=length, T=parts.settings.layout.max_target_tokens)
+
+
+def _initial_shapes(task: Task, batch: Any) -> Params:
+    return jax.eval_shape(lambda batch: task.init(jax.random.key(0), batch), batch)
+
+
+GENERATOR = TaskSpec(
+    GeneratorTaskSettings,
+    check_generator,
+    build_generator,
+    sketch_generator,
+    answer=answer_generator,
+    models={"generator": trained_generator},
+    unread=("decoding", "retriever", "key", "query", "emotion_share", "passages", "exemplars"),
+)

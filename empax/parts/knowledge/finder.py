@@ -1,0 +1,91 @@
+"""The sources of a stage of kind "knowledge", for the stage and for whoever answers a new context."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from empax.core.config import ConfigError
+from empax.core.system import RunContext
+from empax.core.types import Instance
+from empax.data.knowledge import Fact, exchanged
+from empax.parts.knowledge.settings import KnowledgeSettings, SourceSettings
+from empax.parts.knowledge.sources import FactSource, check_source, kept_facts, load_source
+
+
+@dataclasses.dataclass(frozen=True)
+class Finder:
+    """Instances to facts.
+
+    Attributes:
+      sources: each with whether it is asked about people.
+      shuffled: whether instances of a split exchange their facts.
+    """
+
+    sources: tuple[tuple[bool, FactSource], ...]
+    shuffled: bool
+
+    @classmethod
+    def of(cls, settings: KnowledgeSettings, run: RunContext) -> Finder:
+        """Loads what `settings` name."""
+        found = tuple((social, load_source(source, run, social=social)) for social, source in _named(settings))
+        return cls(found, settings.shuffled)
+
+    @property
+    def name(self) -> str:
+        """Who makes the facts."""
+        names = "; ".join(dict.fromkeys(source.name for _, source in self.sources))
+        return f"{names}; exchanged between instances" if self.shuffled else names
+
+    def __call__(self, instances: Sequence[Instance], split: str) -> tuple[list[list[Fact]], int]:
+        """The facts of each instance, and how many could not be read; `split` is empty outside of the corpus."""
+        columns, dropped = [], 0
+        for social, source in self.sources:
+            # What somebody says in a chat is kept nowhere.
+            found = kept_facts(source, instances, split) if split else source.find(instances, split)
+            rows, lost = [facts for facts, _ in found], sum(more for _, more in found)
+            columns.append([[fact for fact in facts if fact.social == social] for facts in rows])
+            dropped += lost
+        rows = [list(itertools.chain(*facts)) for facts in zip(*columns, strict=True)]
+        return (exchanged(rows) if self.shuffled else rows), dropped
+
+
+def check_finder(settings: KnowledgeSettings, run: RunContext) -> None:
+    """See `sources.check_source`."""
+    for social, source in _named(settings):
+        check_source(source, run, social=social)
+
+
+def _named(settings: KnowledgeSettings) -> list[tuple[bool, SourceSettings]]:
+    both = ((True, settings.social), (False, settings.entity))
+    return [(social, source) for social, source in both if source is not None]
+
+
+def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Instance]:
+    """The instances; one that no stage has seen (in chat) gets facts that are found now."""
+    new = [i for i in instances if "facts" not in i.notes]
+    if not new or finder is None:
+        return list(instances)
+    found = {i.id: facts for i, facts in zip(new, finder(new, "")[0], strict=True)}
+    rows = {name: [fact.row() for fact in facts] for name, facts in found.items()}
+    return [dataclasses.replace(i, notes={**i.notes, "facts": rows[i.id]}) if i.id in rows else i for i in instances]
+
+
+def find_finder(run: RunContext) -> Finder | None:
+    """What finds facts about new contexts as the run's stages of kind "knowledge" did; None where there is none."""
+    stages = [run.plan.stages[name] for name in run.before() if run.plan.stages[name].kind == "knowledge"]
+    if not stages:
+        return None
+    settings = run.settings(stages[0].name, KnowledgeSettings)
+    # A single context has nobody to exchange facts with.
+    return Finder.of(dataclasses.replace(settings, shuffled=False), run.at(stages[0].name))
+
+
+def check_knowledge(run: RunContext, without: str) -> None:
+    """Raises ConfigError unless a stage finds facts before this one; `without` is what else can be set."""
+    if not any(run.plan.stages[name].kind == "knowledge" for name in run.before()):
+        raise ConfigError(
+            f"config.{run.stage} reads facts, but no stage of kind 'knowledge' comes before it; add one to config.run, "
+            f"or set {without}."
+        )

@@ -1,0 +1,231 @@
+"""Instances in, facts out: whatever `SourceSettings` name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from empax.core.cache import kept_rows
+from empax.core.config import ConfigError
+from empax.core.files import DataError, hash_file, hash_json
+from empax.core.inputs import note
+from empax.core.paths import expand
+from empax.core.settings import cache_dir
+from empax.core.system import RunContext
+from empax.core.types import Instance
+from empax.data import sample
+from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_from, ranked, read_knowledge
+from empax.data.store import may_load
+from empax.data.wordnet import WordNet
+from empax.interop.knowledge_pickles import read_cem, read_nec
+from empax.interop.pretrained import check_weights
+from empax.parts.knowledge import atomic
+from empax.parts.knowledge.generated import ASKED, Comet, Prompted
+from empax.parts.knowledge.settings import SourceSettings
+from empax.parts.knowledge.vectors import TextEncoder
+
+_CHUNK = 4096  # turns compared with all events at once
+
+
+@runtime_checkable
+class FactSource(Protocol):
+    @property
+    def name(self) -> str:
+        """Who makes the facts, as reports say it."""
+        ...
+
+    @property
+    def hash(self) -> str:
+        """Of everything that changes a fact."""
+        ...
+
+    def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
+        """For each instance its facts, and how much could not be read; `split` is empty outside of a corpus."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Facts that somebody has stored; outside of the corpus there are none."""
+
+    settings: SourceSettings
+
+    @property
+    def name(self) -> str:
+        kinds = {"file": "file", "nec": "pickle of NEC's layout", "cem": "pickle of CEM's layout"}
+        return f"{kinds[self.settings.source]} {Path(self.settings.path).name}"
+
+    @property
+    def hash(self) -> str:
+        paths = dict.fromkeys(self.path(split) for split in ("train", "validation", "test"))
+        return hash_json([self.settings.source, [hash_file(path) for path in paths if path.is_file()]])
+
+    def path(self, split: str) -> Path:
+        """The file of a split."""
+        return expand(self.settings.path.replace("{split}", split))
+
+    def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
+        if not split:
+            return [([], 0) for _ in instances]
+        path = self.path(split)
+        if self.settings.source == "file":
+            known = read_knowledge(path, instances)
+            return [(list(known.facts[i.id]), 0) for i in instances]
+        rows = read_nec(path, instances) if self.settings.source == "nec" else read_cem(path, split, instances)
+        return [(facts, 0) for facts in rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What was written by hand for some instances of the built-in corpus."""
+
+    name: str = "the built-in sample, written by hand"
+
+    @property
+    def hash(self) -> str:
+        return hash_file(sample.FACTS)
+
+    def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
+        known = sample.load_facts()
+        return [(known.get(i.id, []), 0) for i in instances]
+
+
+@dataclasses.dataclass(frozen=True)
+class NearestEvent:
+    """What people said of the event of ATOMIC whose text is nearest to the last turn; ours, in place of COMET.
+
+    Of the relations that NEC and CEM ask of.
+    """
+
+    events: Mapping[str, Sequence[Fact]]
+    encoder: TextEncoder
+    tails: int
+    name: str = "ATOMIC, nearest event"
+
+    @property
+    def hash(self) -> str:
+        rows = {event: [(fact.relation, fact.tail) for fact in facts] for event, facts in self.events.items()}
+        return hash_json(["atomic", rows, self.encoder.hash, self.tails])
+
+    @functools.cached_property
+    def _vectors(self) -> np.ndarray:
+        return self.encoder([atomic.spoken(event) for event in self.events], progress="events")
+
+    def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
+        names = list(self.events)
+        found = []
+        for event, similarity in self.nearest([i.context[-1] for i in instances], progress=split or None):
+            told = [fact for fact in self.events[names[event]] if fact.relation in SOCIAL_RELATIONS]
+            scored = [dataclasses.replace(fact, score=similarity) for fact in told]
+            found.append((ranked(scored, most=self.tails), 0))
+        return found
+
+    def nearest(self, texts: Sequence[str], *, progress: str | None = None) -> list[tuple[int, float]]:
+        """For each text the place of its nearest event, and the cosine."""
+        queries = self.encoder(texts, progress=progress)
+        found: list[tuple[int, float]] = []
+        for start in range(0, len(queries), _CHUNK):
+            scores = queries[start : start + _CHUNK] @ self._vectors.T
+            best = scores.argmax(axis=1)
+            found += [(int(place), float(row[place])) for place, row in zip(best, scores, strict=True)]
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Things:
+    """What WordNet knows of the things in a context."""
+
+    wordnet: WordNet
+    tails: int
+    name: str = "WordNet"
+
+    @property
+    def hash(self) -> str:
+        return hash_json(["wordnet", self.wordnet.hash, self.tails])
+
+    def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
+        return [(self._facts(" ".join(i.context)), 0) for i in instances]
+
+    def _facts(self, text: str) -> list[Fact]:
+        facts = (fact for entity in self.wordnet.entities(text) for fact in self.wordnet.facts(entity))
+        return ranked(facts, most=self.tails)
+
+
+def load_source(settings: SourceSettings, run: RunContext, *, social: bool) -> FactSource:
+    """The source that `settings` name, asked of people (`social`) or of things.
+
+    Raises:
+      ConfigError, DataError: as of `check_source`.
+    """
+    check_source(settings, run, social=social)
+    name = settings.source
+    if name in ("file", "nec", "cem"):
+        return Files(settings)
+    if name == "sample":
+        return Sample()
+    if name == "atomic":
+        encoder = TextEncoder.of(settings.encoder, None, run.seed)
+        events = atomic.read_events(atomic.find_files(_atomic_folder(settings, run)))
+        return NearestEvent(events, encoder, settings.tails)
+    if name == "wordnet":
+        return Things(WordNet(Path(settings.path)), settings.tails)
+    return Comet.of(settings, ASKED[social]) if name == "comet" else Prompted.of(settings)
+
+
+def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> None:
+    """Whether the files of a source are there, and whether it knows what it is asked; reads no weights.
+
+    Raises:
+      ConfigError: it does not, or a model is missing.
+      DataError: a file is missing or broken.
+    """
+    name = settings.source
+    wanted = {"atomic": True, "llm": True, "cem": True, "nec": None, "wordnet": False}.get(name)
+    if wanted is not None and wanted != social:
+        asked, knows = ("people", "things") if social else ("things", "people")
+        raise ConfigError(
+            f"config.{run.stage}.{'social' if social else 'entity'}.source = {name!r} knows of {knows}, not of "
+            f"{asked}; set it under {'entity' if social else 'social'}."
+        )
+    if name in ("file", "nec", "cem"):
+        for split in ("train", "validation", "test"):
+            if not (path := Files(settings).path(split)).is_file():
+                raise DataError(f"config.{run.stage}: there is no {path}, which path names for the split {split!r}.")
+            note(f"the facts {settings.path!r}, {split}", path)
+    elif name == "atomic":
+        atomic.find_files(_atomic_folder(settings, run))
+        if not settings.encoder.pretrained:
+            raise ConfigError(f"config.{run.stage}: a random encoder finds no event; set encoder.pretrained, 'minilm'.")
+    elif name == "wordnet":
+        WordNet(Path(settings.path))
+    elif name in ("comet", "llm") and may_load(run, settings.path):
+        check_weights(settings.path)
+
+
+def _atomic_folder(settings: SourceSettings, run: RunContext) -> str:
+    folder = settings.path or run.plan.data.dir or os.environ.get("EMPAX_DATA_DIR", "")
+    if not folder:
+        raise ConfigError(
+            f"config.{run.stage}: nothing says where ATOMIC's files are; set path to their folder, or config.data.dir "
+            f"to the one that holds them under {atomic.FOLDER}/."
+        )
+    return folder
+
+
+def kept_facts(source: FactSource, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
+    """What `source.find` gives; kept across runs under a hash of texts and maker."""
+
+    def make() -> list[dict[str, object]]:
+        found = source.find(instances, split)
+        return [{"facts": [fact.row() for fact in facts], "dropped": dropped} for facts, dropped in found]
+
+    texts = [(i.id, i.context) for i in instances]
+    path = cache_dir() / "knowledge" / f"{hash_json([source.hash, split, texts])}.jsonl"
+    rows = kept_rows(path, make)
+    return [(facts_from(row["facts"], str(path)), int(row["dropped"])) for row in rows]

@@ -1,0 +1,160 @@
+"""The empathy identifiers as a task and as judges: what they read, how they learn, that all ways to ask them agree."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from empax.core.config import ConfigError, to_settings
+from empax.core.protocols import SummarizingTask
+from empax.core.types import MECHANISMS
+from empax.data.batches import eval_batches
+from empax.data.bpe import train_bpe
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
+from empax.parts.attributes.identifier import (
+    ExchangeExamples,
+    IdentifierJudge,
+    IdentifierTaskSettings,
+    _task,
+    encode_exchanges,
+    make_probabilities,
+)
+from empax.parts.attributes.pairs import Pair, unweighted
+
+ENCODER = EncoderSettings(d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=16)
+STAGE = IdentifierTaskSettings(encoder=ENCODER, max_context_tokens=10, response_buckets=(6, 8))
+CONTEXTS = [("a b", "c"), ("f",), ("a b c d e f g h i",), ("k",), ("l m",)]
+RESPONSES = ["d e", "g h i j k l m n", "j", "", "a b c"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_bpe(["a b c d e f g h i j k l m n o p"], vocab_size=300)
+
+
+def spelled(tokenizer, letters):
+    return [i for letter in letters.split() for i in tokenizer.encode(letter)]
+
+
+def test_context_and_response_are_framed_apart_and_cut_where_least_is_lost(tokenizer):
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    contexts, responses = encode_exchanges(tokenizer, CONTEXTS, RESPONSES, max_context_tokens=10, max_response_tokens=8)
+    assert contexts[0] == [cls, *spelled(tokenizer, "a b c"), sep]
+    assert responses[0] == [cls, *spelled(tokenizer, "d e"), sep]
+    whole = spelled(tokenizer, CONTEXTS[2][0])
+    assert contexts[2] == [cls, *whole[-8:], sep]  # the newest stay
+    whole = spelled(tokenizer, RESPONSES[1])
+    assert responses[1] == [cls, *whole[:3], *whole[-3:], sep]  # both ends stay
+    assert responses[3] == [cls, sep]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"pooling": "sum"}, "'mean', 'max'"),
+        ({"head": "deep"}, "'mlp', 'linear'"),
+        ({"dropout": 1.0}, r"dropout = 1.0 must lie in \[0, 1\)"),
+        ({"max_context_tokens": 3}, "max_context_tokens = 3 must be at least 4"),
+        ({"response_buckets": (16, 8)}, "must be ascending"),
+        ({"response_buckets": ()}, "must be ascending"),
+        ({"mechanisms": ()}, "must be some of emotional_reaction"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        to_settings(IdentifierTaskSettings, values, where="config.identifiers")
+
+
+def pairs():
+    return [Pair(c, r, (i % 3, (i + 1) % 3, 2)) for i, (c, r) in enumerate(zip(CONTEXTS, RESPONSES, strict=True))]
+
+
+def test_batches_hold_the_context_as_source_and_the_response_as_target(tokenizer):
+    examples = ExchangeExamples(pairs(), tokenizer, STAGE)
+    assert examples.lengths.shape == (5, 2)
+    assert examples.lengths[2, 0] == 10
+    rng = np.random.default_rng(0)
+    batch = examples.collate(np.array([0, 4, -1]), 10, rng)
+    assert (batch.source.shape, batch.target.shape) == ((3, 10), (3, 6))  # the smallest bucket of responses
+    assert examples.collate(np.array([0, 1]), 10, rng).target.shape == (2, 8)
+    np.testing.assert_array_equal(batch.source_mask.sum(axis=1), [*examples.lengths[[0, 4], 0], 0])
+    np.testing.assert_array_equal(batch.target_mask.sum(axis=1), [*examples.lengths[[0, 4], 1], 0])
+    np.testing.assert_array_equal(batch.valid, [True, True, False])
+    np.testing.assert_array_equal(batch.labels[:2], [[0, 1, 2], [1, 2, 2]])
+    with pytest.raises(ConfigError, match="a context has 10 tokens, but the longest of buckets is 9"):
+        examples.collate(np.array([2]), 9, rng)
+
+
+def judge_of(tokenizer, mechanisms=MECHANISMS, seed=0):
+    stage = dataclasses.replace(STAGE, mechanisms=mechanisms)
+    task = _task(stage, load_encoder(stage.encoder, tokenizer), unweighted(stage))
+    levels = tuple(p.levels[: len(mechanisms)] for p in pairs())
+    examples = ExchangeExamples([Pair(p.context, p.response, own) for p, own in zip(pairs(), levels, strict=True)],
+                                tokenizer, stage)  # fmt: skip
+    ((_, batch),) = eval_batches(examples, batch_size=5, buckets=[10])
+    shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
+    return IdentifierJudge(task, params, tokenizer, stage, "hash"), batch
+
+
+@pytest.mark.slow
+def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokenizer):
+    judge, _ = judge_of(tokenizer)
+    assert isinstance(judge.task, SummarizingTask)
+    log_probs = judge(CONTEXTS, RESPONSES)
+    assert log_probs.shape == (5, 3, 3)
+    np.testing.assert_allclose(np.exp(log_probs).sum(axis=-1), 1.0, rtol=1e-5)
+    assert np.abs(log_probs - log_probs[:1]).max() > 0.1
+    np.testing.assert_allclose(judge(CONTEXTS[1:2], RESPONSES[1:2])[0], log_probs[1], rtol=1e-4, atol=1e-5)
+    assert judge([], []).shape == (0, 3, 3)
+
+    # One mechanism a stage, in another order: the same numbers under the same names.
+    singles = []
+    for mechanism in reversed(MECHANISMS):
+        own = {name: judge.params[name] for name in ("context_encoder", "response_encoder", mechanism)}
+        task = dataclasses.replace(judge.task, model=judge.task.model.clone(mechanisms=(mechanism,)))
+        singles.append(dataclasses.replace(judge, task=task, params=own))
+    ids = encode_exchanges(tokenizer, CONTEXTS, RESPONSES, max_context_tokens=10, max_response_tokens=8)
+    inputs = []
+    for rows in ids:
+        length = max(map(len, rows))
+        inputs.append(jnp.asarray([row + [0] * (length - len(row)) for row in rows]))
+        inputs.append(jnp.asarray([[True] * len(row) + [False] * (length - len(row)) for row in rows]))
+    for judges in ([judge], singles):
+        function, params = make_probabilities(judges)
+        np.testing.assert_allclose(function(params, *inputs), np.exp(log_probs), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigError, match="the identifiers cover exploration, interpretation; they must cover each of"):
+        make_probabilities(singles[:2])
+
+
+@pytest.mark.slow
+def test_one_mechanism_learns_its_label_from_context_and_response(tokenizer):
+    judge, batch = judge_of(tokenizer, ("interpretation",))
+    batch = jax.tree.map(jnp.asarray, batch)
+    optimizer = optax.adam(0.03)
+
+    @jax.jit
+    def update(params, state):
+        def objective(params):
+            loss, metrics = judge.task.loss(params, {}, batch, jax.random.key(0), train=False)
+            return loss.value(), metrics
+
+        (loss, metrics), grads = jax.value_and_grad(objective, has_aux=True)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss, metrics
+
+    params, losses = judge.params, []
+    state = optimizer.init(params)
+    for _ in range(40):
+        params, state, loss, metrics = update(params, state)
+        losses.append(float(loss))
+    assert losses[-1] < 0.5 * losses[0]
+    summary = judge.task.summarize({name: float(mean.value()) for name, mean in metrics.items()})
+    assert set(summary) == {"accuracy", "interpretation_accuracy", "weighted_f1", "interpretation_weighted_f1"}
+    assert not np.allclose(
+        judge.params["context_encoder"]["token_embedding"], params["context_encoder"]["token_embedding"]
+    )

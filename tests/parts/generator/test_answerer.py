@@ -1,0 +1,184 @@
+"""Any task answers: one that decodes a bag of words, with an intent, knowledge behind each answer, and no head."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.files import DataError, write_jsonl
+from empax.core.types import EMOTIONS, Generated, Instance
+from empax.data.batches import SequenceExamples
+from empax.data.bpe import train_bpe
+from empax.data.words import train_words
+from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.pipeline import answers
+from empax.pipeline.answers import KeptAnswers
+
+INTENTS = ("ask", "agree", "console")
+CORPUS = ["i lost my keys", "we won the cup", "oh no", "well done"]
+TOKENIZER = train_bpe(CORPUS, vocab_size=280)
+ASKED = [
+    Instance(f"d{i}#2", (text,), reply, "sad", {"context_attributes": {"sentiment": "low"}})
+    for i, (text, reply) in enumerate([(CORPUS[0], CORPUS[2]), (CORPUS[1], CORPUS[3]), (CORPUS[0], CORPUS[3])])
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bag:
+    """Says the tokens that its weights like most, given how often each is asked."""
+
+    heads: tuple[str, ...] = ()
+    tokens: int = 2
+
+    def logits(self, params, batch):
+        seen = jax.nn.one_hot(batch.source, TOKENIZER.vocab_size) * batch.source_mask[..., None]
+        return jnp.einsum("BSV,VW->BW", seen, params["weights"])
+
+    def generate(self, params, frozen, batch, rng):
+        found = jax.lax.top_k(self.logits(params, batch), self.tokens)[1].astype(jnp.int32)
+        return Generated(found[:, None], jnp.zeros((len(found), 1)))
+
+    def read(self, params, batch):
+        logits = self.logits(params, batch)
+        nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), batch.target, axis=1)
+        length = batch.source_mask.sum(axis=1)
+        return {
+            "nll": (nll * batch.target_mask).sum(axis=1), "num_tokens": batch.target_mask.sum(axis=1),
+            "intent": length % len(INTENTS), **dict.fromkeys(self.heads, length),
+        }  # fmt: skip
+
+
+PARAMS = {"weights": np.random.default_rng(0).normal(size=(280, 280)).astype(np.float32)}
+
+
+def examples(instances):
+    sources = TOKENIZER.encode_batch([i.context[-1] for i in instances])
+    targets = TOKENIZER.encode_batch([i.response for i in instances])
+    made = SequenceExamples(sources, targets, pad_id=TOKENIZER.pad_id, max_target_tokens=16)
+    return AnswerExamples(made, [{"knowledge": [f"fact {i.id}"]} for i in instances])
+
+
+def answerer(task=None, **options):
+    return Answerer(task or Bag(), PARAMS, examples, TOKENIZER, (16, 32), labels={"intent": INTENTS}, **options)
+
+
+def test_what_a_task_generates_and_reads_is_told():
+    found = answerer().respond(ASKED, batch_size=2, seed=0)
+    assert [row.id for row in found] == ["d0#2", "d1#2", "d2#2"]
+    for instance, row in zip(ASKED, found, strict=True):
+        ids = TOKENIZER.encode(instance.context[-1])
+        logits = PARAMS["weights"][ids].sum(axis=0)
+        assert row.response == TOKENIZER.decode(np.argsort(-logits)[:2].tolist())
+        assert row.notes["intent"] == INTENTS[len(ids) % 3]
+        assert row.notes["knowledge"] == [f"fact {instance.id}"]
+        target = TOKENIZER.encode(instance.response)
+        expected = np.logaddexp.reduce(logits) * len(target) - logits[target].sum()
+        assert row.notes["nll"] == pytest.approx(expected, rel=1e-4)
+        assert row.notes["num_tokens"] == len(target)
+        assert (row.exemplars, row.emotion_prediction, row.notes["emotion_by_head"]) == ((), "", {})
+        assert row.attributes == {"sentiment": "low"}
+
+
+def test_heads_are_asked_alone_and_with_the_answers():
+    made = answerer(Bag(heads=("sense",)))
+    lengths = [len(TOKENIZER.encode(i.context[-1])) for i in ASKED]
+    expected = [{"sense": EMOTIONS[length]} for length in lengths]
+    assert made.emotions(ASKED, batch_size=2) == expected
+    assert [row.notes["emotion_by_head"] for row in made.respond(ASKED, batch_size=3, seed=0)] == expected
+    assert answerer().emotions(ASKED, batch_size=2) == [{}] * 3
+
+
+def test_other_parameters_are_taken():
+    made = answerer()
+    before = made.respond(ASKED, batch_size=3, seed=0)
+    made.take({"weights": -PARAMS["weights"]})
+    assert [row.response for row in made.respond(ASKED, batch_size=3, seed=0)] != [row.response for row in before]
+
+
+def test_an_unknown_word_costs_the_choice_among_rare_ones():
+    words = train_words([*CORPUS, "i lost we won oh no well done"], min_count=2)
+    assert words.rare_words == 4
+    found, plain = answerer(), answerer()
+    found.tokenizer = words
+    asked = [dataclasses.replace(ASKED[0], response="oh no my keys zyzzyva"), ASKED[1]]
+    for own, other in zip(*(a.respond(asked, batch_size=2, seed=0) for a in (found, plain)), strict=True):
+        unknown = {"d0#2": 3, "d1#2": 0}[own.id]
+        assert own.notes["num_unknown"] == unknown
+        assert own.notes["nll"] == pytest.approx(other.notes["nll"] + unknown * np.log(4), abs=1e-4)
+        assert "num_unknown" not in other.notes
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing(Bag):
+    """Says tokens that are drawn at random."""
+
+    def generate(self, params, frozen, batch, rng):
+        found = jax.random.randint(rng, (len(batch.source), self.tokens), 10, 270)
+        return Generated(found[:, None], jnp.zeros((len(found), 1)))
+
+
+class KilledError(Exception):
+    """In place of a signal: what is on disk is the same."""
+
+
+def many(count):
+    return [Instance(f"d{i}#2", (CORPUS[i % 4],), CORPUS[i // 4 % 4], "sad") for i in range(count)]
+
+
+def test_an_evaluation_that_is_killed_goes_on_and_answers_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(answers, "PART_SECONDS", 0.0)
+    made, asked, folder = answerer(Drawing(heads=("sense",))), many(11), tmp_path / "evaluate" / "parts"
+    whole = made.respond(asked, batch_size=2, seed=3)
+
+    def stopped_after(batches):
+        kept = KeptAnswers(folder, "these")
+        before, add = len(kept), kept.add
+
+        def until(batch, rows):
+            if batch == batches:
+                raise KilledError
+            add(batch, rows)
+
+        monkeypatch.setattr(kept, "add", until)
+        with pytest.raises(KilledError):
+            made.respond(asked, batch_size=2, seed=3, kept=kept)
+        return before
+
+    assert [stopped_after(2), stopped_after(3)] == [0, 4]
+    parts = sorted(folder.glob("*.jsonl"))
+    parts[1].write_bytes(parts[1].read_bytes()[:-9])  # a damaged part is answered again
+    kept = KeptAnswers(folder, "these")
+    assert len(kept) == 4
+    calls = []
+    monkeypatch.setattr(made, "_answer", lambda *rest, answer=made._answer: calls.append(1) or answer(*rest))
+    found = made.respond(asked, batch_size=2, seed=3, kept=kept)
+    assert len(calls) == 4  # of six batches
+    write_jsonl(tmp_path / "whole.jsonl", whole)
+    write_jsonl(tmp_path / "found.jsonl", found)
+    assert (tmp_path / "found.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert len(KeptAnswers(folder, "others")) == 0  # to something else
+    kept.remove()
+    assert not folder.exists()
+
+
+def test_answers_are_written_now_and_then_and_time_is_summed_up(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(answers.time, "monotonic", lambda: now[0])
+    kept = KeptAnswers(tmp_path, "these")
+    (one,) = answerer().respond(ASKED[:1], batch_size=1, seed=0)
+    for batch, seconds in enumerate((10.0, 15.0, 6.0, 1.0)):
+        now[0] += seconds
+        kept.add(batch, {batch: one})
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["00000000.jsonl"]
+    kept.flush()
+    kept.flush()
+    again = KeptAnswers(tmp_path, "these")
+    assert (len(again), again.seconds) == (4, 32.0)
+    assert again.get(3) == {3: one}
+    assert again.get(4) is None
+    nothing = dataclasses.replace(one, notes={"nll": float("nan")})
+    again.add(4, {4: nothing})
+    with pytest.raises(DataError, match="it holds nan"):
+        again.flush()

@@ -1,0 +1,83 @@
+"""A run that decodes and compares as the folders of its pretrained models say."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from empax.core.config import ConfigError, to_settings
+from empax.decoding.settings import DecodeSettings
+from empax.interop.pretrained import GeneratorSettings
+from empax.interop.pretrained_encoders import LoadedEncoder
+from empax.models.bert import BertConfig, BertEncoder
+from empax.models.dual_encoder import DualEncoder
+from empax.models.t5 import t5_config
+from empax.models.transformer import EncoderDecoder
+from empax.parts.exemplars.checks import check_similarity
+from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator.parts import with_own_decoding
+from empax.parts.generator.settings import DialogueSettings
+from empax.systems.reg.settings import JointTaskSettings
+from empax.systems.reg.stages import check_joint
+
+
+def settings(folder, own):
+    fields = {"num_beams": 3, "repetition_penalty": 1.5, "max_length": 99, "eos_token_id": [1, 7]}
+    (folder / "generation_config.json").write_text(json.dumps(fields))
+    return DialogueSettings(
+        generator=GeneratorSettings(architecture="pretrained", pretrained=str(folder)),
+        decoding=DecodeSettings(max_tokens=12, min_tokens=2),
+        own_decoding=own,
+    )
+
+
+def test_the_folder_says_how_and_the_run_how_long(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    tokenizer, model = SimpleNamespace(eos_id=7), EncoderDecoder(t5_config("t5-small"))
+    off = settings(tmp_path, False)
+    assert with_own_decoding(off, tokenizer, model) is off
+    found = with_own_decoding(settings(tmp_path, True), tokenizer, model).decoding
+    assert found == DecodeSettings(
+        "beam", 12, 2, num_beams=3, num_return_sequences=1, repetition_penalty=1.5, more_eos_ids=(1,)
+    )
+
+
+def test_what_own_decoding_would_pass_over_is_refused(tmp_path):
+    own = settings(tmp_path, True)
+    with pytest.raises(ConfigError, match=r"decoding\.top_k = 5 has no effect, .* set own_decoding to False"):
+        dataclasses.replace(own, decoding=DecodeSettings(max_tokens=12, top_k=5))
+
+
+def test_a_random_generator_has_no_folder():
+    with pytest.raises(ConfigError, match="own_decoding is a pretrained generator's"):
+        DialogueSettings(own_decoding=True)
+
+
+def test_vectors_that_are_compared_by_cosine_must_be_of_unit_length():
+    encoder = BertEncoder(BertConfig(vocab_size=5, d_model=4, num_heads=1, d_ff=4, num_layers=1))
+    for similarity, normalize in [("cosine", True), ("dot", False), (None, False)]:
+        check_similarity(LoadedEncoder(DualEncoder(encoder, "mean", normalize), None, None, similarity), "m", where="x")
+    with pytest.raises(
+        ConfigError, match=r"m compares its vectors by cosine.*config\.reg\.retriever\.normalize = True"
+    ):
+        check_similarity(LoadedEncoder(DualEncoder(encoder), None, None, "cosine"), "m", where="config.reg")
+
+
+def test_options_that_look_at_the_source_need_one_source(monkeypatch):
+    for name in ("check_prepared", "check_fusion", "check_candidates"):
+        monkeypatch.setattr(f"empax.systems.reg.stages.{name}", lambda *_: None)
+
+    def run(**decoding):
+        settings = to_settings(RetrievalSettings, {"decoding": decoding}, where="config.reg")
+        return SimpleNamespace(
+            shared="config.reg",
+            stage="joint",
+            shared_settings=lambda _: settings,
+            earlier=lambda *_, **__: None,
+            before=lambda: ("prepare",),
+        )
+
+    check_joint(JointTaskSettings(), run(no_repeat_ngram=3))
+    with pytest.raises(ConfigError, match=r"look at one source.*config\.reg\.decoding"):
+        check_joint(JointTaskSettings(), run(encoder_no_repeat_ngram=3))

@@ -1,0 +1,126 @@
+"""Losses of users beside any generator's likelihood."""
+
+import dataclasses
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.shapes import shapes_of
+from empax.data.exemplars import LabelledBatch
+from empax.decoding.settings import DecodeSettings
+from empax.models.heads import EMOTION_HEAD
+from empax.models.transformer import EncoderDecoder, TransformerConfig
+from empax.parts.generator.own_losses import try_losses
+from empax.parts.generator.settings import LossSettings
+from empax.parts.generator.task import Decoder, Generator
+
+V, ROWS, T = 20, 3, 5
+MODEL = EncoderDecoder(
+    TransformerConfig(
+        vocab_size=V, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_encoder_layers=1, num_decoder_layers=1,
+        dropout=0.0, start_id=2,
+    )
+)  # fmt: skip
+PLAIN = Generator(MODEL, EMOTION_HEAD, Decoder(DecodeSettings("greedy", 4), 2, 1, 0), emotion_weight=0.1)
+
+
+def unsure(logits, batch):
+    """The entropy of each token: what a confidence penalty takes."""
+    log_probs = jax.nn.log_softmax(logits)
+    return -(jnp.exp(log_probs) * log_probs).sum(axis=-1)
+
+
+def first_token(logits, batch):
+    """Of each row, how likely its first token is."""
+    return jax.nn.log_softmax(logits[:, 0])[jnp.arange(len(logits)), batch.target[:, 0]]
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch):
+    """An importable module with the functions."""
+    made = types.ModuleType("losses_of_somebody")
+    made.unsure, made.first_token, made.number = unsure, first_token, 3
+    made.whole = lambda logits, batch: logits.sum()
+    made.ids = lambda logits, batch: batch.target
+    made.fails = lambda logits, batch: logits[:, :, V + 1, 0]
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+
+
+@pytest.fixture(scope="module")
+def given():
+    """Three rows of 5, 3 and 4 target tokens; the last one is filler."""
+    rng = np.random.default_rng(0)
+    ids = lambda width: jnp.asarray(rng.integers(3, V, (ROWS, width)), jnp.int32)  # noqa: E731
+    mask = jnp.arange(T)[None] < jnp.array([[5], [3], [4]])
+    valid = jnp.array([True, True, False])
+    return LabelledBatch(ids(6), jnp.ones((ROWS, 6), bool), ids(T), mask, valid, jnp.zeros(ROWS, jnp.int32))
+
+
+@pytest.fixture(scope="module")
+def params(given):
+    rng = np.random.default_rng(1)
+    shapes = jax.eval_shape(PLAIN.init, jax.random.key(0), given)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
+
+
+def loss(params, given, *losses):
+    task = dataclasses.replace(PLAIN, losses=losses)
+    return jax.jit(lambda p, b: task.loss(p, {}, b, jax.random.key(0), train=False))(params, given)
+
+
+def named(name, weight=0.5):
+    return LossSettings(f"losses_of_somebody:{name}", weight)
+
+
+@pytest.mark.parametrize("name", ["unsure", "first_token"])
+def test_it_is_added_with_its_weight_and_logged_under_its_name(given, params, name):
+    plain, before = loss(params, given)
+    found, metrics = loss(params, given, named(name))
+    assert set(metrics) - set(before) == {f"losses_of_somebody:{name}"}
+    logits = MODEL.apply({"params": params["model"]}, given.source, given.source_mask, given.target, deterministic=True)
+    values = np.asarray({"unsure": unsure, "first_token": first_token}[name](logits, given))
+    counted = np.asarray(given.target_mask & given.valid[:, None])
+    expected = np.average(values, weights=counted if values.ndim == 2 else counted.sum(axis=1))
+    np.testing.assert_allclose(metrics[f"losses_of_somebody:{name}"].value(), expected, rtol=1e-5)
+    np.testing.assert_allclose(found.value(), plain.value() + 0.5 * expected, rtol=1e-5)
+
+
+def test_gradients_add_up(given, params):
+    def gradient(*losses):
+        task = dataclasses.replace(PLAIN, losses=losses)
+        value = lambda params: task.loss(params, {}, given, jax.random.key(0), train=False)[0].value()  # noqa: E731
+        return np.asarray(jax.jit(jax.grad(value))(params)["model"]["token_embedding"])
+
+    one, other = named("unsure"), named("first_token", -1.0)
+    assert np.abs(gradient(one) - gradient()).max() > 1e-3
+    np.testing.assert_allclose(gradient(one, other), gradient(one) + gradient(other) - gradient(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", "losses_of_somebody has no function 'missing'"),
+        ("number", "losses_of_somebody has no function 'number'"),
+        (
+            "whole",
+            r"somebody:whole returns .* must return an array of floats of shape \(3,\) or \(3, 5\)",
+        ),
+        ("ids", "must return an array of floats"),
+        ("fails", "the loss losses_of_somebody:fails raised IndexError"),
+    ],
+)
+def test_what_is_no_loss_is_told_before_any_work(name, message):
+    batch = shapes_of(LabelledBatch, B=ROWS, S=6, T=T)
+    try_losses([named("unsure"), named("first_token")], batch, V)
+    with pytest.raises(ConfigError, match=message):
+        try_losses([named("unsure"), named(name)], batch, V)
+
+
+def test_settings_name_a_function():
+    with pytest.raises(ConfigError, match="function = 'unsure' must be 'module:name'"):
+        LossSettings("unsure")

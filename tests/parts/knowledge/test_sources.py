@@ -1,0 +1,152 @@
+"""Sources that embed or write: the nearest event, a COMET, a prompted model."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.types import Instance
+from empax.data.knowledge import Fact
+from empax.parts.knowledge import quality
+from empax.parts.knowledge.generated import Comet, Prompted, Writer, parse, question
+from empax.parts.knowledge.settings import SourceSettings
+from empax.parts.knowledge.sources import NearestEvent
+from tests.data import small_wordnet
+
+EVENTS = {
+    "PersonX loses PersonX's dog": [Fact("PersonX loses PersonX's dog", "xReact", "sad"),
+                                    Fact("PersonX loses PersonX's dog", "xReact", "hurt", 1)],
+    "PersonX wins the game": [Fact("PersonX wins the game", "xReact", "happy")],
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """Texts by the words that they have in common."""
+
+    words: tuple = ("dog", "game", "lose", "win")
+    hash: str = "letters"
+
+    def __call__(self, texts, *, progress=None):
+        counts = np.array([[word in text.lower() for word in self.words] for text in texts], float) + 1e-3
+        return counts / np.linalg.norm(counts, axis=1, keepdims=True)
+
+
+def test_facts_are_those_of_the_nearest_event_with_its_cosine():
+    source = NearestEvent(EVENTS, Letters(), tails=1)
+    rows = [
+        Instance("a#2", ("Hi.", "Hello.", "My dog is gone"), "", ""),
+        Instance("b#2", ("We won the game!",), "", ""),
+    ]
+    (first, dropped), (second, _) = source.find(rows, "test")
+    assert [(fact.relation, fact.tail, fact.rank) for fact in first] == [("xReact", "sad", 0)]
+    assert dropped == 0
+    assert second[0].tail == "happy"
+    expected = Letters()(["My dog is gone"])[0] @ Letters()(["I loses my dog"])[0]
+    assert first[0].score == pytest.approx(expected)
+    assert dataclasses.replace(source, tails=2).hash != source.hash
+    assert len(dataclasses.replace(source, tails=2).find(rows, "test")[0][0]) == 2
+
+
+@dataclasses.dataclass
+class Says:
+    """In place of a Writer: what it is asked, it says."""
+
+    answers: dict
+    tokenizer: object
+    asked: list = dataclasses.field(default_factory=list)
+    hash: str = "says"
+
+    def __call__(self, sources, *, progress=None):
+        texts = [self.tokenizer.decode(ids) for ids in sources]
+        self.asked += texts
+        return [[(tail, -float(k)) for k, tail in enumerate(self.answers.get(text, ["none"]))] for text in texts]
+
+
+class Plain:
+    """A tokenizer of characters."""
+
+    framing = ((), ())
+    start_id = 0
+
+    def encode_batch(self, texts):
+        return [[ord(c) for c in text] for text in texts]
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+def test_comet_is_asked_of_the_last_turn_and_of_each_thing_in_its_context(tmp_path):
+    from empax.data.wordnet import WordNet
+
+    wordnet = WordNet(small_wordnet.write(tmp_path / "wordnet"))
+    told = {"I lost it. xReact [GEN]": ["sad", "none", "Sad"],
+            "A dog? I lost it., in this case, dog ObjectUse [GEN]": ["company"]}  # fmt: skip
+    writer = Says(told, Plain())
+    source = Comet(writer, "COMET x", ("xReact", "ObjectUse"), 5, wordnet)
+    rows = [Instance("a#2", ("A dog?", "I lost it."), "gold", "")] * 2
+    (facts, _), (again, _) = source.find(rows, "test")
+    assert [(f.head, f.relation, f.tail, f.score) for f in facts] == [
+        ("I lost it.", "xReact", "sad", 0.0), ("dog", "ObjectUse", "company", 0.0),
+    ]  # fmt: skip
+    assert again == facts
+    assert sorted(writer.asked) == sorted(told)  # each once
+    people = dataclasses.replace(source, wordnet=None, relations=("xReact",))
+    assert [f.relation for f in people.find(rows, "test")[0][0]] == ["xReact"]
+    assert people.hash != source.hash
+
+
+def test_what_a_prompted_model_writes_is_parsed_strictly():
+    written = " sad\nNeeded: to have a dog\nWanted: nothing\nThen: looks for it\nWants: a: b\n\nI won!\nFeels: glad"
+    facts, dropped = parse("I lost it", written)
+    assert [(f.relation, f.tail) for f in facts] == [
+        ("xReact", "sad"), ("xNeed", "to have a dog"), ("xEffect", "looks for it"),
+    ]  # fmt: skip
+    assert dropped == 2
+    assert parse("I lost it", "") == ([], 5)
+    assert parse("I lost it", " " + "very " * 20 + "sad")[1] == 5
+    assert parse("x", f" sad\n{question('y')}")[1] == 4
+
+
+def test_a_prompted_model_is_shown_the_last_turn_on_one_line():
+    writer = Says({"I lost it. Oh no.\nFeels:": [" sad\nNeeded: a dog"]}, Plain())
+    source = Prompted(writer, "m")
+    (facts, dropped) = source.find([Instance("a#2", ("Hi.", "x", "I lost it.\n Oh no."), "", "")], "")[0]
+    assert [(f.relation, f.tail) for f in facts] == [("xReact", "sad"), ("xNeed", "a dog")]
+    assert dropped == 3
+
+
+def test_quality_scores_the_first_answer_against_all_that_people_said():
+    asked = quality.questions(EVENTS)
+    assert [(q.relation, q.tails) for q in asked] == [("xReact", ("sad", "hurt")), ("xReact", ("happy",))]
+    assert quality.scores(asked, ["Hurt", "angry"])["exact_match"] == 50.0
+    assert quality.scores(asked, ["", ""])["exact_match"] == 0.0
+    long = [quality.Question("e", "xWant", ("to go home now", "to sleep"))]
+    assert quality.scores(long, ["to go home now"])["bleu_2"] == pytest.approx(100.0)
+    assert 0.0 < quality.scores(long, ["to go there now"])["bleu_2"] < 100.0
+    others = [("PersonX loses the dog", "xReact"), ("PersonX wins", "xWant")]
+    nearest = [quality.Question(*other, ("x",)) for other in others]
+    assert quality.ask_nearest(EVENTS, Letters(), nearest) == ["sad", ""]
+
+
+def test_comet_needs_to_know_what_a_thing_is():
+    with pytest.raises(ConfigError, match=r"nothing says what the entities of a context are; set entities"):
+        Comet.of(SourceSettings("comet", "nowhere"), ("ObjectUse",))
+
+
+@pytest.mark.slow
+def test_a_random_bart_is_a_comet_of_any_words(bart_folder):
+    settings = SourceSettings("comet", str(bart_folder), tails=3, batch_size=4)
+    source = Comet.of(settings, ("xReact", "xWant"))
+    assert isinstance(source.writer, Writer)
+    rows = [Instance(f"{n}#2", (f"I lost my {word}.",), "", "") for n, word in enumerate(("dog", "cat", "dog"))]
+    found = source.find(rows, "test")
+    assert [len(facts) <= 6 for facts, _ in found] == [True] * 3
+    assert found[0] == found[2]
+    assert source.find(rows, "test") == found
+    assert all(fact.score <= 0 for facts, _ in found for fact in facts)
+    json.dumps([fact.row() for facts, _ in found for fact in facts])
+    with pytest.raises(ConfigError, match='source = "comet" asks others'):
+        Prompted.of(SourceSettings("llm", str(bart_folder)))
