@@ -79,7 +79,7 @@ def installed(tmp_path_factory):
     """A folder with nothing of the repository but what its wheel installs."""
     folder = tmp_path_factory.mktemp("installed")
     source = folder / "source"
-    kept = ("empax", "configs", "pyproject.toml", "README.md", "LICENSE")
+    kept = ("empax", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE")
     for name in kept:
         path = ROOT / name
         copy = shutil.copytree if path.is_dir() else shutil.copy

@@ -119,13 +119,34 @@ def check_origins(files: WorkDir, stages: Iterable[Stage]) -> None:
             continue
         done = read_done(files.stage(name))
         if done["settings"] != settings_hash(stage):
-            raise DataError(f"{files.stage(name)} was made with other settings than config.{name}. {remedy(name)}")
+            raise DataError(
+                f"{files.stage(name)} was made with other settings than config.{name}, or by a version of empax in "
+                f"which its code has another name. A new --workdir with --reuse={files.root} keeps it in the latter "
+                f"case. {remedy(name)}"
+            )
         for other, identity in done["built_on"].items():
             if identities.get(other, identity) != identity:
                 raise DataError(
                     f"{files.stage(name)} was made from another {other} than the one that is there now. {remedy(name)}"
                 )
         identities[name] = _identity(done)
+
+
+def record_anew(files: WorkDir, stages: Sequence[Stage]) -> None:
+    """Has finished stages say that they were made with what `stages` read, by the names that code has now.
+
+    Args:
+      files: a work directory that has taken over the stages of another one.
+      stages: what both runs have in common, in their order.
+    """
+    identities: dict[str, str] = {}
+    for stage in stages:
+        done = read_done(files.stage(stage.name))
+        built_on = {other: identities.get(other, identity) for other, identity in done["built_on"].items()}
+        settings = settings_hash(stage)
+        if (done["settings"], done["built_on"]) != (settings, built_on):
+            write_sealed(files.done(stage.name), {**done, "settings": settings, "built_on": built_on})
+        identities[stage.name] = _identity({**done, "settings": settings})
 
 
 def _identity(done: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from empax.pipeline.plan import read_plan
 from empax.pipeline.records import (
     differences,
     has_begun,
+    record_anew,
     recorded_inputs,
     recorded_settings,
     settings_hash,
@@ -265,6 +266,7 @@ def take_stages(
         verify_stage(other.stage(name))
         _link(other.stage(name), files.stage(name))
         _link(other.tensorboard(name), files.tensorboard(name))
+    record_anew(files, [plan.stages[name] for name in taken])
     copies = [files.stage(name) / "metrics.jsonl" for name in taken]
     if rows := "".join(path.read_text(encoding="utf-8") for path in copies if path.is_file()):
         write_text(files.metrics, rows)

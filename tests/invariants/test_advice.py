@@ -567,11 +567,11 @@ RECIPES = [
         lambda t: [t.write(f"own/{split}.jsonl", "{}") for split in own.SPLITS] and own.find_files(t.tmp / "own"),
     ),
     recipe_case(
-        "systems/retrieval/dense.py", "is more than the longest of {}.buckets; set it to at most",
+        "parts/exemplars/dense.py", "is more than the longest of {}.buckets; set it to at most",
         {"retriever.buckets": (15,)}, {"retriever.buckets": (15,), "lempex.layout.max_query_tokens": 15}, of="lempex",
     ),
     recipe_case(
-        "systems/retrieval/dense.py", "is more than the longest of {}.buckets; set it to at most",
+        "parts/exemplars/dense.py", "is more than the longest of {}.buckets; set it to at most",
         {"retriever.buckets": (15,)}, {"retriever.buckets": (15, 16)}, of="lempex",
     ),
     *(
@@ -583,7 +583,7 @@ RECIPES = [
     ),
     *(
         Case(
-            "systems/retrieval/dense.py", "give them emotions, or set negatives = ()",
+            "parts/exemplars/dense.py", "give them emotions, or set negatives = ()",
             lambda t: without_emotions(t, ""), advised,
         )
         for advised in (lambda t: without_emotions(t, "proud"),

@@ -9,9 +9,9 @@ import pytest
 
 from configs import emprl_t5, emprl_transformer, reg_t5
 from empax.core.config import ConfigError
-from empax.core.files import DataError, WorkDir, hash_file, read_json, read_jsonl, write_json, write_jsonl
+from empax.core.files import DataError, WorkDir, hash_file, hash_json, read_json, read_jsonl, write_json, write_jsonl
 from empax.core.inputs import Input
-from empax.core.manifest import read_config, read_sealed, write_config, write_sealed
+from empax.core.manifest import read_config, read_done, read_sealed, write_config, write_sealed
 from empax.pipeline import workdirs
 from empax.pipeline.plan import plain
 from empax.pipeline.records import Records
@@ -190,6 +190,22 @@ def test_a_stage_that_does_not_say_what_it_is_adopts_no_config(config, finished)
     finished.begun("ppo").unlink()
     with pytest.raises(ConfigError, match=r"ppo does not say with what settings it was made"):
         claim(finished, config)
+
+
+def test_a_run_of_a_version_with_other_names_is_refused_in_its_place_and_kept_by_reuse(config, finished, tmp_path):
+    identities = {}
+    for name in config["run"]:
+        done = read_done(finished.stage(name))
+        done |= {"settings": f"older {name}", "built_on": {one: identities[one] for one in done["built_on"]}}
+        identities[name] = hash_json([done["settings"], done["result"]])
+        write_sealed(finished.done(name), done)
+    before = [finished.done(name).read_bytes() for name in config["run"]]
+    with pytest.raises(DataError, match=f"another name. A new --workdir with --reuse={finished.root} keeps it"):
+        Records(finished, run_by_files(config)).check()
+    files, names = taken(config, finished, tmp_path)
+    assert names[-1] == "ppo"
+    Records(files, run_by_files(config)).check()
+    assert [finished.done(name).read_bytes() for name in config["run"]] == before
 
 
 def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_path):

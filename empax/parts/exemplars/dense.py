@@ -18,10 +18,10 @@ from empax.core.config import ConfigError
 from empax.core.system import RunContext
 from empax.core.types import Mean, Metrics, Params
 from empax.data import own
-from empax.data.dense_retrieval import Negative, RetrievalBatch
 from empax.data.store import check_prepared
 from empax.losses.contrastive import dense_retrieval_nll
-from empax.systems.retrieval.settings import RetrievalSettings
+from empax.parts.exemplars.settings import RetrievalSettings
+from empax.systems.lempex.dense_retrieval import Negative, RetrievalBatch
 
 
 class Embeds(Protocol):

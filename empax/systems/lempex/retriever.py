@@ -18,7 +18,20 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.shapes import shapes_of
 from empax.core.system import Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Instance, Params
-from empax.data.dense_retrieval import (
+from empax.data.exemplars import Key, dialogue_groups, emotion_ids, encode_keys, encode_queries
+from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
+from empax.decoding.settings import LEAST_TEMPERATURE
+from empax.interop.pretrained import check_fits, check_weights
+from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
+from empax.models.dual_encoder import Towers
+from empax.parts.exemplars import checks
+from empax.parts.exemplars.dense import DenseRetriever, check_dense
+from empax.parts.exemplars.parts import RetrievalParts
+from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator.trained import Trained, check_adapters
+from empax.retrieval.corpus import CorpusEncoder
+from empax.systems.lempex.dense_retrieval import (
     GivenPair,
     Keys,
     Negative,
@@ -27,19 +40,6 @@ from empax.data.dense_retrieval import (
     find_given_pairs,
     load_given_pairs,
 )
-from empax.data.exemplars import Key, dialogue_groups, emotion_ids, encode_keys, encode_queries
-from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
-from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.settings import LEAST_TEMPERATURE
-from empax.interop.pretrained import check_fits, check_weights
-from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
-from empax.models.dual_encoder import Towers
-from empax.retrieval.corpus import CorpusEncoder
-from empax.systems.dialogue.trained import Trained, check_adapters
-from empax.systems.retrieval import checks
-from empax.systems.retrieval.dense import DenseRetriever, check_dense
-from empax.systems.retrieval.parts import RetrievalParts
-from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
 
 

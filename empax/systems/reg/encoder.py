@@ -102,7 +102,7 @@ class EmotionEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class WordsAlone:
-    """Both sides of a retriever by its encoder's vectors, without emotions (`systems.retrieval.dense.Embeds`).
+    """Both sides of a retriever by its encoder's vectors, without emotions (`parts.exemplars.dense.Embeds`).
 
     Its parameters are all of the retriever's; those of the emotions have no gradient.
     """

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
-from empax.data.dense_retrieval import Negative
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
 from empax.parts.generator.settings import ContrastSettings, LossSettings
+from empax.systems.lempex.dense_retrieval import Negative
 
 
 @dataclasses.dataclass(frozen=True)

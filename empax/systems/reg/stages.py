@@ -19,7 +19,6 @@ from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Params
 from empax.data import own
 from empax.data.batches import SequenceExamples, draw
-from empax.data.dense_retrieval import Keys, RetrievalBatch, RetrievalExamples
 from empax.data.exemplars import (
     ExemplarBatch,
     ExemplarExamples,
@@ -32,10 +31,15 @@ from empax.data.exemplars import (
 from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
+from empax.parts.exemplars import dense
+from empax.parts.exemplars.checks import check_passages
+from empax.parts.exemplars.dense import DenseRetriever
+from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator.checks import GENERATOR_TASKS, check_contrast, check_fusion, check_losses
+from empax.parts.generator.stages import begun_with, sketch_frozen_generator, sketched
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
-from empax.systems.dialogue.checks import GENERATOR_TASKS, check_contrast, check_fusion, check_losses
-from empax.systems.dialogue.stages import begun_with, sketch_frozen_generator, sketched
+from empax.systems.lempex.dense_retrieval import Keys, RetrievalBatch, RetrievalExamples
 from empax.systems.reg.encoder import WordsAlone
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import (
@@ -46,10 +50,6 @@ from empax.systems.reg.settings import (
     RetrieverTaskSettings,
 )
 from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask
-from empax.systems.retrieval import dense
-from empax.systems.retrieval.checks import check_passages
-from empax.systems.retrieval.dense import DenseRetriever
-from empax.systems.retrieval.settings import RetrievalSettings
 from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole
 

@@ -11,7 +11,6 @@ import optax
 import pytest
 import torch
 import transformers
-from empax.systems.retrieval.dense import DenseRetriever, negatives_of
 
 from configs import lempex_retriever
 from empax.core.config import ConfigError, to_settings
@@ -22,6 +21,7 @@ from empax.data.features import pad
 from empax.data.store import load_instances
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder, Towers
+from empax.parts.exemplars.dense import DenseRetriever, negatives_of
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
 from empax.retrieval.corpus import embedders

@@ -7,9 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from empax.data.dense_retrieval import RetrievalBatch
-from empax.systems.dialogue.generator import Decoder, Generator, emotion_loss
-from empax.systems.retrieval.dense import DenseRetriever
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.protocols import OnlineTask
@@ -25,6 +22,9 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
+from empax.parts.exemplars.dense import DenseRetriever
+from empax.parts.generator.task import Decoder, Generator, emotion_loss
+from empax.systems.lempex.dense_retrieval import RetrievalBatch
 from empax.systems.reg.encoder import EmotionEncoder, WordsAlone
 from empax.systems.reg.settings import DistillationSettings
 from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask, take_candidates
