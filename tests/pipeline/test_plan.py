@@ -63,6 +63,6 @@ def test_a_section_without_a_task_and_a_system_that_is_none():
         make_stage("joint", {}, "reg")
     with pytest.raises(ConfigError, match="'rag' is no module of empax/systems"):
         load_system("rag")
-    with pytest.raises(ConfigError, match="'dialogue' names no System"):
-        load_system("dialogue")
+    with pytest.raises(ConfigError, match="'generator' names no System"):
+        load_system("generator")
     assert load_system("reg") is reg.SYSTEM

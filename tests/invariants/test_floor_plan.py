@@ -1,0 +1,27 @@
+"""Where files stand: what one system alone uses stands in its folder."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2] / "empax"
+SHARED = sorted(path for floor in ("models", "losses", "data") for path in (ROOT / floor).glob("[!_]*.py"))
+SOURCES = {path: path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
+
+
+def imported(source: str) -> set[str]:
+    """The modules that a source names in imports, each name of a package beside the package."""
+    found = set()
+    for package, names in re.findall(r"from (empax[\w.]*) import (\([^)]*\)|[^\n]*)", source):
+        found |= {package, *(f"{package}.{name}" for name in re.findall(r"\w+", names))}
+    return found
+
+
+@pytest.mark.parametrize("path", SHARED, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_shared_file_is_no_systems_own(path):
+    module = f"empax.{path.parent.name}.{path.stem}"
+    users = {other for other, source in SOURCES.items() if other != path and module in imported(source)}
+    folders = {other.relative_to(ROOT).parts[:2] for other in users}
+    assert users, f"nobody uses {module}; delete it"
+    assert len(folders) > 1 or next(iter(folders))[0] != "systems", f"only {folders} uses {module}; move it there"
