@@ -11,7 +11,6 @@ import pytest
 from empax.core import types as core
 from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
 from empax.data.epitome import EpitomePair
-from empax.losses.kl import kl_penalty
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.attributes import pairs
 from empax.parts.attributes.identifier import Identifier, _probabilities
@@ -23,6 +22,7 @@ from empax.parts.generator.settings import DialogueSettings
 from empax.parts.generator.task import Generator, generation_losses, target_weights
 from empax.pipeline import annotate
 from empax.systems.emprl import ppo
+from empax.systems.emprl.kl import kl_penalty
 from empax.systems.emprl.rewards import CompiledReward, EmpathyReward, Reward
 from empax.systems.emprl.settings import GrpoTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import Grpo, Ppo

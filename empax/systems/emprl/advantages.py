@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.losses.kl import real
+from empax.systems.emprl.kl import real
 
 Form = Literal["sound", "paper_literal"]
 Scale = Literal["group", "batch", "none"]

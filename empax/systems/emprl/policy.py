@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Mean, Metrics, Params
 from empax.losses.cross_entropy import token_log_probs
-from empax.losses.kl import AdaptiveKL, FixedKL, kl_penalty, sequence_kl
 from empax.models.heads import ClassificationHead
 from empax.parts.generator.task import Generator, apply, row_nll
 from empax.systems.emprl import ppo
@@ -25,6 +24,7 @@ from empax.systems.emprl.advantages import (
     penalize_missing_eos,
     response_mask,
 )
+from empax.systems.emprl.kl import AdaptiveKL, FixedKL, kl_penalty, sequence_kl
 from empax.systems.emprl.rewards import Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout, repeat_rows
 from empax.systems.emprl.settings import PpoTaskSettings

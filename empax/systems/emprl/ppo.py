@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Mean, Metrics
-from empax.losses.kl import kl_penalty, real
+from empax.systems.emprl.kl import kl_penalty, real
 
 Reduction = Literal["tokens", "sequences", "sequence_means"]
 Switch = Bool[Array, ""] | None

@@ -7,8 +7,8 @@ from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
-from empax.losses.kl import Estimator
 from empax.systems.emprl.advantages import Form, Scale
+from empax.systems.emprl.kl import Estimator
 from empax.systems.emprl.ppo import Level, Reduction
 
 

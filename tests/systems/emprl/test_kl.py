@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from empax.core.types import Mean
-from empax.losses.kl import AdaptiveKL, FixedKL, kl_penalty, sequence_kl
+from empax.systems.emprl.kl import AdaptiveKL, FixedKL, kl_penalty, sequence_kl
 
 B, T = 4, 6
 MASK = np.arange(T)[None] < np.array([6, 3, 1, 0])[:, None]
