@@ -798,12 +798,12 @@ FILES = [
         lambda t: (t.patch.setenv("EMPAX_DATA_DIR", epitome_folder(t)), epitome.find_epitome("")),
     ),
     Case(
-        "systems/lempex/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
+        "parts/exemplars/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
         lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
         lambda t: checked({"data.dir": given_pairs(t), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
     ),
     Case(
-        "systems/lempex/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
+        "parts/exemplars/dense_retrieval.py", "put them there, or set dpr_data = 'ed'",
         lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed_reddit"}, of="lempex")(t),
         lambda t: checked({"data.dir": str(t.tmp), "retriever.dpr_data": "ed"}, of="lempex")(t),
     ),

@@ -20,8 +20,8 @@ from empax.core.types import Mean, Metrics, Params
 from empax.data import own
 from empax.data.store import check_prepared
 from empax.losses.contrastive import dense_retrieval_nll
+from empax.parts.exemplars.dense_retrieval import Negative, RetrievalBatch
 from empax.parts.exemplars.settings import RetrievalSettings
-from empax.systems.lempex.dense_retrieval import Negative, RetrievalBatch
 
 
 class Embeds(Protocol):

@@ -27,11 +27,7 @@ from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
 from empax.models.dual_encoder import Towers
 from empax.parts.exemplars import checks
 from empax.parts.exemplars.dense import DenseRetriever, check_dense
-from empax.parts.exemplars.parts import RetrievalParts
-from empax.parts.exemplars.settings import RetrievalSettings
-from empax.parts.generator.trained import Trained, check_adapters
-from empax.retrieval.corpus import CorpusEncoder
-from empax.systems.lempex.dense_retrieval import (
+from empax.parts.exemplars.dense_retrieval import (
     GivenPair,
     Keys,
     Negative,
@@ -40,6 +36,10 @@ from empax.systems.lempex.dense_retrieval import (
     find_given_pairs,
     load_given_pairs,
 )
+from empax.parts.exemplars.parts import RetrievalParts
+from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator.trained import Trained, check_adapters
+from empax.retrieval.corpus import CorpusEncoder
 from empax.training.checkpoint import load_params
 
 

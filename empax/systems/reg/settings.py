@@ -8,8 +8,8 @@ from typing import Literal
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
+from empax.parts.exemplars.dense_retrieval import Negative
 from empax.parts.generator.settings import ContrastSettings, LossSettings
-from empax.systems.lempex.dense_retrieval import Negative
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,12 +34,12 @@ from empax.models.heads import EMOTION_HEAD
 from empax.parts.exemplars import dense
 from empax.parts.exemplars.checks import check_passages
 from empax.parts.exemplars.dense import DenseRetriever
+from empax.parts.exemplars.dense_retrieval import Keys, RetrievalBatch, RetrievalExamples
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.checks import GENERATOR_TASKS, check_contrast, check_fusion, check_losses
 from empax.parts.generator.stages import begun_with, sketch_frozen_generator, sketched
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
-from empax.systems.lempex.dense_retrieval import Keys, RetrievalBatch, RetrievalExamples
 from empax.systems.reg.encoder import WordsAlone
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import (

@@ -22,10 +22,10 @@ from empax.data.store import load_instances
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder, Towers
 from empax.parts.exemplars.dense import DenseRetriever, negatives_of
+from empax.parts.exemplars.dense_retrieval import FILES, FOLDER, Keys, RetrievalBatch, RetrievalExamples
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
 from empax.retrieval.corpus import embedders
-from empax.systems.lempex.dense_retrieval import FILES, FOLDER, Keys, RetrievalBatch, RetrievalExamples
 from empax.systems.lempex.retriever import (
     RetrieverTaskSettings,
     TowerParts,

@@ -7,7 +7,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.systems.lempex.dense_retrieval import (
+from empax.parts.exemplars.dense_retrieval import (
     FILES,
     FOLDER,
     Keys,
