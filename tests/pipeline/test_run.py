@@ -25,10 +25,10 @@ from empax.core.files import WorkDir, read_json, write_json
 from empax.core.system import RunContext
 from empax.core.types import MECHANISMS
 from empax.interop import pretrained, pretrained_encoders
+from empax.parts.exemplars.settings import RetrievalSettings
 from empax.pipeline import evaluate, prepare, run, workdirs
 from empax.pipeline.plan import KINDS, make_plan, plain
 from empax.systems.reg.parts import RegParts
-from empax.parts.exemplars.settings import RetrievalSettings
 
 
 @pytest.fixture
