@@ -152,6 +152,11 @@ def _encode(
     return features.encode_for_bert(tokenizer, texts, max_tokens, keep=keep, prompt=prompt)
 
 
+def replies_alone(instances: Sequence[Instance]) -> list[Instance]:
+    """The instances without contexts, emotions and notes: what an encoder of exchanges then reads is the response."""
+    return [Instance(i.id, (), i.response, "") for i in instances]
+
+
 def dialogue_groups(instances: Sequence[Instance]) -> np.ndarray:
     """One number per dialogue, the same in every process: 31 bits of BLAKE2b of its id.
 

@@ -20,7 +20,7 @@ from empax.core.system import RunContext, load_encoder_of
 from empax.core.types import Instance
 from empax.data import own
 from empax.data.batches import draw_dialogues, draw_rows
-from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns
+from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns, replies_alone
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.retrieval import POOL, SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
 from empax.retrieval.filters import ExemplarFilter, Filter, find_exemplars, fit_emotions
@@ -226,14 +226,20 @@ def _quality(run: RunContext, split: str, limit: int, corpus: _Corpus, search: _
     """How well contexts of a split find their gold responses, and what exemplars they find."""
     chosen = draw_dialogues(load_instances(run, split), limit, seed=run.seed)
     queries, found = search(split, chosen, SHOWN)
-    gold = search.encoder.embed_keys(chosen, progress=f"{run.stage}: gold", mesh=search.mesh)
+    keys, shown = corpus.keys, chosen
+    if getattr(run.plan.system_settings, "key", "response") == "exchange":  # its context would find a gold exchange
+        keys, shown = (
+            search.encoder.embed_keys(replies_alone(corpus.instances), mesh=search.mesh),
+            replies_alone(chosen),
+        )
+    gold = search.encoder.embed_keys(shown, progress=f"{run.stage}: gold", mesh=search.mesh)
     groups, texts = dialogue_groups(chosen), [i.response for i in corpus.instances]
     numbers = np.unique([*texts, *(i.response for i in chosen)], return_inverse=True)[1]
     pool = np.sort(np.random.default_rng(run.seed).permutation(len(texts))[:POOL])
 
     def ranks(rows: np.ndarray | slice) -> np.ndarray:
         return gold_ranks(
-            queries, gold, corpus.keys[rows], gold_texts=numbers[len(texts) :], key_texts=numbers[: len(texts)][rows],
+            queries, gold, keys[rows], gold_texts=numbers[len(texts) :], key_texts=numbers[: len(texts)][rows],
             groups=groups, key_groups=corpus.groups[rows],
         )  # fmt: skip
 

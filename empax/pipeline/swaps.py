@@ -21,7 +21,7 @@ from empax.core.system import RunContext
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Prediction
 from empax.data.batches import draw_dialogues
-from empax.data.exemplars import dialogue_groups, emotion_ids, encode_keys, encode_queries
+from empax.data.exemplars import dialogue_groups, emotion_ids, encode_keys, encode_queries, replies_alone
 from empax.data.store import check_prepared, may_load
 from empax.evaluation.retrieval import POOL, bm25_vectors, gold_ranks, recall_statistics, with_intervals
 from empax.evaluation.text import token_f1_rows
@@ -151,8 +151,7 @@ def choose(
 
 def _reply_vectors(encoder: InstanceEncoder, instances: Sequence[Instance], stage: str) -> np.ndarray:
     """Vectors of the responses, whatever the encoder reads of an exemplar besides."""
-    alone = [Instance(i.id, (), i.response, "") for i in instances]
-    return encoder.embed_keys(alone, progress=f"{stage}: replies", mesh=local_mesh())
+    return encoder.embed_keys(replies_alone(instances), progress=f"{stage}: replies", mesh=local_mesh())
 
 
 def pretrained_encoder(name: str) -> CorpusEncoder:

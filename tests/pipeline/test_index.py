@@ -1,6 +1,7 @@
 """The index stage on made-up embeddings: what is searched, found and left behind."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,12 +50,12 @@ def run(tmp_path):
     return context
 
 
-def build(run, **values):
+def build(run, reads=None, **values):
     named = []
 
     def load_encoder_of(run, stage):
         named.append(stage)
-        return Angles()
+        return reads or Angles()
 
     values = {"store": {"method": "exact"}, "candidates": 4, **values}
     settings = to_settings(index.Settings, values, where="config.index")
@@ -162,6 +163,30 @@ def test_quality_is_measured_on_the_splits_that_are_named(run):
     assert 40 < metrics["exemplar_emotion_match_at_10"]["value"] < 60
     assert metrics["exemplar_overlap"]["value"] > 80  # both turns lie at nearly one angle
     assert "exemplar_overlap:3_turns" in metrics
+
+
+class Exchanges(Angles):
+    """Reads of an exemplar the number of its context where there is one, else that of its response."""
+
+    def embed_keys(self, instances, *, progress=None, mesh=None):
+        read = [i if i.context else dataclasses.replace(i, context=(i.response,)) for i in instances]
+        return self._embed(read, progress)
+
+
+@pytest.mark.parametrize(("key", "recall"), [("exchange", 0.0), ("response", 100.0)])
+def test_a_gold_exchange_is_not_found_by_the_context_that_it_holds(run, key, recall):
+    """Gold responses lie opposite of their contexts, those of training at one angle with theirs."""
+    for split, away in (("train", 0.0), ("validation", np.pi)):
+        rows = [
+            dataclasses.replace(i, response=f"yes {float(i.context[0].split()[-1]) + away}")
+            for i in make_instances(split)
+        ]
+        write_jsonl(run.files.instances(split), map(instance_to_row, rows))
+    plan = dataclasses.replace(run.plan, system_settings=SimpleNamespace(key=key))
+    build(dataclasses.replace(run, plan=plan), Exchanges(), quality={"validation": 0})
+    metrics = read_json(run.directory / "index.json")["quality"]["validation"]["metrics"]
+    # A gold exchange, read whole, lies where its context does.
+    assert metrics["gold_recall_at_1:all"]["value"] == recall
 
 
 def test_recall_is_measured_without_queries_too(run):

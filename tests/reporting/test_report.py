@@ -570,3 +570,31 @@ def test_text_of_strangers_stays_text_on_both_pages(tmp_path):
     parsed = Page(text)
     assert not parsed.open
     assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "code")]
+
+
+def test_what_exemplars_are_worth_is_shown_where_a_stage_has_found_it():
+    cells = {"value": 1.0, "low": 0.5, "high": 1.5}
+    names = ("nll", "nll_per_token", "nll_first", "nll_rest", "nll_end")
+    likelihoods = dict.fromkeys(names, cells)
+    replies = dict.fromkeys(("bleu_2_precision", "distinct_2", "words", "questions"), cells)
+    found = {
+        "stage": "joint", "exemplars": 3, "nearest": "minilm", "rows": 20, "meaning": "They <do> nothing.",
+        "data": {"rows": 20, "answered": 20}, "absent": {}, "given_about": {"own": {"with_too_few": 0}},
+        "given": {
+            "own": {**likelihoods, "minus_none": likelihoods},
+            "none": {**likelihoods, "minus_own": likelihoods},
+        },
+        "replies": {"rows": 5, "bigrams": 50, "given": {"own": replies, "none": replies}},
+        "recall": {"among": 2501, "by": {"own": {f"gold_recall_at_{k}:2501": cells for k in (1, 10, 100)}}},
+    }  # fmt: skip
+    shown = made(swaps={"swaps": found})
+    lines = markdown.markdown(shown)
+    assert "## What the exemplars are worth\n" in lines
+    assert "| none | 1.000 | \\+1.000 (+0.500 to +1.500) | – | 1.0000 |" in lines
+    assert "They \\<do\\> nothing. Negative log-likelihoods of 20 references in nats" in lines
+    assert "## Gold replies among 2,501\n" in lines
+    page = report.page.html(shown)
+    Page(page)
+    assert page.count("What the exemplars are worth") == 5  # the link, the section, three tables
+    assert "They &lt;do&gt; nothing." in page
+    assert "What the exemplars are worth" not in markdown.markdown(made()) + report.page.html(made())
