@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ml_collections import ConfigDict
+
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.paths import expand, given_folder
@@ -83,7 +85,7 @@ def run(
     """Runs a recipe, as `python -m empax.main` does; killed, the same call goes on where it stopped.
 
     Args:
-      recipe: FILE.py or FILE.py:ARGUMENT, or a ConfigDict.
+      recipe: FILE.py or FILE.py:ARGUMENT, or a ConfigDict (or a mapping like one).
       workdir: where the run lives.
       settings: settings that differ, by path: `{"generator.steps": 100}`.
       reuse: a run whose finished stages are taken over where they are alike.
@@ -95,7 +97,7 @@ def run(
     Raises:
       ConfigError: the recipe or a setting is wrong.
     """
-    config = load_recipe(recipe) if isinstance(recipe, str) else recipe.copy_and_resolve_references()
+    config = load_recipe(recipe) if isinstance(recipe, str) else _copied(recipe)
     changes = {path: str(value) for path, value in (settings or {}).items()}
     override(config, changes)
     workdir, reuse = given_folder(workdir, "workdir"), None if reuse is None else expand(reuse)
@@ -110,6 +112,14 @@ def run(
         error.args = (_in_python(str(error)),)
         raise
     return workdir
+
+
+def _copied(recipe: object) -> ConfigDict:
+    if isinstance(recipe, ConfigDict):
+        return recipe.copy_and_resolve_references()
+    if isinstance(recipe, Mapping):
+        return ConfigDict(dict(recipe))
+    raise ConfigError(f"recipe = {recipe!r} must be a text or a ConfigDict.")
 
 
 def _in_python(message: str) -> str:

@@ -110,3 +110,20 @@ def test_a_row_that_is_no_prediction_is_named(row):
 def test_metrics_that_there_are_not_are_named(metrics, message):
     with pytest.raises(empax.ConfigError, match=message):
         empax.compare({"a": ROWS, "b": ROWS}, metrics=metrics)
+
+
+@pytest.mark.parametrize("recipe", [3, None, ["configs/classic.py"]])
+def test_what_is_no_recipe_is_named(recipe, tmp_path):
+    with pytest.raises(empax.ConfigError, match=r"recipe = .* must be a text or a ConfigDict"):
+        empax.run(recipe, tmp_path)
+
+
+def test_a_recipe_may_be_a_plain_mapping(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(api, "run_recipe", lambda config, *_, **__: asked.append(config))
+    recipe = load_recipe("configs/reg_transformer.py:tiny")
+    for one in (recipe, api.plain(recipe)):
+        empax.run(one, tmp_path / "run", settings={"generator.steps": 3})
+    assert asked[0] == asked[1]
+    assert asked[0]["generator"]["steps"] == 3
+    assert recipe.generator.steps != 3

@@ -12,6 +12,7 @@ from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.lock import holder
 from empax.core.manifest import verify
+from empax.core.paths import expand
 from empax.core.protocols import Answering
 from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
@@ -68,7 +69,7 @@ class Session:
           DataError: a file that it needs is damaged.
           CheckpointError: likewise of parameters.
         """
-        files = WorkDir(Path(workdir))
+        files = WorkDir(expand(workdir))
         if not files.config.exists():
             raise ConfigError(f"{workdir} holds no run; give the work directory of one that has finished.")
         plan = read_plan(files)
