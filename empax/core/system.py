@@ -92,6 +92,7 @@ class TaskSpec(Generic[S]):
       models: by name, what `export` can write, the main one first: of the trained stage, and whether its adapters
         alone are wanted (`parts.generator.trained.Trained`).
       unread: names in the section of the system that change nothing of what is trained.
+      reads_sources: whether the buckets of a stage are lengths of what the run's generator reads.
       alone: whether a stage of these settings reads nothing that other stages make but the data; None = none does.
     """
 
@@ -106,6 +107,7 @@ class TaskSpec(Generic[S]):
     marker: Callable[[RunContext, str], Callable[[Sequence[Sequence[str]]], Sequence[Any]]] | None = None
     models: Mapping[str, Callable[[S, RunContext, bool], Any]] = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    reads_sources: bool = False
     alone: Callable[[S], bool] | None = None
 
 

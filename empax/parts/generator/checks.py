@@ -84,7 +84,7 @@ def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
     layout, decoding = parts.settings.layout, parts.settings.decoding
     model = parts.generator.model
     answers = {"max_target_tokens": layout.max_target_tokens, "max_tokens": decoding.max_tokens}
-    longest = {stage.name: _buckets(stage)[-1] for stage in run.plan.stages.values() if _reads_sources(run, stage)}
+    longest = {stage.name: _buckets(stage)[-1] for stage in run.plan.stages.values() if _reads_sources(stage)}
     if not isinstance(model, DecoderOnly):
         check_fits(model, **answers, **{f"{name}.buckets": tokens for name, tokens in longest.items()})
         return
@@ -94,10 +94,11 @@ def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
     check_fits(model, **{f"prompt + {name}.buckets + answer": prefix + n + answer for name, n in longest.items()})
 
 
-def _reads_sources(run: RunContext, stage: Stage) -> bool:
+def _reads_sources(stage: Stage) -> bool:
     """Whether a stage's buckets are lengths of the generator's sources; a stage without buckets has no such limit."""
-    own = stage.task.rpartition(".")[2] in ("generator", "contrastive", "retriever", "joint", "ppo", "grpo")
-    return own or (stage.kind == "evaluate" and "buckets" in run.plan.config[stage.name])
+    if stage.spec is not None:
+        return stage.spec.reads_sources
+    return stage.kind == "evaluate" and "buckets" in stage.reads.get(stage.name, ())
 
 
 def _buckets(stage: Stage) -> tuple[int, ...]:

@@ -136,6 +136,7 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
+    reads_sources=True,
     models={"generator": trained_generator},
     unread=("decoding", "retriever", "key", "query", "emotion_share", "passages", "exemplars"),
 )

@@ -234,6 +234,7 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
+    reads_sources=True,
     unread=("decoding",),
 )
 """Nothing of it is exported: no other library has these models."""

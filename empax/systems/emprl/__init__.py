@@ -31,6 +31,7 @@ TASKS = {
             build_policy,
             sketch_policy,
             answer=answer_policy,
+            reads_sources=True,
             reads_exemplars=lambda stage: bool(stage.index),
             models={"generator": trained_policy},
         )

@@ -9,7 +9,7 @@ from empax.systems.nec.settings import ContrastiveTaskSettings, NecSettings, Nec
 from empax.systems.nec.stages import answer_nec, build_nec, check_contrastive, check_nec, sketch_nec, trained_nec
 
 _UNREAD = ("decoding", "passages")
-_TRAINED: dict[str, Any] = {"answer": answer_nec, "models": {"generator": trained_nec}}
+_TRAINED: dict[str, Any] = {"answer": answer_nec, "reads_sources": True, "models": {"generator": trained_nec}}
 
 SYSTEM = System(
     "nec",

@@ -26,6 +26,7 @@ TASKS = {
         build_generator,
         sketch_generator,
         answer=answer_generator,
+        reads_sources=True,
         unread=("decoding",),
     ),
 }
