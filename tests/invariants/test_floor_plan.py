@@ -1,5 +1,6 @@
 """Where files stand: what one system alone uses stands in its folder."""
 
+import graphlib
 import re
 from pathlib import Path
 
@@ -26,3 +27,15 @@ def test_a_shared_file_is_no_systems_own(path):
     folders = {other.relative_to(ROOT).parts[:2] for other in users}
     assert users, f"nobody uses {module}; delete it"
     assert len(folders) > 1 or next(iter(folders))[0] != "systems", f"only {folders} uses {module}; move it there"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    names = {
+        ".".join(path.with_suffix("").relative_to(ROOT.parent).parts).removesuffix(".__init__") for path in SOURCES
+    }
+    graph = {}
+    for path, source in SOURCES.items():
+        name = ".".join(path.with_suffix("").relative_to(ROOT.parent).parts).removesuffix(".__init__")
+        found = imported(source) & names
+        graph[name] = {one for one in found if not any(other.startswith(f"{one}.") for other in found)} - {name}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
