@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +26,9 @@ from empax.pipeline.run import run as run_recipe
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import CheckpointError
 
-Rows: TypeAlias = Path | str | Sequence[Prediction | Mapping[str, Any]]
-"""A file of predictions, or its rows: `Prediction`s, or mappings with `context`, `response`, `reference`."""
+Rows: TypeAlias = Path | str | Iterable[Prediction | Mapping[str, Any]]
+"""A file of predictions, or its rows: `Prediction`s, mappings with `context`, `response`, `reference`, or a table of
+pandas with these columns."""
 
 
 def score(rows: Rows, *, own: Sequence[str] = (), settings: ScoringSettings | None = None) -> Scores:
@@ -136,6 +138,9 @@ def _predictions(rows: Rows) -> list[Prediction]:
         if bad:
             raise DataError(f"{rows}, {bad[0]}" + (f"; {len(bad) - 1} more bad lines" if bad[1:] else ""))
         return found
+    table: Any = rows
+    if hasattr(rows, "columns"):  # of pandas; NaN is its way to say that there is nothing
+        rows = [{key: value for key, value in row.items() if not _nan(value)} for row in table.to_dict("records")]
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise ConfigError(f"{type(rows).__name__} is no file of predictions, nor a list of them.")
     found = []
@@ -143,7 +148,26 @@ def _predictions(rows: Rows) -> list[Prediction]:
         if not isinstance(row, Prediction | Mapping):
             raise DataError(f"row {number} is a {type(row).__name__}, must be a mapping or a Prediction.")
         try:
-            found.append(row if isinstance(row, Prediction) else to_prediction(dict(row)))
+            found.append(row if isinstance(row, Prediction) else to_prediction(_listed(row)))
         except DataError as error:
             raise DataError(f"row {number}: {error}") from error
     return found
+
+
+def _nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _listed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON would have it: turns in a list, texts whole."""
+    row = dict(given)
+    if isinstance(row.get("context"), Iterable) and not isinstance(row["context"], str | bytes | Mapping | set):
+        row["context"] = list(row["context"])
+    turns = row["context"] if isinstance(row.get("context"), list) else []
+    for name, text in [("context", turn) for turn in turns] + [(name, row.get(name)) for name in _TEXTS]:
+        if isinstance(text, str) and not text.isascii() and text.encode(errors="ignore").decode() != text:
+            raise DataError(f"{name!r} has half of a surrogate pair, which is no character: {text[:40]!a}")
+    return row
+
+
+_TEXTS = ("response", "reference", "emotion", "emotion_prediction")

@@ -5,6 +5,8 @@ import re
 import shlex
 import sys
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import empax
@@ -29,6 +31,34 @@ def test_rows_are_scored_from_mappings_predictions_and_files(tmp_path):
     file.write_text(file.read_text() + "{}\n")
     with pytest.raises(empax.DataError, match="line 21: lacks"):
         empax.score(file)
+
+
+def test_rows_may_be_a_table_a_generator_and_turns_a_tuple():
+    settings = ScoringSettings(bootstrap_samples=20)
+    wanted = empax.score(ROWS, settings=settings)
+    table = pd.DataFrame(ROWS)
+    table["emotion"] = [None, *["sad"] * 19]
+    arrays = [row | {"context": np.array(row["context"])} for row in ROWS]
+    for rows in (table, (row for row in ROWS), [row | {"context": tuple(row["context"])} for row in ROWS], arrays):
+        assert empax.score(rows, settings=settings).metrics["bleu_2"] == wanted.metrics["bleu_2"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("text", "row 1 is a str, must be a mapping"),
+        (None, "row 1 is a NoneType, must be"),
+        (ROWS[0] | {"response": None}, "row 1: lacks 'response'"),
+        (ROWS[0] | {"response": float("nan")}, "row 1: 'response' is of type float, must be a string"),
+        (ROWS[0] | {"context": "my dog died"}, "row 1: 'context' must be a list of strings"),
+        (ROWS[0] | {"context": ["a", None]}, "row 1: 'context' must be a list of strings"),
+        (ROWS[0] | {"response": "a \ud800 b"}, "row 1: 'response' has half of a surrogate pair"),
+        (ROWS[0] | {"context": ["\udc80"]}, "row 1: 'context' has half of a surrogate pair"),
+    ],
+)
+def test_what_is_no_row_is_named(row, message):
+    with pytest.raises(empax.DataError, match=message):
+        empax.score([ROWS[0], row])
 
 
 def test_every_two_systems_are_compared():

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
 from empax.decoding.hypotheses import BARRED, Start, choices, column, gather
-from empax.decoding.sampling import largest
+from empax.decoding.sampling import largest, truncated
 from empax.decoding.settings import DecodeSettings, num_returned
 
 
@@ -39,7 +39,9 @@ class _Beams:
     cache: Any
 
 
-def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings) -> Generated:
+def beam_search(
+    step: StepFn, cache: Any, start: Start, settings: DecodeSettings, rng: jax.Array | None = None
+) -> Generated:
     """Beam search with Hugging Face's conventions; token-identical to theirs (transformers 5).
 
     Each step takes the 2K likeliest continuations (with several end tokens, one K more for each), so that K remain even
@@ -49,9 +51,14 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
     better than the worst in the pool; with `early_stopping`, as soon as its pool is full; with "never", when the best
     running one would be no better at any length.
 
+    With `draw_beams` the continuations of a step are drawn without replacement, with the probabilities of their scores
+    after temperature and truncation, and hypotheses are ranked by these scores.
+
     With groups, each searches so for itself, but for the penalty on what earlier groups have just chosen; in the end
     their pools are one. Source: Vijayakumar et al. 2018, Algorithm 1, with the Hamming diversity of Sec. 5.
     """
+    if settings.draw_beams and rng is None:
+        raise ValueError("rng = None is not allowed with draw_beams; pass a PRNG key.")
     groups, max_tokens = settings.num_beam_groups, settings.max_tokens
     width = settings.num_beams // groups
     # A table in double precision: the divisor rounds as a Python float does.
@@ -59,6 +66,9 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
     given = start.prefix_lengths()
     if start.prefix is not None:
         given = jnp.repeat(given, groups, axis=0)
+    most = start.most(settings)
+    if start.limits is not None:
+        most = jnp.repeat(most, groups, axis=0)
 
     def unfinished(beams: _Beams) -> Bool[Array, ""]:
         go_on = jnp.any(beams.improvable)
@@ -69,7 +79,8 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
     def body(beams: _Beams) -> _Beams:
         latest = column(beams.history, beams.index).reshape(start.batch_size, -1)
         logits, cache = step(latest, beams.cache)
-        found = _continuations(logits, beams, start, settings)
+        drawn = None if rng is None else jax.random.fold_in(rng, beams.index)
+        found = _continuations(logits, beams, start, settings, drawn)
         history = gather(beams.history, found.parents).at[:, :, beams.index + 1].set(found.tokens)
         norm = norms[jnp.maximum(beams.index - given, 0)]
 
@@ -83,7 +94,7 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
 
         hoped = norm  # log-probabilities are negative: the longer, the better, where length_penalty is positive
         if settings.early_stopping == "never" and settings.length_penalty > 0.0:
-            hoped = norms[max_tokens - 1 - given]
+            hoped = norms[most - 1 - given]
         worst = jnp.where(pool.ended, jnp.min(pool.scores, axis=1, keepdims=True), BARRED)
         parents = jnp.take_along_axis(found.parents, found.best, axis=1).reshape(start.batch_size, groups, width)
         parents += width * jnp.arange(groups)[None, :, None]
@@ -92,7 +103,9 @@ def beam_search(step: StepFn, cache: Any, start: Start, settings: DecodeSettings
             history=gather(history, found.best),
             log_probs=found.running,
             pool=pool,
-            improvable=beams.improvable & jnp.any(found.running[:, :1] / hoped > worst, axis=1),
+            improvable=beams.improvable
+            & (beams.index + 1 < most[:, 0])
+            & jnp.any(found.running[:, :1] / hoped > worst, axis=1),
             cache=cache.reorder(parents.reshape(start.batch_size, -1)),
         )
 
@@ -130,10 +143,12 @@ class _Found:
     best: Int[Array, "R W"]  # which they are
 
 
-def _continuations(logits: Float[Array, "B K V"], beams: _Beams, start: Start, settings: DecodeSettings) -> _Found:
+def _continuations(
+    logits: Float[Array, "B K V"], beams: _Beams, start: Start, settings: DecodeSettings, rng: jax.Array | None
+) -> _Found:
     """The continuations of all groups, one after the other where the later look at the earlier."""
     if settings.num_beam_groups == 1:
-        return _group_continuations(logits, beams.history, beams.log_probs, beams.index, start, settings)
+        return _group_continuations(logits, beams.history, beams.log_probs, beams.index, start, settings, rng=rng)
     batch_size, _, vocab_size = logits.shape
     split = (batch_size, settings.num_beam_groups, -1)
     logits, history = logits.reshape(*split, vocab_size), beams.history.reshape(*split, beams.history.shape[-1])
@@ -155,6 +170,7 @@ def _group_continuations(
     start: Start,
     settings: DecodeSettings,
     less: Float[Array, "B 1 V"] | None = None,
+    rng: jax.Array | None = None,
 ) -> _Found:
     """The continuations of one group.
 
@@ -166,20 +182,53 @@ def _group_continuations(
       start: of the search.
       settings: of the search.
       less: what each token's log-probability loses.
+      rng: of `draw_beams`.
     """
     batch_size, num, vocab_size = logits.shape
     kept = max(2, 1 + len(start.eos_ids)) * num
     allowed, logits = choices(logits, history, index, start, settings, less)
-    # Two stages, each hypothesis's own best and then the best of those: the winners are among them.
-    each = min(kept, vocab_size)
-    values, tokens = largest(allowed, each)
-    log_probs = values - jax.nn.logsumexp(logits, axis=-1)[..., None] + before[..., None]
-    log_probs, places = jax.lax.top_k(log_probs.reshape(batch_size, num * each), kept)
-    tokens = jnp.take_along_axis(tokens.reshape(batch_size, num * each), places, axis=1)
+    total = jax.nn.logsumexp(logits, axis=-1)[..., None]
+    if settings.draw_beams:
+        assert rng is not None
+        log_probs, places = _drawn(rng, allowed - total, before, kept, 1 + len(start.eos_ids), settings)
+        parents, tokens = places // vocab_size, places % vocab_size
+    else:
+        # Two stages, each hypothesis's own best and then the best of those: the winners are among them.
+        each = min(kept, vocab_size)
+        values, tokens = largest(allowed, each)
+        log_probs = values - total + before[..., None]
+        log_probs, places = jax.lax.top_k(log_probs.reshape(batch_size, num * each), kept)
+        parents = places // each
+        tokens = jnp.take_along_axis(tokens.reshape(batch_size, num * each), places, axis=1)
     ends = start.ends(tokens)
     running, best = jax.lax.top_k(log_probs + jnp.where(ends, BARRED, 0.0), num)
-    stops = ends | (index + 1 >= settings.max_tokens)
-    return _Found(log_probs, places // each, tokens, stops, running, best)
+    stops = ends | (index + 1 >= start.most(settings))
+    return _Found(log_probs, parents, tokens, stops, running, best)
+
+
+def _drawn(
+    rng: jax.Array,
+    scores: Float[Array, "B W V"],
+    before: Float[Array, "B W"],
+    num: int,
+    at_least_tokens: int,
+    settings: DecodeSettings,
+) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
+    """`num` continuations drawn without replacement (Gumbel's top k), the likeliest first: their scores and places."""
+    kept = truncated(
+        scores / settings.temperature,
+        top_k=max(settings.top_k, at_least_tokens) if settings.top_k else 0,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        typical_p=settings.typical_p,
+        at_least_tokens=at_least_tokens,
+    )
+    whole = (kept + before[..., None]).reshape(len(scores), -1)
+    # What may not be drawn comes last, in any order.
+    keys = jnp.maximum(whole, 10 * BARRED) + jax.random.gumbel(rng, whole.shape)
+    _, places = largest(keys, num)
+    log_probs, order = jax.lax.top_k(jnp.take_along_axis(whole, places, axis=1), num)
+    return log_probs, jnp.take_along_axis(places, order, axis=1)
 
 
 def _merge(pool: _Pool, new: _Pool) -> _Pool:

@@ -64,6 +64,8 @@ def constrain(
     eos_ids: Sequence[int],
     settings: DecodeSettings,
     source: Int[Array, "B S"] | None = None,
+    *,
+    min_tokens: Int[Array, " B"] | None = None,
 ) -> Float[Array, "B K V"]:
     """-inf where `settings` forbid a token.
 
@@ -75,10 +77,13 @@ def constrain(
       eos_ids: what ends a response.
       settings: which tokens may not come.
       source: its tokens, -1 = no token; for `encoder_no_repeat_ngram`.
+      min_tokens: before the end of each response; None = as the settings have it.
     """
     single = {word[0] for word in settings.bad_words if len(word) == 1} - set(eos_ids)
     scores = _ban(scores, (*settings.suppress_tokens, *single))
-    if settings.min_tokens:
+    if min_tokens is not None:
+        scores = jnp.where((index < min_tokens)[:, None, None], _ban(scores, eos_ids), scores)
+    elif settings.min_tokens:
         scores = jnp.where(index < settings.min_tokens, _ban(scores, eos_ids), scores)
     if settings.begin_suppress_tokens:
         first = int(settings.first_token is not None)
@@ -153,7 +158,7 @@ def forced_tokens(
     eos_id: int,
     *,
     first_token: int | None,
-    end_at: int | None,
+    end_at: Int[Array, "#B"] | int | None,
 ) -> Int[Array, "#B"] | None:
     """What every hypothesis of an example must take at `index`, -1 = it may choose; None = nothing ever is forced.
 
@@ -162,7 +167,7 @@ def forced_tokens(
       prefix: what the response begins with, -1 = it may choose; goes before the other two.
       eos_id: the token at `end_at`.
       first_token: at index 0.
-      end_at: the index at which a response must end.
+      end_at: the index at which each response must end.
     """
     if prefix is None and first_token is None and end_at is None:
         return None

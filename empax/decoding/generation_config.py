@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError, check_keys, to_settings
 from empax.data.model_files import read_model_json
+from empax.decoding.constraints import check_ids
 from empax.decoding.settings import DecodeSettings
 
 FILE = "generation_config.json"
 
-_SAME_TEXT = {
+SAME_TEXT = {
     *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size"),
     *("compile_config", "disable_compile", "continuous_batching_config"),
     *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
@@ -40,7 +41,7 @@ _UNREAD_BY_METHOD: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 """The same, where only one way of decoding looks at them."""
 
-_ALWAYS = {
+ALWAYS = {
     "repetition_penalty": "repetition_penalty",
     "encoder_repetition_penalty": "encoder_repetition_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram",
@@ -49,7 +50,8 @@ _ALWAYS = {
     "begin_suppress_tokens": "begin_suppress_tokens",
     "bad_words_ids": "bad_words",
 }
-_BY_METHOD: dict[str, dict[str, str]] = {
+DRAWN = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+BY_METHOD: dict[str, dict[str, str]] = {
     "greedy": {},
     "beam": {
         name: name
@@ -58,20 +60,22 @@ _BY_METHOD: dict[str, dict[str, str]] = {
             *("num_beam_groups", "diversity_penalty", "num_return_sequences"),
         )
     },
-    "sample": {name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")}
-    | {"num_return_sequences": "num_samples"},
+    "sample": {name: name for name in DRAWN} | {"num_return_sequences": "num_samples"},
 }
-_IDS = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
-_LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+IDS = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
 _SIZES = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
-_METHOD = ("do_sample", "num_beams")
+METHOD = ("do_sample", "num_beams")
 
-_KNOWN = {
-    *_SAME_TEXT, *_UNREAD, *_ALWAYS, *_IDS, *_LENGTHS, *_METHOD,
-    *(name for table in (*_UNREAD_BY_METHOD.values(), *_BY_METHOD.values()) for name in table),
-}  # fmt: skip
+KNOWN = (
+    *METHOD, *IDS, *LENGTHS,
+    *(name for table in (*BY_METHOD.values(), ALWAYS, _UNREAD, *_UNREAD_BY_METHOD.values()) for name in table),
+    *sorted(SAME_TEXT),
+)  # fmt: skip
+"""All options, each behind those that it needs."""
 
-_DEFAULT_NEW_TOKENS, _DEFAULT_TOP_K = 20, 50
+DEFAULT_TOP_K = 50
+_DEFAULT_NEW_TOKENS = 20
 """What transformers takes where nothing is said."""
 
 
@@ -81,9 +85,9 @@ class ModelDecoding:
 
     Attributes:
       settings: for `decoding.search.generate`; `more_eos_ids` are those beside `eos_id`.
-      start_id: what the decoder of an encoder-decoder reads first; None = the folder does not say.
-      eos_id: ends a response, and is what `end_at_limit` forces; None = the folder does not say.
-      pad_id: None = the folder does not say.
+      start_id: what the decoder of an encoder-decoder reads first; None = nobody says.
+      eos_id: ends a response, and is what `end_at_limit` forces; None = nobody says.
+      pad_id: None = nobody says.
     """
 
     settings: DecodeSettings
@@ -104,6 +108,19 @@ class ModelDecoding:
                 "tokenizer; take it out of generation_config.json, or take the model's own tokenizer."
             )
         return dataclasses.replace(self.settings, more_eos_ids=tuple(token for token in ids if token != eos_id))
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Who asks for options, as messages name it.
+
+    Attributes:
+      where: a file, or the name of a function.
+      advice: what may be done about an option, by its name.
+    """
+
+    where: str
+    advice: Callable[[str], str]
 
 
 def read_generation_config(
@@ -127,85 +144,143 @@ def read_generation_config(
       ConfigError: an option that changes the text is not here, or has a value that is not allowed.
       DataError: the file is broken.
     """
+    path, fields = generation_fields_of(folder)
+    check_keys(changes or {}, KNOWN, where="changes", owner=FILE)
+    fields = {**fields, **(changes or {})}
+    origin = Origin(str(path), lambda name: f"take it out of {path}, or pass changes={{{name!r}: None}}")
+    return decoding_of(fields, origin, encoder_decoder=encoder_decoder, prompt_tokens=prompt_tokens)
+
+
+def generation_fields_of(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The options of a folder under transformers' names, unchecked, with the file that they stand in.
+
+    Raises:
+      DataError: the file is broken.
+    """
     path = folder / FILE
     if path.is_file():
         fields = read_model_json(path)
-        for name in sorted(set(fields) - _KNOWN):
+        for name in sorted(set(fields) - set(KNOWN)):
             logging.warning("%s: %s is no option of decoding that is known here; it has no effect.", path, name)
-    else:
-        path = folder / "config.json"
-        fields = read_model_json(path) if path.is_file() else {}
-        if fields.get("force_bos_token_to_be_generated"):
-            fields.setdefault("forced_bos_token_id", fields.get("bos_token_id"))
-    check_keys(changes or {}, _KNOWN, where="changes", owner=FILE)
-    fields = {name: value for name, value in {**fields, **(changes or {})}.items() if value is not None}
-    _check_integers(fields, path)
-    method = _method(fields, path)
-    _refuse_unread(fields, method, path)
-    values = {ours: fields[theirs] for theirs, ours in (_ALWAYS | _BY_METHOD[method]).items() if theirs in fields}
+        return path, fields
+    path = folder / "config.json"
+    fields = read_model_json(path) if path.is_file() else {}
+    if fields.get("force_bos_token_to_be_generated"):
+        fields.setdefault("forced_bos_token_id", fields.get("bos_token_id"))
+    return path, {name: value for name, value in fields.items() if name in KNOWN}
+
+
+def decoding_of(
+    fields: Mapping[str, Any], origin: Origin, *, encoder_decoder: bool, prompt_tokens: int | None = None
+) -> ModelDecoding:
+    """What options under transformers' names ask for; None = as if an option were not there.
+
+    Raises:
+      ConfigError: an option that changes the text is not here, or has a value that is not allowed.
+    """
+    fields = {name: value for name, value in fields.items() if value is not None}
+    _check_integers(fields, origin)
+    method = _method(fields, origin)
+    _refuse_unread(fields, method, origin)
+    values = {ours: fields[theirs] for theirs, ours in (ALWAYS | BY_METHOD[method]).items() if theirs in fields}
     if method == "beam":
         values.setdefault("num_return_sequences", 1)
-    if method == "sample":
-        values.setdefault("top_k", _DEFAULT_TOP_K)
-    eos_ids, forced = _eos_ids(fields, path)
+    if fields.get("do_sample", False):
+        values |= {name: fields[name] for name in DRAWN if name in fields}
+        values["top_k"] = fields.get("top_k", DEFAULT_TOP_K)
+        values["draw_beams"] = method == "beam"
+    eos_ids, forced = _eos_ids(fields, origin)
     values |= {"method": method, "more_eos_ids": eos_ids[1:], "end_at_limit": forced}
     if encoder_decoder and "forced_bos_token_id" in fields:  # behind a prompt transformers forces nothing
         values["first_token"] = fields["forced_bos_token_id"]
-    values |= _lengths(fields, 1 if encoder_decoder else prompt_tokens, path)
+    values |= _lengths(fields, 1 if encoder_decoder else prompt_tokens, origin)
     return ModelDecoding(
-        settings=to_settings(DecodeSettings, values, where=str(path)),
+        settings=to_settings(DecodeSettings, values, where=origin.where),
         start_id=fields.get("decoder_start_token_id", fields.get("bos_token_id")) if encoder_decoder else None,
         eos_id=eos_ids[0] if eos_ids else None,
         pad_id=fields.get("pad_token_id"),
     )
 
 
-def _check_integers(fields: dict[str, Any], path: Path) -> None:
+def options_that_can_be_had(
+    fields: Mapping[str, Any], *, encoder_decoder: bool, eos_id: int, vocab_size: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of a folder that decode an answer here, and the others; each is looked at with those before it.
+
+    `num_return_sequences` is none of either: how many answers there shall be is for the caller to say.
+
+    Args:
+      fields: of the folder.
+      encoder_decoder: whether the model is one.
+      eos_id: of the tokenizer.
+      vocab_size: of the model: an end that it cannot say is left out of several.
+    """
+    kept: dict[str, Any] = {}
+    left: dict[str, Any] = {}
+    for name in KNOWN:
+        value = fields.get(name)
+        if value is None or name == "num_return_sequences":
+            continue
+        if name == "eos_token_id" and isinstance(value, list):
+            value = [token for token in value if not isinstance(token, int) or token < vocab_size]
+        read = [method for method in _ONE if name in BY_METHOD[method] or name in _UNREAD_BY_METHOD[method]]
+        try:
+            for chosen in ({}, *(_ONE[method] for method in read)):  # also by what a caller may choose
+                asked = {**kept, name: value, **chosen}
+                found = decoding_of(asked, _NOBODY, encoder_decoder=encoder_decoder, prompt_tokens=0)
+                check_ids(found.with_eos(eos_id), vocab_size)
+        except ConfigError:
+            left[name] = value
+        else:
+            kept[name] = value
+    return kept, left
+
+
+_NOBODY = Origin("", lambda name: "")
+_ONE = {"greedy": {"do_sample": False, "num_beams": 1}, "sample": {"do_sample": True, "num_beams": 1}}
+
+
+def _check_integers(fields: dict[str, Any], origin: Origin) -> None:
     """Raises ConfigError for a length, a size or an id that is no integer; sizes below 0 become 0, which is off."""
-    for name in (*_IDS, *_LENGTHS, *_SIZES):
+    for name in (*IDS, *LENGTHS, *_SIZES):
         several = isinstance(fields.get(name), list | tuple) and name in ("eos_token_id", "forced_eos_token_id")
         for value in fields.get(name, []) if several else [fields.get(name, 0)]:
             if type(value) is not int:
-                raise ConfigError(f"{path}: {name} = {fields[name]!r} must be an integer; {_advice(name, path)}.")
+                raise ConfigError(
+                    f"{origin.where}: {name} = {fields[name]!r} must be an integer; {origin.advice(name)}."
+                )
     fields |= {name: max(fields[name], 0) for name in _SIZES if name in fields}
 
 
-def _advice(name: str, path: Path) -> str:
-    return f"take it out of {path}, or pass changes={{{name!r}: None}}"
-
-
-def _method(fields: Mapping[str, Any], path: Path) -> str:
+def _method(fields: Mapping[str, Any], origin: Origin) -> str:
     beams, samples = fields.get("num_beams", 1), fields.get("do_sample", False)
-    if beams != 1 and samples:
+    several = fields.get("num_return_sequences", 1)
+    if several != 1 and beams == 1 and not samples:
         raise ConfigError(
-            f"{path}: num_beams = {beams} with do_sample = True samples inside a beam, which is not here; "
-            "set do_sample to False or num_beams to 1, there or in `changes`."
-        )
-    if fields.get("num_return_sequences", 1) != 1 and beams == 1 and not samples:
-        raise ConfigError(
-            f"{path}: num_return_sequences = {fields['num_return_sequences']} has no meaning where the likeliest token "
-            f"is taken; {_advice('num_return_sequences', path)}."
+            f"{origin.where}: num_return_sequences = {several} has no meaning where the likeliest token is taken; "
+            f"{origin.advice('num_return_sequences')}."
         )
     return "beam" if beams != 1 else "sample" if samples else "greedy"
 
 
-def _refuse_unread(fields: Mapping[str, Any], method: str, path: Path) -> None:
+def _refuse_unread(fields: Mapping[str, Any], method: str, origin: Origin) -> None:
     for name, off in (_UNREAD | _UNREAD_BY_METHOD[method]).items():
         if name in fields and fields[name] not in off:
             raise ConfigError(
-                f"{path}: {name} = {fields[name]!r} would change the text and is not here; {_advice(name, path)}."
+                f"{origin.where}: {name} = {fields[name]!r} would change the text and is not here; "
+                f"{origin.advice(name)}."
             )
 
 
-def _eos_ids(fields: Mapping[str, Any], path: Path) -> tuple[tuple[int, ...], bool]:
+def _eos_ids(fields: Mapping[str, Any], origin: Origin) -> tuple[tuple[int, ...], bool]:
     """The ids that end a response, with the one that the last place forces in front, and whether it forces one."""
     ids, forced = (_several(fields.get(name, ())) for name in ("eos_token_id", "forced_eos_token_id"))
     if not forced:
         return ids, False
     if len(forced) != 1 or forced[0] not in ids:
         raise ConfigError(
-            f"{path}: forced_eos_token_id = {fields['forced_eos_token_id']} must be one of eos_token_id = "
-            f"{fields.get('eos_token_id')}; {_advice('forced_eos_token_id', path)}."
+            f"{origin.where}: forced_eos_token_id = {fields['forced_eos_token_id']} must be one of eos_token_id = "
+            f"{fields.get('eos_token_id')}; {origin.advice('forced_eos_token_id')}."
         )
     return (*forced, *(token for token in ids if token != forced[0])), True
 
@@ -214,24 +289,24 @@ def _several(value: Any) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _lengths(fields: Mapping[str, Any], given: int | None, path: Path) -> dict[str, Any]:
+def _lengths(fields: Mapping[str, Any], given: int | None, origin: Origin) -> dict[str, Any]:
     """`max_tokens` and `min_tokens`, which count new tokens alone; `given` is how many are no new ones."""
     found = {}
     for ours, whole, new, default in (
-        ("max_tokens", "max_length", "max_new_tokens", _DEFAULT_NEW_TOKENS),
         ("min_tokens", "min_length", "min_new_tokens", 0),
+        ("max_tokens", "max_length", "max_new_tokens", _DEFAULT_NEW_TOKENS),
     ):
         if new in fields or not fields.get(whole, 0):
             found[ours] = fields.get(new, default)
         elif given is None:
             raise ConfigError(
-                f"{path}: {whole} = {fields[whole]} counts the prompt, whose length is not known here; give {new} in "
-                "`changes`, or prompt_tokens."
+                f"{origin.where}: {whole} = {fields[whole]} counts the prompt, whose length is not known here; "
+                f"give {new} in `changes`, or prompt_tokens."
             )
         else:
             found[ours] = fields[whole] - given
     found["min_tokens"] = max(found["min_tokens"], 0)
-    if found["min_tokens"] > found["max_tokens"]:
-        logging.warning("%s asks for at least %d of at most %d tokens.", path, found["min_tokens"], found["max_tokens"])
-        found["min_tokens"] = found["max_tokens"]
+    if found["min_tokens"] > found["max_tokens"] and origin is not _NOBODY:
+        logging.warning("%s asks for at least %d of at most %d tokens.", origin.where, *found.values())
+    found["min_tokens"] = min(found["min_tokens"], max(found["max_tokens"], 0))
     return found

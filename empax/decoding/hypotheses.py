@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +17,17 @@ BARRED = -1e9
 """Added to the score of what must not win: finite, as in Hugging Face's search, so that order among barred remains."""
 
 
+Limits: TypeAlias = tuple[Int[Array, " B"], Int[Array, " B"]]
+"""Fewest and most tokens of each response."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Start:
     """What every search starts from; the arguments of `generate`.
 
     Attributes:
       source: tokens that options of the source look at; -1 = none.
+      limits: fewest and most tokens of each response; None = `min_tokens` and `max_tokens` of the settings.
       before: tokens of the prompt that count with a response, up to that before the start token, last ones last;
         -1 = none.
     """
@@ -33,6 +39,11 @@ class Start:
     prefix: Int[Array, "B P"] | None = None
     source: Int[Array, "B S"] | None = None
     before: Int[Array, "B P"] | None = None
+    limits: Limits | None = None
+
+    def most(self, settings: DecodeSettings) -> Int[Array, "#B 1"]:
+        """Most tokens of each response."""
+        return jnp.full((1, 1), settings.max_tokens, jnp.int32) if self.limits is None else self.limits[1][:, None]
 
     def ends(self, tokens: Int[Array, "B K"]) -> Bool[Array, "B K"]:
         """Which tokens end a response."""
@@ -81,13 +92,14 @@ def choices(
     if settings.penalises:
         read = jnp.where(jnp.arange(text.shape[2]) <= place, text, -1)
         scores = penalise(scores, read, settings, start.source)
-    scores = constrain(scores, text, place, index, start.eos_ids, settings, start.source)
+    fewest = None if start.limits is None else start.limits[0]
+    scores = constrain(scores, text, place, index, start.eos_ids, settings, start.source, min_tokens=fewest)
     forced = forced_tokens(
         index,
         start.prefix,
         start.eos_ids[0],
         first_token=settings.first_token,
-        end_at=settings.max_tokens - 1 if settings.end_at_limit else None,
+        end_at=start.most(settings)[:, 0] - 1 if settings.end_at_limit else None,
     )
     return force(scores, forced), force(logits, forced)
 

@@ -77,6 +77,18 @@ def sample_tokens(
     return _categorical(rng, typical(at_least(nucleus(scaled, top_p), min_p), typical_p))
 
 
+def truncated(
+    logits: Float[Array, "*B V"], *, top_k: int, top_p: float, min_p: float, typical_p: float, at_least_tokens: int
+) -> Float[Array, "*B V"]:
+    """Sets to -inf what `sample_tokens` would not draw from scaled logits, but for the `at_least_tokens` likeliest."""
+    stays = logits
+    if 0 < top_k < logits.shape[-1]:
+        stays = jnp.where(logits >= largest(logits, top_k)[0][..., -1:], logits, -jnp.inf)
+    stays = typical(at_least(nucleus(stays, top_p), min_p), typical_p)
+    likeliest = largest(logits, min(at_least_tokens, logits.shape[-1]))[0][..., -1:]
+    return jnp.where(logits >= likeliest, logits, stays)
+
+
 def nucleus(logits: Float[Array, "*B V"], top_p: float) -> Float[Array, "*B V"]:
     """Sets to -inf every token that has a probability of `top_p` or more above it; ties are kept together."""
     if top_p >= 1.0:

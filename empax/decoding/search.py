@@ -18,7 +18,7 @@ from empax.core.config import ConfigError
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
 from empax.decoding.beam import beam_search
-from empax.decoding.hypotheses import Start, choices, column, gather, tokens_before
+from empax.decoding.hypotheses import Limits, Start, choices, column, gather, tokens_before
 from empax.decoding.sampling import largest, sample_tokens
 from empax.decoding.settings import DecodeSettings
 
@@ -39,6 +39,7 @@ def generate(
     prefix: Int[Array, "B P"] | None = None,
     source: Tokens | None = None,
     prompt: Tokens | None = None,
+    limits: Limits | None = None,
 ) -> Generated:
     """Decodes by `settings.method`; to be called under `jax.jit`.
 
@@ -51,7 +52,7 @@ def generate(
       eos_id: ends a hypothesis; part of the result.
       pad_id: fills the result after the end.
       settings: static.
-      rng: PRNG key; needed by "sample" only.
+      rng: PRNG key; needed by "sample" and `draw_beams` only.
       prefix: what every response of an example begins with, the same for all its hypotheses; -1 from where it is free.
         Part of the result and of `max_tokens`, but not of the length that `length_penalty` sees.
       source: what the encoder has read, for `encoder_no_repeat_ngram` and `encoder_repetition_penalty`. Departure:
@@ -59,15 +60,17 @@ def generate(
       prompt: what a decoder-only model has read, its last real token being `start_id`, where its tokens shall count
         for `no_repeat_ngram`, `repetition_penalty` and `bad_words`, as they do in Hugging Face's; None = the response
         may repeat them. Where it is given it is also the `source`, unless there is one.
+      limits: fewest and most tokens of each response, where they differ: then `min_tokens` does not count, and no limit
+        is above `max_tokens`.
 
     Returns:
       Tokens [B, K, T] with T = `max_tokens`, best hypothesis first, and their log-probabilities under the model:
       neither tempered nor truncated nor renormalised. Forced tokens (`prefix`, `first_token`, `end_at_limit`) are
       certain, as in Hugging Face's search: they add 0. Penalties (of repetition, of `diversity_penalty`) are part of
-      what "beam" gives, since it ranks by them.
+      what "beam" gives, since it ranks by them, and so is the temperature of `draw_beams`.
 
     Raises:
-      ValueError: "sample" without `rng`, or a prefix of more than `max_tokens`.
+      ValueError: "sample" or `draw_beams` without `rng`, or a prefix of more than `max_tokens`.
       ConfigError: an option looks at the source and there is none, or names a token that the vocabulary lacks.
     """
     if prefix is not None and prefix.shape[1] > settings.max_tokens:
@@ -86,9 +89,10 @@ def generate(
         prefix,
         source=None if source is None else jnp.where(source[1], source[0], -1),
         before=None if prompt is None else tokens_before(*prompt),
+        limits=limits,
     )
     if settings.method == "beam":
-        return beam_search(step, cache, start, settings)
+        return beam_search(step, cache, start, settings, rng)
     if settings.method == "greedy":
         return greedy(step, cache, start, settings)
     if rng is None:
@@ -151,7 +155,7 @@ def _decode(
             index=walk.index + 1,
             history=walk.history.at[:, :, walk.index + 1].set(token),
             log_probs=walk.log_probs + jnp.where(walk.finished, 0.0, log_probs),
-            finished=walk.finished | start.ends(chosen),
+            finished=walk.finished | start.ends(chosen) | (walk.index + 1 >= start.most(settings)),
             cache=cache,
         )
 

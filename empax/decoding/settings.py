@@ -38,7 +38,9 @@ class DecodeSettings:
       diversity_penalty: at each step, how much a token's log-probability falls for each hypothesis of an earlier group
         that has just taken it.
       num_return_sequences: how many of its hypotheses "beam" returns; None = all.
-      num_samples: independent responses drawn by "sample" (`num_return_sequences`).
+      draw_beams: "beam" draws its continuations without replacement, by what "sample" reads, in place of taking the
+        likeliest (`do_sample` beside `num_beams`).
+      num_samples: independent responses drawn by "sample", the likeliest or what `rerank` prefers first.
       temperature: of "sample", at least LEAST_TEMPERATURE.
       top_k: of "sample": keeps the k likeliest tokens; 0 = all.
       top_p: of "sample": keeps the likeliest tokens that hold p of the probability; 1 = all.
@@ -81,6 +83,7 @@ class DecodeSettings:
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
     num_return_sequences: int | None = None
+    draw_beams: bool = False
     num_samples: int = 1
     temperature: float = 1.0
     top_k: int = 0
@@ -147,6 +150,11 @@ class DecodeSettings:
         if self.num_beams % self.num_beam_groups:
             raise ConfigError(
                 f"num_beam_groups = {self.num_beam_groups} must divide num_beams = {self.num_beams}; change either."
+            )
+        if self.draw_beams and self.num_beam_groups > 1:
+            raise ConfigError(
+                f"draw_beams with num_beam_groups = {self.num_beam_groups} is not here; set num_beam_groups to 1, or "
+                "draw_beams to False."
             )
         if self.diversity_penalty and self.num_beam_groups == 1:
             raise ConfigError(

@@ -66,22 +66,27 @@ class Generation:
     Attributes:
       settings: `dataclasses.asdict` of the run's `config.SYSTEM.decoding`.
       start_id, eos_id, pad_id: what the decoder reads first, the end of a response, and padding.
+      written: the fields of the folder that the model comes from, which stay as they are; None = made of the others.
     """
 
     settings: Mapping[str, Any]
     start_id: int
     eos_id: int
     pad_id: int
+    written: Mapping[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
         """The fields of `generation_config.json`."""
+        if self.written is not None:
+            return dict(self.written)
         s = self.settings
+        draws = s["method"] == "sample" or (s["method"] == "beam" and s.get("draw_beams", False))
         fields: dict[str, Any] = {
             "decoder_start_token_id": self.start_id,
             "eos_token_id": self.eos_id,
             "pad_token_id": self.pad_id,
             "max_new_tokens": s["max_tokens"],
-            "do_sample": s["method"] == "sample",
+            "do_sample": draws,
             "num_beams": s["num_beams"] if s["method"] == "beam" else 1,
         }
         if s["min_tokens"]:
@@ -96,10 +101,11 @@ class Generation:
             fields |= {"length_penalty": s["length_penalty"], "early_stopping": s["early_stopping"]}
             if s.get("num_beam_groups", 1) > 1:
                 fields |= {name: s[name] for name in ("num_beam_groups", "diversity_penalty")}
-        if s["method"] == "sample":
+        if draws:
             # top_k 0: left out, transformers would take 50.
             fields |= {name: s[name] for name in ("temperature", "top_k", "top_p")}
             fields |= {name: s[name] for name, off in (("min_p", 0.0), ("typical_p", 1.0)) if s.get(name, off) != off}
+        if s["method"] == "sample":
             fields["num_return_sequences"] = s["num_samples"]
         return fields
 
@@ -298,9 +304,11 @@ def generation_fields(generation: Generation, config: Config) -> dict[str, Any]:
     """`generation_config.json` of a model with these settings."""
     fields = generation.fields()
     if isinstance(config, DecoderOnlyConfig):
-        del fields["decoder_start_token_id"]  # a prompt's last token is no setting there
+        if generation.written is None:
+            del fields["decoder_start_token_id"]  # a prompt's last token is no setting there
     elif isinstance(config, TransformerConfig):
-        fields["decoder_start_token_id"] = config.start_id
+        if generation.written is None:
+            fields["decoder_start_token_id"] = config.start_id
         if config.num_decoder_layers > config.num_encoder_layers:
             # transformers 5 makes the decoder's cache with as many layers as the encoder has, and fails at the next.
             fields["use_cache"] = False

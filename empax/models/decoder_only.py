@@ -163,9 +163,15 @@ class DecoderOnly(nn.Module):
 
         cache = apply(tokens, mask, num_hypotheses=K, max_length=settings.max_tokens, method="start_cache")
         generate(functools.partial(apply, method="step"), cache, start_id=last_tokens(tokens, mask), ...)
+
+    Attributes:
+      config: sizes, and the ways of the family.
+      rows_fit: whoever calls has seen that each row, without its padding, fits the table of learned positions; else
+        a batch with its padding must.
     """
 
     config: DecoderOnlyConfig
+    rows_fit: bool = False
 
     def setup(self) -> None:
         c = self.config
@@ -373,5 +379,5 @@ class DecoderOnly(nn.Module):
 
     def _check_length(self, length: int) -> None:
         c = self.config
-        if c.position == "learned" and length > c.max_positions:
+        if c.position == "learned" and length > c.max_positions and not self.rows_fit:
             raise ConfigError(f"{length} tokens, but max_positions = {c.max_positions}; shorten them or raise it.")

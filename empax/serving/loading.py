@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,14 +12,15 @@ from empax.core.config import ConfigError
 from empax.core.paths import expand
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.generation_config import read_generation_config
+from empax.decoding.generation_config import FILE, generation_fields_of, options_that_can_be_had
 from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import generation_folder, load_config, model_config, resolve
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.interop.pretrained_encoders import Dtype, EncoderSettings, load_encoder
 from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
-from empax.models.transformer import TransformerConfig
+from empax.models.decoder_only import DecoderOnly
+from empax.models.transformer import EncoderDecoder
 from empax.serving.export import trained_model
 from empax.serving.text_model import MAX_TOKENS, TextModel
 
@@ -54,7 +56,10 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
     settings = GeneratorSettings(architecture="pretrained", pretrained=name, dtype=dtype)
     generator = load_generator(settings, tokenizer)
     assert generator.params is not None
-    return TextModel(generator.model, generator.params, tokenizer, _decoding(folder, config, tokenizer), name, fields)
+    decoding = DecodeSettings(max_tokens=MAX_TOKENS)
+    if folder.is_dir():
+        decoding = _own_decoding(generation_folder(folder), generator.model, tokenizer)
+    return TextModel(generator.model, generator.params, tokenizer, decoding, name, fields)
 
 
 def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
@@ -78,14 +83,23 @@ def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
     )
 
 
-def _decoding(folder: Path, config: Any, tokenizer: SubwordTokenizer) -> DecodeSettings:
-    """How the folder says to decode, or greedy decoding where it asks for what is not here."""
-    plain = DecodeSettings(max_tokens=MAX_TOKENS)
-    if not folder.is_dir():
-        return plain
-    try:
-        found = read_generation_config(generation_folder(folder), encoder_decoder=isinstance(config, TransformerConfig))
-        return found.with_eos(tokenizer.eos_id)
-    except ConfigError as error:
-        log.warning("%s; `generate` decodes greedily unless it is told otherwise.", error)
-        return plain
+def _own_decoding(folder: Path, model: EncoderDecoder | DecoderOnly, tokenizer: SubwordTokenizer) -> Mapping[str, Any]:
+    """The options of decoding of a folder, as they are; names in the log those that `generate` leaves out."""
+    path, fields = generation_fields_of(folder)
+    if path.name != FILE:  # of a folder without one, what config.json leaves open
+        ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+        if isinstance(model, EncoderDecoder):
+            ids["decoder_start_token_id"] = model.config.start_id
+        fields = {**ids, **fields}
+    left = options_that_can_be_had(
+        fields,
+        encoder_decoder=isinstance(model, EncoderDecoder),
+        eos_id=tokenizer.eos_id,
+        vocab_size=model.config.vocab_size,
+    )[1]
+    if (several := fields.get("num_return_sequences")) not in (None, 1):
+        left["num_return_sequences"] = several
+    if left:
+        named = ", ".join(f"{name} = {value!r}" for name, value in left.items())
+        log.warning("%s: `generate` leaves out what it does not have (%s), and reads all other options.", path, named)
+    return fields

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Int
 
-from empax.core.config import ConfigError
+from empax.core.config import LARGEST_INT, ConfigError
 from empax.core.protocols import Examples
 from empax.core.types import Batch
 from empax.data.batches import eval_batches
 
-Pairs: TypeAlias = Iterable[tuple[str, str] | Mapping[str, str]]
-"""Sources and targets; a mapping has them as "source" and "target"."""
+Texts: TypeAlias = Iterable[str]
+"""A list, a tuple, a generator, an array of numpy, a column of pandas, or what else gives texts one after the other."""
 
+Pairs: TypeAlias = Iterable[tuple[str, str] | Mapping[str, str]]
+"""Sources and targets; a mapping has them as "source" and "target", and so may a table of pandas."""
 
 _LEAST_LENGTH = 16
 """Sources are padded to this many tokens or to the next power of two: few shapes, few compilations."""
@@ -37,11 +39,24 @@ def buckets_of(*several: Examples) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def checked_texts(texts: Sequence[str]) -> list[str]:
-    """The texts as a list; ConfigError for a single text."""
+def check_whole(name: str, value: Any, *, least: int) -> None:
+    """Raises ConfigError unless the argument `name` is a whole number of at least `least` that a device can hold."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not least <= value <= LARGEST_INT:
+        raise ConfigError(f"{name} = {value!r} must be a whole number of at least {least} and at most {LARGEST_INT}.")
+
+
+def checked_texts(texts: Texts, name: str, *, mend: bool = False) -> list[str]:
+    """The texts as a list; `name` is the caller's argument, and with `mend` half a character becomes a question mark.
+
+    Raises:
+      ConfigError: names what is no sequence of texts, or the first of it that is no text.
+    """
     if isinstance(texts, str):
-        raise ConfigError(f"texts is one text ({texts[:30]!r}); give a list of texts.")
-    return list(texts)
+        raise ConfigError(f"{name} is one text ({texts[:30]!r}); give a list of texts.")
+    if hasattr(texts, "columns"):
+        raise ConfigError(f"{name} is a {type(texts).__name__}, a table; give one of its columns.")
+    return [_text(text, f"{name}[{number}]", mend=mend) for number, text in enumerate(_each(texts, name, "texts"))]
 
 
 def checked_pairs(pairs: Pairs, name: str) -> list[tuple[str, str]]:
@@ -50,9 +65,45 @@ def checked_pairs(pairs: Pairs, name: str) -> list[tuple[str, str]]:
     Raises:
       ConfigError: names the first row that is no pair of texts.
     """
-    if isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable):
-        raise ConfigError(f"{name} is {_kind(pairs)}; give a list of (source, target).")
-    return [_pair(row, f"{name}[{number}]") for number, row in enumerate(pairs)]
+    columns: Any = getattr(pairs, "columns", None)
+    if columns is not None:
+        table: Any = pairs
+        if missing := [key for key in ("source", "target") if key not in list(columns)]:
+            raise ConfigError(
+                f"{name} is a {type(pairs).__name__} without a column {missing[0]!r}; it must have source and target."
+            )
+        pairs = list(zip(table["source"], table["target"], strict=True))
+    return [_pair(row, f"{name}[{number}]") for number, row in enumerate(_each(pairs, name, "(source, target)"))]
+
+
+def _each(values: Any, name: str, what: str) -> Iterator[Any]:
+    """What `values` give one after the other.
+
+    Raises:
+      ConfigError: they give nothing so, or in no order.
+    """
+    try:
+        if not isinstance(values, str | bytes | Mapping | set | frozenset):
+            return iter(values)
+    except TypeError:  # of an array without dimensions too
+        pass
+    raise ConfigError(f"{name} is {_kind(values)}; give a list of {what}.")
+
+
+def _text(text: Any, where: str, *, mend: bool = False) -> str:
+    """A text as Python's own; ConfigError for what is none."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{where} is {_kind(text)}; it must be a text.")
+    if mend:
+        return text.encode(errors="replace").decode()
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{where} has half a character ({text[error.start]!a}) at place {error.start}, as wrongly decoded bytes "
+            "have; decode them as what they are, or leave it out."
+        ) from error
+    return str(text)
 
 
 def _pair(row: Any, where: str) -> tuple[str, str]:
@@ -68,10 +119,10 @@ def _pair(row: Any, where: str) -> tuple[str, str]:
     found = tuple(row)
     if len(found) != 2:
         raise ConfigError(f"{where} holds {len(found)} things; a pair is (source, target), two texts.")
-    for side, text in zip(("source", "target"), found, strict=True):
-        if not isinstance(text, str):
-            raise ConfigError(f"{where}: the {side} is {_kind(text)}; it must be a text.")
-    return str(found[0]), str(found[1])
+    source, target = (
+        _text(text, f"{where}: the {side}") for side, text in zip(("source", "target"), found, strict=True)
+    )
+    return source, target
 
 
 def _kind(value: Any) -> str:
@@ -80,8 +131,9 @@ def _kind(value: Any) -> str:
     return f"{shown}, a {type(value).__name__}"
 
 
-def zipped(sources: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]:
-    """Sources with their targets; ConfigError unless there is one for each."""
-    if len(checked_texts(sources)) != len(checked_texts(targets)):
-        raise ConfigError(f"{len(sources)} sources and {len(targets)} targets; there must be one for each.")
-    return list(zip(sources, targets, strict=True))
+def zipped(sources: Texts, targets: Texts) -> list[tuple[str, str]]:
+    """Sources with their targets; ConfigError for what is no text, and unless there is one for each."""
+    first, second = checked_texts(sources, "sources"), checked_texts(targets, "targets")
+    if len(first) != len(second):
+        raise ConfigError(f"{len(first)} sources and {len(second)} targets; there must be one for each.")
+    return list(zip(first, second, strict=True))

@@ -20,6 +20,7 @@ from empax.parts.attributes import ClassifierJudge
 from empax.pipeline import annotate, evaluate
 from empax.pipeline.plan import read_plan
 from empax.pipeline.records import check_origins
+from empax.serving.pairs import Texts, checked_texts
 from empax.serving.safety import answer_to_danger
 
 Before = Callable[[str], str | None]
@@ -105,16 +106,15 @@ class Session:
         annotates = "annotate" in stages
         return cls(answerer, judges, threshold, head, plan.seed, before, after, annotates, of_replies, mark)
 
-    def reply(self, context: Sequence[str]) -> Prediction:
+    def reply(self, context: Texts) -> Prediction:
         """Answers a conversation; `context` alternates and ends with the speaker's turn.
 
         A reply of the hook `before` comes with nothing but the note `answered_by`.
 
         Raises:
-          ConfigError: there is nothing to answer.
+          ConfigError: there is nothing to answer, or a turn is no text.
         """
-        # Half of a surrogate pair is no text: it becomes a question mark.
-        turns = tuple(turn.encode(errors="replace").decode().strip() for turn in context)
+        turns = tuple(turn.strip() for turn in checked_texts(context, "context", mend=True))
         if not turns or not turns[-1]:
             raise ConfigError("there is nothing to answer: the last turn is empty.")
         answer = self.before(turns[-1]) if self.before else None

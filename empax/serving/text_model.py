@@ -14,16 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError
 from empax.core.files import hash_json
 from empax.core.paths import expand
 from empax.core.tree import hash_tree
-from empax.core.types import Batch, Generated, Instance, Params
+from empax.core.types import Batch, Instance, Params
 from empax.data.batches import SequenceExamples
 from empax.data.exemplars import ContextExamples
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.settings import DecodeSettings
+from empax.decoding.generation_config import options_that_can_be_had
+from empax.decoding.options import Call, call_of
+from empax.decoding.settings import DecodeSettings, without_unknown
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.peft import base_beneath, export_adapters
 from empax.models.bert import BertConfig
@@ -35,8 +37,9 @@ from empax.models.prompted import PromptedDecoder
 from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.task import Decoder, Generator, Reader, apply, row_nll
+from empax.serving.answering import answers_of
 from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
-from empax.serving.pairs import Pairs, batches_of, checked_pairs, checked_texts, zipped
+from empax.serving.pairs import Pairs, Texts, batches_of, check_whole, checked_pairs, checked_texts, zipped
 from empax.training.loop import fit
 from empax.training.lora import lora_task
 
@@ -84,7 +87,8 @@ class TextModel:
       model: the Flax module: an EncoderDecoder, a DecoderOnly, or a DualEncoder, which embeds.
       params: its parameters.
       tokenizer: what it reads and writes with.
-      decoding: how `generate` decodes unless it is told otherwise.
+      decoding: how `generate` decodes unless it is told otherwise: settings, or the options of the folder's
+        generation_config.json as they stand there.
       source: the folder or file that the model was loaded from.
       fields: of its config.json; none where a run has trained it from scratch.
       trained: whether `params` are other than those of `source`.
@@ -94,7 +98,7 @@ class TextModel:
     model: EncoderDecoder | DecoderOnly | DualEncoder
     params: Params
     tokenizer: SubwordTokenizer
-    decoding: DecodeSettings
+    decoding: DecodeSettings | Mapping[str, Any]
     source: str
     fields: Mapping[str, Any]
     trained: bool = False
@@ -105,7 +109,7 @@ class TextModel:
         kind = self.fields.get("model_type", "from scratch")
         return f"TextModel({self.source!r}, {kind}, {size / 1e6:.1f} M parameters)"
 
-    def generate(self, texts: Sequence[str], *, batch_size: int = 8, seed: int = 0, **options: Any) -> list[str]:
+    def generate(self, texts: Texts, *, batch_size: int = 8, seed: int = 0, **options: Any) -> list[str]:
         """Answers each text.
 
         A model with a chat template answers as in a chat that the user has just begun. Another decoder-only model goes
@@ -114,40 +118,74 @@ class TextModel:
         Args:
           texts: the sources.
           batch_size: rows that are decoded at once.
-          seed: of `method="sample"`.
-          options: fields of `decoding.settings.DecodeSettings` that differ: `max_tokens=60`, `method="beam"`, ...
+          seed: of what is drawn.
+          options: fields of `decoding.settings.DecodeSettings`, or options of transformers' `generate`, which mean what
+            they mean there: `num_beams=4, max_new_tokens=60`, or `do_sample=True, temperature=0.7, top_p=0.9`.
+            None = as if nobody had said anything. What they leave open is as the model's folder has it.
+
+        Returns:
+          An answer for each text; with `num_return_sequences=k`, k answers for each, those of the first text first.
+          `num_samples=k` gives one answer: the likeliest of k that are drawn, or what `rerank` prefers.
 
         Raises:
-          ConfigError: the model generates no text, an option is unknown, or a text is too long for the model.
+          ConfigError: the model generates no text, an option is unknown or would change nothing, what is given are no
+            texts, or a text is too long for the model.
         """
-        known = {field.name: getattr(self.decoding, field.name) for field in dataclasses.fields(DecodeSettings)}
-        settings = to_settings(DecodeSettings, {**known, **options}, where="options")
-        task = self._task(settings)
-        examples = self._examples([(text, "") for text in checked_texts(texts)], answer=settings.max_tokens)
-        answers = [""] * len(texts)
+        sources = checked_texts(texts, "texts")
+        check_whole("batch_size", batch_size, least=1)
+        check_whole("seed", seed, least=0)
+        call = self._call(options)
+        task = self._task(call.settings, eos_id=call.eos_id, start_id=call.start_id)
+        if not sources:
+            return []
+        examples = self._examples([(source, "") for source in sources], answer=call)
+        answers: list[list[str]] = [[] for _ in sources]
         for number, (rows, batch) in enumerate(batches_of(examples, batch_size)):
             rng = jax.random.fold_in(jax.random.key(seed), number)
-            found = np.asarray(_generate(task, {"model": self.params}, batch, rng).tokens)
-            for row, tokens in zip(rows, found[:, 0], strict=True):
+            limits = call.limits(np.where(rows < 0, 1, examples.lengths[rows, 0]))
+            found = answers_of(task, {"model": self.params}, batch, rng, limits, rows >= 0)
+            for row, several in zip(rows, found, strict=True):
                 if row >= 0:
-                    answers[row] = self._said(texts[int(row)], tokens.tolist())
-        return answers
+                    answers[row] = [self._said(sources[row], ids.tolist()) for ids in several[: call.num_texts]]
+        return [answer for several in answers for answer in several]
 
-    def nll(self, sources: Sequence[str], targets: Sequence[str], *, batch_size: int = 8) -> Likelihoods:
+    def _call(self, options: Mapping[str, Any]) -> Call:
+        """How a call of `generate` with these options decodes."""
+        model, t = self.model, self.tokenizer
+        if isinstance(model, DualEncoder):
+            raise ConfigError(f"{self.source} is an encoder and generates no text; it has `embed`.")
+        known = {"encoder_decoder": isinstance(model, EncoderDecoder), "eos_id": t.eos_id}
+        if isinstance(self.decoding, DecodeSettings):
+            own, fields = self.decoding, self._generation().fields()
+        else:
+            own, fields = DecodeSettings(), self.decoding
+        kept, _ = options_that_can_be_had(fields, **known, vocab_size=model.config.vocab_size)
+        return call_of(options, kept, own=own, **known)
+
+    def _generation(self) -> Generation:
+        """How an export of the model decodes."""
+        t, own = self.tokenizer, self.decoding
+        start_id = self.model.config.start_id if isinstance(self.model, EncoderDecoder) else t.start_id
+        if isinstance(own, DecodeSettings):
+            return Generation(dataclasses.asdict(own), start_id, t.eos_id, t.pad_id)
+        return Generation({}, start_id, t.eos_id, t.pad_id, written=own)
+
+    def nll(self, sources: Texts, targets: Texts, *, batch_size: int = 8) -> Likelihoods:
         """How likely each target is behind its source.
 
         Raises:
           ConfigError: the model generates no text, there is not one target for each source, or a text is too long.
         """
-        task, examples = self._task(self.decoding), self._examples(zipped(sources, targets))
-        nll, num_tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
+        check_whole("batch_size", batch_size, least=1)
+        task, examples = self._task(DecodeSettings()), self._examples(zipped(sources, targets))
+        nll, num_tokens = np.zeros(len(examples)), np.zeros(len(examples), np.int64)
         for rows, batch in batches_of(examples, batch_size):
             found, sizes = _read(task, self.params, batch)
             kept = rows >= 0
             nll[rows[kept]], num_tokens[rows[kept]] = np.asarray(found)[kept], np.asarray(sizes)[kept]
         return Likelihoods(nll, num_tokens)
 
-    def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Float[np.ndarray, "N D"]:
+    def embed(self, texts: Texts, *, batch_size: int = 32) -> Float[np.ndarray, "N D"]:
         """One float32 vector for each text; of an encoder-decoder, the mean of its encoder's states.
 
         A folder of sentence-transformers has its default prompt put in front, pools it or not as it says, and cuts a
@@ -162,11 +200,11 @@ class TextModel:
         if isinstance(model, EncoderDecoder):
             kept = {name: value for name, value in params.items() if name != "decoder"}
             model, params = DualEncoder(T5Encoder(encoder_alone(model.config))), {"encoder": kept}
+        sources = checked_texts(texts, "texts")
+        check_whole("batch_size", batch_size, least=1)
         reading = self.tokenizer.reading
         form = PlainForm(self.tokenizer, LayoutSettings())
-        ids = form.encode(
-            [reading.prompt + text for text in checked_texts(texts)], max_tokens=reading.max_tokens, keep="start"
-        )
+        ids = form.encode([reading.prompt + source for source in sources], max_tokens=reading.max_tokens, keep="start")
         self._check_lengths([len(row) for row in ids])
         ends = [[self.tokenizer.eos_id]] * len(ids)
         examples = SequenceExamples(ids, ends, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
@@ -219,11 +257,11 @@ class TextModel:
             raise ConfigError("pairs is empty; give at least one (source, target).")
         values = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
         values |= {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
-        asked, plain = FinetuneSettings.of(values), self._task(self.decoding)
+        asked, plain = FinetuneSettings.of(values), self._task(DecodeSettings())
         settings = lora_settings(lora, width=self.model.config.d_model)
         adapted = None if settings is None else lora_task(plain, settings, dtype=self.model.config.dtype)
-        train = self._examples(learnt, **asked.lengths)
-        held_out = self._examples(judged, **asked.lengths) if judged else None
+        train = self._examples(learnt, lengths=asked.lengths)
+        held_out = self._examples(judged, lengths=asked.lengths) if judged else None
         loop = asked.loop(train, held_out, adapters=adapted is not None)
 
         def start(fresh: Params) -> Params:
@@ -269,8 +307,7 @@ class TextModel:
                 base=self.fields or None, format=_format(format, ("transformers", "empax")),
             )  # fmt: skip
             return
-        start_id = t.start_id if isinstance(self.model, DecoderOnly) else self.model.config.start_id
-        generation = Generation(dataclasses.asdict(self.decoding), start_id, t.eos_id, t.pad_id)
+        generation = self._generation()
         if _format(format, ("transformers", "empax", "peft")) != "peft":
             export_generator(
                 folder, self.model, self.params, t, generation, base=self.fields or None, format=cast(Format, format)
@@ -298,29 +335,44 @@ class TextModel:
             return self.tokenizer.continuation(text, ids)
         return self.tokenizer.decode(ids)
 
-    def _task(self, settings: DecodeSettings) -> Generator:
+    def _task(self, settings: DecodeSettings, *, eos_id: int | None = None, start_id: int | None = None) -> Generator:
+        """The model as training and decoding take it; None: as tokenizer and model have it."""
         model, t = self.model, self.tokenizer
         if isinstance(model, DualEncoder):
             raise ConfigError(f"{self.source} is an encoder and generates no text; it has `embed`.")
-        reader: Reader = PromptedDecoder(model) if isinstance(model, DecoderOnly) else model
-        start_id = None if isinstance(model, DecoderOnly) else model.config.start_id
-        decoder = Decoder(settings, start_id, t.eos_id, t.pad_id)
+        settings = without_unknown(settings, t.unk_id)
+        if isinstance(model, DecoderOnly):
+            reader: Reader = PromptedDecoder(model.clone(rows_fit=True))  # `_check_lengths` sees to it
+            start_id = None
+        else:
+            reader, start_id = model, model.config.start_id if start_id is None else start_id
+        decoder = Decoder(settings, start_id, t.eos_id if eos_id is None else eos_id, t.pad_id)
         return Generator(reader, EMOTION_HEAD, decoder, emotion_weight=0.0, heads=())
 
-    def _examples(self, pairs: Sequence[tuple[str, str]], *, answer: int = 0, **lengths: int) -> ContextExamples:
+    def _examples(
+        self, pairs: Sequence[tuple[str, str]], *, answer: Call | None = None, lengths: Mapping[str, int] | None = None
+    ) -> ContextExamples:
         """The pairs as training and decoding take them; `lengths` are those of `LayoutSettings`, else nothing is cut.
 
         Raises:
-          ConfigError: a text, with `answer` tokens behind it in a decoder-only model, has more tokens than positions.
+          ConfigError: a text, with its answer behind it in a decoder-only model, has more tokens than positions, or
+            than `answer` has room for.
         """
         prompted = isinstance(self.model, DecoderOnly)
-        layout = LayoutSettings(**{"max_context_tokens": _ENDLESS, "max_target_tokens": _ENDLESS, **lengths})
+        layout = LayoutSettings(**{"max_context_tokens": _ENDLESS, "max_target_tokens": _ENDLESS, **(lengths or {})})
         form = PlainForm(self.tokenizer, layout, self.tokenizer.chat_template if prompted else None)
         instances = [Instance(f"{i}#2", (source,), target, "") for i, (source, target) in enumerate(pairs)]
         examples = ContextExamples(instances, form)
         sources, targets = examples.lengths.T
+        if answer is not None:
+            targets = answer.most_tokens(sources)
+            for number in np.flatnonzero(targets < 1):
+                raise ConfigError(
+                    f"text {number} has {sources[number]} tokens, and max_length = {answer.settings.max_tokens} counts "
+                    "them with the answer's; raise max_length, or give max_new_tokens in its place."
+                )
         # Prompt and answer have one row of positions; an encoder-decoder has one for each.
-        self._check_lengths(sources + (answer or targets) if prompted else sources)
+        self._check_lengths(sources + targets if prompted else sources)
         return examples
 
     def _check_lengths(self, tokens: Sequence[int] | Int[np.ndarray, " N"]) -> None:
@@ -334,11 +386,6 @@ class TextModel:
 
 
 _ENDLESS = 10**6
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _generate(task: Generator, params: Params, batch: Batch, rng: jax.Array) -> Generated:
-    return task.generate(params, {}, batch, rng)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -217,7 +217,6 @@ def test_the_end_of_a_tokenizer_may_be_another_than_the_first(tmp_path):
         ({"penalty_alpha": 0.6}, "penalty_alpha", {"penalty_alpha": None}),
         ({"do_sample": True, "eta_cutoff": 0.1}, "eta_cutoff", {"eta_cutoff": None}),
         ({"num_beams": 2, "renormalize_logits": True}, "renormalize_logits", {"renormalize_logits": None}),
-        ({"num_beams": 2, "do_sample": True}, "samples inside a beam", {"do_sample": False}),
         ({"num_return_sequences": 2}, "num_return_sequences = 2 has no meaning", {"num_return_sequences": None}),
         (
             {"eos_token_id": 1, "forced_eos_token_id": 3},
@@ -261,6 +260,7 @@ def test_what_changes_no_text_is_read_over_and_what_nobody_knows_is_named(tmp_pa
                        encoder_no_repeat_ngram=2, suppress_tokens=(4, 5), begin_suppress_tokens=(6,),
                        bad_words=((7,), (8, 9)), more_eos_ids=(10,), first_token=3, end_at_limit=True),
         DecodeSettings("sample", 9, num_samples=3, temperature=0.5, top_k=0, top_p=0.9, min_p=0.1, typical_p=0.8),
+        DecodeSettings("beam", 9, num_beams=3, draw_beams=True, num_return_sequences=1, top_k=5, temperature=0.7),
         DecodeSettings("greedy", 9),
     ],
     ids=lambda settings: settings.method,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
+from empax.decoding.hypotheses import Limits
 from empax.decoding.rerank import Hypotheses, make_reranker, rerank
 from empax.decoding.search import Tokens, generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
@@ -90,16 +91,20 @@ class Decoder:
         rng: jax.Array,
         *,
         exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
+        limits: Limits | None = None,
     ) -> Generated:
         """Decodes from `source` with `model`, a Reader ([B, S]) or a Fusion ([B, K, S]).
 
-        `exemplars` are responses with the mask of their tokens, for `rerank_exemplars`.
+        `exemplars` are responses with the mask of their tokens, for `rerank_exemplars`; `limits` as in
+        `decoding.search.generate`.
         """
         states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
         read = (source, mask) if self.settings.reads_source else None
         # A prompt whose last token begins the response is one text with it; an instruction around it would not be.
         prompt = (source, mask) if self.start_id is None else None
-        return self.from_states(model, params, states, mask, rng, exemplars=exemplars, source=read, prompt=prompt)
+        return self.from_states(
+            model, params, states, mask, rng, exemplars=exemplars, source=read, prompt=prompt, limits=limits
+        )
 
     def from_states(
         self,
@@ -114,6 +119,7 @@ class Decoder:
         prompt: Tokens | None = None,
         beside: Mapping[str, Any] | None = None,
         compared: tuple[Callable[[], Any], Callable[[Any, Any], Any]] | None = None,
+        limits: Limits | None = None,
     ) -> Generated:
         """The same, of what `model` has made of its sources; options that look at texts get `source` and `prompt`.
 
@@ -141,6 +147,7 @@ class Decoder:
             rng=rng,
             source=source,
             prompt=prompt,
+            limits=limits,
         )
         reranker = make_reranker(self.settings, utility)
         if reranker is None:

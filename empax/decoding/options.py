@@ -1,0 +1,279 @@
+"""Options of one call, under our names or those of transformers, on top of what a model decodes by."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from empax.core.config import ConfigError, check_keys, to_settings
+from empax.decoding.generation_config import (
+    BY_METHOD,
+    DEFAULT_TOP_K,
+    DRAWN,
+    KNOWN,
+    LENGTHS,
+    ModelDecoding,
+    Origin,
+    decoding_of,
+)
+from empax.decoding.settings import DecodeSettings, num_hypotheses
+
+_THEIRS = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "no_repeat_ngram": "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram": "encoder_no_repeat_ngram_size",
+    "bad_words": "bad_words_ids",
+}
+"""Our names where those of transformers are others."""
+
+_OFF = {field.name: field.default for field in dataclasses.fields(DecodeSettings)}
+_OURS = {*_OFF} - {*KNOWN} - {*_THEIRS} - {"method", "draw_beams"}
+"""Options that transformers does not have."""
+
+_RETURNED = ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate")
+_RERANKED = {
+    "rerank_length": ("consensus", "likelihood"),
+    "rerank_similarity": ("similarity",),
+    "rerank_likelihood": ("similarity",),
+}
+"""Which ways of re-ranking read an option."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """How one call decodes.
+
+    Attributes:
+      settings: of the search; `more_eos_ids` are those beside `eos_id`.
+      num_texts: how many of its hypotheses are wanted of each source.
+      eos_id: of the search.
+      start_id: what the decoder of an encoder-decoder reads first; None = as the model has it.
+      counts_prompt: which of "max_tokens" and "min_tokens" count the tokens of the prompt, too.
+    """
+
+    settings: DecodeSettings
+    num_texts: int
+    eos_id: int
+    start_id: int | None
+    counts_prompt: frozenset[str]
+
+    def most_tokens(self, prompt_tokens: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+        """Most tokens of each answer."""
+        most = np.full_like(prompt_tokens, self.settings.max_tokens)
+        return most - prompt_tokens if "max_tokens" in self.counts_prompt else most
+
+    def limits(self, prompt_tokens: Int[np.ndarray, " B"]) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]]:
+        """Fewest and most tokens of each answer."""
+        most, fewest = self.most_tokens(prompt_tokens), np.full_like(prompt_tokens, self.settings.min_tokens)
+        if "min_tokens" in self.counts_prompt:
+            fewest = fewest - prompt_tokens
+        return np.clip(fewest, 0, most), most
+
+
+def call_of(
+    options: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    *,
+    own: DecodeSettings,
+    encoder_decoder: bool,
+    eos_id: int,
+) -> Call:
+    """What a call asks for: its options, and where it names none, those of the model.
+
+    A name of transformers means what it means there; None is as if nobody had said anything. Departures: `num_beams`
+    alone means beam search, also where the model's folder says `do_sample`; a length that the call gives goes before
+    any of the folder's.
+
+    Args:
+      options: of the caller.
+      fields: of the model, under transformers' names; one that the method does not read stays silent.
+      own: has the options of the model that transformers does not have.
+      encoder_decoder: whether the model is one.
+      eos_id: of the tokenizer.
+
+    Raises:
+      ConfigError: an option is unknown, is not read by the method, contradicts another, or has a value that is not
+        allowed.
+    """
+    check_keys(options, {*_OFF, *KNOWN} - {"draw_beams"}, where="options", owner="generate")
+    given = {name: _plain(value) for name, value in options.items()}
+    theirs, spelled = _translated(given)
+    try:
+        changes = theirs | _method(given, theirs, fields)
+        _check_lengths(changes, given)
+        if "top_k" in changes and changes["top_k"] is None:
+            changes["top_k"] = 0
+        base = {name: value for name, value in fields.items() if name != "num_return_sequences"}
+        for both in (LENGTHS[:2], LENGTHS[2:]):
+            if any(changes.get(name) is not None for name in both):
+                base = {name: value for name, value in base.items() if name not in both}
+        whole = {name: value for name, value in {**base, **changes}.items() if value is not None}
+        num_texts = whole.pop("num_return_sequences", 1)
+        found = decoding_of(whole, _CALLER, encoder_decoder=encoder_decoder, prompt_tokens=0)
+        settings = _with_ours(found, given, own, num_texts, encoder_decoder=encoder_decoder)
+        _refuse_idle(given, settings, encoder_decoder=encoder_decoder)
+    except ConfigError as error:
+        raise ConfigError(re.sub(rf"\b({'|'.join(spelled)})\b", lambda hit: spelled[hit[1]], str(error))) from error
+    counted = () if encoder_decoder else _counted(whole)
+    ends = (*([] if found.eos_id is None else [found.eos_id]), *settings.more_eos_ids)
+    if found.settings.end_at_limit or (given.get("eos_token_id") is not None and eos_id not in ends):
+        eos_id = ends[0]
+    settings = dataclasses.replace(settings, more_eos_ids=tuple(token for token in ends if token != eos_id))
+    start = whole.get("decoder_start_token_id") if encoder_decoder else None
+    return Call(settings, num_texts, eos_id, start, frozenset(counted))
+
+
+_CALLER = Origin("generate", lambda name: f"leave {name} out")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and lists of numpy as Python's."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return value
+
+
+def _translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options under transformers' names, and how the caller spells what messages name otherwise."""
+    theirs, spelled = {}, {}
+    for name, value in given.items():
+        if name in _OURS or name == "method":
+            continue
+        other = _THEIRS.get(name, name)
+        if other in theirs:
+            raise ConfigError(f"generate: {spelled[other]} and {name} mean the same; give one of them.")
+        theirs[other], spelled[other] = value, name
+    ours = {theirs: ours for ours, theirs in _THEIRS.items()} | {"max_length": "max_tokens", "min_length": "min_tokens"}
+    both = {ours[other]: name for other, name in spelled.items() if other in ours and given[name] is not None}
+    return theirs, {"draw_beams": "do_sample", **spelled, **both}
+
+
+def _method(given: Mapping[str, Any], theirs: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`do_sample` and `num_beams` that a caller means, who may give `method` in their place; {} = says nothing."""
+    asked = {name: theirs.get(name) for name in ("do_sample", "num_beams")}
+    method, samples, beams = given.get("method"), asked["do_sample"], asked["num_beams"]
+    if samples is not None and not isinstance(samples, bool):
+        raise ConfigError(f"generate: do_sample = {samples!r} must be True or False.")
+    if beams is not None and (not isinstance(beams, int) or isinstance(beams, bool) or beams < 1):
+        raise ConfigError(f"generate: num_beams = {beams!r} must be a whole number of at least 1.")
+    if method is None:
+        if samples is None and beams is None:
+            return {}
+        if samples is None:
+            samples = fields.get("do_sample") if beams == 1 else False
+        if beams is None:
+            beams = fields.get("num_beams")
+        return {"do_sample": samples, "num_beams": beams}
+    to_settings(DecodeSettings, {"method": method}, where="generate")
+    if samples is not None and samples != (method == "sample"):
+        raise ConfigError(f"generate: do_sample = {samples} contradicts method = {method!r}; give one of them.")
+    if beams is not None and beams > 1 and method != "beam":
+        raise ConfigError(f"generate: num_beams = {beams} has no effect with method = {method!r}; give one of them.")
+    if method != "beam":
+        return {"do_sample": method == "sample", "num_beams": 1}
+    own = fields.get("num_beams") or 1
+    return {"do_sample": False, "num_beams": beams or (own if own > 1 else _OFF["num_beams"])}
+
+
+def _check_lengths(changes: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Raises ConfigError where a length is given twice."""
+    for whole, new in zip(LENGTHS[::2], LENGTHS[1::2], strict=True):
+        if changes.get(whole) is not None and changes.get(new) is not None:
+            raise ConfigError(f"generate: {whole} = {given[whole]} has no effect beside {new}; give one of them.")
+
+
+def _with_ours(
+    found: ModelDecoding, given: Mapping[str, Any], own: DecodeSettings, num_texts: Any, *, encoder_decoder: bool
+) -> DecodeSettings:
+    """The settings, with the options that transformers does not have."""
+    values = {field.name: getattr(found.settings, field.name) for field in dataclasses.fields(DecodeSettings)}
+    kept = _OURS if not encoder_decoder else _OURS - {"first_token"}
+    values |= {name: getattr(own, name) for name in kept - {"more_eos_ids", "end_at_limit"}}
+    values |= {name: value for name, value in given.items() if name in _OURS and value is not None}
+    values["more_eos_ids"] = (*found.settings.more_eos_ids, *_listed(given.get("more_eos_ids")))
+    if given.get("rerank") is None and {"sample": values["num_samples"], "beam": 2}.get(values["method"], 1) < 2:
+        values |= {name: _OFF[name] for name in ("rerank", "rerank_exemplars")}  # of the model, for other methods
+    if type(num_texts) is not int or num_texts < 1:
+        raise ConfigError(f"generate: num_return_sequences = {num_texts!r} must be a whole number of at least 1.")
+    if values["method"] == "sample" and given.get("num_samples") is None:
+        values["num_samples"] = max(values["num_samples"], num_texts)
+    values["num_return_sequences"] = None
+    if num_texts > 1 and values["method"] == "greedy":
+        raise ConfigError(
+            f"generate: num_return_sequences = {num_texts}, but there is one text where the likeliest token is taken; "
+            "add do_sample=True or num_beams."
+        )
+    settings = to_settings(DecodeSettings, values, where="generate")
+    if num_texts > num_hypotheses(settings):
+        width = {"beam": "num_beams", "sample": "num_samples"}[settings.method]
+        raise ConfigError(
+            f"generate: num_return_sequences = {num_texts} is more than {width} = {num_hypotheses(settings)}; "
+            "raise that, or lower this."
+        )
+    ranked_by_search = settings.method == "beam" and not settings.rerank
+    return dataclasses.replace(settings, num_return_sequences=num_texts) if ranked_by_search else settings
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _refuse_idle(given: Mapping[str, Any], settings: DecodeSettings, *, encoder_decoder: bool) -> None:
+    """Raises ConfigError for the first option of the caller that changes nothing."""
+    method = settings.method
+    for name, value in given.items():
+        other = _THEIRS.get(name, name)
+        if value is None or value in _NEUTRAL.get(other, ()):
+            continue
+        if other in _RETURNED and value:
+            raise ConfigError(
+                f"generate: {name} = {value!r} asks for more than texts, and `generate` gives texts alone."
+            )
+        readers = _READERS.get(other)
+        if readers and method not in readers and not (settings.draw_beams and other in DRAWN):
+            raise ConfigError(
+                f"generate: {name} = {value!r} has no effect where {_HOW[method]}; add "
+                f"{' or '.join(_ADD[reader] for reader in readers)}, or leave {name} out."
+            )
+        if other in ("forced_bos_token_id", "decoder_start_token_id") and not encoder_decoder:
+            raise ConfigError(
+                f"generate: {name} = {value!r} has no effect behind a prompt; first_token sets how an answer begins."
+            )
+        if other in _RERANKED and settings.rerank not in _RERANKED[other]:
+            raise ConfigError(
+                f"generate: {name} = {value!r} has no effect with rerank = {settings.rerank!r}; set rerank to "
+                f"{' or '.join(map(repr, _RERANKED[other]))}, or leave {name} out."
+            )
+        if other == "rerank_exemplars":
+            raise ConfigError(
+                f"generate: {name} = {value!r} has no effect, since there are no exemplars; leave it out."
+            )
+
+
+_READERS = {
+    name: [reader for reader, table in BY_METHOD.items() if name in table]
+    for table in BY_METHOD.values()
+    for name in table
+    if name != "num_beams"
+} | {"num_samples": ["sample"]}
+_NEUTRAL = {name: (off,) for name, off in _OFF.items()} | {"top_k": (0, DEFAULT_TOP_K), "num_return_sequences": (1,)}
+"""What options may be though nobody reads them."""
+_HOW = {
+    "greedy": "the likeliest token is taken",
+    "beam": "a beam is searched",
+    "sample": "tokens are drawn",
+}
+_ADD = {"beam": "num_beams=4", "sample": "do_sample=True"}
+
+
+def _counted(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    pairs = zip(("max_tokens", "min_tokens"), LENGTHS[::2], LENGTHS[1::2], strict=True)
+    return tuple(ours for ours, whole, new in pairs if fields.get(whole) and new not in fields)

@@ -1,0 +1,98 @@
+"""Beams that are drawn: `num_beams` with `do_sample`."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.decoding.sampling import truncated
+from empax.decoding.search import generate
+from empax.decoding.settings import DecodeSettings
+
+EOS, PAD, VOCAB = 1, 0, 7
+
+
+@flax.struct.dataclass
+class Nothing:
+    def reorder(self, parents):
+        return self
+
+
+def searched(table, rows, *, seed=0, limits=None, **options):
+    """Hypotheses of a model whose next logits depend on the latest token alone."""
+    table = jnp.asarray(table)
+    found = generate(
+        lambda tokens, cache: (table[tokens], cache), Nothing(), batch_size=rows, start_id=2, eos_id=EOS, pad_id=PAD,
+        settings=DecodeSettings("beam", **options), rng=None if seed is None else jax.random.key(seed),
+        limits=None if limits is None else tuple(map(jnp.asarray, limits)),
+    )  # fmt: skip
+    return np.asarray(found.tokens), np.asarray(found.log_probs)
+
+
+def logits(seed=0):
+    return np.random.default_rng(seed).normal(size=(VOCAB, VOCAB)).astype(np.float32)
+
+
+def test_at_no_temperature_they_are_the_likeliest():
+    for seed in range(3):
+        plain, _ = searched(logits(seed), 1, max_tokens=5, num_beams=3)
+        cold, _ = searched(logits(seed), 1, max_tokens=5, num_beams=3, draw_beams=True, temperature=1e-3)
+        np.testing.assert_array_equal(plain, cold)
+
+
+def test_they_differ_by_seed_and_are_none_without_a_key():
+    options = {"max_tokens": 5, "num_beams": 3, "draw_beams": True}
+    one, two, again = (searched(logits(), 8, seed=seed, **options)[0] for seed in (0, 1, 0))
+    np.testing.assert_array_equal(one, again)
+    assert (one != two).any()
+    with pytest.raises(ValueError, match="pass a PRNG key"):
+        searched(logits(), 1, seed=None, **options)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("options", [{}, {"temperature": 2.0}, {"top_k": 4}, {"top_p": 0.6}])
+def test_what_comes_first_comes_as_often_as_drawing_without_replacement_has_it(options):
+    """One step of two beams: the likeliest of four continuations that numpy draws."""
+    rows, table = 4000, logits(3)
+    tokens, scores = searched(table, rows, max_tokens=1, num_beams=2, draw_beams=True, **options)
+    found = np.bincount(tokens[:, 0, 0], minlength=VOCAB) / rows
+    plain = table[2] - np.log(np.exp(table[2]).sum())
+    scaled = plain / options.get("temperature", 1.0)
+    shares = np.exp(scaled) / np.exp(scaled).sum()
+    order = np.argsort(-shares)
+    stays = np.zeros(VOCAB, bool)
+    stays[order[: options.get("top_k", VOCAB)]] = True
+    above = np.cumsum(shares[order]) - shares[order]
+    stays[order] &= above < options.get("top_p", 1.0)
+    stays[order[:2]] = True
+    shares = np.where(stays, shares, 0.0) / shares[stays].sum()
+    rng, wanted = np.random.default_rng(0), np.zeros(VOCAB)
+    many = min(4, stays.sum())
+    for _ in range(rows):
+        wanted[max(rng.choice(VOCAB, many, replace=False, p=shares), key=lambda token: scaled[token])] += 1 / rows
+    np.testing.assert_allclose(found, wanted, atol=4 * np.sqrt(0.5 / rows))
+    np.testing.assert_allclose(scores[:, 0], scaled[tokens[:, 0, 0]], rtol=1e-5)
+
+
+def test_what_is_cut_off_leaves_so_many():
+    row = jnp.log(jnp.array([0.5, 0.3, 0.1, 0.06, 0.04]))
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+    for options, many in (({}, 5), ({"top_k": 3}, 3), ({"top_p": 0.7}, 2), ({"min_p": 0.15}, 3), ({"top_p": 0.1}, 2)):
+        found = truncated(row, **{**off, **options}, at_least_tokens=2)
+        assert np.isfinite(found).sum() == many, options
+        np.testing.assert_array_equal(found[:many], row[:many])
+
+
+@pytest.mark.parametrize("options", [{}, {"early_stopping": True}, {"early_stopping": "never"}, {"end_at_limit": True}])
+@pytest.mark.parametrize("min_tokens", [0, 2])
+def test_a_row_with_a_limit_of_its_own_is_searched_as_if_alone(options, min_tokens):
+    most = np.array([1, 3, 6, 4])
+    fewest = np.minimum(most, min_tokens)
+    table = logits(5)
+    found, scores = searched(table, 4, max_tokens=6, num_beams=3, limits=(fewest, most), **options)
+    for row, (least, limit) in enumerate(zip(fewest.tolist(), most.tolist(), strict=True)):
+        alone, score = searched(table, 1, max_tokens=limit, min_tokens=least, num_beams=3, **options)
+        np.testing.assert_array_equal(found[row, :, :limit], alone[0])
+        assert (found[row, :, limit:] == PAD).all()
+        np.testing.assert_allclose(scores[row], score[0], rtol=1e-5)
