@@ -22,6 +22,7 @@ from empax.core.system import RunPlan
 from empax.pipeline.code import commit
 from empax.pipeline.plan import read_plan
 from empax.pipeline.records import (
+    check_origins,
     differences,
     has_begun,
     record_anew,
@@ -62,6 +63,7 @@ def claim(
     Raises:
       ConfigError: another config made it, or other files than `inputs`; `reuse` has nothing for it; or `redo` names no
         stage.
+      DataError: stages are to be made anew, and one that is kept was made with other settings.
     """
     order = list(plan.stages)
     if unknown := [name for name in redo if name not in order]:
@@ -73,7 +75,10 @@ def claim(
     else:
         kept = _check_recorded(files, plan, order[:first])
     _check_inputs(files, plan, inputs, kept)
-    _forget(files, [name for name in _folders(files, order) if name not in kept])
+    unwanted = [name for name in _folders(files, order) if name not in kept]
+    if unwanted:  # nothing is removed for a run that is refused next
+        check_origins(files, [plan.stages[name] for name in kept])
+    _forget(files, unwanted)
     run = _description(files)
     if old is not None and run and files.checksums.is_file() and old.config == plan.config:
         return

@@ -202,6 +202,8 @@ def test_a_run_of_a_version_with_other_names_is_refused_in_its_place_and_kept_by
     before = [finished.done(name).read_bytes() for name in config["run"]]
     with pytest.raises(DataError, match=f"another name. A new --workdir with --reuse={finished.root} keeps it"):
         Records(finished, run_by_files(config)).check()
+    with pytest.raises(DataError, match="another name"):
+        claim(finished, config, redo=["report"])  # and nothing is removed for it
     files, names = taken(config, finished, tmp_path)
     assert names[-1] == "ppo"
     Records(files, run_by_files(config)).check()
