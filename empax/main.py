@@ -15,7 +15,6 @@ import logging
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from empax.training.interruption import leave_at_ctrl_c
 
@@ -28,9 +27,6 @@ from empax.core.config import ConfigError
 from empax.core.memory import keep_freed_memory
 from empax.core.paths import check_folder, expand
 from empax.core.recipe import load_recipe, override, parse_flags, run_name, split_overrides
-
-if TYPE_CHECKING:
-    from empax.core.system import RunPlan
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
@@ -64,7 +60,9 @@ def main(argv: list[str]) -> None:
         run.quiet_logging(logging.INFO)
         values = plain(config)
         if _MODE.value == "plan":
-            sys.exit(show_plan(leave_out_absent(make_plan(values), WorkDir(workdir)), workdir))
+            from empax.planning.plan import show
+
+            sys.exit(show(leave_out_absent(make_plan(values), WorkDir(workdir)), workdir))
         check_folder(workdir, "--workdir")
         if RunOptions.of(values).deterministic:
             make_deterministic()  # before anything asks for the devices
@@ -81,21 +79,6 @@ def main(argv: list[str]) -> None:
     except Interrupted as interrupted:
         print(f"{interrupted}", file=sys.stderr)
         sys.exit(interrupted.exit_code)
-
-
-def show_plan(made: RunPlan, workdir: Path) -> int:
-    """Prints a plan and what is wrong with it; returns 2 if something is, else 0."""
-    from empax.pipeline import run
-    from empax.planning import plan
-
-    problems = list(dict.fromkeys(map(str, run.problems_of_plan(made, workdir))))  # several stages may have one
-    try:
-        print(plan.describe(made))
-    except ConfigError:
-        if not problems:  # which say the same in words of the settings
-            raise
-    print("".join(f"error: {problem}\n" for problem in problems), end="", file=sys.stderr)
-    return 2 if problems else 0
 
 
 _OVERRIDES: dict[str, str] = {}

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from empax import main
 from empax.core.config import ConfigError
-from empax.pipeline import run
 from empax.planning import plan
 
 TINY = "--config=configs/reg_transformer.py:tiny"
@@ -56,15 +54,15 @@ def test_a_plan_says_in_words_of_the_settings_what_a_model_would_refuse(monkeypa
         raise ConfigError("320 tokens, but max_positions = 64")
 
     monkeypatch.setattr(plan, "describe", refuse)
-    monkeypatch.setattr(run, "problems_of_plan", lambda *_: map(ConfigError, said))
+    monkeypatch.setattr(plan, "problems_of_plan", lambda *_: map(ConfigError, said))
     made: Any = None
-    assert main.show_plan(made, tmp_path) == 2
+    assert plan.show(made, tmp_path) == 2
     assert capsys.readouterr() == ("", f"error: {said[0]}\n")
     said.clear()
     with pytest.raises(ConfigError, match="320 tokens"):
-        main.show_plan(made, tmp_path)
+        plan.show(made, tmp_path)
     monkeypatch.setattr(plan, "describe", str)
-    assert main.show_plan(made, tmp_path) == 0
+    assert plan.show(made, tmp_path) == 0
 
 
 def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tmp_path):

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
 
+from empax.core.config import ConfigError
 from empax.core.sharding import AXES, LOGICAL, bytes_on_one, shard_params
 from empax.core.system import RunPlan, Stage
 from empax.core.tree import count_bytes, count_params
 from empax.models.layers import logical_axes
+from empax.pipeline.run import problems_of_plan
 from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
+
+
+def show(plan: RunPlan, workdir: Path) -> int:
+    """Prints a plan and what is wrong with it; returns the exit code, 2 if something is."""
+    problems = list(dict.fromkeys(map(str, problems_of_plan(plan, workdir))))  # several stages may have one
+    try:
+        print(describe(plan))
+    except ConfigError:
+        if not problems:  # which say the same in words of the settings
+            raise
+    print("".join(f"error: {problem}\n" for problem in problems), end="", file=sys.stderr)
+    return 2 if problems else 0
 
 
 def describe(plan: RunPlan) -> str:

@@ -17,8 +17,8 @@ from empax.data.dialogues import to_instances
 from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings
+from empax.parts.exemplars import dense_retrieval
 from empax.reporting import score_file
-from empax.systems.lempex import dense_retrieval
 from empax.systems.reflectdiffu import labels as intents
 from tests.plans import plan_of
 

@@ -93,6 +93,7 @@ from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models import bart, bert, lora
 from empax.models.transformer_config import TransformerConfig
 from empax.parts import attributes
+from empax.parts.exemplars import dense_retrieval
 from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings
 from empax.parts.knowledge import atomic
 from empax.parts.knowledge.settings import KnowledgeSettings
@@ -107,7 +108,7 @@ from empax.systems.classic.examples import check_lexicon, emotional_words
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.emprl.rewards import check_contexts, make_reward
 from empax.systems.emprl.settings import GrpoTaskSettings, RewardSettings
-from empax.systems.lempex import dense_retrieval, retriever
+from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from empax.systems.lempex.stages import check_vocabulary
 from empax.systems.reflectdiffu import labels as intents

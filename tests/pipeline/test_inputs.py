@@ -9,9 +9,9 @@ from empax.core.files import WorkDir
 from empax.core.inputs import Input
 from empax.data import epitome
 from empax.data.empathetic_dialogues import ARCHIVE_NAME, ARCHIVE_SHA256, ARCHIVE_URL
+from empax.parts.exemplars import dense_retrieval
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
-from empax.systems.lempex import dense_retrieval
 
 
 @pytest.fixture(autouse=True)
