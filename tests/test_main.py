@@ -82,7 +82,7 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tm
     cases = [
         ([here], "--config=FILE.py is needed"),
         ([TINY, here, "more"], "what is 'more'?"),
-        ([f"{TINY}y", here], "'tinyy' is unknown; it takes no_retrieval, no_attributes, reasons, apart, joined,"),
+        ([f"{TINY}y", here], "'tinyy' is unknown; it takes no_retrieval, no_attributes, contrastive, reasons,"),
         (["--config=configs/reg_transfomer.py", here], "Did you mean 'configs/reg_transformer.py'?"),
         ([TINY, here, "--config.data.dri=x"], "config.data.dri is not a setting of DataSettings; did you mean 'dir'?"),
         ([TINY, here, "--config.jiont.steps=1"], "config.jiont is no section of this recipe. Did you mean 'joint'?"),
