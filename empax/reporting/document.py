@@ -21,6 +21,7 @@ from empax.core.paths import expand
 from empax.core.text_files import read_text
 from empax.core.types import LEVELS, MECHANISMS
 from empax.evaluation.published import TABLES
+from empax.reporting import swaps
 from empax.reporting.content import recipe_of
 from empax.reporting.tables import describe, format_difference, format_value, markdown_table, metric_title
 
@@ -258,6 +259,17 @@ def _benchmark(table: Table, results: Path) -> list[str]:
     return [*markdown_table(["", "empax", table["other"], "ratio"], rows), "", f"Command: {command}"]
 
 
+def _swaps(table: Table, results: Path) -> list[str]:
+    """One `part` of what the exemplars of a `run` are worth: "likelihoods", "parts", "replies" or "recall"."""
+    path = results / "runs" / table["run"] / "report.json"
+    made = swaps.tables(_read(path))
+    part = _SWAPS.index(table["part"])
+    if part >= len(made):
+        raise DataError(f"{path} has no {table['part']} of swapped exemplars; its recipe needs a stage 'swaps'.")
+    return [*markdown_table(made[part].head, made[part].rows), "", made[part].note]
+
+
+_SWAPS = ("likelihoods", "parts", "replies", "recall")
 _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
     "scores": _scores,
     "pairs": _pairs,
@@ -266,6 +278,7 @@ _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
     "judges": _judges,
     "ratings": _ratings,
     "benchmark": _benchmark,
+    "swaps": _swaps,
 }
 
 

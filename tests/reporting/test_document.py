@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from empax.core.files import DataError
+from empax.core.files import DataError, write_json
 from empax.reporting.document import fill, main
+from tests.reporting.test_report import swapped
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -87,6 +88,22 @@ def test_a_table_over_other_test_rows_is_refused_until_it_is_two(tmp_path):
     tables["other"] = {**tables["small"], "rows": [row]}
     (results / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
     assert "3 rows" in fill(text + text.replace("small", "other"), results)
+
+
+def test_tables_of_swapped_exemplars_are_those_of_the_report(tmp_path):
+    results = make_results(tmp_path, 2.0)
+    table = {"kind": "swaps", "run": "reg/small/0"}
+    write_json(results / "tables.json", {part: {**table, "part": part} for part in ("likelihoods", "recall")})
+    write_json(results / "runs" / "reg" / "small" / "0" / "report.json", {"swaps": swapped()})
+    filled = fill("<!-- table: likelihoods -->\n<!-- end -->\n<!-- table: recall -->\n<!-- end -->\n", results)
+    assert "| none | 1.000 | +1.000 (+0.500 to +1.500) | – | 1.0000 |" in filled
+    assert "| this system's retriever | 1.0 (0.5–1.5) |" in filled
+    assert "Negative log-likelihoods of 20 references" in filled
+    other = make_results(tmp_path / "b", 2.0)
+    write_json(other / "tables.json", {"likelihoods": {**table, "part": "likelihoods"}})
+    write_json(other / "runs" / "reg" / "small" / "0" / "report.json", {"swaps": {}})
+    with pytest.raises(DataError, match="has no likelihoods of swapped exemplars; its recipe needs a stage 'swaps'"):
+        fill("<!-- table: likelihoods -->\n<!-- end -->\n", other)
 
 
 def test_the_command_fills_files_and_names_what_is_missing(tmp_path, capsys):

@@ -572,7 +572,7 @@ def test_text_of_strangers_stays_text_on_both_pages(tmp_path):
     assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "code")]
 
 
-def test_what_exemplars_are_worth_is_shown_where_a_stage_has_found_it():
+def swapped():
     cells = {"value": 1.0, "low": 0.5, "high": 1.5}
     names = ("nll", "nll_per_token", "nll_first", "nll_rest", "nll_end")
     likelihoods = dict.fromkeys(names, cells)
@@ -587,7 +587,11 @@ def test_what_exemplars_are_worth_is_shown_where_a_stage_has_found_it():
         "replies": {"rows": 5, "bigrams": 50, "given": {"own": replies, "none": replies}},
         "recall": {"among": 2501, "by": {"own": {f"gold_recall_at_{k}:2501": cells for k in (1, 10, 100)}}},
     }  # fmt: skip
-    shown = made(swaps={"swaps": found})
+    return {"swaps": found}
+
+
+def test_what_exemplars_are_worth_is_shown_where_a_stage_has_found_it():
+    shown = made(swaps=swapped())
     lines = markdown.markdown(shown)
     assert "## What the exemplars are worth\n" in lines
     assert "| none | 1.000 | \\+1.000 (+0.500 to +1.500) | – | 1.0000 |" in lines
