@@ -97,7 +97,7 @@ class OurPpo:
         config = sides.model.config
         eos_id, pad_id = sides.theirs.config.eos_token_id, sides.theirs.config.pad_token_id
         decoder = Decoder(settings.rollout, start_id=config.start_id, eos_id=eos_id, pad_id=pad_id)
-        generator = Generator(sides.model, ClassificationHead(1), decoder, emotion_weight=0.0)
+        generator = Generator(sides.model, decoder, ClassificationHead(1), emotion_weight=0.0)
         self.task: Any = Ppo(generator, Reward(((1.0, CompiledReward(even_share)),)), settings)
         params = copied({"model": sides.params, "value": value})
         optimizer = make_optimizer(OPTIMIZER, params, total_steps=1)

@@ -254,13 +254,10 @@ class EncoderDecoder(nn.Module):
         target: Int[Array, "B T"],
         states: Float[Array, "B S D"],
         states_mask: Bool[Array, "B S"],
-        *,
-        memories: Memories | None = None,
-        deterministic: bool = True,
+        **options: Any,
     ) -> Float[Array, "B T V"]:
-        """Teacher-forced logits; shifts `target` right itself, so logits[:, t] predict target[:, t]."""
-        hidden = self.decode_hidden(target, states, states_mask, memories=memories, deterministic=deterministic)
-        return self.logits_from(hidden)
+        """Teacher-forced logits; logits[:, t] predict target[:, t]. `options` are those of `decode_hidden`."""
+        return self.logits_from(self.decode_hidden(target, states, states_mask, **options))
 
     def __call__(
         self,

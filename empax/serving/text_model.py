@@ -36,7 +36,7 @@ from empax.models.lora import LoraSettings
 from empax.models.prompted import PromptedDecoder
 from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.task import Decoder, Generator, Reader, apply, row_nll
+from empax.parts.generator.task import Decoder, Generator, Reader
 from empax.serving.answering import answers_of
 from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
 from empax.serving.pairs import Pairs, Texts, batches_of, check_whole, checked_pairs, checked_texts, zipped
@@ -347,7 +347,7 @@ class TextModel:
         else:
             reader, start_id = model, model.config.start_id if start_id is None else start_id
         decoder = Decoder(settings, start_id, t.eos_id if eos_id is None else eos_id, t.pad_id)
-        return Generator(reader, EMOTION_HEAD, decoder, emotion_weight=0.0, heads=())
+        return Generator(reader, decoder, EMOTION_HEAD, emotion_weight=0.0, heads=())
 
     def _examples(
         self, pairs: Sequence[tuple[str, str]], *, answer: Call | None = None, lengths: Mapping[str, int] | None = None
@@ -390,9 +390,9 @@ _ENDLESS = 10**6
 
 @functools.partial(jax.jit, static_argnums=0)
 def _read(task: Generator, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    model = task.model
-    states = apply(model, params, batch.source, batch.source_mask, method="encode", rng=None)
-    return row_nll(model, params, batch, states, batch.source_mask)
+    own = {"model": params}
+    found = task.nll(own, batch, task.encode(own, batch, None))
+    return found["nll"], found["num_tokens"]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

@@ -19,7 +19,7 @@ from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.settings import DialogueSettings
-from empax.parts.generator.task import Generator, generation_losses, target_weights
+from empax.parts.generator.task import Generator, target_weights
 from empax.pipeline import annotate
 from empax.systems.emprl import ppo
 from empax.systems.emprl.kl import kl_penalty
@@ -97,14 +97,13 @@ def expected_losses():
 
 
 def generator(**changes):
-    return Generator(Model(), Head(), None, **{"emotion_weight": 0.3, **changes})
+    return Generator(**{"model": Model(), "decoder": None, "head": Head(), "emotion_weight": 0.3, **changes})
 
 
 def test_the_losses_of_a_generator_are_the_likelihood_and_its_weight_times_the_emotion():
     nll, emotion = expected_losses()
-    parts, metrics = generation_losses(
-        generator(), Model(), PARAMS, BATCH, Model().apply({}, method="encode"), BATCH.source_mask, (None, None)
-    )
+    task = generator()
+    parts, metrics = task.losses(PARAMS, {}, BATCH, task.encode(PARAMS, BATCH, None), (None, None))
     assert [factor for factor, _ in parts] == [1.0, 0.3]
     np.testing.assert_allclose([float(part.total) for _, part in parts], [nll, emotion], rtol=1e-5)
     np.testing.assert_allclose(float(metrics["nll"].value()), nll / COUNTED.sum(), rtol=1e-5)
@@ -133,10 +132,14 @@ def test_a_generator_judges_by_the_mean_of_real_states_and_real_tokens():
 @pytest.mark.parametrize("shown", [False, True])
 def test_exemplars_that_a_batch_carries_reach_the_search(shown):
     asked = []
-    decoder = lambda *given, exemplars: asked.append(exemplars)  # noqa: E731
+    decoder = types.SimpleNamespace(
+        from_states=lambda *_, exemplars, **__: asked.append(exemplars),
+        settings=types.SimpleNamespace(reads_source=False),
+        start_id=0,
+    )
     more = {"response": "ids", "response_mask": "mask"} if shown else {}
     batch = types.SimpleNamespace(source=None, source_mask=None, **more)
-    Generator(Model(), Head(), decoder, emotion_weight=0.0).generate(PARAMS, {}, batch, KEY)
+    generator(decoder=decoder).generate(PARAMS, {}, batch, KEY)
     assert asked == [("ids", "mask") if shown else None]
 
 
@@ -150,8 +153,8 @@ class Ranker:
         return [(1.0, Mean(jnp.float32(10.0), weights.sum())), (0.5, Mean(jnp.float32(4.0), weights.sum()))], {}
 
 
-def joint(**changes):
-    return Joint(Ranker(), Model(), Head(), None, **{"retriever_weight": 0.2, "emotion_weight": 0.3, **changes})
+def joint(retriever_weight=0.2):
+    return Joint(Ranker(), generator(), retriever_weight)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 1.0])
@@ -192,7 +195,10 @@ def test_a_prediction_holds_the_exemplars_with_their_scores():
 
 def test_a_prediction_holds_what_was_asked_and_what_was_found():
     me = types.SimpleNamespace(
-        heads=("both", "generator"), _labels={"intent": ("ask", "agree")}, tokenizer=types.SimpleNamespace()
+        heads=("both", "generator"),
+        _labels={"intent": ("ask", "agree")},
+        tokenizer=types.SimpleNamespace(),
+        _cost_of_unknown=0.0,
     )
     asked = dataclasses.replace(CORPUS[0], notes={"context_attributes": {"exploration": "high"}})
     notes = {"both": np.int32(4), "generator": np.int32(7), "intent": np.int32(1), "nll": np.float32(2.5),

@@ -36,7 +36,7 @@ class Read:
       beside: what else the decoder takes, by name: `memories`.
     """
 
-    states: Float[Array, "B S D"]
+    states: Any
     mask: Bool[Array, "B S"]
     beside: dict[str, Any] = dataclasses.field(default_factory=dict)
 

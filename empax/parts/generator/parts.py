@@ -30,7 +30,7 @@ from empax.models.layers import logical_axes
 from empax.models.lora import lower
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings
+from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings, ResponseTaskSettings
 from empax.parts.generator.task import Decoder, Fusion, Generator, Reader
 from empax.training.checkpoint import load_params
 from empax.training.lora import AdaptableTask, LoraTask, is_adapted, lora_task
@@ -82,18 +82,18 @@ class GeneratorParts:
         unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
         return Decoder(without_unknown(settings, unknown), start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
 
-    def generator_task(self, stage: GeneratorTaskSettings) -> Generator:
+    def generator_task(self, stage: ResponseTaskSettings, *, fused: bool = False) -> Generator:
+        """What a stage trains; `fused`, reading several passages."""
         return Generator(
-            self.reader,
-            EMOTION_HEAD,
+            self.fusion if fused else self.reader,
             self.decoder(self.settings.decoding),
+            EMOTION_HEAD,
             emotion_weight=stage.emotion_weight,
             label_smoothing=stage.label_smoothing,
             logits_at_once=self.settings.logits_at_once,
-            # One that begins with an earlier stage may have its head from there.
-            heads=("generator",) if stage.emotion_weight or stage.start_from else (),
+            heads=("generator",) if stage.teaches_emotions else (),
             contrast=stage.contrast,
-            losses=stage.losses,
+            own_losses=stage.losses,
         )
 
     def with_lora(self, task: AdaptableTask) -> LoraTask:

@@ -116,24 +116,46 @@ class LossSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class GeneratorTaskSettings:
-    """Context in, response out: REG's stage 1, EmpRL's fine-tuning.
+class ResponseTaskSettings:
+    """What a generator learns.
 
     Attributes:
       emotion_weight: of the 32-way head over the pooled encoding; ours. 0 = the head learns nothing, and is not asked.
       contrast: a loss that ranks responses beside the likelihood; None = there is none.
       losses: of your own, added to the likelihood.
-      start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
-      max_validation_examples: 0 = all.
     """
 
     emotion_weight: float = 0.1
     label_smoothing: float = 0.0
     contrast: ContrastSettings | None = None
     losses: tuple[LossSettings, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "emotion_weight", least=0)
+        check_numbers(self, "label_smoothing", least=0, below=1)
+
+    @property
+    def teaches_emotions(self) -> bool:
+        return bool(self.emotion_weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorTaskSettings(ResponseTaskSettings):
+    """Context in, response out: REG's stage 1, EmpRL's fine-tuning.
+
+    Attributes:
+      start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
+      max_validation_examples: 0 = all.
+    """
+
     start_from: str = ""
     max_validation_examples: int = 1000
 
     def __post_init__(self) -> None:
-        check_numbers(self, "emotion_weight", "max_validation_examples", least=0)
-        check_numbers(self, "label_smoothing", least=0, below=1)
+        super().__post_init__()
+        check_numbers(self, "max_validation_examples", least=0)
+
+    @property
+    def teaches_emotions(self) -> bool:
+        """One that begins with an earlier stage may have its head from there."""
+        return super().teaches_emotions or bool(self.start_from)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.types import Batch, Generated, Mean, Metrics, Params
+from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.hypotheses import Limits
 from empax.decoding.rerank import Hypotheses, make_reranker, rerank
 from empax.decoding.search import Tokens, generate
@@ -31,6 +31,9 @@ Reader: TypeAlias = EncoderDecoder | PromptedDecoder
 """What answers one source."""
 Fusion: TypeAlias = FusionInDecoder | FusionInPrompt
 """What answers several passages at once."""
+Keys: TypeAlias = Sequence[jax.Array | None]
+Losses: TypeAlias = tuple[list[tuple[float, Mean]], Metrics]
+"""Parts of a loss with their factors, and what to log."""
 
 
 def apply(
@@ -169,80 +172,209 @@ class Decoder:
 
 
 @dataclasses.dataclass(frozen=True)
-class Generator:
-    """Context in, response out: REG's G1 (Eq. 2), and G2 (Eq. 6) where the model reads several passages.
+class ResponseTask:
+    """Context in, response out: what all generators share. A subclass says what it reads, and what else it learns.
+
+    Parameters are the model's under "model", with `contrast` its own under `projection`, and a subclass's.
 
     Attributes:
-      heads: emotion heads worth asking; empty where the one that there is has never been trained.
-      contrast: of the loss that ranks responses, None = there is none; its parameters are under "contrast".
-      losses: of users.
+      decoder: how it answers.
+      label_smoothing: of the likelihood that is learnt.
+      contrast: of the loss that ranks responses; None = there is none.
+      heads: emotion heads worth asking.
     """
 
-    model: Reader | Fusion
-    head: ClassificationHead
+    model: Any
     decoder: Decoder
-    emotion_weight: float
+    _: dataclasses.KW_ONLY
     label_smoothing: float = 0.0
-    logits_at_once: int = 0
-    heads: tuple[str, ...] = ("generator",)
     contrast: ContrastSettings | None = None
-    losses: tuple[LossSettings, ...] = ()
-    whole: ClassVar[str] = "^emotion/"
+    heads: tuple[str, ...] = ()
+    projection: ClassVar[str] = "contrast"
 
     @property
     def splits_batches(self) -> bool:
         """Not where the responses of a batch are each other's candidates."""
         return self.contrast is None
 
-    def init(self, rng: jax.Array, batch: Batch) -> Params:
-        first, second = jax.random.split(rng)
-        model = self.model.init(first, batch.source, batch.source_mask, batch.target)["params"]
-        encoding = jnp.zeros((1, self.model.config.d_model))
-        made = {"model": model, "emotion": self.head.init(second, encoding)["params"]}
-        if self.contrast is None:
-            return made
-        return {**made, "contrast": Contrast(self.contrast, self.model).init(jax.random.fold_in(rng, 2))}
+    @property
+    def ranking(self) -> Contrast:
+        """What learns by `contrast`."""
+        assert self.contrast is not None
+        return Contrast(self.contrast, self.model)
+
+    def init(self, rng: jax.Array, batch: Any) -> Params:
+        """The model's parameters; a subclass adds what else there is."""
+        return {"model": self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]}
+
+    def encode(self, params: Params, batch: Any, rng: jax.Array | None) -> Read:
+        """Reads the source, unless the batch has the states of one; dropout where there is an `rng`."""
+        if getattr(batch, "states", None) is not None:
+            return Read(batch.states, batch.states_mask)
+        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=rng)
+        return Read(states, self.model.states_mask(batch.source_mask))
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
-        first, second, third = jax.random.split(rng, 3) if train else (None,) * 3
-        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=first)
-        mask = self.model.states_mask(batch.source_mask)
-        parts, metrics = generation_losses(self, self.model, params, batch, states, mask, (second, third))
-        if not self.heads:
-            metrics = {name: value for name, value in metrics.items() if not name.startswith("emotion")}
+        first, *rngs = jax.random.split(rng, 3) if train else (None,) * 3
+        parts, metrics = self.losses(params, frozen, batch, self.encode(params, batch, first), rngs)
         return combine(parts, target_weights(batch), batch.valid), metrics
 
-    def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
-        exemplars = shown_responses(batch)
+    def losses(self, params: Params, frozen: Params, batch: Any, read: Any, rngs: Keys) -> Losses:
+        """What is learnt, and what to log: the likelihood of the response, and the contrast.
+
+        Args:
+          params: of the task.
+          frozen: see `core.protocols.Task`.
+          batch: the examples; a loss must weigh them by `target_weights`.
+          read: what `encode` made of them.
+          rngs: for the decoder's dropout, and for what else draws; None = nothing is drawn.
+        """
+        logits = self.logits(params, batch, read, rngs[0])
+        nll, smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)
+        parts, metrics = self.ranked(params, batch, read, rngs)
+        return [(1.0, smoothed), *parts], {"nll": nll, **metrics}
+
+    def likelihood(self, entropy: Callable[..., Mean], batch: Any) -> tuple[Mean, Mean]:
+        """The negative log-likelihood per token (REG, Eq. 2 and 6), without and with smoothing; padding counts nothing.
+
+        `entropy` is a `cross_entropy` that has its logits.
+        """
+        mask = batch.target_mask & batch.valid[:, None]
+        nll = entropy(batch.target, mask)
+        if not self.label_smoothing:
+            return nll, nll
+        return nll, entropy(batch.target, mask, label_smoothing=self.label_smoothing)
+
+    def ranked(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
+        """The contrast, where there is one."""
         if self.contrast is None:
-            read = batch.source, batch.source_mask
-            return self.decoder(self.model, params["model"], *read, rng, exemplars=exemplars)
-        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
-        read = Read(states, self.model.states_mask(batch.source_mask))
-        return self.decoder.from_states(
+            return [], {}
+        found = self.contrasted(params, batch, read, rngs)
+        return [self.ranking.part(found, target_weights(batch), batch.valid)], {"contrast": found}
+
+    def contrasted(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Mean:
+        """L_CL of the batch's responses, with the decoder's dropout once more: they differ by their words alone."""
+        return self.ranking.loss(params["model"], params[self.projection], batch, read, rngs[0])
+
+    def logits(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> Float[Array, "B T V"]:
+        """Of the response, teacher-forced."""
+        given = batch.target, read.states, read.mask
+        return apply(self.model, params["model"], *given, method="decode", rng=rng, **read.beside)
+
+    def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
+        read, more = self.encode(params, batch, None), {}
+        if self.contrast is not None:
+            more["compared"] = self.ranking.compared(params["model"], params[self.projection], read)
+        return self.search(self.decoder, params, batch, read, rng, **more)
+
+    def search(
+        self, decoder: Decoder, params: Params, batch: Any, read: Read, rng: jax.Array, **more: Any
+    ) -> Generated:
+        """Answers of `decoder` to what has been read; `more` as `Decoder.from_states` takes it."""
+        source = batch.source, batch.source_mask
+        return decoder.from_states(
             self.model,
             params["model"],
             read.states,
             read.mask,
             rng,
-            exemplars=exemplars,
-            source=(batch.source, batch.source_mask) if self.decoder.settings.reads_source else None,
-            compared=Contrast(self.contrast, self.model).compared(params["model"], params["contrast"], read),
+            exemplars=shown_responses(batch),
+            source=source if decoder.settings.reads_source else None,
+            prompt=source if decoder.start_id is None else None,
+            beside=read.beside,
+            **more,
         )
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:
-        """For each row: `nll`, `num_tokens`, and the emotion by each head (index into EMOTIONS)."""
-        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
-        mask = self.model.states_mask(batch.source_mask)
-        nll, num_tokens = row_nll(self.model, params["model"], batch, states, mask)
-        pooled = masked_mean(pooled_states(states), context_mask(self.model, batch, mask))
-        emotion = apply(self.head, params["emotion"], pooled, rng=None)
-        return {"nll": nll, "num_tokens": num_tokens, "generator": emotion.argmax(axis=-1)}
+        """`nll` and `labels` of each row."""
+        read = self.encode(params, batch, None)
+        return {**self.nll(params, batch, read), **self.labels(params, batch, read)}
+
+    def labels(self, params: Params, batch: Any, read: Any) -> dict[str, Array]:
+        """What else is found of each row, by name: its emotion by each head (index into EMOTIONS)."""
+        return {}
+
+    def nll(self, params: Params, batch: Any, read: Read) -> dict[str, Array]:
+        """Of each row the negative log-likelihood of its response, in nats, and `num_tokens`, its end included."""
+        return _summed(self._log_probs(params, batch, read), batch)
 
     def weigh(self, params: Params, batch: Any) -> dict[str, Array]:
-        """`parted_nll` of each row."""
-        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=None)
-        return parted_nll(self.model, params["model"], batch, states, self.model.states_mask(batch.source_mask))
+        """`nll`, and where it comes from: the first token, the end of sequence, and all tokens between them.
+
+        Returns:
+          `nll` and `num_tokens` of each row, and `nll_first`, `nll_rest`, `nll_end`, whose sum is `nll`. Of a response
+          without a token the end alone counts.
+        """
+        log_probs = self._log_probs(params, batch, self.encode(params, batch, None))
+        last = batch.target_mask.sum(axis=1, keepdims=True) - 1
+        place = jnp.arange(batch.target.shape[1])[None]
+        parts = {"first": (place == 0) & (place < last), "rest": (place > 0) & (place < last), "end": place == last}
+        return {
+            **_summed(log_probs, batch),
+            **{f"nll_{name}": -jnp.where(there, log_probs, 0.0).sum(axis=1) for name, there in parts.items()},
+        }
+
+    def _log_probs(self, params: Params, batch: Any, read: Read) -> Float[Array, "B T"]:
+        """Log-probability of each token of the responses, end of sequence included; 0 behind it."""
+        logits = self.logits(params, batch, read, None)
+        return jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator(ResponseTask):
+    """With a head for emotions: REG's G1 (Eq. 2), and G2 (Eq. 6) where the model reads several passages.
+
+    Attributes:
+      heads: empty where the one that there is has never been trained.
+      own_losses: of users, which need all logits at once.
+    """
+
+    model: Reader | Fusion
+    head: ClassificationHead
+    emotion_weight: float
+    logits_at_once: int = 0
+    heads: tuple[str, ...] = dataclasses.field(default=("generator",), kw_only=True)
+    own_losses: tuple[LossSettings, ...] = ()
+    whole: ClassVar[str] = "^emotion/"
+
+    def init(self, rng: jax.Array, batch: Any) -> Params:
+        return self.drawn(jax.random.split(rng, 3), batch)
+
+    def drawn(self, rngs: jax.Array | Sequence[jax.Array], batch: Any) -> Params:
+        """Parameters, by the keys of model, head and contrast."""
+        encoding = jnp.zeros((1, self.model.config.d_model))
+        made = {**super().init(rngs[0], batch), "emotion": self.head.init(rngs[1], encoding)["params"]}
+        return made if self.contrast is None else {**made, self.projection: self.ranking.init(rngs[2])}
+
+    def losses(self, params: Params, frozen: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
+        """Likelihood, and the emotion head over the encoding; contrast, and losses of users."""
+        logits: Any = None
+        if self.logits_at_once:
+            given = batch.target, read.states, read.mask
+            hidden = apply(self.model, params["model"], *given, method="decode_hidden", rng=rngs[0])
+            weights: Any = self.model.apply({"params": params["model"]}, method="output_weights")
+            entropy = functools.partial(fused_cross_entropy, hidden, weights, chunk=self.logits_at_once)
+        else:
+            logits = self.logits(params, batch, read, rngs[0])
+            entropy = functools.partial(cross_entropy, logits)
+        nll, smoothed = self.likelihood(entropy, batch)
+        judged = self.emotions(params, batch, read, rngs[1])
+        emotion, told = emotion_loss(judged, batch.emotion, target_weights(batch))
+        ranked, more = self.ranked(params, batch, read, rngs)
+        parts = [(1.0, smoothed), (self.emotion_weight, emotion), *ranked]
+        metrics = {"nll": nll, **(told if self.heads else {}), **more}
+        for own in self.own_losses:
+            metrics[own.function] = own_loss(own, logits, batch, target_weights(batch))
+            parts.append((own.weight, metrics[own.function]))
+        return parts, metrics
+
+    def emotions(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> Float[Array, "B E"]:
+        """Logits of the head."""
+        pooled = masked_mean(pooled_states(read.states), context_mask(self.model, batch, read.mask))
+        return apply(self.head, params["emotion"], pooled, rng=rng)
+
+    def labels(self, params: Params, batch: Any, read: Read) -> dict[str, Array]:
+        return {"generator": self.emotions(params, batch, read, None).argmax(axis=-1)}
 
 
 def context_mask(model: Reader | Fusion, batch: Any, mask: Bool[Array, "B R"]) -> Bool[Array, "B R"]:
@@ -258,80 +390,11 @@ def context_mask(model: Reader | Fusion, batch: Any, mask: Bool[Array, "B R"]) -
     return model.states_mask(batch.source_mask & own)
 
 
-def generation_losses(
-    task: Any,
-    model: Reader | Fusion,
-    params: Params,
-    batch: Any,
-    states: Any,
-    states_mask: Bool[Array, "B S"],
-    rngs: tuple[jax.Array | None, jax.Array | None],
-) -> tuple[list[tuple[float, Mean]], Metrics]:
-    """Negative log-likelihood of the response (REG, Eq. 2 and 6, per token), and the emotion head over the encoding.
-
-    `task` gives `head`, `emotion_weight`, `label_smoothing`, `logits_at_once`, `contrast` and `losses`, which need all
-    logits at once.
-    """
-    logits: Any = None
-    mask = batch.target_mask & batch.valid[:, None]
-    if task.logits_at_once:
-        hidden = apply(model, params["model"], batch.target, states, states_mask, method="decode_hidden", rng=rngs[0])
-        weights: Any = model.apply({"params": params["model"]}, method="output_weights")
-        entropy = functools.partial(fused_cross_entropy, hidden, weights, chunk=task.logits_at_once)
-    else:
-        logits = apply(model, params["model"], batch.target, states, states_mask, method="decode", rng=rngs[0])
-        entropy = functools.partial(cross_entropy, logits)
-    smoothed = entropy(batch.target, mask, label_smoothing=task.label_smoothing)
-    nll = entropy(batch.target, mask) if task.label_smoothing else smoothed
-    pooled = masked_mean(pooled_states(states), context_mask(model, batch, states_mask))
-    judged = apply(task.head, params["emotion"], pooled, rng=rngs[1])
-    emotion, metrics = emotion_loss(judged, batch.emotion, target_weights(batch))
-    parts, metrics = [(1.0, smoothed), (task.emotion_weight, emotion)], {"nll": nll, **metrics}
-    if task.contrast is not None:
-        contrast = Contrast(task.contrast, model)
-        # The decoder's dropout once more: candidates differ by their words alone.
-        ranked = contrast.loss(params["model"], params["contrast"], batch, Read(states, states_mask), rngs[0])
-        metrics["contrast"] = ranked
-        parts.append(contrast.part(ranked, target_weights(batch), batch.valid))
-    for own in task.losses:
-        metrics[own.function] = own_loss(own, logits, batch, target_weights(batch))
-        parts.append((own.weight, metrics[own.function]))
-    return parts, metrics
+def _summed(log_probs: Float[Array, "B T"], batch: Any) -> dict[str, Array]:
+    return {"nll": -log_probs.sum(axis=1), "num_tokens": batch.target_mask.sum(axis=1).astype(jnp.float32)}
 
 
 def shown_responses(batch: Any) -> tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None:
     """The exemplars' responses with their mask, in a batch that carries them; else None."""
     response = getattr(batch, "response", None)
     return None if response is None else (response, batch.response_mask)
-
-
-def row_nll(
-    model: Any, params: Params, batch: Any, states: Any, mask: Bool[Array, "B S"]
-) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """Each row's negative log-likelihood of its response, in nats, and its tokens (end of sequence included)."""
-    log_probs = _log_probs(model, params, batch, states, mask)
-    return -log_probs.sum(axis=1), batch.target_mask.sum(axis=1).astype(jnp.float32)
-
-
-def parted_nll(model: Any, params: Params, batch: Any, states: Any, mask: Bool[Array, "B S"]) -> dict[str, Array]:
-    """`row_nll`, and where it comes from: the first token, the end of sequence, and all tokens between them.
-
-    Returns:
-      `nll` and `num_tokens` of each row, and `nll_first`, `nll_rest`, `nll_end`, whose sum is `nll`. Of a response
-      without a token the end alone counts.
-    """
-    log_probs = _log_probs(model, params, batch, states, mask)
-    last = batch.target_mask.sum(axis=1, keepdims=True) - 1
-    place = jnp.arange(batch.target.shape[1])[None]
-    parts = {"first": (place == 0) & (place < last), "rest": (place > 0) & (place < last), "end": place == last}
-    return {
-        "nll": -log_probs.sum(axis=1),
-        "num_tokens": batch.target_mask.sum(axis=1).astype(jnp.float32),
-        **{f"nll_{name}": -jnp.where(there, log_probs, 0.0).sum(axis=1) for name, there in parts.items()},
-    }
-
-
-def _log_probs(model: Any, params: Params, batch: Any, states: Any, mask: Bool[Array, "B S"]) -> Float[Array, "B T"]:
-    """Log-probability of each token of the responses, end of sequence included; 0 behind it."""
-    logits = apply(model, params, batch.target, states, mask, method="decode", rng=None)
-    return jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)

@@ -103,7 +103,7 @@ class ClassicParts:
             ),
             Decoder(decoding, tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id),
             stage.weights,
-            stage.label_smoothing,
+            label_smoothing=stage.label_smoothing,
             heads=("emotion",) if stage.weights.get("emotion") else (),
         )
 

@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import Mean, Metrics, Params
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.heads import ClassificationHead
-from empax.parts.generator.task import Generator, apply, row_nll
+from empax.parts.generator.contrast import Read
+from empax.parts.generator.task import Generator, apply
 from empax.systems.emprl import ppo
 from empax.systems.emprl.advantages import (
     ScoreStatistics,
@@ -105,18 +106,16 @@ class Policy:
         reference, _, _ = self.read(old, batch, tokens, self.encoded(old, batch))
         return Rollout(batch, tokens, mask, log_probs, reference, values=values)
 
-    def encoded(self, params: Params, batch: PolicyBatch) -> tuple[Any, Bool[Array, "B R"]]:
-        """What the model makes of its contexts, without dropout, and which of it is real."""
-        model, inputs = self.generator.model, _inputs(batch)
-        states = apply(model, params["model"], inputs.source, inputs.source_mask, method="encode", rng=None)
-        return states, model.states_mask(inputs.source_mask)
+    def encoded(self, params: Params, batch: PolicyBatch) -> Read:
+        """What the model makes of its contexts, without dropout."""
+        return self.generator.encode(params, _inputs(batch), None)
 
     def read(
         self,
         params: Params,
         batch: PolicyBatch,
         tokens: Int[Array, "B T"],
-        encoded: tuple[Any, Bool[Array, "B R"]],
+        encoded: Read,
         frozen_trunk: Float[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"] | None, Float[Array, "B T V"]]:
         """Teacher-forced, without dropout: log-probabilities of `tokens`, the value before each, and all logits.
@@ -124,7 +123,7 @@ class Policy:
         `frozen_trunk` = 1 lets no gradient of the values into the model, 0 lets all of it.
         """
         model, own = self.generator.model, params["model"]
-        hidden = apply(model, own, tokens, *encoded, method="decode_hidden", rng=None)
+        hidden = apply(model, own, tokens, encoded.states, encoded.mask, method="decode_hidden", rng=None)
         logits: Any = model.apply({"params": own}, hidden, method="logits_from")
         log_probs = token_log_probs(logits, tokens).astype(jnp.float32)
         if "value" not in params:
@@ -210,7 +209,7 @@ class Policy:
         loss: Mean,
         params: Params,
         rollout: Rollout,
-        encoded: tuple[Any, Bool[Array, "B R"]],
+        encoded: Read,
         factor: Float[Array, ""],
     ) -> tuple[Mean, Metrics]:
         r"""The loss and, times its weight, the mean negative log-likelihood of a gold token; and the latter, to log.
@@ -225,9 +224,7 @@ class Policy:
         nll, metrics = self.on_gold(params, rollout.batch, encoded, focus=self.settings.likelihood_focus)
         return ppo.weighted_sum((1.0, loss), (weight * factor, Mean(nll.value() * loss.weight, loss.weight))), metrics
 
-    def on_gold(
-        self, params: Params, batch: PolicyBatch, encoded: tuple[Any, Bool[Array, "B R"]], *, focus: float = 0.0
-    ) -> tuple[Mean, Metrics]:
+    def on_gold(self, params: Params, batch: PolicyBatch, encoded: Read, *, focus: float = 0.0) -> tuple[Mean, Metrics]:
         """The mean negative log-likelihood of a gold token, weighted by the merit of its response; and without weights.
 
         Args:
@@ -236,8 +233,8 @@ class Policy:
           encoded: what `encoded` gives for them.
           focus: see PolicyTaskSettings.likelihood_focus.
         """
-        nll, tokens = row_nll(self.generator.model, params["model"], _inputs(batch), *encoded)
-        nll, tokens = jnp.where(batch.valid, nll, 0.0), jnp.where(batch.valid, tokens, 0.0)
+        found = self.generator.nll(params, _inputs(batch), encoded)
+        nll, tokens = (jnp.where(batch.valid, found[name], 0.0) for name in ("nll", "num_tokens"))
         weights = jnp.exp(focus * batch.merit)
         weighted = Mean((weights * nll).sum(), (weights * tokens).sum())
         return weighted, {"nll": Mean(nll.sum(), tokens.sum())}

@@ -49,9 +49,8 @@ from empax.training.lora import is_adapted
 
 def generator_of(parts: GeneratorParts, *, fused: bool) -> Generator:
     """The run's generator as a task; `fused`, reading several passages."""
-    settings = parts.settings
     model = parts.fusion if fused else parts.reader
-    return Generator(model, EMOTION_HEAD, parts.decoder(settings.decoding), emotion_weight=0.0)
+    return Generator(model, parts.decoder(parts.settings.decoding), EMOTION_HEAD, emotion_weight=0.0)
 
 
 def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward) -> Ppo | Grpo:

@@ -78,12 +78,17 @@ class NecParts:
         decoding = self.dialogue.settings.decoding
         if not isinstance(stage, ContrastiveTaskSettings):
             decoder = self.dialogue.decoder(_in_search_order(decoding))
-            return Nec(self.model, decoder, self.settings.social, stage.label_smoothing)
+            return Nec(self.model, decoder, self.settings.social, label_smoothing=stage.label_smoothing)
         contrast = stage.contrast
         explorer = self.dialogue.decoder(exploring(contrast, decoding)) if contrast.own else None
         decoder = self.dialogue.decoder(decoding)
         return Contrastive(
-            self.model, decoder, self.settings.social, stage.label_smoothing, settings=contrast, explorer=explorer
+            self.model,
+            decoder,
+            self.settings.social,
+            explorer,
+            label_smoothing=stage.label_smoothing,
+            contrast=contrast,
         )
 
 

@@ -14,34 +14,26 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from empax.core.types import Generated, Mean, Metrics, Params
-from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.core.types import Mean, Params
 from empax.models.heads import masked_mean
 from empax.models.memory_attention import Memory
-from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.contrast import Candidates, Contrast, Read, gather, in_batch
-from empax.parts.generator.task import Decoder, apply, combine, target_weights
+from empax.parts.generator.contrast import Candidates, Read, gather, in_batch
+from empax.parts.generator.task import Decoder, Keys, ResponseTask, apply
 from empax.systems.nec.settings import SOCIAL, CandidateSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Nec:
-    """Context and facts in, response out, by likelihood (Eq. 10).
+class Nec(ResponseTask):
+    """Context and facts in, response out, by likelihood (Eq. 10). It has no emotion head; that is its point.
 
     Attributes:
       model: its config names the memory SOCIAL where `social` is set.
-      decoder: how it answers.
       social: whether it attends to facts about people.
-      heads: it has no emotion head; that is its point.
     """
 
-    model: EncoderDecoder
-    decoder: Decoder
     social: bool
-    label_smoothing: float = 0.0
-    heads: ClassVar[tuple[str, ...]] = ()
+    projection: ClassVar[str] = "projection"
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second = jax.random.split(rng)
@@ -55,17 +47,12 @@ class Nec:
             params["social"] = {name: leaf for name, leaf in drawn.items() if name == "encoder"}
         return params
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
-        first, second = jax.random.split(rng) if train else (None, None)
-        nll, smoothed = self.likelihood(params, batch, self.encode(params, batch, first), second)
-        return smoothed, {"nll": nll}
-
     def encode(self, params: Params, batch: Any, rng: jax.Array | None) -> Read:
         """Reads source and facts; dropout where there is an `rng`."""
         first, second = (None, None) if rng is None else jax.random.split(rng)
-        states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=first)
+        source = super().encode(params, batch, first)
         if not self.social:
-            return Read(states, batch.source_mask)
+            return source
         rows, facts, width = batch.facts.shape
         flat, mask = batch.facts.reshape(-1, width), batch.facts_mask.reshape(-1, width)
         # Its own layers on the embeddings of the model: one table for both.
@@ -73,39 +60,9 @@ class Nec:
         read = apply(self.model, own, flat, mask, method="encode", rng=second)
         # Departure: the code takes the state at position 0, which BART's start token makes a summary. Other models have
         # none there.
-        vectors = masked_mean(read, mask).astype(states.dtype).reshape(rows, facts, -1)
+        vectors = masked_mean(read, mask).astype(source.states.dtype).reshape(rows, facts, -1)
         memory = Memory(vectors, batch.facts_mask.any(axis=2))
-        return Read(states, batch.source_mask, {"memories": {SOCIAL: memory}})
-
-    def likelihood(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> tuple[Mean, Mean]:
-        """L_NLL per token, without and with smoothing; padding counts nothing."""
-        logits = self._logits(params, batch, read, rng)
-        mask = batch.target_mask & batch.valid[:, None]
-        nll = cross_entropy(logits, batch.target, mask)
-        if not self.label_smoothing:
-            return nll, nll
-        return nll, cross_entropy(logits, batch.target, mask, label_smoothing=self.label_smoothing)
-
-    def _logits(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> Float[Array, "B T V"]:
-        given = batch.target, read.states, read.mask
-        return apply(self.model, params["model"], *given, method="decode", rng=rng, **read.beside)
-
-    def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
-        return self.search(self.decoder, params, batch, self.encode(params, batch, None), rng)
-
-    def search(
-        self, decoder: Decoder, params: Params, batch: Any, read: Read, rng: jax.Array, **more: Any
-    ) -> Generated:
-        """Answers of `decoder` to what has been read."""
-        source = (batch.source, batch.source_mask) if decoder.settings.reads_source else None
-        given = self.model, params["model"], read.states, read.mask, rng
-        return decoder.from_states(*given, source=source, beside=read.beside, **more)
-
-    def read(self, params: Params, batch: Any) -> dict[str, Array]:
-        """For each row `nll` and `num_tokens`."""
-        logits = self._logits(params, batch, self.encode(params, batch, None), None)
-        log_probs = jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)
-        return {"nll": -log_probs.sum(axis=1), "num_tokens": batch.target_mask.sum(axis=1).astype(jnp.float32)}
+        return dataclasses.replace(source, beside={"memories": {SOCIAL: memory}})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,21 +70,20 @@ class Contrastive(Nec):
     """NEC with likelihood and contrast together (Eq. 9); answers are the beams nearest to the context (Eq. 13 to 15).
 
     Attributes:
-      settings: which candidates there are, and what a rank is worth.
+      contrast: which candidates there are, and what a rank is worth.
       explorer: how the current model's own candidates are found; None = there are none.
     """
 
-    settings: CandidateSettings = dataclasses.field(default_factory=CandidateSettings)
+    contrast: CandidateSettings = dataclasses.field(default_factory=CandidateSettings, kw_only=True)
     explorer: Decoder | None = None
 
     @property
     def splits_batches(self) -> bool:
-        """Not where the responses of a batch are each other's candidates."""
-        return not self.settings.in_batch
+        return not self.contrast.in_batch
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second = jax.random.split(rng)
-        return {**super().init(first, batch), "projection": self._contrast.init(second)}
+        return {**super().init(first, batch), self.projection: self.ranking.init(second)}
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
         """The batch with the current model's beams among its candidates."""
@@ -138,35 +94,15 @@ class Contrastive(Nec):
         mask = jnp.arange(found.shape[2])[None, None] <= made.sum(axis=2, keepdims=True)  # the end token too
         return batch.replace(own=found, own_mask=mask)
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
-        first, second, third = jax.random.split(rng, 3) if train else (None,) * 3
-        read = self.encode(params, batch, first)
-        nll, smoothed = self.likelihood(params, batch, read, second)
-        contrast = self.contrast(params, batch, read, third)
-        weight, part = self._contrast.part(contrast, target_weights(batch), batch.valid)
-        return combine([(1.0, smoothed), (weight, part)], target_weights(batch), batch.valid), {
-            "nll": nll,
-            "contrast": contrast,
-        }
-
-    @property
-    def _contrast(self) -> Contrast:
-        return Contrast(self.settings, self.model)
-
-    def contrast(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> Mean:
+    def contrasted(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Mean:
         """L_CL (Eq. 11 and 12) over every two candidates of a row."""
         found = self.candidates(batch)
-        return self._contrast.ranked(params["model"], params["projection"], batch, read, found, rng)
+        return self.ranking.ranked(params["model"], params[self.projection], batch, read, found, rngs[1])
 
     def candidates(self, batch: Any) -> Candidates:
-        """Candidates of all kinds that there are; see `dialogue.contrast.gather`."""
+        """Candidates of all kinds that there are; see `parts.generator.contrast.gather`."""
         groups = [(getattr(batch, name), getattr(batch, f"{name}_mask")) for name in ("own", "frequent", "different")]
         groups = [(ids, mask) for ids, mask in groups if ids is not None]
-        if self.settings.in_batch:
+        if self.contrast.in_batch:
             groups.append(in_batch(batch))
-        return gather(batch, groups, self.model.config.start_id, self.settings.max_candidates)
-
-    def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
-        read = self.encode(params, batch, None)
-        compared = self._contrast.compared(params["model"], params["projection"], read)
-        return self.search(self.decoder, params, batch, read, rng, compared=compared)
+        return gather(batch, groups, self.model.config.start_id, self.contrast.max_candidates)

@@ -8,14 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array
 
 from empax.core.config import ConfigError
 from empax.core.files import write_json
 from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
-from empax.core.types import EMOTIONS, Generated, Instance, Params
+from empax.core.types import EMOTIONS, Instance, Params
 from empax.data.batches import draw
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
@@ -88,10 +87,12 @@ class Parts:
         unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
         return make(
             PointerGenerator(plain, self.slots(stage), unknown or 0) if stage.copying else plain,
-            stage,
             Decoder(without_unknown(settings.decoding, unknown), t.start_id, t.eos_id, t.pad_id),
+            stage,
             None if self.pieces is None else annotator_of(self.pieces),
             actions,
+            label_smoothing=stage.label_smoothing,
+            heads=("generator",) if stage.emotion_weight else (),
         )
 
     def slots(self, stage: GeneratorTaskSettings) -> int:
@@ -216,28 +217,6 @@ def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: 
     return Sketch(task, batch, frozen, given=given)
 
 
-@dataclasses.dataclass(frozen=True)
-class Answering:
-    """The task for `parts.generator.answerer.Answerer`: parameters are {"own", "frozen"}."""
-
-    task: ReflectDiffu
-
-    @property
-    def model(self) -> Any:
-        return self.task.model
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return self.task.heads
-
-    def generate(self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array) -> Generated:
-        del frozen
-        return self.task.generate(params["own"], params["frozen"], batch, rng)
-
-    def read(self, params: Params, batch: ReflectBatch) -> dict[str, Array]:
-        return self.task.read(params["own"], params["frozen"], batch)
-
-
 def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The trained generator, which reads contexts alone; predictions tell its intents, and the reasons that it saw."""
     parts, prior = Parts.of(stage, run), _priors(stage, run)
@@ -255,14 +234,14 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         examples = ReflectExamples(instances, reading, prior(instances), parts.intents)
         return AnswerExamples(examples, notes, examples.words)
 
-    params = {"own": load_params(run.files.stage(options.stage)), "frozen": _frozen(stage, run)}
+    params = {**load_params(run.files.stage(options.stage)), **_frozen(stage, run)}
     absent = {
         "intent_classifier": not stage.intents,
         "intent_second": not stage.second_intent or stage.constant_second,
     }
     named = [name for name in _LABELS if not absent.get(name)]
     return Answerer(
-        Answering(parts.task(stage)),
+        parts.task(stage),
         params,
         make,
         parts.tokenizer,

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from empax.core.types import IS_POSITIVE, Generated, Mean, Metrics, Params
+from empax.core.types import IS_POSITIVE, Mean, Metrics, Params
 from empax.losses.contrastive import supervised_contrastive
-from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.losses.cross_entropy import cross_entropy
 from empax.losses.latent import gaussian_kl
 from empax.models.heads import EMOTION_HEAD, masked_mean
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.task import Decoder, apply, combine, emotion_loss, target_weights
+from empax.parts.generator.task import Keys, Losses, ResponseTask, apply, combine, emotion_loss, target_weights
 from empax.systems.reflectdiffu.contagion_encoder import Contagion, EmotionExperts
 from empax.systems.reflectdiffu.diffusion import ddim, ddpm, noise_loss, q_sample
 from empax.systems.reflectdiffu.examples import ReflectBatch
@@ -31,6 +31,7 @@ from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 from empax.systems.reflectdiffu.thought import (
+    Considered,
     Thought,
     log_shares,
     policy_loss,
@@ -43,29 +44,23 @@ log = logging.getLogger("empax")
 
 
 @dataclasses.dataclass(frozen=True)
-class ReflectDiffu:
+class ReflectDiffu(ResponseTask):
     """Context in, response out, by way of reasons, emotion and intents; without rewards.
 
-    `frozen` has "reasons", the annotator's parameters, where there is one.
+    The annotator's parameters, where there is one, are "reasons": frozen, and but for `init`, `loss` and `rollout`
+    among the others.
 
     Attributes:
       model: plain, or with a pointer.
       stage: which parts there are.
-      decoder: how responses are searched for.
       annotator: None = w/o ERA.
       references: [emotions][n], numbers of the reference intents.
     """
 
     model: EncoderDecoder | PointerGenerator
     stage: GeneratorTaskSettings
-    decoder: Decoder
     annotator: ReasonAnnotator | None
     references: tuple[tuple[int, ...], ...]
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """None where emotions teach nothing."""
-        return ("generator",) if self.stage.emotion_weight else ()
 
     @property
     def splits_batches(self) -> bool:
@@ -93,8 +88,7 @@ class ReflectDiffu:
         rngs = jax.random.split(rng, 5)
         rows, size = batch.source.shape[0], self.model.config.d_model
         states, summary = jnp.zeros((*batch.source.shape, size)), jnp.zeros((rows, size))
-        model: Any = self.model
-        params = {"model": model.init(rngs[0], batch.source, batch.source_mask, batch.target)["params"]}
+        params = super().init(rngs[0], batch)
         if self.experts is None:
             params["emotion"] = EMOTION_HEAD.init(rngs[1], summary)["params"]
         else:
@@ -111,14 +105,14 @@ class ReflectDiffu:
             params["mimicry"] = self.mimicry.init(rngs[4], states, batch.source_mask, summary)["params"]
         return params
 
-    def annotated(self, frozen: Params, batch: ReflectBatch) -> tuple[Float[Array, "B P R"], Int[Array, "B S"]]:
+    def annotated(self, params: Params, batch: ReflectBatch) -> tuple[Float[Array, "B P R"], Int[Array, "B S"]]:
         """The annotator's representations of the pieces, and which words are reasons, as it finds them itself."""
         if batch.reasoning is not None and batch.reasons is not None:
             return batch.reasoning, batch.reasons
         assert self.annotator is not None
         assert batch.told is not None
         assert batch.piece_mask is not None
-        bound = {"params": frozen["reasons"]}
+        bound = {"params": params["reasons"]}
         reasoning, emissions = self.annotator.apply(bound, batch.piece, batch.piece_mask)  # type: ignore[misc]
         tags: Any = self.annotator.apply(bound, emissions, batch.told & batch.piece_mask, method="tags")
         return reasoning, tags_of_words(tags, batch.place)
@@ -126,7 +120,6 @@ class ReflectDiffu:
     def think(
         self,
         params: Params,
-        frozen: Params,
         batch: ReflectBatch,
         *,
         noise: Float[Array, "B 2 D"] | None = None,
@@ -136,8 +129,7 @@ class ReflectDiffu:
         """Everything before the reply; dropout where there is an `rng`.
 
         Args:
-          params: of the task.
-          frozen: see the class.
+          params: see the class.
           batch: an `action` in it is taken; without one, the policy takes its likeliest.
           noise: from which emotions are restored; None = none.
           rng: for dropout.
@@ -146,7 +138,7 @@ class ReflectDiffu:
         mask, added, reasoning = batch.source_mask, None, None
         own = {"params": params.get("contagion")}
         if self.annotator is not None:
-            reasoning, reasons = self.annotated(frozen, batch)
+            reasoning, reasons = self.annotated(params, batch)
             reasons = shown_tags(reasons, mask, batch.number, self.stage.reason_tags)
             added = self.contagion.apply(own, reasons, method="added")
         read = batch.source, mask
@@ -236,30 +228,32 @@ class ReflectDiffu:
         word: Any = self.model.apply({"params": params["model"]}, ids, method="embed")
         return config.d_model**0.5 * (word[:, 0] + intent)
 
-    def log_probs(
-        self, params: Params, batch: ReflectBatch, thought: Thought, rng: jax.Array | None
-    ) -> Float[Array, "B T V"]:
-        """Logits of the response; with a pointer, log-probabilities."""
-        read = batch.target, thought.states, batch.source_mask
+    def encode(self, params: Params, batch: ReflectBatch, rng: jax.Array | None) -> Considered:
+        """What is thought, with the noise of `noise_of`."""
+        return self.considered(batch, self.think(params, batch, noise=self.noise_of(batch, None), rng=rng))
+
+    def considered(self, batch: ReflectBatch, thought: Thought) -> Considered:
+        """As the decoder takes it."""
+        beside: dict[str, Any] = {"start": thought.start}
         if isinstance(self.model, PointerGenerator):
-            more = {"start": thought.start, "method": "decode"}
-            return apply(self.model, params["model"], *read, batch.source, **more, rng=rng)
-        hidden = apply(self.model, params["model"], *read, start=thought.start, method="decode_hidden", rng=rng)
-        return self.model.apply({"params": params["model"]}, hidden, method="logits_from")  # type: ignore[return-value]
+            beside["source"] = batch.source
+        return Considered(thought.states, batch.source_mask, beside, thought=thought)
 
     def loss(
         self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array, *, train: bool
     ) -> tuple[Mean, Metrics]:
-        stage, weights = self.stage, target_weights(batch)
         encode, decode, diffuse, draw = jax.random.split(rng, 4)
-        noise = self.noise_of(batch, draw if train else None)
-        thought = self.think(params, frozen, batch, noise=noise, rng=encode if train else None)
-        logits = self.log_probs(params, batch, thought, decode if train else None)
-        mask = batch.target_mask & batch.valid[:, None]
-        nll = cross_entropy(logits, batch.target, mask)
-        smoothed = nll
-        if stage.label_smoothing:
-            smoothed = cross_entropy(logits, batch.target, mask, label_smoothing=stage.label_smoothing)
+        params, dropout = {**params, **frozen}, (encode, decode) if train else (None, None)
+        batch = batch.replace(noise=self.noise_of(batch, draw if train else None))  # type: ignore[attr-defined]
+        read = self.encode(params, batch, dropout[0])
+        parts, metrics = self.losses(params, frozen, batch, read, (dropout[1], diffuse))
+        return combine(parts, target_weights(batch), batch.valid), metrics
+
+    def losses(self, params: Params, frozen: Params, batch: ReflectBatch, read: Considered, rngs: Keys) -> Losses:
+        """The second of `rngs` is there in evaluations too: the denoisers' errors are drawn."""
+        stage, weights, thought = self.stage, target_weights(batch), read.thought
+        logits = self.logits(params, batch, read, rngs[0])
+        nll, smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)
         emotion, metrics = emotion_loss(thought.emotion, batch.emotion, weights)
         parts = [(stage.response_weight, smoothed), (stage.emotion_weight, emotion)]
         if self.experts is not None:
@@ -271,15 +265,15 @@ class ReflectDiffu:
             parts.append((stage.emotion_weight * stage.contrastive_weight, whole))
         for found, more in (
             self.intent_parts(batch, thought, weights),
-            self.diffusion_parts(params, batch, thought, weights, diffuse) if stage.mimicry else ([], {}),
+            self.diffusion_parts(params, batch, thought, weights, rngs[1]) if stage.mimicry else ([], {}),
         ):
             parts += [(stage.twice_weight * factor, part) for factor, part in found]
             metrics |= more
-        if stage.mimicry and not train:
-            bare = self.think(params, frozen, batch, noise=noise, erased=True)
-            without = self.log_probs(params, batch, bare, None)
-            metrics["nll_without_mimicry"] = cross_entropy(without, batch.target, mask)
-        return combine(parts, weights, batch.valid), {"nll": nll, **metrics}
+        if stage.mimicry and rngs[0] is None:
+            bare = self.think(params, batch, noise=self.noise_of(batch, None), erased=True)
+            without = self.logits(params, batch, self.considered(batch, bare), None)
+            metrics["nll_without_mimicry"], _ = self.likelihood(functools.partial(cross_entropy, without), batch)
+        return parts, {"nll": nll, **metrics}
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
         """With `mimicry_gain`, by how much the likelihood of a token rises with what the denoisers restore, in nats.
@@ -293,9 +287,7 @@ class ReflectDiffu:
             log.warning("EMU unused: with zeros for what it restores, the likelihood is as high (%.4f nats).", gain)
         return {**averages, "mimicry_gain": gain}
 
-    def intent_parts(
-        self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]
-    ) -> tuple[list[tuple[float, Mean]], Metrics]:
+    def intent_parts(self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]) -> Losses:
         """Cross-entropy of the gold intent, the policy's loss, and how often each thought is right.
 
         The label is the listener's own intent; what the policy has drawn never is.
@@ -337,8 +329,8 @@ class ReflectDiffu:
         return batch.valid & (batch.intent >= 0) if self.stage.reward == "label" else batch.valid
 
     def diffusion_parts(
-        self, params: Params, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"], rng: jax.Array
-    ) -> tuple[list[tuple[float, Mean]], Metrics]:
+        self, params: Params, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"], rng: Any
+    ) -> Losses:
         """The error of the predicted noise and the KL, each polarity's denoiser on the rows of its emotions.
 
         The summary is what is denoised, not what learns from it: no gradient flows to it.
@@ -375,29 +367,18 @@ class ReflectDiffu:
         draw = lambda number: jax.random.normal(jax.random.fold_in(jax.random.key(0), number), shape)  # noqa: E731
         return self.stage.noise * jax.vmap(draw)(batch.number)
 
-    def generate(self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array) -> Generated:
-        thought = self.think(params, frozen, batch, noise=self.noise_of(batch, None))
-        beside = {"start": thought.start}
-        if isinstance(self.model, PointerGenerator):
-            beside["source"] = batch.source
-        given = thought.states, batch.source_mask
-        return self.decoder.from_states(self.model, params["model"], *given, rng, beside=beside)
-
-    def read(self, params: Params, frozen: Params, batch: ReflectBatch) -> dict[str, Array]:
-        """For each row: `nll`, `num_tokens`, the emotion, and every intent that was thought of.
+    def labels(self, params: Params, batch: ReflectBatch, read: Considered) -> dict[str, Array]:
+        """The emotion, and every intent that was thought of.
 
         With slots, `num_unknown` too: the words of the response that the vocabulary and the context lack.
         """
-        thought = self.think(params, frozen, batch, noise=self.noise_of(batch, None))
-        found = token_log_probs(self.log_probs(params, batch, thought, None), batch.target)
-        read = {
-            "nll": -jnp.sum(jnp.where(batch.target_mask, found, 0.0), axis=1),
-            "num_tokens": batch.target_mask.sum(axis=1).astype(jnp.float32),
+        thought = read.thought
+        found = {
             "generator": thought.emotion.argmax(axis=1),
             "intent_classifier": batch.prior.argmax(axis=1),
             "intent_first": thought.first.argmax(axis=1),
             "intent_prediction": thought.final.argmax(axis=1),
         }
         if isinstance(self.model, PointerGenerator) and self.model.slots:
-            read["num_unknown"] = jnp.sum(batch.target_mask & (batch.target == self.model.unknown_id), axis=1)
-        return read if thought.second is None else {**read, "intent_second": thought.second}
+            found["num_unknown"] = jnp.sum(batch.target_mask & (batch.target == self.model.unknown_id), axis=1)
+        return found if thought.second is None else {**found, "intent_second": thought.second}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import flax.struct
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Mean
+from empax.parts.generator.contrast import Read
 
 
 @flax.struct.dataclass
@@ -26,6 +28,13 @@ class Thought:
     policy: Float[Array, "B N"] | None = None  # log-probabilities of the reference intents
     actions: Int[Array, "B N"] | None = None  # which intents those are
     second: Int[Array, " B"] | None = None  # the chosen intent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Considered(Read):
+    """A context as the decoder takes it, with what was thought of it."""
+
+    thought: Thought
 
 
 def tags_of_words(tags: Int[Array, "B P"], place: Any) -> Int[Array, "B S"]:

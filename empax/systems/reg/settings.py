@@ -9,7 +9,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
 from empax.parts.exemplars.dense_retrieval import Negative
-from empax.parts.generator.settings import ContrastSettings, LossSettings
+from empax.parts.generator.settings import ResponseTaskSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class RetrieverTaskSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class JointTaskSettings:
+class JointTaskSettings(ResponseTaskSettings):
     """Stage 3; with `retriever_weight` 0 the stage in which a generator learns to read exemplars.
 
     Attributes:
@@ -116,7 +116,6 @@ class JointTaskSettings:
       retriever_weight: alpha of Eq. 7; 0 = the retriever learns nothing, and G2 reads what the index has found.
       exemplar_probability: how often a row of training shows its exemplars. Below 1 they stay unfamiliar input, which
         costs likelihood wherever they are shown; it keeps a generator that answers without exemplars too.
-      contrast, losses: see `GeneratorTaskSettings`; of G2.
       candidates, passage_encoder: see RetrieverTaskSettings.
     """
 
@@ -127,17 +126,13 @@ class JointTaskSettings:
     index: str = "reindex"
     retriever_weight: float = 0.2
     exemplar_probability: float = 1.0
-    emotion_weight: float = 0.1
-    label_smoothing: float = 0.0
-    contrast: ContrastSettings | None = None
-    losses: tuple[LossSettings, ...] = ()
     candidates: int = 0
     passage_encoder: Literal["trained", "frozen"] = "frozen"
     max_examples: int = 0
     max_validation_examples: int = 512
 
     def __post_init__(self) -> None:
-        check_numbers(self, "retriever_weight", "emotion_weight", least=0)
+        super().__post_init__()
+        check_numbers(self, "retriever_weight", least=0)
         check_numbers(self, "exemplar_probability", least=0, most=1)
-        check_numbers(self, "label_smoothing", least=0, below=1)
         check_numbers(self, "candidates", "max_examples", "max_validation_examples", least=0)

@@ -30,7 +30,6 @@ from empax.data.exemplars import (
 )
 from empax.data.store import check_candidates, check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
-from empax.models.heads import EMOTION_HEAD
 from empax.parts.exemplars import dense
 from empax.parts.exemplars.checks import check_passages
 from empax.parts.exemplars.dense import DenseRetriever
@@ -78,19 +77,9 @@ def retriever_task(parts: RegParts, distillation: DistillationSettings) -> Retri
 
 
 def joint_task(parts: RegParts, stage: JointTaskSettings) -> Joint:
-    settings = parts.generator.settings
-    return Joint(
-        retriever_task(parts, stage.distillation),
-        parts.generator.fusion,
-        EMOTION_HEAD,
-        parts.generator.decoder(settings.decoding),
-        retriever_weight=stage.retriever_weight,
-        emotion_weight=stage.emotion_weight,
-        label_smoothing=stage.label_smoothing,
-        logits_at_once=settings.logits_at_once,
-        contrast=stage.contrast,
-        losses=stage.losses,
-    )
+    # Its head may be G1's: it is asked, and told of, whatever this stage teaches.
+    generator = dataclasses.replace(parts.generator.generator_task(stage, fused=True), heads=("generator",))
+    return Joint(retriever_task(parts, stage.distillation), generator, stage.retriever_weight)
 
 
 def _examples(

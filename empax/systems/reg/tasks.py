@@ -15,29 +15,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.decoding.passages import PassageReader
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
-from empax.models.heads import ClassificationHead, masked_mean
-from empax.models.prompted import pooled_states
-from empax.parts.generator.contrast import Contrast, Read
-from empax.parts.generator.settings import ContrastSettings, LossSettings
-from empax.parts.generator.task import (
-    Decoder,
-    Fusion,
-    apply,
-    combine,
-    context_mask,
-    emotion_loss,
-    generation_losses,
-    parted_nll,
-    row_nll,
-    shown_responses,
-    target_weights,
-)
+from empax.parts.generator.task import Decoder, Fusion, Generator, apply, combine, emotion_loss, target_weights
 from empax.systems.reg.distillation import emdr2, retriever_kl, target_distribution
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings
@@ -198,31 +182,26 @@ class Joint:
     """
 
     retriever: RetrieverTask
-    model: Fusion
-    head: ClassificationHead
-    decoder: Decoder
+    generator: Generator
     retriever_weight: float
-    emotion_weight: float
-    label_smoothing: float = 0.0
-    logits_at_once: int = 0
     heads: tuple[str, ...] = ("generator", "retriever", "both")
-    contrast: ContrastSettings | None = None
-    losses: tuple[LossSettings, ...] = ()
     whole: ClassVar[str] = "^generator/emotion/|^retriever/"
 
     @property
+    def model(self) -> Any:
+        """G2's."""
+        return self.generator.model
+
+    @property
     def splits_batches(self) -> bool:
-        """Not where the responses of a batch are each other's candidates."""
-        return self.contrast is None
+        return self.generator.splits_batches
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
-        first, second, third = jax.random.split(rng, 3)
-        model = self.model.init(first, batch.source, batch.source_mask, batch.target)["params"]
-        encoding = jnp.zeros((1, self.retriever.model.config.d_model))
-        generator = {"model": model, "emotion": self.head.init(third, encoding)["params"]}
-        if self.contrast is not None:
-            generator["contrast"] = Contrast(self.contrast, self.model).init(jax.random.fold_in(rng, 3))
-        return {"retriever": self.retriever.init(second, batch), "generator": generator}
+        first, second, *others = jax.random.split(rng, 4)
+        return {
+            "retriever": self.retriever.init(second, batch),
+            "generator": self.generator.drawn((first, *others), batch),
+        }
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
         """The K best candidates for G2 to read; the same with random ones among them for the retriever to rank."""
@@ -238,40 +217,31 @@ class Joint:
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
         first, second, third, fourth = jax.random.split(rng, 4) if train else (None,) * 4
         generator, weights, alpha = params["generator"], target_weights(batch), self.retriever_weight
-        states = apply(self.model, generator["model"], batch.source, batch.source_mask, method="encode", rng=first)
-        mask = self.model.states_mask(batch.source_mask)
-        read, metrics = generation_losses(self, self.model, generator, batch, states, mask, (second, third))
+        read = self.generator.encode(generator, batch, first)
+        own, metrics = self.generator.losses(generator, frozen, batch, read, (second, third))
         if not alpha:
-            return combine(read, weights, batch.valid), _renamed(metrics)
+            return combine(own, weights, batch.valid), _renamed(metrics)
         ranked, logged = self.retriever.losses(params["retriever"], batch, fourth, weights)
-        parts = [*((1.0 - alpha, part) for part in _flat(read)), *((alpha, part) for part in _flat(ranked))]
+        parts = [*((1.0 - alpha, part) for part in _flat(own)), *((alpha, part) for part in _flat(ranked))]
         return combine(parts, weights, batch.valid), {**logged, **_renamed(metrics)}
 
     def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
-        states, mask = self._read(params, batch)
-        generator, compared = params["generator"], None
-        if self.contrast is not None:
-            contrast = Contrast(self.contrast, self.model)
-            compared = contrast.compared(generator["model"], generator["contrast"], Read(states, mask))
-        return self.decoder.from_states(
-            self.model, generator["model"], states, mask, rng, exemplars=shown_responses(batch), compared=compared
-        )
+        return self.generator.generate(params["generator"], frozen, batch, rng)
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:
         """For each row: `nll`, `num_tokens`, and the emotion by each head and by both (index into EMOTIONS)."""
         generator, retriever = params["generator"], params["retriever"]
-        states, mask = self._read(params, batch)
-        nll, num_tokens = row_nll(self.model, generator["model"], batch, states, mask)
-        pooled = masked_mean(pooled_states(states), context_mask(self.model, batch, mask))
-        heads = {"generator": apply(self.head, generator["emotion"], pooled, rng=None)}
+        read = self.generator.encode(generator, batch, None)
+        heads: dict[str, Any] = {"generator": self.generator.emotions(generator, batch, read, None)}
         if "retriever" in self.heads:
             heads["retriever"] = self.retriever.encoder.emotions(retriever, batch.query, batch.query_mask)
         heads["both"] = sum(jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in heads.values())
-        return {"nll": nll, "num_tokens": num_tokens, **{name: heads[name].argmax(axis=-1) for name in self.heads}}
+        found = {name: heads[name].argmax(axis=-1) for name in self.heads}
+        return {**self.generator.nll(generator, batch, read), **found}
 
     def weigh(self, params: Params, batch: Any) -> dict[str, Array]:
-        """`parted_nll` of each row."""
-        return parted_nll(self.model, params["generator"]["model"], batch, *self._read(params, batch))
+        """See `ResponseTask`."""
+        return self.generator.weigh(params["generator"], batch)
 
     def read_before(self, reader: PassageReader, params: Params, batch: Any) -> Any:
         """A freshly collated batch with the states of its passages in place of them, for `generate` and `read`."""
@@ -282,13 +252,6 @@ class Joint:
             tokens = batch.source_mask[:, : batch.lead].sum(axis=(1, 2))
             own = mask & (np.arange(mask.shape[1]) < tokens[:, None])
         return batch.replace(**nothing, states=states, states_mask=mask, context_states=own)
-
-    def _read(self, params: Params, batch: Any) -> tuple[Any, Bool[Array, "B R"]]:
-        if batch.states is not None:
-            return batch.states, batch.states_mask
-        model = params["generator"]["model"]
-        states = apply(self.model, model, batch.source, batch.source_mask, method="encode", rng=None)
-        return states, self.model.states_mask(batch.source_mask)
 
 
 def _flat(parts: Sequence[tuple[float, Mean]]) -> list[Mean]:

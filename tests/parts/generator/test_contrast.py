@@ -23,7 +23,7 @@ MODEL = EncoderDecoder(
     )
 )  # fmt: skip
 BEAM = DecodeSettings("beam", 5, num_beams=3, rerank="similarity", rerank_similarity=1.0)
-PLAIN = Generator(MODEL, EMOTION_HEAD, Decoder(BEAM, 2, 1, 0), emotion_weight=0.1)
+PLAIN = Generator(MODEL, Decoder(BEAM, 2, 1, 0), EMOTION_HEAD, emotion_weight=0.1)
 TASK = dataclasses.replace(PLAIN, contrast=ContrastSettings(weight=0.5))
 
 

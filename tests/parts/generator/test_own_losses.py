@@ -26,7 +26,7 @@ MODEL = EncoderDecoder(
         dropout=0.0, start_id=2,
     )
 )  # fmt: skip
-PLAIN = Generator(MODEL, EMOTION_HEAD, Decoder(DecodeSettings("greedy", 4), 2, 1, 0), emotion_weight=0.1)
+PLAIN = Generator(MODEL, Decoder(DecodeSettings("greedy", 4), 2, 1, 0), EMOTION_HEAD, emotion_weight=0.1)
 
 
 def unsure(logits, batch):
@@ -69,7 +69,7 @@ def params(given):
 
 
 def loss(params, given, *losses):
-    task = dataclasses.replace(PLAIN, losses=losses)
+    task = dataclasses.replace(PLAIN, own_losses=losses)
     return jax.jit(lambda p, b: task.loss(p, {}, b, jax.random.key(0), train=False))(params, given)
 
 
@@ -92,7 +92,7 @@ def test_it_is_added_with_its_weight_and_logged_under_its_name(given, params, na
 
 def test_gradients_add_up(given, params):
     def gradient(*losses):
-        task = dataclasses.replace(PLAIN, losses=losses)
+        task = dataclasses.replace(PLAIN, own_losses=losses)
         value = lambda params: task.loss(params, {}, given, jax.random.key(0), train=False)[0].value()  # noqa: E731
         return np.asarray(jax.jit(jax.grad(value))(params)["model"]["token_embedding"])
 

@@ -77,7 +77,7 @@ def policy(*, host=False, grpo=False, reward=share, **changes):
         settings = {"rollout": ROLLOUT, "kl": KlSettings(coefficient=0.05, controller="adaptive", target=6.0)}
         stage = PpoTaskSettings(**{**settings, **changes})
     decoder = Decoder(stage.rollout, start_id=START, eos_id=EOS, pad_id=PAD)
-    generator = Generator(MODEL, ClassificationHead(num_classes=32), decoder, emotion_weight=0.0)
+    generator = Generator(MODEL, decoder, ClassificationHead(num_classes=32), emotion_weight=0.0)
     part = CompiledReward(reward)
     if host:
         part = TextReward(share_of_texts, "share_of_texts", Words(), Contexts(64).instances)

@@ -232,7 +232,7 @@ def share_of_the_first(task, params, batch):
 
     @jax.jit
     def logits(params):
-        states = task.states(params, batch, None, None, None)
+        states = task.encode(params, batch, None).states
         return toy.MODEL.apply({"params": params["model"]}, batch.target, states, batch.source_mask, method="decode")
 
     return float(jax.nn.softmax(logits(params)[0, 0, jnp.array([10, 11])])[0])

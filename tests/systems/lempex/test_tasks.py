@@ -20,7 +20,7 @@ EXEMPLARS = [[[4, 5], [6, 7, 8]], [[9], []]]
 def test_with_every_flag_off_it_is_the_plain_generator():
     model = EncoderDecoder(dataclasses.replace(toy.CONFIG, dropout=0.3))
     batch = toy.make_batch(CONTEXTS, RESPONSES)
-    plain = Generator(model, EMOTION_HEAD, toy.DECODER, emotion_weight=0.0, heads=())
+    plain = Generator(model, toy.DECODER, EMOTION_HEAD, emotion_weight=0.0, heads=())
     ours = LempexGenerator(model, toy.DECODER, speakers=False)
 
     params, other = (jax.jit(task.init)(jax.random.key(3), batch) for task in (ours, plain))

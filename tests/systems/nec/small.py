@@ -37,7 +37,7 @@ def plain(*, social=True, settings=BEAM):
 def contrastive(*, social=True, decoding=BEAM, own=True, **contrast):
     explorer = decoder(OWN) if own else None
     settings = CandidateSettings(**contrast)
-    return Contrastive(model(social=social), decoder(decoding), social, settings=settings, explorer=explorer)
+    return Contrastive(model(social=social), decoder(decoding), social, explorer, contrast=settings)
 
 
 def rows(texts, width):

@@ -45,11 +45,15 @@ def candidates(task, given):
 
 
 def similarities(task, params, read, found):
-    return task._contrast.similarities(params["model"], params["projection"], read, found.ids, found.mask, None)
+    return task.ranking.similarities(params["model"], params["projection"], read, found.ids, found.mask, None)
+
+
+def contrasted(task, params, given):
+    return task.contrasted(params, given, task.encode(params, given, None), (None, None))
 
 
 def contrast_of(task, params, given):
-    return jax.jit(lambda p, b: task.contrast(p, b, task.encode(p, b, None), None).value())(params, given)
+    return jax.jit(lambda p, b: contrasted(task, p, b).value())(params, given)
 
 
 @functools.lru_cache
@@ -125,7 +129,7 @@ def test_a_decoded_token_is_what_teacher_forcing_says(made):
     task, given, params = made
     greedy = dataclasses.replace(task, decoder=decoder(dataclasses.replace(BEAM, rerank="", num_beams=1)))
     found = jax.jit(lambda p, b: greedy.generate(p, {}, b, jax.random.key(0)))(params, given).tokens[:, 0]
-    logits = jax.jit(lambda p, b, t: task._logits(p, b.replace(target=t), task.encode(p, b, None), None))(
+    logits = jax.jit(lambda p, b, t: task.logits(p, b.replace(target=t), task.encode(p, b, None), None))(
         params, given, found
     )
     ended = jnp.cumsum(found == EOS, axis=1) - (found == EOS) > 0
@@ -159,7 +163,7 @@ def test_candidates_are_scored_by_bigrams_with_one_framing_and_equal_texts_are_n
 
 def test_no_more_candidates_than_the_cap_and_the_best_are_kept(made):
     task, _, _ = made
-    capped = dataclasses.replace(task, settings=dataclasses.replace(task.settings, max_candidates=2))
+    capped = dataclasses.replace(task, contrast=dataclasses.replace(task.contrast, max_candidates=2))
     given = batch(TARGETS, frequent=[[[5, 6, EOS], [20, EOS]]] * 4)
     found, everything = candidates(capped, given), candidates(task, given)
     assert found.ids.shape[1] == 3
@@ -174,7 +178,7 @@ def test_every_kind_of_candidate_is_among_them(made, kind):
     given = batch(TARGETS, **texts)
     less = task
     if kind == "in_batch":
-        less = dataclasses.replace(task, settings=dataclasses.replace(task.settings, in_batch=False))
+        less = dataclasses.replace(task, contrast=dataclasses.replace(task.contrast, in_batch=False))
         without = given
     else:
         without = given.replace(**{kind: None, f"{kind}_mask": None})
@@ -201,7 +205,7 @@ def test_contrast_alone_gives_the_output_projection_no_gradient():
     task = dataclasses.replace(task, model=model(tie_embeddings=False))
     given = batch(TARGETS)
     params = initial(task, given)
-    gradient = jax.jit(jax.grad(lambda p: task.contrast(p, given, task.encode(p, given, None), None).value()))(params)
+    gradient = jax.jit(jax.grad(lambda p: contrasted(task, p, given).value()))(params)
     assert float(jnp.abs(gradient["model"]["output_embedding"]).max()) == 0.0
     assert float(jnp.abs(gradient["projection"]["kernel"]).max()) > 0.0
     assert float(jnp.abs(gradient["model"]["token_embedding"]).max()) > 0.0
@@ -211,7 +215,7 @@ def test_contrast_alone_gives_the_output_projection_no_gradient():
 def test_the_loss_is_the_sum_of_likelihood_and_contrast(made):
     task, given, params = made
     for weight in (0.5, 2.0):
-        heavy = dataclasses.replace(task, settings=dataclasses.replace(task.settings, weight=weight))
+        heavy = dataclasses.replace(task, contrast=dataclasses.replace(task.contrast, weight=weight))
         loss, metrics = jax.jit(functools.partial(heavy.loss, train=False))(params, {}, given, jax.random.key(0))
         expected = metrics["nll"].value() + weight * metrics["contrast"].value()
         np.testing.assert_allclose(loss.value(), expected, rtol=1e-6)
@@ -236,7 +240,7 @@ def test_the_models_own_candidates_are_its_beams_with_their_end(made):
 @pytest.mark.slow
 def test_a_larger_margin_asks_for_more(made):
     task, given, params = made
-    wide = dataclasses.replace(task, settings=dataclasses.replace(task.settings, margin=0.2))
+    wide = dataclasses.replace(task, contrast=dataclasses.replace(task.contrast, margin=0.2))
     found = [float(contrast_of(one, params, given)) for one in (task, wide)]
     assert found[1] > found[0] + 0.1
 
@@ -274,7 +278,7 @@ def test_the_encoding_of_a_context_leaves_its_last_state_out(made):
         expected.append(
             np.maximum(np.asarray(read.states[row, :count]) @ np.asarray(kernel) + np.asarray(bias), 0.0).mean(axis=0)
         )
-    found = task._contrast.encoding(params["projection"], read)
+    found = task.ranking.encoding(params["projection"], read)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 

@@ -19,7 +19,7 @@ from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectExampl
 from empax.systems.reflectdiffu.labels import INTENTS, IntentTable
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReflectSettings
-from empax.systems.reflectdiffu.stages import Answering, Parts
+from empax.systems.reflectdiffu.stages import Parts
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 
 TOKENIZER = train_words(["i lost my dog , .", "i am so sorry ."] * 2 + ["unique gems"], min_count=2)
@@ -86,7 +86,7 @@ def answerer():
     )
     settings = DecodeSettings("greedy", 4, suppress_tokens=(UNK, TOKENIZER.cls_id, TOKENIZER.token_id(SPEAKER_TOKEN)))
     decoder = Decoder(settings, TOKENIZER.start_id, TOKENIZER.eos_id, TOKENIZER.pad_id)
-    task = ReflectDiffu(PointerGenerator(plain, SLOTS, UNK), FORM, decoder, None, ((0, 1, 2),) * 32)
+    task = ReflectDiffu(PointerGenerator(plain, SLOTS, UNK), decoder, FORM, None, ((0, 1, 2),) * 32)
     rng = np.random.default_rng(1)
     shapes = jax.eval_shape(task.init, jax.random.key(0), jax.tree.map(jnp.asarray, collate(examples())))
     own = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes)
@@ -96,7 +96,7 @@ def answerer():
         made = examples(instances)
         return AnswerExamples(made, [{} for _ in instances], made.words)
 
-    return Answerer(Answering(task), {"own": own, "frozen": {}}, make, TOKENIZER, (16,))
+    return Answerer(task, own, make, TOKENIZER, (16,))
 
 
 def test_a_word_that_the_vocabulary_lacks_is_copied_and_costs_its_copy(answerer):

@@ -40,7 +40,7 @@ def make(**changes):
     annotator = ReasonAnnotator(BertEncoder(BertConfig(30, 12, 2, 16, 1, max_positions=P))) if stage.reasons else None
     kind = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
     decoder = Decoder(DecodeSettings("greedy", T), 2, 1, 0)
-    task = kind(PointerGenerator(plain) if stage.copying else plain, stage, decoder, annotator, REFERENCES)
+    task = kind(PointerGenerator(plain) if stage.copying else plain, decoder, stage, annotator, REFERENCES)
     batch, rng = example(reasons=bool(stage.reasons)), np.random.default_rng(5)
     shapes = {"own": jax.eval_shape(task.init, KEY, batch), "frozen": {}}
     if annotator is not None:
@@ -79,8 +79,8 @@ def example(*, reasons=True):
 def whole():
     """The whole task with functions that are compiled once."""
     task, params, frozen = make()
-    read = jax.jit(lambda batch: task.read(params, frozen, batch))
-    think = jax.jit(lambda batch: task.think(params, frozen, batch))
+    read = jax.jit(lambda batch: task.read({**params, **frozen}, batch))
+    think = jax.jit(lambda batch: task.think({**params, **frozen}, batch))
     roll = jax.jit(lambda batch, memory: task.credit(frozen, task.rollout(params, frozen, batch, KEY), memory))
     loss = jax.jit(lambda params, batch: task.loss(params, frozen, batch, jax.random.key(1), train=True)[0].value())
     slope = jax.jit(jax.grad(lambda params, batch: task.loss(params, frozen, batch, KEY, train=True)[0].total))
@@ -214,12 +214,12 @@ def test_with_every_switch_off_it_is_the_plain_transformer_bit_for_bit():
     task, params, frozen = make(**OFF)
     batch = example(reasons=False)
     assert not isinstance(task, ReinforcedReflectDiffu)
-    run = jax.jit(lambda params, batch: task.log_probs(params, batch, task.think(params, frozen, batch), None))
+    run = jax.jit(lambda params, batch: task.logits(params, batch, task.encode(params, batch, None), None))
     plain = jax.jit(lambda params, batch: EncoderDecoder(SMALL.config(V, 2, tie_embeddings=False)).apply(
         {"params": params}, batch.source, batch.source_mask, batch.target))  # fmt: skip
     np.testing.assert_array_equal(run(params, batch), plain(params["model"], batch))
     expected = -np.asarray(token_log_probs(plain(params["model"], batch), batch.target) * batch.target_mask).sum(axis=1)
-    np.testing.assert_allclose(task.read(params, frozen, batch)["nll"], expected, rtol=1e-5)
+    np.testing.assert_allclose(task.read({**params, **frozen}, batch)["nll"], expected, rtol=1e-5)
 
 
 SWITCHES = {
@@ -257,7 +257,7 @@ def test_every_switch_of_what_is_read_changes_the_likelihood(switch, whole):
     if not task.stage.copying:
         given["model"] = params["model"]["model"]
     batch = example(reasons=bool(task.stage.reasons))
-    found = task.read(shared(own, given), frozen if task.stage.reasons else {}, batch)["nll"]
+    found = task.read({**shared(own, given), **(frozen if task.stage.reasons else {})}, batch)["nll"]
     assert np.isfinite(found).all()
     assert not np.allclose(found, run["read"](example())["nll"], rtol=1e-6), switch
 
@@ -293,7 +293,7 @@ def test_rewards_by_label_are_1_for_the_listeners_intent_and_count_where_it_is_k
     task, params, frozen = make(reward="label")
     batch = example()
     rolled, _memory, metrics = task.credit(frozen, task.rollout(params, frozen, batch, KEY), task.init_memory())
-    thought = task.think(params, frozen, rolled, noise=rolled.noise)
+    thought = task.think({**params, **frozen}, rolled, noise=rolled.noise)
     chosen = np.take_along_axis(np.asarray(thought.actions), np.asarray(rolled.action)[:, None], axis=1)[:, 0]
     np.testing.assert_array_equal(rolled.reward, chosen == np.asarray(batch.intent))
     assert float(metrics["reward"].weight) == 2
@@ -335,7 +335,7 @@ def test_which_tags_are_shown_reaches_the_likelihood(which, whole):
     marked = jnp.where(batch.source_mask, jnp.arange(S)[None] % 2, 0)
     given = batch.replace(reasoning=reasoning, reasons=marked)
     changed = dataclasses.replace(task, stage=dataclasses.replace(task.stage, reason_tags=which))
-    found = jax.jit(lambda batch: changed.read(params, frozen, batch)["nll"])(given)
+    found = jax.jit(lambda batch: changed.read({**params, **frozen}, batch)["nll"])(given)
     assert not np.allclose(found, run["read"](given)["nll"], rtol=1e-6)
 
 
@@ -344,7 +344,7 @@ def test_what_the_denoisers_restore_reaches_the_reply():
     """Each on its side; zeros in their place would be another reply."""
     task, params, frozen = make()
     batch = example()
-    run = jax.jit(lambda params: task.read(params, frozen, batch)["nll"])
+    run = jax.jit(lambda params: task.read({**params, **frozen}, batch)["nll"])
     expected = run(params)
     for side in range(2):
         inner = params["mimicry"][f"denoisers_{side}"]
@@ -369,7 +369,7 @@ def test_an_evaluation_says_what_the_restored_emotions_are_worth(whole):
     task, params, frozen, run = whole
     batch = example()
     metrics = jax.jit(lambda: task.loss(params, frozen, batch, KEY, train=False)[1])()
-    erased = jax.jit(lambda: task.think(params, frozen, batch, erased=True).states)()
+    erased = jax.jit(lambda: task.think({**params, **frozen}, batch, erased=True).states)()
     states = run["think"](batch).states
     assert np.abs(np.asarray(erased - states)).max() > 1e-3
     assert float(metrics["nll_without_mimicry"].value()) != float(metrics["nll"].value())
@@ -379,10 +379,10 @@ def test_an_evaluation_says_what_the_restored_emotions_are_worth(whole):
 def test_replies_are_decoded_with_words_of_the_context():
     task, params, frozen = make()
     batch = example()
-    found = task.generate(params, frozen, batch, KEY)
+    found = task.generate({**params, **frozen}, {}, batch, KEY)
     assert found.tokens.shape == (B, 1, T)
     bias = {**params["model"], "gate": jnp.zeros_like(params["model"]["gate"]), "gate_bias": jnp.float32(-50.0)}
-    copied = task.generate({**params, "model": bias}, frozen, batch, KEY).tokens[:, 0]
+    copied = task.generate({**params, **frozen, "model": bias}, {}, batch, KEY).tokens[:, 0]
     for row in range(B):
         said = set(np.asarray(copied[row]).tolist()) - {0, 1}
         assert said <= set(np.asarray(batch.source[row][batch.source_mask[row]]).tolist())

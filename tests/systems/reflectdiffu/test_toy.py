@@ -45,7 +45,7 @@ def toy():
         WordLevelSettings(d_model=32, num_heads=2, head_dim=16, d_ff=32).config(V, 2, tie_embeddings=False)
     )
     decoder = Decoder(DecodeSettings("greedy", 2), 2, 1, 0)
-    task = ReinforcedReflectDiffu(model, stage, decoder, None, ((0, 1, 2),) * 32)
+    task = ReinforcedReflectDiffu(model, decoder, stage, None, ((0, 1, 2),) * 32)
     optimizer = optax.adam(3e-3)
 
     @jax.jit
@@ -55,7 +55,7 @@ def toy():
         updates, state = optimizer.update(grads, state)
         return optax.apply_updates(params, updates), state, memory
 
-    return task, optimizer, step, jax.jit(lambda params, batch: task.read(params, {}, batch)["intent_prediction"])
+    return task, optimizer, step, jax.jit(lambda params, batch: task.read(params, batch)["intent_prediction"])
 
 
 def accuracy(*, strange):

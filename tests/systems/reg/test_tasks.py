@@ -90,11 +90,13 @@ def retriever(**settings):
 
 
 def joint(*, emotion_weight=0.0, retriever_weight=0.2, **settings):
-    return Joint(retriever(**settings), FusionInDecoder(MODEL), HEAD, DECODER, retriever_weight, emotion_weight)
+    return Joint(
+        retriever(**settings), Generator(FusionInDecoder(MODEL), DECODER, HEAD, emotion_weight), retriever_weight
+    )
 
 
 def generator(emotion_weight=0.3, label_smoothing=0.0, logits_at_once=0):
-    return Generator(MODEL, HEAD, DECODER, emotion_weight, label_smoothing, logits_at_once)
+    return Generator(MODEL, DECODER, HEAD, emotion_weight, logits_at_once, label_smoothing=label_smoothing)
 
 
 @functools.cache
