@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -232,6 +233,25 @@ class ExemplarAnswering(Answering, Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How an encoder wants its texts.
+
+    Attributes:
+      query_prompt: stands before a query.
+      key_prompt: stands before a text that is searched for.
+      prompt: stands before a text that is neither.
+      pools_prompt: whether the states of `prompt` are pooled with the text's.
+      max_tokens: of a text with its frame, that the encoder was made for; None = no word of it.
+    """
+
+    query_prompt: str = ""
+    key_prompt: str = ""
+    prompt: str = ""
+    pools_prompt: bool = True
+    max_tokens: int | None = None
+
+
 @runtime_checkable
 class Tokenizer(Protocol):
     """Text to ids and back. `encode` reads plain text and adds no special ids; `token_id` looks one token up.
@@ -248,9 +268,18 @@ class Tokenizer(Protocol):
     def cls_id(self) -> int: ...  # what stands before a text for an encoder, and
     @property
     def sep_id(self) -> int: ...  # behind it
+    @property
+    def unk_id(self) -> int | None: ...  # stands for the words that a vocabulary of words lacks; None = none does
+    @property
+    def framing(self) -> tuple[list[int], list[int]]: ...  # what a pretrained model knows before and behind a text
+    @property
+    def reading(self) -> Reading: ...
+    @property
+    def rare_words(self) -> int: ...  # how many words of the texts that it was trained on are `unk_id`
 
     def encode(self, text: str) -> list[int]: ...
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_with_places(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]: ...
     def mark(self, frame: str) -> str: ...
     def decode(self, ids: Sequence[int], words: Sequence[str] = ()) -> str: ...
     def token_id(self, token: str) -> int: ...

@@ -16,7 +16,6 @@ from empax.core.protocols import Tokenizer
 from empax.core.types import EMOTIONS, Batch, Instance
 from empax.data import features
 from empax.data.sources import Row, SourceForm, Text
-from empax.data.tokenizers import Reading, SubwordTokenizer
 
 Key: TypeAlias = Literal["exchange", "response"]
 """What the retriever reads of an exemplar: its context and response, or the response alone."""
@@ -110,9 +109,8 @@ def encode_queries(
     tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int, query: Query = "context"
 ) -> list[list[int]]:
     """Contexts as the retriever reads them; cut on the left, so that the newest turns stay."""
-    reading = _reading(tokenizer)
     texts = [features.plain_context(_query_of(i, query)) for i in instances]
-    return _encode(tokenizer, texts, max_tokens, reading, reading.query_prompt)
+    return _encode(tokenizer, texts, max_tokens, tokenizer.reading.query_prompt)
 
 
 def _query_of(instance: Instance, query: Query) -> Sequence[str]:
@@ -127,28 +125,22 @@ def encode_keys(
 
     Source: responses alone, LEMPEx (Majumder et al. 2022), Sec. 3.3; exchanges: ours.
     """
-    reading = _reading(tokenizer)
     if key == "response":
         texts = [i.response for i in instances]
-        return _encode(tokenizer, texts, max_tokens, reading, reading.key_prompt, keep="left")
+        return _encode(tokenizer, texts, max_tokens, tokenizer.reading.key_prompt, keep="left")
     texts = [features.plain_context((*i.context, i.response)) for i in instances]
-    return _encode(tokenizer, texts, max_tokens, reading, reading.key_prompt)
-
-
-def _reading(tokenizer: Tokenizer) -> Reading:
-    return tokenizer.reading if isinstance(tokenizer, SubwordTokenizer) else Reading()
+    return _encode(tokenizer, texts, max_tokens, tokenizer.reading.key_prompt)
 
 
 def _encode(
     tokenizer: Tokenizer,
     texts: Sequence[str],
     max_tokens: int,
-    reading: Reading,
     prompt: str,
     keep: Literal["left", "right"] = "right",
 ) -> list[list[int]]:
-    if reading.max_tokens is not None:
-        max_tokens = min(max_tokens, reading.max_tokens)
+    if tokenizer.reading.max_tokens is not None:
+        max_tokens = min(max_tokens, tokenizer.reading.max_tokens)
     return features.encode_for_bert(tokenizer, texts, max_tokens, keep=keep, prompt=prompt)
 
 

@@ -123,9 +123,7 @@ class TaggedForm:
     @functools.cached_property
     def frame(self) -> tuple[list[int], list[int]]:
         """Ids before and behind each row."""
-        if self.framed and isinstance(self.tokenizer, SubwordTokenizer):
-            return self.tokenizer.framing
-        return [], []
+        return self.tokenizer.framing if self.framed else ([], [])
 
     @functools.cached_property
     def turns(self) -> list[int]:

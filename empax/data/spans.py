@@ -20,12 +20,12 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, read_jsonl, write_jsonl
 from empax.core.inputs import note
 from empax.core.paths import expand
+from empax.core.protocols import Tokenizer
 from empax.core.text_files import read_json
 from empax.core.types import Instance
 from empax.data import sample
 from empax.data.dailydialog import written
 from empax.data.english import vader_lexicon
-from empax.data.tokenizers import SubwordTokenizer
 
 RECCON_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 _FOLDER = "emotion_causes"
@@ -253,7 +253,7 @@ _NO_TEXT = Span(-1, 0, 0)
 
 
 def place_contexts(
-    tokenizer: SubwordTokenizer,
+    tokenizer: Tokenizer,
     contexts: Sequence[Sequence[str]],
     *,
     max_tokens: int,

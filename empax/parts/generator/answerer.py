@@ -17,7 +17,6 @@ from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
 from empax.data.dialogues import own_fields
-from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.passages import PassageReader
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.parts.generator.parts import places
@@ -253,8 +252,7 @@ class Answerer:
     @property
     def _cost_of_unknown(self) -> float:
         """Nats of the choice among the rare words that the token for unknown words stands for."""
-        rare = self.tokenizer.rare_words if isinstance(self.tokenizer, SubwordTokenizer) else 0
-        return math.log(max(rare, 1))
+        return math.log(max(self.tokenizer.rare_words, 1))
 
     def _prediction(
         self, instance: Instance, response: str, read: Mapping[str, np.ndarray], notes: Mapping[str, Any]
@@ -285,18 +283,14 @@ class Answerer:
 
 def _count_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict[str, int]]:
     """Of each text, `num_unknown`; nothing where no word is unknown to the tokenizer."""
-    if _unknown_id(tokenizer) is None:
+    if tokenizer.unk_id is None:
         return [{} for _ in texts]
     return [{"num_unknown": sum(counts)} for counts in _where_unknown(tokenizer, texts)]
 
 
 def _where_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, int]]:
     """Of each text, how many unknown words its first token is, and how many are behind that."""
-    unk_id = _unknown_id(tokenizer)
-    if unk_id is None:
+    unknown = tokenizer.unk_id
+    if unknown is None:
         return [(0, 0)] * len(texts)
-    return [(ids[:1].count(unk_id), ids[1:].count(unk_id)) for ids in tokenizer.encode_batch(texts)]
-
-
-def _unknown_id(tokenizer: Tokenizer) -> int | None:
-    return tokenizer.unk_id if isinstance(tokenizer, SubwordTokenizer) else None
+    return [(ids[:1].count(unknown), ids[1:].count(unknown)) for ids in tokenizer.encode_batch(texts)]

@@ -79,8 +79,7 @@ class GeneratorParts:
         t, reader = self.tokenizer, self.reader
         # Not the tokenizer's: BART's decoder starts with the token that ends a text.
         start_id = reader.start_id if isinstance(reader, PromptedDecoder) else reader.config.start_id
-        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
-        return Decoder(without_unknown(settings, unknown), start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
+        return Decoder(without_unknown(settings, t.unk_id), start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
 
     def generator_task(self, stage: ResponseTaskSettings, *, fused: bool = False) -> Generator:
         """What a stage trains; `fused`, reading several passages."""

@@ -12,13 +12,14 @@ from jaxtyping import Bool
 from empax.core.config import ConfigError
 from empax.core.inputs import note
 from empax.core.paths import expand
+from empax.core.protocols import Tokenizer
 from empax.core.text_files import read_lines
 from empax.core.types import Instance
 from empax.data import features
 from empax.data.english import vader_lexicon
 from empax.data.exemplars import emotion_ids, pad_to_level
 from empax.data.knowledge import SOCIAL_RELATIONS, facts_of
-from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN, SubwordTokenizer
+from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
 from empax.systems.classic.readers import ClassicBatch
 
 
@@ -42,7 +43,7 @@ class ClassicExamples:
     def __init__(
         self,
         instances: Sequence[Instance],
-        tokenizer: SubwordTokenizer,
+        tokenizer: Tokenizer,
         emotional: Bool[np.ndarray, " V"],
         *,
         max_context_tokens: int,
@@ -115,7 +116,7 @@ class ClassicExamples:
         return ClassicBatch(**arrays)
 
 
-def _related(instance: Instance, tokenizer: SubwordTokenizer, most: int) -> list[list[int]]:
+def _related(instance: Instance, tokenizer: Tokenizer, most: int) -> list[list[int]]:
     """For each relation of SOCIAL_RELATIONS a first token and the words of all tails; empty where there is none."""
     tails: dict[str, list[str]] = {name: [] for name in SOCIAL_RELATIONS}
     for fact in facts_of(instance):
@@ -137,7 +138,7 @@ def _shortened(row: list[int], length: int) -> list[int]:
     return row if len(row) <= length else [row[0], *features.keep_newest(row[1:], length - 1)]
 
 
-def emotional_words(name: str, tokenizer: SubwordTokenizer) -> Bool[np.ndarray, " V"]:
+def emotional_words(name: str, tokenizer: Tokenizer) -> Bool[np.ndarray, " V"]:
     """Which ids of a tokenizer are words of the lexicon `name`, "vader" or a file with one word on each line.
 
     Departure: EmpDG takes the NRC lexicon, whose terms are not free; VADER's comes with this package's requirements.

@@ -19,7 +19,6 @@ from empax.core.types import Instance, Params
 from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
-from empax.data.tokenizers import SubwordTokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.decoding.settings import without_unknown
 from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples
@@ -93,8 +92,7 @@ class ClassicParts:
 
     def task(self, stage: ClassicTaskSettings) -> ClassicTask:
         settings, tokenizer = self.settings, self.tokenizer
-        unknown = tokenizer.unk_id if isinstance(tokenizer, SubwordTokenizer) else None
-        decoding = without_unknown(settings.decoding, unknown)
+        decoding = without_unknown(settings.decoding, tokenizer.unk_id)
         return ClassicTask(
             Classic(
                 settings.config(tokenizer.vocab_size, tokenizer.start_id),
@@ -116,7 +114,6 @@ class ClassicParts:
         train: bool = False,
     ) -> ClassicExamples:
         settings, tokenizer = self.settings, self.tokenizer
-        assert isinstance(tokenizer, SubwordTokenizer)
         return ClassicExamples(
             instances,
             tokenizer,
@@ -144,14 +141,12 @@ class ClassicParts:
 
     def lexicon(self) -> Bool[np.ndarray, " V"]:
         """Which ids are words of emotion; none where nobody asks."""
-        assert isinstance(self.tokenizer, SubwordTokenizer)
         if not self.settings.reads_lexicon:
             return np.zeros(self.tokenizer.vocab_size, bool)
         return emotional_words(self.settings.lexicon, self.tokenizer)
 
     def initial(self, params: Params) -> Params:
         """`params` with the word vectors in place of random ones."""
-        assert isinstance(self.tokenizer, SubwordTokenizer)
         found = load_vectors(self.settings.vectors, self.tokenizer, self.settings.d_model)
         return {**params, "core": {**params["core"], "token_embedding": found.table}}
 

@@ -15,7 +15,6 @@ from empax.core.types import LEVELS, MECHANISMS, Instance
 from empax.data import features
 from empax.data.exemplars import ContextExamples, Corpus, LabelledBatch
 from empax.data.sources import LayoutSettings, Row, Text
-from empax.data.tokenizers import SubwordTokenizer
 from empax.evaluation.empathy import sentiment
 from empax.parts.attributes.classifier import frame
 
@@ -67,7 +66,7 @@ class TurnForm:
 
     @property
     def framing(self) -> tuple[list[int], list[int]]:
-        return self.tokenizer.framing if isinstance(self.tokenizer, SubwordTokenizer) else ([], [])
+        return self.tokenizer.framing
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
         return [Text([], ids) for ids, _ in self.spoken(instances)]

@@ -16,7 +16,7 @@ from empax.core.types import Batch, Instance
 from empax.data import features
 from empax.data.exemplars import LabelledBatch, emotion_ids, pad_to_level
 from empax.data.spans import PlacedRow, SpanExample, place_contexts
-from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN, SubwordTokenizer
+from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
 from empax.evaluation.empathy import sentiment
 from empax.systems.reflectdiffu.labels import INTENTS, intent_ids
 
@@ -58,7 +58,7 @@ class ReflectBatch(LabelledBatch):
     reply: Int[Array, "B T"] | None = None
 
 
-def pieces_of(tokenizer: SubwordTokenizer, contexts: Sequence[Sequence[str]], max_tokens: int) -> list[PlacedRow]:
+def pieces_of(tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], max_tokens: int) -> list[PlacedRow]:
     """`[CLS] turn [SEP] turn [SEP] ...`, as annotator and classifier read a context; the oldest pieces are cut."""
     return place_contexts(tokenizer, contexts, max_tokens=max_tokens, first=tokenizer.cls_id, behind=tokenizer.sep_id)
 
@@ -66,7 +66,7 @@ def pieces_of(tokenizer: SubwordTokenizer, contexts: Sequence[Sequence[str]], ma
 class ReasonExamples:
     """Annotated contexts as random-access examples."""
 
-    def __init__(self, examples: Sequence[SpanExample], tokenizer: SubwordTokenizer, max_tokens: int):
+    def __init__(self, examples: Sequence[SpanExample], tokenizer: Tokenizer, max_tokens: int):
         self.rows = pieces_of(tokenizer, [one.context for one in examples], max_tokens)
         self.tags = [row.labels(one.spans) for row, one in zip(self.rows, examples, strict=True)]
         self.told = [row.told(len(one.context)) for row, one in zip(self.rows, examples, strict=True)]
@@ -119,7 +119,7 @@ class Reading:
     """
 
     tokenizer: Tokenizer
-    pieces: SubwordTokenizer | None
+    pieces: Tokenizer | None
     max_context_tokens: int
     max_piece_tokens: int
     max_target_tokens: int
@@ -174,7 +174,6 @@ class ReflectExamples:
 
     def __init__(self, instances: Sequence[Instance], reading: Reading, prior: np.ndarray, intents: Mapping[str, str]):
         contexts, tokenizer = [i.context for i in instances], reading.tokenizer
-        assert isinstance(tokenizer, SubwordTokenizer)  # of a run that has begun
         self.instances, self.reading, self.pad_id, self.prior = instances, reading, tokenizer.pad_id, prior
         roles = tokenizer.token_id(SPEAKER_TOKEN), tokenizer.token_id(LISTENER_TOKEN)
         rows = place_contexts(

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError
+from empax.core.protocols import Tokenizer
 from empax.core.system import RunContext
 from empax.core.types import Instance
-from empax.data.tokenizers import SubwordTokenizer
 from empax.parts.attributes import IdentifierJudge, judge_stage, load_judge
 from empax.parts.attributes.identifier import check_mechanisms
 
@@ -47,7 +47,7 @@ class ReplyEmpathy:
     """
 
     judges: tuple[IdentifierJudge, ...]
-    tokenizer: SubwordTokenizer
+    tokenizer: Tokenizer
     instances: Sequence[Instance]
     words: Sequence[Sequence[str]]
     _levels: dict[int, Int[np.ndarray, " M"]] = dataclasses.field(default_factory=dict, compare=False)

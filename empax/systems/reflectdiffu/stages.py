@@ -17,7 +17,6 @@ from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.types import EMOTIONS, Instance, Params
 from empax.data.batches import draw
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
-from empax.data.tokenizers import SubwordTokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.decoding.settings import without_unknown
 from empax.interop.pretrained_encoders import LoadedEncoder
@@ -84,10 +83,9 @@ class Parts:
         found = references(stage.actions, self.table, stage.num_actions)
         actions = tuple(tuple(int(i) for i in intent_ids(found[emotion])) for emotion in EMOTIONS)
         make = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
-        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
         return make(
-            PointerGenerator(plain, self.slots(stage), unknown or 0) if stage.copying else plain,
-            Decoder(without_unknown(settings.decoding, unknown), t.start_id, t.eos_id, t.pad_id),
+            PointerGenerator(plain, self.slots(stage), t.unk_id or 0) if stage.copying else plain,
+            Decoder(without_unknown(settings.decoding, t.unk_id), t.start_id, t.eos_id, t.pad_id),
             stage,
             None if self.pieces is None else annotator_of(self.pieces),
             actions,
@@ -97,13 +95,10 @@ class Parts:
 
     def slots(self, stage: GeneratorTaskSettings) -> int:
         """Ids behind the vocabulary; none for a vocabulary that lacks no word."""
-        t = self.tokenizer
-        unknown = t.unk_id if isinstance(t, SubwordTokenizer) else None
-        return stage.slots if stage.copying and unknown is not None else 0
+        return stage.slots if stage.copying and self.tokenizer.unk_id is not None else 0
 
     def reading(self, stage: GeneratorTaskSettings, max_target_tokens: int) -> Reading:
         s, pieces = self.settings, None if self.pieces is None else self.pieces.tokenizer
-        assert pieces is None or isinstance(pieces, SubwordTokenizer)
         lengths = s.max_context_tokens, s.max_piece_tokens, max_target_tokens
         return Reading(self.tokenizer, pieces, *lengths, self.slots(stage))
 
@@ -160,9 +155,8 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
         return ReflectExamples(instances, reading, prior(instances), parts.intents)
 
     def initial(params: Params) -> Params:
-        settings, tokenizer = parts.settings.model, parts.tokenizer
-        assert isinstance(tokenizer, SubwordTokenizer)
-        table = load_vectors(settings.vectors, tokenizer, settings.d_model).table
+        settings = parts.settings.model
+        table = load_vectors(settings.vectors, parts.tokenizer, settings.d_model).table
         return _with_embedding(params, table, copying=stage.copying)
 
     asked = load_instances(run, "test")
@@ -171,7 +165,6 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     write_json(run.directory / "intents.json", found)
     train, task = examples("train", 0), parts.task(stage)
     if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
-        assert isinstance(parts.tokenizer, SubwordTokenizer)
         judged = load_reply_judges(stage.judges, run), parts.tokenizer, train.instances, train.words
         task = dataclasses.replace(task, empathy=ReplyEmpathy(*judged))
     return Assembly(

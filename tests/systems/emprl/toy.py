@@ -54,7 +54,7 @@ def share(rollout):
 class Words:
     """A tokenizer of the toy's vocabulary; no padding, start or end is a word."""
 
-    pad_id, eos_id, start_id, vocab_size = PAD, EOS, START, VOCABULARY
+    pad_id, eos_id, start_id, vocab_size, unk_id = PAD, EOS, START, VOCABULARY, None
 
     def decode(self, ids, words=()):
         return " ".join(f"w{i}" for i in ids if i > START)
