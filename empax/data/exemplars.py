@@ -168,7 +168,46 @@ def num_turns(instances: Sequence[Instance]) -> np.ndarray:
     return np.array([len(i.context) for i in instances], np.int32)
 
 
-class ContextExamples:
+class LabelledExamples:
+    """Instances with their responses as targets: what the examples of all generators share.
+
+    Args:
+      instances: N of them.
+      responses: their ids, without an end.
+      tokenizer: has made them.
+      max_target_tokens: of a response, its end included.
+    """
+
+    def __init__(
+        self, instances: Sequence[Instance], responses: list[list[int]], tokenizer: Tokenizer, max_target_tokens: int
+    ):
+        self.instances, self.pad_id, self.max_target_tokens = instances, tokenizer.pad_id, max_target_tokens
+        self.targets = [
+            features.render_target(ids, eos_id=tokenizer.eos_id, max_tokens=max_target_tokens) for ids in responses
+        ]
+        self.emotions = emotion_ids(instances)
+
+    def __len__(self) -> int:
+        return len(self.instances)
+
+    def columns(self, rows: Sequence[int], source: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
+        """Those of a `LabelledBatch` beside the ids and the mask of `source`; row -1 = filler.
+
+        They are numpy arrays until they are put on devices; the annotations of a batch are those of the step.
+        """
+        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.max_target_tokens)
+        valid = np.array(rows) >= 0
+        return {
+            "source": source[0],
+            "source_mask": source[1],
+            "target": target,
+            "target_mask": target_mask,
+            "valid": valid,
+            "emotion": np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32),
+        }
+
+
+class ContextExamples(LabelledExamples):
     """Instances as random-access examples (`core.protocols.Examples`): context in, response out.
 
     Sources are contexts alone; what else stands beside them is a subclass's, of the rows `candidates` of `corpus`.
@@ -182,18 +221,11 @@ class ContextExamples:
         corpus: Corpus | None = None,
         candidates: np.ndarray | None = None,
     ):
-        self.instances, self.form, self.corpus, self.pad_id = instances, form, corpus, form.tokenizer.pad_id
-        self.contexts = form.contexts(instances)
         responses = form.tokenizer.encode_batch([i.response for i in instances])
-        self.targets = [
-            features.render_target(ids, eos_id=form.tokenizer.eos_id, max_tokens=form.layout.max_target_tokens)
-            for ids in responses
-        ]
-        self.emotions, self.groups = emotion_ids(instances), dialogue_groups(instances)
+        super().__init__(instances, responses, form.tokenizer, form.layout.max_target_tokens)
+        self.form, self.corpus = form, corpus
+        self.contexts, self.groups = form.contexts(instances), dialogue_groups(instances)
         self.set_candidates(np.full((len(instances), 1), -1) if candidates is None else candidates)
-
-    def __len__(self) -> int:
-        return len(self.instances)
 
     def set_candidates(self, candidates: np.ndarray) -> None:
         """Rows of the corpus for every instance, [N, M], best first, -1 = none."""
@@ -207,20 +239,8 @@ class ContextExamples:
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> LabelledBatch:
         rows = [int(i) for i in indices]
-        source, source_mask = self.form.arrays([(self.contexts[i], None) if i >= 0 else None for i in rows], length)
-        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.form.layout.max_target_tokens)
-        valid = np.array(rows) >= 0
-        emotion = np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32)
-        # Numpy arrays until they are put on devices; the annotations of a batch are those of the step.
-        arrays: dict[str, Any] = {
-            "source": source,
-            "source_mask": source_mask,
-            "target": target,
-            "target_mask": target_mask,
-            "valid": valid,
-            "emotion": emotion,
-        }
-        return LabelledBatch(**arrays)
+        source = self.form.arrays([(self.contexts[i], None) if i >= 0 else None for i in rows], length)
+        return LabelledBatch(**self.columns(rows, source))
 
 
 class ExemplarExamples(ContextExamples):
@@ -285,8 +305,7 @@ class ExemplarExamples(ContextExamples):
 
     def _batch(self, rows: list[int], chosen: np.ndarray, sources: tuple[np.ndarray, np.ndarray]) -> ExemplarBatch:
         shape, layout = chosen.shape, self.form.layout
-        source, source_mask = sources
-        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, layout.max_target_tokens)
+        source, source_mask = (part.reshape(len(rows), -1, part.shape[1]) for part in sources)
         # Always full length: queries are few beside the passages, and one shape less is many compilations less.
         picked = [self.queries[i] if i >= 0 else [] for i in rows]
         query, query_mask = features.pad(picked, layout.max_query_tokens, self.key_pad_id)
@@ -296,15 +315,9 @@ class ExemplarExamples(ContextExamples):
             key, key_mask = key.reshape(*shape, -1), key_mask.reshape(*shape, -1)
         else:
             embedding = np.asarray(self.key_embeddings[np.maximum(chosen, 0)], np.float32)
-        valid = np.array(rows) >= 0
         key_emotion = np.where(chosen >= 0, self.corpus.emotions[np.maximum(chosen, 0)], -1)
         arrays: dict[str, Any] = {
-            "source": source.reshape(len(rows), -1, source.shape[1]),
-            "source_mask": source_mask.reshape(len(rows), -1, source.shape[1]),
-            "target": target,
-            "target_mask": target_mask,
-            "valid": valid,
-            "emotion": np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32),
+            **self.columns(rows, (source, source_mask)),
             "query": query,
             "query_mask": query_mask,
             "key": key,
@@ -322,6 +335,13 @@ class ExemplarExamples(ContextExamples):
                 "response_mask": response_mask.reshape(*shape, -1),
             }
         return ExemplarBatch(**arrays)
+
+
+def newest(texts: Sequence[list[int]], rows: Sequence[int], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of `texts` (-1 = none) padded to `length`; of a longer one, its first id, and its last ones."""
+    picked = [texts[i] if i >= 0 else [] for i in rows]
+    kept = [row if len(row) <= length else [row[0], *row[len(row) - length + 1 :]] for row in picked]
+    return features.pad(kept, length, pad_id)
 
 
 def pad_to_level(

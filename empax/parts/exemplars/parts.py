@@ -14,7 +14,7 @@ import numpy as np
 from empax.core.files import hash_json
 from empax.core.protocols import Tokenizer
 from empax.core.sharding import local_mesh
-from empax.core.system import RunContext
+from empax.core.system import RunContext, load_encoder_of
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
 from empax.data.batches import draw_rows
@@ -36,8 +36,8 @@ from empax.parts.generator.answerer import AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
 from empax.retrieval.corpus import CorpusEncoder, Embedder
 from empax.retrieval.encode import BUCKETS
-from empax.retrieval.filters import ExemplarFilter, find_exemplars
-from empax.retrieval.index import Index
+from empax.retrieval.filters import ExemplarFilter, find_exemplars, load_filter
+from empax.retrieval.index import Index, load_index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +137,39 @@ class ExemplarSearch:
     index: Index
     corpus: Corpus
     filter: ExemplarFilter | None = None
+
+    @classmethod
+    def of(
+        cls,
+        run: RunContext,
+        parts: GeneratorParts,
+        index: str,
+        *,
+        single: bool,
+        encoder: Any = None,
+        made_by: str = "",
+        corpus: Corpus | None = None,
+    ) -> ExemplarSearch:
+        """That of a finished index stage, with its filter.
+
+        Args:
+          run: which has the stage.
+          parts: of the generator.
+          index: name of the stage.
+          single: whether one context is answered at a time.
+          encoder: of the queries; None = what has made the index.
+          made_by: hash of what must have made the index; empty = of `encoder`.
+          corpus: the indexed pairs; None = as the generator is shown them.
+
+        Raises:
+          StaleIndexError: something else has made the index.
+        """
+        retrieval = RetrievalParts.of(run, parts.tokenizer, with_params=False)
+        encoder = encoder or load_encoder_of(run, run.named(index).settings.encoder)
+        found = load_index(run.files.index(index), encoder_hash=made_by or encoder.hash, mesh=local_mesh())
+        encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=single))
+        corpus = corpus or retrieval.corpus(load_instances(run, "train"), parts.form())
+        return cls(parts, retrieval, encoder, found, corpus, load_filter(run.files.stage(index)))
 
     @property
     def pairs(self) -> Sequence[Instance]:

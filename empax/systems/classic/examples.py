@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
@@ -17,13 +16,13 @@ from empax.core.text_files import read_lines
 from empax.core.types import Instance
 from empax.data import features
 from empax.data.english import vader_lexicon
-from empax.data.exemplars import emotion_ids, pad_to_level
+from empax.data.exemplars import LabelledExamples, newest
 from empax.data.knowledge import SOCIAL_RELATIONS, facts_of
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
 from empax.systems.classic.readers import ClassicBatch
 
 
-class ClassicExamples:
+class ClassicExamples(LabelledExamples):
     """Instances as random-access examples (`core.protocols.Examples`).
 
     A source is [CLS], the word of an emotion where there are `emotions`, and the words of all turns. Source: MoEL's
@@ -52,7 +51,7 @@ class ClassicExamples:
         feedback_tokens: int = 0,
         facts_tokens: int = 0,
     ):
-        self.pad_id, self.emotional, self.max_target_tokens = tokenizer.pad_id, emotional, max_target_tokens
+        self.emotional = emotional
         turns = list(dict.fromkeys(turn for i in instances for turn in i.context))
         ids = dict(zip(turns, tokenizer.encode_batch(turns), strict=True))
         roles = [tokenizer.token_id(token) for token in (SPEAKER_TOKEN, LISTENER_TOKEN)]
@@ -67,43 +66,22 @@ class ClassicExamples:
             room = max_context_tokens - len(first)
             self.sources.append([*first, *features.keep_newest(words, room)])
             self.speakers.append([*[first[0]] * len(first), *features.keep_newest(said, room)])
-        self.targets = [
-            features.render_target(row, eos_id=tokenizer.eos_id, max_tokens=max_target_tokens)
-            for row in tokenizer.encode_batch([i.response for i in instances])
-        ]
+        responses = tokenizer.encode_batch([i.response for i in instances])
+        super().__init__(instances, responses, tokenizer, max_target_tokens)
         self.feedback_tokens = feedback_tokens
         following = _following(instances) if feedback_tokens else []
         self.feedback = [row[:feedback_tokens] for row in tokenizer.encode_batch(following)]
         self.facts_tokens = facts_tokens
         self.facts = [_related(i, tokenizer, facts_tokens) for i in instances] if facts_tokens else []
-        self.emotions = emotion_ids(instances)
         self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
-
-    def __len__(self) -> int:
-        return len(self.sources)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ClassicBatch:
         """Rows (-1 = filler) as numpy arrays; draws nothing from `rng`."""
         del rng
         rows = [int(i) for i in indices]
-        valid = np.array(rows) >= 0
-
-        def padded(texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-            return features.pad([_shortened(texts[i], length) if i >= 0 else [] for i in rows], length, self.pad_id)
-
-        source, source_mask = padded(self.sources)
-        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.max_target_tokens)
-        # Numpy arrays until they are put on devices; the annotations of a batch are those of the step.
-        arrays: dict[str, Any] = {
-            "source": source,
-            "source_mask": source_mask,
-            "target": target,
-            "target_mask": target_mask,
-            "valid": valid,
-            "emotion": np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32),
-            "speaker": padded(self.speakers)[0],
-            "emotional": self.emotional[source] & source_mask,
-        }
+        arrays = self.columns(rows, newest(self.sources, rows, length, self.pad_id))
+        arrays["speaker"] = newest(self.speakers, rows, length, self.pad_id)[0]
+        arrays["emotional"] = self.emotional[arrays["source"]] & arrays["source_mask"]
         if self.feedback_tokens:
             feedback = [self.feedback[i] if i >= 0 else [] for i in rows]
             arrays["feedback"], arrays["feedback_mask"] = features.pad(feedback, self.feedback_tokens, self.pad_id)
@@ -131,11 +109,6 @@ def _following(instances: Sequence[Instance]) -> list[str]:
     turns = {i.id: i.context[-1] for i in instances}
     places = (instance.id.rpartition("#") for instance in instances)
     return [turns.get(f"{dialogue}#{int(number) + 2}", "") for dialogue, _, number in places]
-
-
-def _shortened(row: list[int], length: int) -> list[int]:
-    """The first id and the newest of the rest."""
-    return row if len(row) <= length else [row[0], *features.keep_newest(row[1:], length - 1)]
 
 
 def emotional_words(name: str, tokenizer: Tokenizer) -> Bool[np.ndarray, " V"]:

@@ -16,7 +16,6 @@ from empax.core.config import ConfigError
 from empax.core.files import write_json
 from empax.core.settings import cache_dir
 from empax.core.shapes import shapes_of
-from empax.core.sharding import local_mesh
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, load_encoder_of
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Params
@@ -36,7 +35,6 @@ from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, context_examples
 from empax.parts.generator.task import Generator
 from empax.parts.generator.trained import Trained, generator_to_export
-from empax.retrieval.filters import load_filter
 from empax.retrieval.index import load_index
 from empax.systems.emprl.functions import try_functions
 from empax.systems.emprl.rewards import Reward, check_contexts, make_reward
@@ -289,12 +287,7 @@ def _answerer(
     task = generator_of(parts, fused=bool(stage.index))
     if not stage.index:
         return answerer_of(parts, task, params, context_examples(parts), options)
-    retrieval = RetrievalParts.of(run, parts.tokenizer, with_params=False)
-    encoder: Any = load_encoder_of(run, run.named(stage.index).settings.encoder)
-    index = load_index(run.files.index(stage.index), encoder_hash=encoder.hash, mesh=local_mesh())
-    encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=not options.buckets))
-    corpus = retrieval.corpus(load_instances(run, "train"), parts.form())
-    search = ExemplarSearch(parts, retrieval, encoder, index, corpus, load_filter(run.files.stage(stage.index)))
+    search = ExemplarSearch.of(run, parts, stage.index, single=not options.buckets)
     return answerer_of(parts, task, params, search, options)
 
 

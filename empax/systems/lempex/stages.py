@@ -12,8 +12,7 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.core.protocols import InstanceEncoder, Tokenizer
 from empax.core.shapes import shapes_of
-from empax.core.sharding import local_mesh
-from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec, load_encoder_of
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Instance, Params
 from empax.data.batches import draw, draw_rows
 from empax.data.exemplars import Corpus
@@ -33,12 +32,10 @@ from empax.parts.attributes import ClassifierJudge, ClassifierTaskSettings, load
 from empax.parts.attributes.classifier import planned_classifier
 from empax.parts.attributes.pairs import load_stage_encoder
 from empax.parts.attributes.sentiment import SentimentTaskSettings, load_regressor, planned_regressor
-from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
+from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, pretrained
-from empax.retrieval.filters import load_filter
-from empax.retrieval.index import load_index
 from empax.systems.lempex.examples import LempexBatch, LempexExamples, TurnForm
 from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses
@@ -297,24 +294,14 @@ def answer_generator(stage: LempexTaskSettings, run: RunContext, options: Answer
     }
     form = TurnForm(parts.tokenizer, parts.for_answers().settings.layout)
     if stage.index:
-        return answerer_of(parts, task, params, LempexAnswers(form, _search(stage, run, parts, options)), options)
+        corpus = Corpus.of(load_instances(run, "train"), TurnForm(parts.tokenizer, parts.settings.layout))
+        search = ExemplarSearch.of(run, parts, stage.index, single=not options.buckets, corpus=corpus)
+        return answerer_of(parts, task, params, LempexAnswers(form, search), options)
 
     def alone(instances: Sequence[Instance]) -> AnswerExamples:
         return AnswerExamples(LempexExamples(instances, form), [{} for _ in instances])
 
     return answerer_of(parts, task, params, alone, options)
-
-
-def _search(
-    stage: LempexTaskSettings, run: RunContext, parts: GeneratorParts, options: AnswerOptions
-) -> ExemplarSearch:
-    retrieval = RetrievalParts.of(run, parts.tokenizer, with_params=False)
-    encoder: Any = load_encoder_of(run, run.named(stage.index).settings.encoder)
-    index = load_index(run.files.index(stage.index), encoder_hash=encoder.hash, mesh=local_mesh())
-    encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=not options.buckets))
-    form = TurnForm(parts.tokenizer, parts.settings.layout)
-    corpus = Corpus.of(load_instances(run, "train"), form)
-    return ExemplarSearch(parts, retrieval, encoder, index, corpus, load_filter(run.files.stage(stage.index)))
 
 
 GENERATOR = TaskSpec(

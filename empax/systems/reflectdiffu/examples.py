@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.protocols import Tokenizer
 from empax.core.types import Batch, Instance
 from empax.data import features
-from empax.data.exemplars import LabelledBatch, emotion_ids, pad_to_level
+from empax.data.exemplars import LabelledBatch, LabelledExamples, newest, pad_to_level
 from empax.data.spans import PlacedRow, SpanExample, place_contexts
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
 from empax.evaluation.empathy import sentiment
@@ -156,7 +156,7 @@ class Slots:
         return np.where(lacking, self.unknown_id, target)
 
 
-class ReflectExamples:
+class ReflectExamples(LabelledExamples):
     """Instances as random-access examples (`core.protocols.Examples`).
 
     A response has the slot of an unknown word where its context, as the row has it, holds that word.
@@ -174,7 +174,7 @@ class ReflectExamples:
 
     def __init__(self, instances: Sequence[Instance], reading: Reading, prior: np.ndarray, intents: Mapping[str, str]):
         contexts, tokenizer = [i.context for i in instances], reading.tokenizer
-        self.instances, self.reading, self.pad_id, self.prior = instances, reading, tokenizer.pad_id, prior
+        self.reading, self.prior = reading, prior
         roles = tokenizer.token_id(SPEAKER_TOKEN), tokenizer.token_id(LISTENER_TOKEN)
         rows = place_contexts(
             tokenizer, contexts, max_tokens=reading.max_context_tokens, first=tokenizer.cls_id, roles=roles
@@ -192,18 +192,14 @@ class ReflectExamples:
             self.words = list(map(self.slots.named, self.sources, texts))
             self.sources = list(map(self.slots.filled, self.sources, texts, self.words))
             responses = list(map(self.slots.filled, responses, told, self.words))
+        super().__init__(instances, responses, tokenizer, reading.max_target_tokens)
         self.pieces: list[list[int]] = []
         if reading.pieces is not None:
             pieces = pieces_of(reading.pieces, contexts, reading.max_piece_tokens)
             self.pieces = [row.ids for row in pieces]
             self.told = [[*map(int, row.told(len(c)))] for row, c in zip(pieces, contexts, strict=True)]
-            self.places = [row.aligned_with(other) for row, other in zip(rows, pieces, strict=True)]
-        self.targets = [
-            features.render_target(ids, eos_id=tokenizer.eos_id, max_tokens=reading.max_target_tokens)
-            for ids in responses
-        ]
+            self.places = [row.aligned_with(other).tolist() for row, other in zip(rows, pieces, strict=True)]
         self.labels = {
-            "emotion": emotion_ids(instances),
             "intent": intent_ids(intents.get(i.id, "") for i in instances),
             "polarity": polarities(contexts),
             "turns": np.array([len(context) for context in contexts], np.int32),
@@ -211,44 +207,27 @@ class ReflectExamples:
         }
         self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
 
-    def __len__(self) -> int:
-        return len(self.sources)
-
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ReflectBatch:
         """Rows `indices` (-1 = filler) as numpy arrays; draws nothing from `rng`."""
         del rng
         rows = [int(i) for i in indices]
-        at, valid = np.maximum(rows, 0), np.array(rows) >= 0
-        sources = [_newest(self.sources[i], length) if i >= 0 else [] for i in rows]
-        source, source_mask = features.pad(sources, length, self.pad_id)
-        target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.reading.max_target_tokens)
-        if self.slots is not None:
-            target = self.slots.found(target, source)
-        arrays: dict[str, Any] = {
-            "source": source,
-            "source_mask": source_mask,
-            "target": target,
-            "target_mask": target_mask,
-            "valid": valid,
+        at = np.maximum(rows, 0)
+        arrays = {
+            **self.columns(rows, newest(self.sources, rows, length, self.pad_id)),
             "row": np.array(rows, np.int32),
             "prior": np.asarray(self.prior[at], np.float32),
             **dict.fromkeys(("piece", "piece_mask", "told", "place")),
             **{name: values[at] for name, values in self.labels.items()},
         }
-        for name in ("emotion", "intent"):
-            arrays[name] = np.where(valid, arrays[name], -1).astype(np.int32)
+        arrays["intent"] = np.where(arrays["valid"], arrays["intent"], -1).astype(np.int32)
+        if self.slots is not None:
+            arrays["target"] = self.slots.found(arrays["target"], arrays["source"])
         if self.reading.pieces is not None:
             most, pad_id = self.reading.max_piece_tokens, self.reading.pieces.pad_id
-            places = [_newest(self.places[i].tolist(), length) if i >= 0 else [] for i in rows]
             arrays["piece"], arrays["piece_mask"] = pad_to_level(self.pieces, rows, pad_id, most)
             arrays["told"] = pad_to_level(self.told, rows, 0, most)[0].astype(bool)
-            arrays["place"] = features.pad(places, length, -1)[0]
+            arrays["place"] = newest(self.places, rows, length, -1)[0]
         return ReflectBatch(**arrays)
-
-
-def _newest(row: list[int], length: int) -> list[int]:
-    """The row cut to `length`: the first id, which stands for the context, and the last ones."""
-    return row if len(row) <= length else [row[0], *row[len(row) - length + 1 :]]
 
 
 NO_PRIOR = np.full(len(INTENTS), 1.0 / len(INTENTS), np.float32)

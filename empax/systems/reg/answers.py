@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, cast
 
-from empax.core.sharding import local_mesh
 from empax.core.system import AnswerOptions, RunContext, load_encoder_of
 from empax.core.types import Params
-from empax.data.store import load_instances
 from empax.data.tokenizers import SubwordTokenizer
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer
@@ -16,8 +14,6 @@ from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.settings import GeneratorTaskSettings
 from empax.parts.generator.stages import answerer_of
 from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
-from empax.retrieval.filters import load_filter
-from empax.retrieval.index import load_index
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import DenseTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import joint_task
@@ -37,16 +33,13 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
     encoder: Any = parts.corpus_encoder(params["retriever"])
     if not (stage.retriever or stage.retriever_weight):  # nothing has trained it: it knows no emotions either
         encoder = load_encoder_of(run, "")
-    encoder = dataclasses.replace(encoder, buckets=parts.retrieval.buckets(single=not options.buckets))
-    search = ExemplarSearch(
+    search = ExemplarSearch.of(
+        run,
         made,
-        parts.retrieval,
-        encoder,
-        load_index(
-            run.files.index(options.index), encoder_hash=_maker_of_index(run, parts, stage, params), mesh=local_mesh()
-        ),
-        parts.retrieval.corpus(load_instances(run, "train"), made.form()),
-        load_filter(run.files.stage(options.index)),
+        options.index,
+        single=not options.buckets,
+        encoder=encoder,
+        made_by=_maker_of_index(run, parts, stage, params),
     )
     params = {**params, "generator": made.lowered(params["generator"])}
     task = joint_task(parts, stage)
