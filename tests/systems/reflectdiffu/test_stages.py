@@ -105,15 +105,15 @@ def test_polarity_is_of_the_whole_context():
 
 
 def test_forms_change_the_joint_stage_and_go_together():
-    plain = reflectdiffu.get_config()
+    usual = reflectdiffu.get_config()
     both = reflectdiffu.get_config("table_1,no_reasons")
-    assert both.run == tuple(name for name in plain.run if name != "reasons")
-    changed = {name for name, value in both.generator.items() if value != plain.generator[name]}
+    assert both.run == tuple(name for name in usual.run if name != "reasons")
+    changed = {name for name, value in both.generator.items() if value != usual.generator[name]}
     assert changed == {"actions", "reasons"}
     assert reflectdiffu.get_config("machine=gpu").generator.steps == 6500
     for form, changes in reflectdiffu.FORMS.items():
         config = reflectdiffu.get_config(form)
-        assert all(plain.generator.get(name) != value == config.generator[name] for name, value in changes.items())
+        assert all(usual.generator.get(name) != value == config.generator[name] for name, value in changes.items())
         assert make_plan(plain(config)).stages["generator"].settings
 
 
