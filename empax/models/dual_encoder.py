@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import Params
 from empax.core.vectors import unit
 from empax.models.heads import masked_max, masked_mean
+from empax.models.layers import apply
 
 Pooling: TypeAlias = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "weightedmean"]
 """How states become a vector, under sentence-transformers' names."""
@@ -166,15 +167,10 @@ class Towers:
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
     ) -> Float[Array, "B D"]:
         """Vectors of queries; dropout where there is an `rng`."""
-        return _embedded(self.query, params[self.names[0]], ids, mask, rng)
+        return apply(self.query, params[self.names[0]], ids, mask, rng=rng)
 
     def embed_keys(
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
     ) -> Float[Array, "B D"]:
         """The same of keys."""
-        return _embedded(self.key or self.query, params[self.names[1]], ids, mask, rng)
-
-
-def _embedded(tower: DualEncoder, params: Params, ids: Array, mask: Array, rng: jax.Array | None) -> Array:
-    rngs = None if rng is None else {"dropout": rng}
-    return jnp.asarray(tower.apply({"params": params}, ids, mask, rngs=rngs, deterministic=rng is None))
+        return apply(self.key or self.query, params[self.names[1]], ids, mask, rng=rng)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from empax.core.types import Params
 from empax.models.arithmetic import add_bias, contract, dropout
 from empax.models.rotary import Rotary, rotate
 
@@ -79,6 +80,14 @@ _LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"feed_forward/conv_out_bias$", ("embed",)),
     (r"(attention/out_bias|feed_forward/wo_bias|norm/scale|norm/bias)$", ("embed",)),
 )
+
+
+def apply(
+    module: nn.Module, params: Params, *args: Any, method: str = "__call__", rng: jax.Array | None, **kwargs: Any
+) -> Any:
+    """`module.apply` with dropout where there is an `rng`."""
+    rngs = None if rng is None else {"dropout": rng}
+    return module.apply({"params": params}, *args, method=method, rngs=rngs, deterministic=rng is None, **kwargs)
 
 
 def logical_axes(name: str, shape: tuple[int, ...]) -> tuple[str | None, ...]:

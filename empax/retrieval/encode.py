@@ -18,8 +18,8 @@ from empax.core.types import Params
 
 log = logging.getLogger("empax")
 
-Encoder: TypeAlias = Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], Float[Array, "B D"]]
-"""`(params, ids, mask) -> embeddings`; jax-traceable, and rows must not look at each other."""
+Encoder: TypeAlias = Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], Float[Array, "B ..."]]
+"""`(params, ids, mask) -> embeddings`, an array for each row; jax-traceable, and rows must not look at each other."""
 
 BUCKETS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 200, 256)
 """Lengths in tokens to which texts are padded."""
@@ -70,7 +70,7 @@ def embed(
     mesh: Mesh | None = None,
     axis: str = "data",
     progress: str | None = None,
-) -> Float[np.ndarray, "N D"]:
+) -> Float[np.ndarray, "N ..."]:
     """Embeds every text of a corpus, in the order given.
 
     Texts are sorted by length and padded to the next bucket, or to a multiple of 4 below it that fills many batches:
@@ -112,8 +112,8 @@ def embed(
     params = params if sharding is None else jax.device_put(params, NamedSharding(sharding.mesh, PartitionSpec()))
     run = jax.jit(apply)
     example = jax.ShapeDtypeStruct((shards, int(ordered[0])), np.int32)
-    dim = jax.eval_shape(apply, params, example, jax.ShapeDtypeStruct(example.shape, np.bool_)).shape[-1]
-    embeddings = np.empty((len(lengths), dim), np.float32)
+    shape = jax.eval_shape(apply, params, example, jax.ShapeDtypeStruct(example.shape, np.bool_)).shape[1:]
+    embeddings = np.empty((len(lengths), *shape), np.float32)
     pending: collections.deque[tuple[np.ndarray, Any]] = collections.deque()
 
     def collect() -> None:

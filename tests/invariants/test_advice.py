@@ -462,11 +462,11 @@ RECIPES = [
         {"prepare.tokenizer": {"pretrained": "minilm", "tags": True}},
     ),
     recipe_case(
-        "parts/attributes/classifier.py", "is more than the longest of buckets; set it to at most",
+        "parts/encoder/stages.py", "is more than the longest of buckets; set it to at most",
         {"attributes.max_tokens": 17}, {"attributes.max_tokens": 16},
     ),
     recipe_case(
-        "parts/attributes/sentiment.py", "is more than the longest of buckets; set it to at most",
+        "parts/encoder/stages.py", "is more than the longest of buckets; set it to at most",
         {"sentiment.max_tokens": 81}, {"sentiment.max_tokens": 80}, of="lempex",
     ),
     section(
@@ -504,7 +504,7 @@ RECIPES = [
         lambda rows: check_vocabulary("judges", tokenizer(), rows, tokenizer(), 300), {"rows": 299}, {"rows": 300},
     ),
     recipe_case(
-        "parts/attributes/identifier.py", "is more than the longest of buckets; set it to at most",
+        "parts/encoder/stages.py", "is more than the longest of buckets; set it to at most",
         {"identifiers.max_context_tokens": 17}, {"identifiers.max_context_tokens": 16}, of="emprl",
     ),
     recipe_case(
@@ -1545,7 +1545,7 @@ KNOWLEDGE = (
     Case("parts/knowledge/sources.py", "set encoder.pretrained, 'minilm'",
          with_source("social", lambda tools: {**atomic_source(tools), "encoder": {"d_model": 8}}),
          with_source("social", lambda tools: {**atomic_source(tools), "encoder": {"pretrained": "minilm"}})),
-    recipe_case("systems/nec/ranker.py", "is more than the longest of buckets; set it to at most",
+    recipe_case("parts/encoder/stages.py", "is more than the longest of buckets; set it to at most",
                 {"ranker.max_tokens": 81}, {"ranker.max_tokens": 80}, "nec"),
     recipe_case("parts/knowledge/finder.py", "add one to config.run, or set {}",
                 WITHOUT_FACTS, {**WITHOUT_FACTS, "nec.entity": False, "nec.social": False}, "nec"),

@@ -8,23 +8,19 @@ Source: Wang et al., Sec. 3.2.1 and A.2.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from empax.core.config import ConfigError, check_numbers
+from empax.core.config import check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
-from empax.core.sharding import local_mesh
 from empax.core.system import Assembly, RunContext, Sketch
-from empax.core.types import LEVELS, Batch, Mean, Metrics, Params
+from empax.core.types import LEVELS, Mean, Metrics, Params
 from empax.data import features
-from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
 from empax.parts.attributes.pairs import (
     AttributeBatch,
@@ -36,11 +32,12 @@ from empax.parts.attributes.pairs import (
     label_batch,
     levels_loss,
     load_pairs,
-    load_stage_encoder,
     summarize_levels,
     unweighted,
 )
-from empax.retrieval.encode import BUCKETS, Encoder, embed
+from empax.parts.encoder.stages import assembled, check_buckets, load_stage_encoder
+from empax.parts.encoder.task import EncoderTask, Predictor
+from empax.retrieval.encode import BUCKETS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,75 +101,58 @@ def frame(
 
 
 @dataclasses.dataclass(frozen=True)
-class Classifier:
-    """Three-class heads over one encoder; the loss is the sum of their cross-entropies."""
+class Classifier(EncoderTask):
+    """Three-class heads over one encoder; the loss is the sum of their cross-entropies.
 
-    encoder: DualEncoder
+    It says logits, one row of three for each mechanism; whoever asks gets log-probabilities, of the context alone where
+    the response is empty.
+    """
+
     mechanisms: tuple[str, ...]
     class_weights: ClassWeights
+    progress: ClassVar[tuple[str, int]] = ("attributes", 2)
 
     @property
-    def head(self) -> ClassificationHead:
-        return ClassificationHead(num_classes=len(self.mechanisms) * len(LEVELS))
+    def heads(self) -> Mapping[str, ClassificationHead]:
+        return {"head": ClassificationHead(num_classes=len(self.mechanisms) * len(LEVELS))}
 
-    def init(self, rng: jax.Array, batch: Batch) -> Params:
-        first, second = jax.random.split(rng)
-        encoder = self.encoder.init(first, batch.source, batch.source_mask)["params"]
-        encoding = jnp.zeros((1, self.encoder.width))
-        return {"encoder": encoder, "head": self.head.init(second, encoding)["params"]}
+    def said(self, *outputs: Float[Array, "N _"]) -> Float[Array, "N C 3"]:
+        return outputs[0].reshape(-1, len(self.mechanisms), len(LEVELS))
 
-    def logits(
-        self,
-        params: Params,
-        source: Int[Array, "B S"] | None,
-        mask: Any,
-        rng: jax.Array | None,
-        *,
-        embedded: Float[Array, "B S D"] | None = None,
-    ) -> Float[Array, "B C 3"]:
-        """One row of three logits per mechanism; `embedded` stands for the embeddings of `source`."""
-        rngs = None if rng is None else {"dropout": rng}
-        options: dict[str, Any] = {"rngs": rngs, "deterministic": rng is None}
-        encoder = {"params": params["encoder"]}
-        encoding = self.encoder.apply(encoder, source, mask, embedded=embedded, method="embed", **options)
-        flat: Any = self.head.apply({"params": params["head"]}, encoding, **options)
-        return flat.reshape(-1, len(self.mechanisms), len(LEVELS))
-
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
-        logits = self.logits(params, batch.source, batch.source_mask, rng if train else None)
-        return levels_loss(logits, batch, self.mechanisms, self.class_weights, confusion=not train)
+    def losses(self, found: Float[Array, "N C 3"], batch: Any, *, train: bool) -> tuple[Mean, Metrics]:
+        return levels_loss(found, batch, self.mechanisms, self.class_weights, confusion=not train)
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
         return summarize_levels(averages, self.mechanisms)
+
+    def rows(self, tokenizer: Tokenizer, max_tokens: int, *given: Any) -> list[list[int]]:
+        """Of contexts with their responses."""
+        contexts, responses = given
+        return encode(tokenizer, contexts, responses, max_tokens)
+
+    def predicted(self, found: Float[Array, "N C 3"]) -> Float[Array, "N C 3"]:
+        return jax.nn.log_softmax(found)
+
+
+ClassifierJudge: TypeAlias = Predictor[Classifier]
+"""`(contexts, responses) -> log_probs[N, C, 3]`."""
 
 
 def check_classifier(stage: ClassifierTaskSettings, run: RunContext) -> None:
     """See `pairs.check_judge`; texts must also fit the buckets."""
     check_judge(stage, run, max_tokens=stage.max_tokens)
-    most = min(BUCKETS[-1], run.named(run.stage).loop.buckets[-1])
-    if stage.max_tokens > most:
-        raise ConfigError(
-            f"config.{run.stage}.max_tokens = {stage.max_tokens} is more than the longest of buckets; set it to at "
-            f"most {most}."
-        )
+    check_buckets(run, most=BUCKETS[-1], max_tokens=stage.max_tokens)
 
 
 def build_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Assembly:
     encoder = load_stage_encoder(stage.encoder, run)
     train, holdout = load_pairs(stage, run)
 
-    def initial(params: Params) -> Params:
-        return params if encoder.params is None else {**params, "encoder": encoder.params}
-
     def examples(pairs: list[Pair], hide: float) -> PairExamples:
         return PairExamples(pairs, encoder.tokenizer, stage.max_tokens, hide_probability=hide)
 
-    return Assembly(
-        Classifier(encoder.model, stage.mechanisms, class_weights(stage, train)),
-        examples(train, stage.hide_response_probability),
-        examples(holdout, 0.0),
-        initial=initial,
-    )
+    task = Classifier(encoder.model, stage.mechanisms, class_weights(stage, train))
+    return assembled(task, encoder, examples(train, stage.hide_response_probability), examples(holdout, 0.0))
 
 
 def sketch_classifier(stage: ClassifierTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
@@ -182,43 +162,11 @@ def sketch_classifier(stage: ClassifierTaskSettings, run: RunContext, batch_size
 
 def planned_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Classifier:
     """The task of `stage` from the config alone."""
-    encoder = load_stage_encoder(stage.encoder, run, with_params=False, planned=True)
-    return Classifier(encoder.model, stage.mechanisms, unweighted(stage))
-
-
-@functools.lru_cache(maxsize=8)
-def _flat_log_probs(task: Classifier) -> Encoder:
-    """One function per classifier, so that its compiled code is found again."""
-
-    def apply(params: Params, ids: Any, mask: Any) -> Any:
-        return jax.nn.log_softmax(task.logits(params, ids, mask, None)).reshape(ids.shape[0], -1)
-
-    return apply
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassifierJudge:
-    """A trained classifier, ready to label texts."""
-
-    task: Classifier
-    params: Params
-    tokenizer: Tokenizer
-    max_tokens: int
-    hash: str
-    buckets: tuple[int, ...] = BUCKETS
-
-    def __call__(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Float[np.ndarray, "N C 3"]:
-        """Log-probabilities for every (context, response); an empty response judges the context alone."""
-        rows = encode(self.tokenizer, contexts, responses, self.max_tokens)
-        apply = _flat_log_probs(self.task)
-
-        options = {"pad_id": self.tokenizer.pad_id, "buckets": self.buckets, "mesh": local_mesh()}
-        flat = embed(apply, self.params, rows, progress="attributes" if len(rows) > 1 else None, **options)
-        return flat.reshape(len(rows), len(self.task.mechanisms), len(LEVELS))
+    return Classifier(load_stage_encoder(stage.encoder, run, planned=True).model, stage.mechanisms, unweighted(stage))
 
 
 def load_classifier(stage: ClassifierTaskSettings, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:
     """The judge that trained parameters make; `made_by` is its hash."""
     encoder = load_stage_encoder(stage.encoder, run, with_params=False)
     task = Classifier(encoder.model, stage.mechanisms, unweighted(stage))
-    return ClassifierJudge(task, params, encoder.tokenizer, stage.max_tokens, made_by)
+    return Predictor(task, params, encoder.tokenizer, stage.max_tokens, made_by)

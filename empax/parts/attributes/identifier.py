@@ -28,6 +28,7 @@ from empax.data import features
 from empax.data.batches import bucket_of, eval_batches
 from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.empathy_identifier import EmpathyIdentifier
+from empax.models.layers import apply
 from empax.parts.attributes.pairs import (
     AttributeBatch,
     ClassWeights,
@@ -38,10 +39,10 @@ from empax.parts.attributes.pairs import (
     label_batch,
     levels_loss,
     load_pairs,
-    load_stage_encoder,
     summarize_levels,
     unweighted,
 )
+from empax.parts.encoder.stages import check_buckets, load_stage_encoder
 
 Probabilities = Callable[..., Float[Array, "B 3 3"]]
 """`(params, context[B,S], context_mask, response[B,T], response_mask)` to probabilities, [mechanism][level]."""
@@ -158,9 +159,7 @@ class Identifier:
         rng: jax.Array | None = None,
     ) -> Float[Array, "B C 3"]:
         """One row of three logits per mechanism; `rng` None = no dropout."""
-        rngs = None if rng is None else {"dropout": rng}
-        options: dict[str, Any] = {"rngs": rngs, "deterministic": rng is None}
-        return self.model.apply({"params": params}, context, context_mask, response, response_mask, **options)  # type: ignore[return-value]
+        return apply(self.model, params, context, context_mask, response, response_mask, rng=rng)
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
         texts = batch.source, batch.source_mask, batch.target, batch.target_mask
@@ -188,12 +187,7 @@ def _task(stage: IdentifierTaskSettings, loaded: LoadedEncoder, weights: ClassWe
 def check_identifier(stage: IdentifierTaskSettings, run: RunContext) -> None:
     """See `pairs.check_judge`; contexts must also fit the buckets."""
     check_judge(stage, run, max_context_tokens=stage.max_context_tokens, response_buckets=stage.response_buckets[-1])
-    longest = run.named(run.stage).loop.buckets[-1]
-    if stage.max_context_tokens > longest:
-        raise ConfigError(
-            f"config.{run.stage}.max_context_tokens = {stage.max_context_tokens} is more than the longest of buckets; "
-            f"set it to at most {longest}."
-        )
+    check_buckets(run, max_context_tokens=stage.max_context_tokens)
 
 
 def build_identifier(stage: IdentifierTaskSettings, run: RunContext) -> Assembly:
@@ -216,7 +210,7 @@ def build_identifier(stage: IdentifierTaskSettings, run: RunContext) -> Assembly
 
 
 def sketch_identifier(stage: IdentifierTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    loaded = load_stage_encoder(stage.encoder, run, with_params=False, planned=True)
+    loaded = load_stage_encoder(stage.encoder, run, planned=True)
     batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=stage.response_buckets[-1], C=len(stage.mechanisms))
     return Sketch(_task(stage, loaded, unweighted(stage)), batch)
 

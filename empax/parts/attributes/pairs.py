@@ -17,10 +17,9 @@ from empax.core.system import RunContext
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.sample import load_annotated_pairs
-from empax.data.store import check_prepared, may_load, run_tokenizer
 from empax.evaluation.empathy import f1_of_confusion
-from empax.interop.pretrained import check_fits, check_weights
-from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings
+from empax.parts.encoder.stages import check_encoder
 
 ClassWeights = tuple[tuple[float, ...], ...]
 """[mechanism][level]."""
@@ -99,15 +98,6 @@ def unweighted(stage: JudgeTaskSettings) -> ClassWeights:
     return ((1.0,) * len(LEVELS),) * len(stage.mechanisms)
 
 
-def load_stage_encoder(
-    settings: EncoderSettings, run: RunContext, *, with_params: bool = True, planned: bool = False
-) -> LoadedEncoder:
-    """The encoder of a judge; a pretrained one needs nothing of the run."""
-    tokenizer = None if settings.pretrained else run_tokenizer(run, planned=planned)
-    # Its states are read, not the vectors that it was trained to compare.
-    return load_encoder(settings, tokenizer, with_params=with_params, planned=planned, sentences=False)
-
-
 def check_judge(stage: JudgeTaskSettings, run: RunContext, **texts: int) -> None:
     """Whether the annotated pairs are there, and texts fit the encoder.
 
@@ -123,17 +113,6 @@ def check_judge(stage: JudgeTaskSettings, run: RunContext, **texts: int) -> None
     if stage.data != "sample":
         load_epitome(find_epitome(run.plan.data.dir))
     check_encoder(stage.encoder, run, **texts)
-
-
-def check_encoder(settings: EncoderSettings, run: RunContext, **texts: int) -> None:
-    """The part of `check_judge` that looks at the encoder."""
-    if not settings.pretrained:
-        check_prepared(run)
-    elif not may_load(run, settings.pretrained):
-        return
-    encoder = load_stage_encoder(settings, run, with_params=False, planned=not settings.pretrained)
-    check_weights(settings.pretrained)
-    check_fits(encoder.model, **texts)
 
 
 def label_batch(

@@ -8,29 +8,28 @@ Communication", LEMPEx), Sec. 3.4 and Alg. 1.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from empax.core.config import ConfigError, check_numbers
+from empax.core.config import check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import Assembly, RunContext, Sketch
-from empax.core.types import Batch, Mean, Metrics, Params
+from empax.core.types import Batch, Mean, Metrics
 from empax.data import features
 from empax.data.batches import draw
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.empathy import sentiment
 from empax.interop.pretrained_encoders import EncoderSettings
-from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
-from empax.parts.attributes.pairs import check_encoder, load_stage_encoder
+from empax.parts.encoder.stages import assembled, check_buckets, check_encoder, load_stage_encoder
+from empax.parts.encoder.task import EncoderTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,39 +93,17 @@ class SentimentExamples:
 
 
 @dataclasses.dataclass(frozen=True)
-class SentimentRegressor:
-    """The mean squared error of tanh(Linear(encoding)) against VADER's compound score."""
-
-    encoder: DualEncoder
+class SentimentRegressor(EncoderTask):
+    """The mean squared error of tanh(Linear(encoding)), in (-1, 1), against VADER's compound score."""
 
     @property
-    def head(self) -> ClassificationHead:
-        return ClassificationHead(num_classes=1)
+    def heads(self) -> Mapping[str, ClassificationHead]:
+        return {"head": ClassificationHead(num_classes=1)}
 
-    def init(self, rng: jax.Array, batch: Batch) -> Params:
-        first, second = jax.random.split(rng)
-        encoder = self.encoder.init(first, batch.source, batch.source_mask)["params"]
-        return {"encoder": encoder, "head": self.head.init(second, jnp.zeros((1, self.encoder.width)))["params"]}
+    def said(self, *outputs: Float[Array, "N _"]) -> Float[Array, " N"]:
+        return jnp.tanh(outputs[0][:, 0])
 
-    def predict(
-        self,
-        params: Params,
-        ids: Int[Array, "B S"] | None,
-        mask: Bool[Array, "B S"],
-        rng: jax.Array | None,
-        *,
-        embedded: Float[Array, "B S D"] | None = None,
-    ) -> Float[Array, " B"]:
-        """Scores in (-1, 1); `embedded` stands for the embeddings of `ids`."""
-        rngs = None if rng is None else {"dropout": rng}
-        options: dict[str, Any] = {"rngs": rngs, "deterministic": rng is None}
-        encoder = {"params": params["encoder"]}
-        encoding = self.encoder.apply(encoder, ids, mask, embedded=embedded, method="embed", **options)
-        score: Any = self.head.apply({"params": params["head"]}, encoding, **options)
-        return jnp.tanh(score[:, 0])
-
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
-        found = self.predict(params, batch.source, batch.source_mask, rng if train else None)
+    def losses(self, found: Float[Array, " N"], batch: Any, *, train: bool) -> tuple[Mean, Metrics]:
         wrong = found - batch.compound
         return Mean.of(wrong**2, batch.valid), {"mae": Mean.of(jnp.abs(wrong), batch.valid)}
 
@@ -143,12 +120,7 @@ def check_sentiment(stage: SentimentTaskSettings, run: RunContext) -> None:
     else:
         check_prepared(run)
     check_encoder(stage.encoder, run, max_tokens=stage.max_tokens)
-    longest = run.named(run.stage).loop.buckets[-1]
-    if stage.max_tokens > longest:
-        raise ConfigError(
-            f"config.{run.stage}.max_tokens = {stage.max_tokens} is more than the longest of buckets; set it to at "
-            f"most {longest}."
-        )
+    check_buckets(run, max_tokens=stage.max_tokens)
 
 
 def build_sentiment(stage: SentimentTaskSettings, run: RunContext) -> Assembly:
@@ -162,26 +134,14 @@ def build_sentiment(stage: SentimentTaskSettings, run: RunContext) -> Assembly:
     def examples(texts: list[str], most: int) -> SentimentExamples:
         return SentimentExamples(draw(texts, most), encoder.tokenizer, stage.max_tokens)
 
-    def initial(params: Params) -> Params:
-        return params if encoder.params is None else {**params, "encoder": encoder.params}
-
-    return Assembly(
-        SentimentRegressor(encoder.model),
-        examples(train, stage.max_examples),
-        examples(validation, stage.max_validation_examples),
-        initial=initial,
-    )
+    sides = examples(train, stage.max_examples), examples(validation, stage.max_validation_examples)
+    return assembled(SentimentRegressor(encoder.model), encoder, *sides)
 
 
 def sketch_sentiment(stage: SentimentTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    return Sketch(planned_regressor(stage, run), shapes_of(SentimentBatch, B=batch_size, S=length, T=1))
+    return Sketch(regressor_of(stage, run, planned=True), shapes_of(SentimentBatch, B=batch_size, S=length, T=1))
 
 
-def planned_regressor(stage: SentimentTaskSettings, run: RunContext) -> SentimentRegressor:
-    """The task of `stage` from the config alone."""
-    return SentimentRegressor(load_stage_encoder(stage.encoder, run, with_params=False, planned=True).model)
-
-
-def load_regressor(stage: SentimentTaskSettings, run: RunContext) -> SentimentRegressor:
-    """The task of a finished stage, without its parameters."""
-    return SentimentRegressor(load_stage_encoder(stage.encoder, run, with_params=False).model)
+def regressor_of(stage: SentimentTaskSettings, run: RunContext, *, planned: bool = False) -> SentimentRegressor:
+    """The task of a stage without its parameters; `planned`: from the config alone."""
+    return SentimentRegressor(load_stage_encoder(stage.encoder, run, with_params=False, planned=planned).model)

@@ -132,14 +132,14 @@ class EmpathyLosses:
             start, most = batch.judged_start, batch.judged.shape[1] // 2
             params = judges["classifiers"][name]
             inputs = embed_response(judge.encoder, params, batch.judged, soft, start, jnp.minimum(count, most))
-            found = judge.logits(params, None, batch.judged_mask, reading, embedded=inputs)
+            found = judge.read(params, None, batch.judged_mask, reading, embedded=inputs)
             levels |= {mechanism: found[:, c] for c, mechanism in enumerate(judge.mechanisms)}
         levels = {name: found for name, found in levels.items() if name in settings.weights.mechanisms()}
         if self.regressor is None:
             return levels, None
         params, encoder = judges["sentiment"], self.regressor.encoder
         inputs = embed_response(encoder, params, batch.reply, soft, jnp.ones_like(count), count)
-        return levels, self.regressor.predict(params, None, batch.reply_mask, reading, embedded=inputs)
+        return levels, self.regressor.read(params, None, batch.reply_mask, reading, embedded=inputs)
 
 
 _LEVEL_HEAD = ClassificationHead(num_classes=len(MECHANISMS) * len(LEVELS))

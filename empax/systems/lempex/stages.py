@@ -30,8 +30,9 @@ from empax.interop.pretrained import load_generator
 from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes import ClassifierJudge, ClassifierTaskSettings, load_judge
 from empax.parts.attributes.classifier import planned_classifier
-from empax.parts.attributes.pairs import load_stage_encoder
-from empax.parts.attributes.sentiment import SentimentTaskSettings, load_regressor, planned_regressor
+from empax.parts.attributes.sentiment import SentimentTaskSettings, regressor_of
+from empax.parts.encoder.stages import load_stage_encoder
+from empax.parts.encoder.task import Predictor
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
@@ -104,7 +105,7 @@ def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
     tokenizer = run_tokenizer(run, planned=True)
     rows = load_generator(generator, tokenizer, with_params=False).model.config.vocab_size
     for name, encoder in encoders.items():
-        loaded = load_stage_encoder(encoder, run, with_params=False, planned=True)
+        loaded = load_stage_encoder(encoder, run, planned=True)
         own: Any = loaded.model.encoder
         check_vocabulary(name, loaded.tokenizer, own.config.vocab_size, tokenizer, rows)
 
@@ -150,12 +151,12 @@ def load_judges(stage: LempexTaskSettings, run: RunContext, parts: GeneratorPart
     found: dict[str, ClassifierJudge] = {}
     for name in stage.judges:
         judge = load_judge(run, name)
-        assert isinstance(judge, ClassifierJudge)  # see check_generator
+        assert isinstance(judge, Predictor)  # see check_generator
         found[name] = judge
     params: dict[str, Any] = {"classifiers": {name: judge.params for name, judge in found.items()}}
     regressor = None
     if stage.sentiment:
-        regressor = load_regressor(run.settings(stage.sentiment, SentimentTaskSettings), run)
+        regressor = regressor_of(run.settings(stage.sentiment, SentimentTaskSettings), run)
         params["sentiment"] = load_params(run.files.stage(stage.sentiment))
     classifiers = tuple((name, judge.task) for name, judge in found.items())
     layout = parts.settings.layout
@@ -227,9 +228,9 @@ def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int
         classifiers = [
             (name, planned_classifier(run.settings(name, ClassifierTaskSettings), run)) for name in stage.judges
         ]
-        regressor = (
-            planned_regressor(run.settings(stage.sentiment, SentimentTaskSettings), run) if stage.sentiment else None
-        )
+        regressor = None
+        if stage.sentiment:
+            regressor = regressor_of(run.settings(stage.sentiment, SentimentTaskSettings), run, planned=True)
         empathy = EmpathyLosses(stage, tuple(classifiers), regressor)
     task = generator_task(parts, stage, run, empathy)
     sizes = {"B": batch_size, "S": length, "T": layout.max_target_tokens}

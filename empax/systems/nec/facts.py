@@ -12,8 +12,9 @@ from empax.core.types import Instance
 from empax.data.features import plain_context
 from empax.data.knowledge import Fact, facts_of
 from empax.data.store import run_tokenizer
+from empax.parts.encoder.task import Predictor
 from empax.parts.knowledge.vectors import TextEncoder
-from empax.systems.nec.ranker import TrainedRanker, load_ranker
+from empax.systems.nec.ranker import Ranker, load_ranker
 from empax.systems.nec.settings import NecSettings
 
 
@@ -28,7 +29,7 @@ class Chooser:
 
     settings: NecSettings
     selector: TextEncoder
-    ranker: TrainedRanker | None
+    ranker: Predictor[Ranker] | None
 
     @classmethod
     def of(cls, run: RunContext) -> Chooser:
@@ -65,7 +66,7 @@ class Chooser:
         instances: Sequence[Instance],
         facts: Sequence[Sequence[Fact]],
         scores: Sequence[Sequence[float]],
-        ranker: TrainedRanker,
+        ranker: Predictor[Ranker],
     ) -> list[list[float]]:
         """`scores` with those of the ranker for facts about things."""
         things = [(i, n) for i, found in enumerate(facts) for n, fact in enumerate(found) if not fact.social]

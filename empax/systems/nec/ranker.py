@@ -7,10 +7,9 @@ and its tail in the response, or the other way round. To choose facts no respons
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +19,20 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
-from empax.core.sharding import local_mesh
 from empax.core.system import Assembly, RunContext, Sketch
-from empax.core.types import Batch, Instance, Mean, Metrics, Params
+from empax.core.types import AnyBatch, Batch, Instance, Mean, Metrics, Params
 from empax.data import features
 from empax.data.batches import draw
 from empax.data.knowledge import Fact, facts_of
-from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
+from empax.data.store import check_prepared, load_instances
 from empax.data.tokenizers import SEPARATOR, SubwordTokenizer
 from empax.data.wordnet import FUNCTION_WORDS
-from empax.interop.pretrained import check_fits, check_weights
-from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
-from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
+from empax.models.layers import apply
+from empax.parts.encoder.stages import assembled, check_buckets, check_encoder, load_stage_encoder
+from empax.parts.encoder.task import EncoderTask, Predictor
 from empax.parts.knowledge.finder import check_knowledge
-from empax.retrieval.encode import BUCKETS, Encoder, embed
+from empax.retrieval.encode import BUCKETS
 from empax.systems.nec.settings import WITHOUT, RankerTaskSettings
 from empax.training.checkpoint import load_params
 
@@ -130,55 +128,58 @@ class PairExamples:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ranker:
+class Ranker(EncoderTask):
     r"""An encoder with two heads on the state of the mark: a score, and whether the fact is repeated.
 
     .. math:: L = \max(0, \delta - s^+ + s^-) + \tfrac{1}{2} (CE^+ + CE^-)
 
-    with s a sigmoid of the normalised state. Source: NEC's code.
+    with s a sigmoid of the normalised state. Source: NEC's code. It says scores in (0, 1) and logits of (not repeated,
+    repeated); whoever asks gets the scores.
     """
 
-    encoder: DualEncoder
     mark: int
     margin: float
+    progress: ClassVar[tuple[str, int]] = ("facts", 1001)
 
     @property
-    def heads(self) -> tuple[ClassificationHead, ClassificationHead]:
-        """Of the score and of the class."""
-        return ClassificationHead(1, hidden=_HIDDEN), ClassificationHead(2, hidden=_HIDDEN)
+    def heads(self) -> Mapping[str, ClassificationHead]:
+        return {name: ClassificationHead(size, hidden=_HIDDEN) for name, size in (("score", 1), ("class", 2))}
 
-    def init(self, rng: jax.Array, batch: Batch) -> Params:
-        rngs = jax.random.split(rng, 3)
-        encoder = self.encoder.init(rngs[0], batch.source, batch.source_mask)["params"]
-        state = jnp.zeros((1, self.encoder.encoder.config.d_model))  # pyright: ignore[reportAttributeAccessIssue]
-        score, kind = (head.init(r, state)["params"] for head, r in zip(self.heads, rngs[1:], strict=True))
-        return {"encoder": encoder, "score": score, "class": kind}
-
-    def read(
-        self, params: Params, ids: Int[Array, "N S"], mask: Bool[Array, "N S"], rng: jax.Array | None
-    ) -> tuple[Float[Array, " N"], Float[Array, "N 2"]]:
-        """Scores in (0, 1), and logits of (not repeated, repeated)."""
-        rngs = None if rng is None else {"dropout": rng}
-        options: dict[str, Any] = {"rngs": rngs, "deterministic": rng is None}
-        states: Any = self.encoder.encoder.apply({"params": params["encoder"]["encoder"]}, ids, mask, **options)
+    def vectors(
+        self, params: Params, ids: Any, mask: Bool[Array, "N S"], *, rng: jax.Array | None, **inputs: Any
+    ) -> Float[Array, "N D"]:
+        """The normalised state of the mark."""
+        states = apply(self.encoder.encoder, params["encoder"]["encoder"], ids, mask, rng=rng, **inputs)
         state = jnp.take_along_axis(states, mark_places(ids, mask, self.mark)[:, None, None], axis=1)[:, 0]
         state = state.astype(jnp.float32)
-        state = state * jax.lax.rsqrt(jnp.maximum(jnp.sum(state**2, axis=-1, keepdims=True), 1e-16))
-        score, kind = self.heads
-        scored: Any = score.apply({"params": params["score"]}, state, **options)
-        logits: Any = kind.apply({"params": params["class"]}, state, **options)
-        return jax.nn.sigmoid(scored[:, 0]), logits
+        return state * jax.lax.rsqrt(jnp.maximum(jnp.sum(state**2, axis=-1, keepdims=True), 1e-16))
+
+    def said(self, *outputs: Float[Array, "N _"]) -> tuple[Float[Array, " N"], Float[Array, "N 2"]]:
+        score, logits = outputs
+        return jax.nn.sigmoid(score[:, 0]), logits
 
     def loss(
-        self, params: Params, frozen: Params, batch: Batch, rng: jax.Array, *, train: bool
+        self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array, *, train: bool
     ) -> tuple[Mean, Metrics]:
         first, second = jax.random.split(rng) if train else (None, None)
-        good, good_logits = self.read(params, batch.source, batch.source_mask, first)
-        rest, rest_logits = self.read(params, batch.target, batch.target_mask, second)
+        good = self.read(params, batch.source, batch.source_mask, first)
+        rest = self.read(params, batch.target, batch.target_mask, second)
+        return self.losses((good, rest), batch, train=train)
+
+    def losses(self, found: Any, batch: Any, *, train: bool) -> tuple[Mean, Metrics]:
+        (good, good_logits), (rest, rest_logits) = found
         hinge = jax.nn.relu(self.margin - good + rest)
         entropy = -jax.nn.log_softmax(good_logits)[:, 1] - jax.nn.log_softmax(rest_logits)[:, 0]
         right = (good > rest).astype(jnp.float32)
         return Mean.of(hinge + 0.5 * entropy, batch.valid), {"pair_accuracy": Mean.of(right, batch.valid)}
+
+    def rows(self, tokenizer: Tokenizer, max_tokens: int, *given: Any) -> list[list[int]]:
+        """Of contexts, each with a fact."""
+        contexts, facts = given
+        return render(tokenizer, contexts, facts, max_tokens, self.mark)
+
+    def predicted(self, found: Any) -> Float[Array, " N"]:
+        return found[0]
 
 
 def mark_places(ids: Int[Array, "N S"], mask: Bool[Array, "N S"], mark: int) -> Int[Array, " N"]:
@@ -187,42 +188,12 @@ def mark_places(ids: Int[Array, "N S"], mask: Bool[Array, "N S"], mark: int) -> 
     return jnp.max(jnp.where(mask & (ids == mark), places, 0), axis=1)
 
 
-@functools.lru_cache(maxsize=8)
-def _scores(task: Ranker) -> Encoder:
-    """One function per ranker, so that its compiled code is found again."""
-    return lambda params, ids, mask: task.read(params, ids, mask, None)[0][:, None]
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedRanker:
-    """A trained ranker, ready to score facts."""
-
-    task: Ranker
-    params: Params
-    tokenizer: Tokenizer
-    max_tokens: int
-
-    def __call__(self, contexts: Sequence[Sequence[str]], facts: Sequence[Fact]) -> Float[np.ndarray, " N"]:
-        """A score for each context with its fact."""
-        rows = render(self.tokenizer, contexts, facts, self.max_tokens, self.task.mark)
-        options = {"pad_id": self.tokenizer.pad_id, "buckets": BUCKETS, "mesh": local_mesh()}
-        progress = "facts" if len(rows) > 1000 else None
-        return embed(_scores(self.task), self.params, rows, progress=progress, **options)[:, 0]
-
-
-def load_ranker(run: RunContext, name: str) -> TrainedRanker:
+def load_ranker(run: RunContext, name: str) -> Predictor[Ranker]:
     """The ranker of the finished stage `name`."""
     stage = run.settings(name, RankerTaskSettings)
-    encoder = _encoder(stage, run, with_params=False)
+    encoder = load_stage_encoder(stage.encoder, run, with_params=False)
     task = Ranker(encoder.model, mark_of(encoder.tokenizer), stage.margin)
-    return TrainedRanker(task, load_params(run.files.stage(name)), encoder.tokenizer, stage.max_tokens)
-
-
-def _encoder(
-    stage: RankerTaskSettings, run: RunContext, *, with_params: bool = True, planned: bool = False
-) -> LoadedEncoder:
-    tokenizer = None if stage.encoder.pretrained else run_tokenizer(run, planned=planned)
-    return load_encoder(stage.encoder, tokenizer, with_params=with_params, planned=planned, sentences=False)
+    return Predictor(task, load_params(run.files.stage(name)), encoder.tokenizer, stage.max_tokens)
 
 
 def check_ranker(stage: RankerTaskSettings, run: RunContext) -> None:
@@ -233,21 +204,12 @@ def check_ranker(stage: RankerTaskSettings, run: RunContext) -> None:
     """
     check_prepared(run)
     check_knowledge(run, WITHOUT)
-    if stage.encoder.pretrained and not may_load(run, stage.encoder.pretrained):
-        return
-    check_weights(stage.encoder.pretrained)
-    encoder = _encoder(stage, run, with_params=False, planned=not stage.encoder.pretrained)
-    most = min(BUCKETS[-1], run.named(run.stage).loop.buckets[-1])
-    if stage.max_tokens > most:
-        raise ConfigError(
-            f"config.{run.stage}.max_tokens = {stage.max_tokens} is more than the longest of buckets; set it to at "
-            f"most {most}."
-        )
-    check_fits(encoder.model, max_tokens=stage.max_tokens)
+    check_encoder(stage.encoder, run, max_tokens=stage.max_tokens)
+    check_buckets(run, most=BUCKETS[-1], max_tokens=stage.max_tokens)
 
 
 def build_ranker(stage: RankerTaskSettings, run: RunContext) -> Assembly:
-    encoder = _encoder(stage, run)
+    encoder = load_stage_encoder(stage.encoder, run)
     train, validation = (make_pairs(load_instances(run, split)) for split in ("train", "validation"))
     if not train:
         raise ConfigError(
@@ -255,15 +217,11 @@ def build_ranker(stage: RankerTaskSettings, run: RunContext) -> Assembly:
             f"leave it out, with {run.shared}.ranker = ''."
         )
     validation = draw(validation, stage.max_validation_examples) or train[:1]
-
-    def initial(params: Params) -> Params:
-        return params if encoder.params is None else {**params, "encoder": encoder.params}
-
     task = Ranker(encoder.model, mark_of(encoder.tokenizer), stage.margin)
     examples = (PairExamples(pairs, encoder.tokenizer, stage.max_tokens) for pairs in (train, validation))
-    return Assembly(task, *examples, initial=initial)
+    return assembled(task, encoder, *examples)
 
 
 def sketch_ranker(stage: RankerTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    encoder = _encoder(stage, run, with_params=False, planned=True)
+    encoder = load_stage_encoder(stage.encoder, run, planned=True)
     return Sketch(Ranker(encoder.model, 0, stage.margin), shapes_of(Batch, B=batch_size, S=length, T=length))

@@ -6,61 +6,65 @@ The gold response is unknown where the first intent is wanted, so a classifier t
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
-from empax.core.cache import kept_array
 from empax.core.config import ConfigError
-from empax.core.files import hash_json
-from empax.core.settings import cache_dir
+from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
-from empax.core.sharding import local_mesh
 from empax.core.system import Assembly, RunContext, Sketch
-from empax.core.tree import hash_tree
-from empax.core.types import Batch, Instance, Mean, Metrics, Params
+from empax.core.types import Batch, Mean, Metrics
 from empax.data.batches import SequenceExamples, draw
 from empax.data.store import check_prepared, load_instances
 from empax.data.tokenizers import SubwordTokenizer
-from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
-from empax.parts.generator.task import apply
-from empax.retrieval.corpus import KEPT_FROM
-from empax.retrieval.encode import BUCKETS, Encoder, embed
+from empax.parts.encoder.stages import assembled, load_stage_encoder
+from empax.parts.encoder.task import EncoderTask, Predictor
+from empax.retrieval.encode import BUCKETS
 from empax.systems.reflectdiffu.examples import pieces_of
 from empax.systems.reflectdiffu.labels import INTENTS, intent_ids, load_intents
-from empax.systems.reflectdiffu.reasons import check_pieces_encoder, load_pieces_encoder
+from empax.systems.reflectdiffu.reasons import check_pieces_encoder
 from empax.systems.reflectdiffu.settings import IntentTaskSettings, ReflectSettings
 from empax.training.checkpoint import load_params
 
-HEAD = ClassificationHead(num_classes=len(INTENTS))
-
 
 @dataclasses.dataclass(frozen=True)
-class Intents:
-    """Cross-entropy of the intent; a target is its number."""
+class Intents(EncoderTask):
+    """Cross-entropy of the intent; a target is its number.
 
-    encoder: DualEncoder
+    It says logits; whoever asks about instances gets the distribution of the response's intent, of which nothing is
+    read.
+    """
 
-    def init(self, rng: jax.Array, batch: Batch) -> Params:
+    progress: ClassVar[tuple[str, int]] = ("intents", 2)
+    kept: ClassVar[str] = "intents"
+
+    @property
+    def heads(self) -> Mapping[str, ClassificationHead]:
+        return {"head": ClassificationHead(num_classes=len(INTENTS))}
+
+    def keys(self, rng: jax.Array) -> tuple[jax.Array, jax.Array]:
         first, second = jax.random.split(rng)
-        encoder = self.encoder.init(first, batch.source, batch.source_mask)["params"]
-        return {"encoder": encoder, "head": HEAD.init(second, jnp.zeros((1, self.encoder.width)))["params"]}
+        return first, second
 
-    def logits(self, params: Params, source: Any, mask: Any, rng: jax.Array | None) -> Float[jax.Array, "B I"]:
-        first, second = (None, None) if rng is None else jax.random.split(rng)
-        encoding = apply(self.encoder, params["encoder"], source, mask, method="embed", rng=first)
-        return apply(HEAD, params["head"], encoding, rng=second)
+    def said(self, *outputs: Float[Array, "N I"]) -> Float[Array, "N I"]:
+        return outputs[0]
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
-        logits = self.logits(params, batch.source, batch.source_mask, rng if train else None)
-        nll, hit = intent_losses(jax.nn.log_softmax(logits), batch.target[:, 0])
+    def losses(self, found: Float[Array, "N I"], batch: Any, *, train: bool) -> tuple[Mean, Metrics]:
+        nll, hit = intent_losses(jax.nn.log_softmax(found), batch.target[:, 0])
         return Mean.of(nll, batch.valid), {"accuracy": Mean.of(hit, batch.valid)}
+
+    def rows(self, tokenizer: Tokenizer, max_tokens: int, *given: Any) -> list[list[int]]:
+        assert isinstance(tokenizer, SubwordTokenizer)
+        (instances,) = given
+        return [row.ids for row in pieces_of(tokenizer, [i.context for i in instances], max_tokens)]
+
+    def predicted(self, found: Float[Array, "N I"]) -> Float[Array, "N I"]:
+        return jax.nn.softmax(found)
 
 
 def intent_losses(log_probs: Float[jax.Array, "B I"], intent: Any) -> tuple[jax.Array, jax.Array]:
@@ -80,7 +84,7 @@ def check_intents(stage: IntentTaskSettings, run: RunContext) -> None:
 
 
 def build_intents(stage: IntentTaskSettings, run: RunContext) -> Assembly:
-    encoder = load_pieces_encoder(stage.encoder, run)
+    encoder = load_stage_encoder(stage.encoder, run)
     labels, tokenizer = load_intents(run.plan.data), encoder.tokenizer
     assert isinstance(tokenizer, SubwordTokenizer)
     most = run.shared_settings(ReflectSettings).max_piece_tokens
@@ -91,56 +95,17 @@ def build_intents(stage: IntentTaskSettings, run: RunContext) -> Assembly:
         targets = [[int(number)] for number in intent_ids(labels[i.id] for i in instances)]
         return SequenceExamples([row.ids for row in rows], targets, pad_id=tokenizer.pad_id, max_target_tokens=1)
 
-    def initial(params: Params) -> Params:
-        return params if encoder.params is None else {**params, "encoder": encoder.params}
-
-    return Assembly(
-        Intents(encoder.model),
-        examples("train", 0),
-        examples("validation", stage.max_validation_examples),
-        initial=initial,
-    )
+    sides = examples("train", 0), examples("validation", stage.max_validation_examples)
+    return assembled(Intents(encoder.model), encoder, *sides)
 
 
 def sketch_intents(stage: IntentTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    encoder = load_pieces_encoder(stage.encoder, run, with_params=False, planned=True)
+    encoder = load_stage_encoder(stage.encoder, run, planned=True)
     return Sketch(Intents(encoder.model), shapes_of(Batch, B=batch_size, S=length, T=1))
 
 
-@functools.lru_cache(maxsize=8)
-def _probabilities(task: Intents) -> Encoder:
-    """One function per classifier, so that its compiled code is found again."""
-    return lambda params, ids, mask: jax.nn.softmax(task.logits(params, ids, mask, None))
-
-
-@dataclasses.dataclass(frozen=True)
-class IntentGuesser:
-    """A trained classifier that gives the distribution of intents after contexts."""
-
-    task: Intents
-    params: Params
-    tokenizer: SubwordTokenizer
-    max_tokens: int
-
-    def __call__(self, instances: Sequence[Instance]) -> Float[np.ndarray, "N I"]:
-        """Of the response to each; nothing of the response is read. Those of a whole split are kept across runs."""
-        rows = pieces_of(self.tokenizer, [i.context for i in instances], self.max_tokens)
-        ids = [row.ids for row in rows]
-
-        def make() -> Float[np.ndarray, "N I"]:
-            options = {"mesh": local_mesh(), "progress": "intents" if len(rows) > 1 else None}
-            return embed(_probabilities(self.task), self.params, ids, pad_id=self.tokenizer.pad_id, **options)
-
-        if len(rows) < KEPT_FROM:
-            return make()
-        key = hash_json([hash_tree(self.params), self.task.encoder.pooling, ids])
-        return kept_array(cache_dir() / "intents" / f"{key}.npy", make)
-
-
-def load_guesser(run: RunContext, stage: str) -> IntentGuesser:
+def load_guesser(run: RunContext, stage: str) -> Predictor[Intents]:
     """The classifier of a finished stage."""
-    settings = run.settings(stage, IntentTaskSettings)
-    encoder = load_pieces_encoder(settings.encoder, run, with_params=False)
-    assert isinstance(encoder.tokenizer, SubwordTokenizer)
+    encoder = load_stage_encoder(run.settings(stage, IntentTaskSettings).encoder, run, with_params=False)
     most = run.shared_settings(ReflectSettings).max_piece_tokens
-    return IntentGuesser(Intents(encoder.model), load_params(run.files.stage(stage)), encoder.tokenizer, most)
+    return Predictor(Intents(encoder.model), load_params(run.files.stage(stage)), encoder.tokenizer, most)

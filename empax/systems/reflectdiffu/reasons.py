@@ -23,10 +23,10 @@ from empax.core.types import Batch, Instance, Mean, Metrics, Params
 from empax.data import features, spans
 from empax.data.batches import draw
 from empax.data.spans import Span, SpanExample
-from empax.data.store import check_prepared, load_instances, may_load, run_tokenizer
+from empax.data.store import check_prepared, load_instances
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.pretrained import check_fits, check_weights
-from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder
+from empax.parts.encoder.stages import check_encoder, load_stage_encoder
 from empax.parts.generator.task import apply
 from empax.systems.reflectdiffu.examples import ReasonBatch, ReasonExamples, pieces_of
 from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
@@ -94,14 +94,6 @@ def _span_counts(gold: Int[Array, "B S"], found: Int[Array, "B S"]) -> list[Floa
     return [jnp.sum(which, axis=1).astype(jnp.float32) for which in (same, other_starts, starts)]
 
 
-def load_pieces_encoder(
-    settings: EncoderSettings, run: RunContext, *, with_params: bool = True, planned: bool = False
-) -> LoadedEncoder:
-    """The encoder of an annotator or a classifier; a pretrained one needs nothing of the run."""
-    tokenizer = None if settings.pretrained else run_tokenizer(run, planned=planned)
-    return load_encoder(settings, tokenizer, with_params=with_params, planned=planned, sentences=False)
-
-
 def max_pieces(run: RunContext, stage: str) -> int:
     """Of a context as the encoder of `stage` reads it; in a run of another system, what its last bucket holds."""
     shared = run.plan.system_settings
@@ -110,14 +102,8 @@ def max_pieces(run: RunContext, stage: str) -> int:
 
 def check_pieces_encoder(settings: EncoderSettings, run: RunContext) -> None:
     """Whether the encoder is there and reads contexts as long as the run has them."""
-    if not settings.pretrained:
-        check_prepared(run)
-    elif not may_load(run, settings.pretrained):
-        return
-    encoder = load_pieces_encoder(settings, run, with_params=False, planned=not settings.pretrained)
-    check_weights(settings.pretrained)
     most = max_pieces(run, run.stage)
-    check_fits(encoder.model, max_piece_tokens=most)
+    check_encoder(settings, run, max_piece_tokens=most)
     longest = run.named(run.stage).loop.buckets[-1]
     if most > longest:
         raise ConfigError(
@@ -160,7 +146,7 @@ def load_examples(stage: ReasonTaskSettings, run: RunContext, split: str) -> lis
 
 
 def build_reasons(stage: ReasonTaskSettings, run: RunContext) -> Assembly:
-    encoder = load_pieces_encoder(stage.encoder, run)
+    encoder = load_stage_encoder(stage.encoder, run)
     most, tokenizer = max_pieces(run, run.stage), encoder.tokenizer
     assert isinstance(tokenizer, SubwordTokenizer)
     make = functools.partial(ReasonExamples, tokenizer=tokenizer, max_tokens=most)
@@ -184,7 +170,7 @@ def build_reasons(stage: ReasonTaskSettings, run: RunContext) -> Assembly:
 
 
 def sketch_reasons(stage: ReasonTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    encoder = load_pieces_encoder(stage.encoder, run, with_params=False, planned=True)
+    encoder = load_stage_encoder(stage.encoder, run, planned=True)
     return Sketch(Reasons(annotator_of(encoder)), shapes_of(ReasonBatch, B=batch_size, S=length, T=1))
 
 
@@ -229,7 +215,7 @@ class ReasonFinder:
 def load_finder(run: RunContext, stage: str) -> ReasonFinder:
     """The annotator of a finished stage."""
     settings = run.settings(stage, ReasonTaskSettings)
-    encoder = load_pieces_encoder(settings.encoder, run, with_params=False)
+    encoder = load_stage_encoder(settings.encoder, run, with_params=False)
     assert isinstance(encoder.tokenizer, SubwordTokenizer)
     most = max_pieces(run, stage)
     return ReasonFinder(annotator_of(encoder), load_params(run.files.stage(stage)), encoder.tokenizer, most)

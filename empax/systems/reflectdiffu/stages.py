@@ -21,6 +21,7 @@ from empax.data.word_vectors import check_vectors, load_vectors
 from empax.decoding.settings import without_unknown
 from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.transformer import EncoderDecoder
+from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.parts.generator.task import Decoder
@@ -36,7 +37,7 @@ from empax.systems.reflectdiffu.labels import (
     references,
 )
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
-from empax.systems.reflectdiffu.reasons import annotator_of, load_finder, load_pieces_encoder
+from empax.systems.reflectdiffu.reasons import annotator_of, load_finder
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
 from empax.systems.reflectdiffu.replies import ReplyEmpathy, check_reply_judges, load_reply_judges
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
@@ -107,7 +108,7 @@ def _pieces_encoder(stage: GeneratorTaskSettings, run: RunContext, *, planned: b
     if not stage.reasons:
         return None
     encoder = run.settings(stage.reasons, ReasonTaskSettings).encoder
-    return load_pieces_encoder(encoder, run, with_params=False, planned=planned)
+    return load_stage_encoder(encoder, run, with_params=False, planned=planned)
 
 
 def _priors(stage: GeneratorTaskSettings, run: RunContext) -> Any:

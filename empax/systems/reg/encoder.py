@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -12,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import Params
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import EMOTION_HEAD, ClassificationHead
+from empax.models.layers import apply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class EmotionEncoder:
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
     ) -> Float[Array, "B D"]:
         """The encoder's vectors, without emotions; dropout where there is an `rng`."""
-        return _apply(self.encoder, params["encoder"], ids, mask, rng=rng)
+        return apply(self.encoder, params["encoder"], ids, mask, rng=rng)
 
     def emotions(
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
@@ -67,7 +67,7 @@ class EmotionEncoder:
         """Logits of the emotions of queries."""
         first, second = (None, None) if rng is None else jax.random.split(rng)
         reader = params["emotion_encoder" if self.share else "encoder"]
-        return self._classify(params, _apply(self.encoder, reader, ids, mask, rng=first), second)
+        return self._classify(params, apply(self.encoder, reader, ids, mask, rng=first), second)
 
     def read(
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
@@ -97,7 +97,7 @@ class EmotionEncoder:
         return jnp.concatenate([vectors * (1.0 - self.share) ** 0.5, emotions * self.share**0.5], axis=-1)
 
     def _classify(self, params: Params, vectors: Float[Array, "N D"], rng: jax.Array | None) -> Float[Array, "N C"]:
-        return _apply(self.head, params["emotion"], unit_variance(vectors), rng=rng)
+        return apply(self.head, params["emotion"], unit_variance(vectors), rng=rng)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +118,6 @@ class WordsAlone:
         return self.encoder.embed(params, ids, mask, rng=rng)
 
     embed_keys = embed_queries
-
-
-def _apply(module: nn.Module, params: Params, *args: Array, rng: jax.Array | None) -> Array:
-    rngs = None if rng is None else {"dropout": rng}
-    return jnp.asarray(module.apply({"params": params}, *args, rngs=rngs, deterministic=rng is None))
 
 
 def unit_variance(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:

@@ -58,7 +58,7 @@ def test_settings_that_cannot_work_are_refused():
         ({"mechanisms": ("sentiment",)}, "must be some of emotional_reaction"),
         ({"mechanisms": ("exploration", "exploration")}, "names one twice"),
         ({"max_tokens": 4}, "max_tokens = 4 must be at least 8"),
-        ({"data": "reddit"}, "'epitome', 'sample'"),
+        ({"data": "reddit"}, "'epitome', 'if_there', 'sample'"),
     ):
         with pytest.raises(ConfigError, match=message):
             to_settings(ClassifierTaskSettings, values, where="config.attributes")
@@ -108,7 +108,7 @@ def test_the_loss_is_the_sum_of_weighted_cross_entropies():
     task = classifier(weights)
     shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), shapes)
-    logits = np.asarray(jax.jit(task.logits, static_argnums=3)(params, batch.source, batch.source_mask, None))
+    logits = np.asarray(jax.jit(task.read, static_argnums=3)(params, batch.source, batch.source_mask, None))
     assert logits.shape == (3, 3, 3)
     loss, metrics = jax.jit(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=False))(params)
     cells = {name: float(mean.value()) for name, mean in metrics.items()}

@@ -38,8 +38,8 @@ def test_one_hot_tokens_are_judged_as_ids_are(batch):
     @jax.jit
     def judged(judges):
         soft = losses._ask_judges(judges, batch, logits, None)
-        levels = toy.CLASSIFIER.logits(judges["classifiers"]["judges"], batch.judged, batch.judged_mask, None)
-        return soft, (levels, toy.REGRESSOR.predict(judges["sentiment"], batch.reply, batch.reply_mask, None))
+        levels = toy.CLASSIFIER.read(judges["classifiers"]["judges"], batch.judged, batch.judged_mask, None)
+        return soft, (levels, toy.REGRESSOR.read(judges["sentiment"], batch.reply, batch.reply_mask, None))
 
     (levels, sentiment), (hard, expected) = judged(judges)
     for c, name in enumerate(MECHANISMS):
@@ -68,7 +68,7 @@ def test_values_and_gradients_are_those_of_a_bert_that_reads_embeddings(batch, t
     rng = np.random.default_rng(0)
     heads = {
         name: toy.random_like(jax.eval_shape(head.init, jax.random.key(0), jnp.zeros((1, 12)))["params"], seed)
-        for seed, (name, head) in enumerate({"judges": judge.head, "sentiment": ClassificationHead(1)}.items())
+        for seed, (name, head) in enumerate({"judges": judge.heads["head"], "sentiment": ClassificationHead(1)}.items())
     }
     judges = {
         "classifiers": {"judges": {"encoder": encoder, "head": heads["judges"]}},
@@ -222,7 +222,7 @@ def biased():
     out = jnp.zeros((2, 3, 3)).at[0, :, HIGH].set(12.0).at[0, :, LOW].set(-12.0)
     head = {"out": out.reshape(2, 9), "out_bias": jnp.zeros(9)}
     params = {"encoder": {"encoder": {"token_embedding": table}}, "head": head}
-    judged = BAG.logits(params, jnp.array([[10], [11]]), jnp.ones((2, 1), bool), None).argmax(-1)
+    judged = BAG.read(params, jnp.array([[10], [11]]), jnp.ones((2, 1), bool), None).argmax(-1)
     assert judged.tolist() == [[HIGH] * 3, [LOW] * 3]
     return {"classifiers": {"judges": params}}
 

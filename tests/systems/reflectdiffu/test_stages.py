@@ -15,7 +15,6 @@ from empax.data.spans import Span, SpanExample
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
-from empax.systems.reflectdiffu import intents
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReasonExamples, ReflectExamples, polarities
 from empax.systems.reflectdiffu.labels import INTENTS
 
@@ -73,31 +72,6 @@ def test_annotated_rows_mark_reasons_in_the_speakers_words(tokenizers):
     assert not batch.told[1].any()
     assert batch.told[0][batch.tags[0] == 1].all()
     assert not (batch.told & ~batch.source_mask).any()
-
-
-def test_guesses_of_many_contexts_are_kept_across_runs(tokenizers, tmp_path, monkeypatch):
-    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(intents, "KEPT_FROM", 2)
-    read = []
-    monkeypatch.setattr(intents, "embed", lambda _, params, ids, **__: read.append(len(ids)) or params["w"][ids[0][:1]])
-
-    class Encoder:
-        pooling = "mean"
-
-    def guess(scale, *contexts):
-        params = {"w": scale * np.arange(1000.0)}
-        guesser = intents.IntentGuesser(intents.Intents(Encoder()), params, tokenizers[1], 40)
-        return guesser([Instance(f"{n}#2", context, "x", "") for n, context in enumerate(contexts)])
-
-    first = guess(1, CONTEXT, ("Hi.",))
-    np.testing.assert_array_equal(guess(1, CONTEXT, ("Hi.",)), first)
-    assert read == [2]
-    assert (guess(2, CONTEXT, ("Hi.",)) != first).all()  # another classifier
-    guess(1, CONTEXT, ("Bye.",))  # other contexts
-    assert read == [2, 2, 2]
-    guess(1, CONTEXT)
-    guess(1, CONTEXT)
-    assert read == [2, 2, 2, 1, 1]  # few: not worth a file
 
 
 def test_polarity_is_of_the_whole_context():
