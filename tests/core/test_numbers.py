@@ -40,7 +40,7 @@ NEEDED = {
     "ParamGroup": {"pattern": "a"},
     "evaluate.Settings": {"stage": "generator"},
     "assess.Settings": {"judges": ("identifiers",)},
-    "dialogue.settings.LossSettings": {"function": "module:name"},
+    "generator.settings.LossSettings": {"function": "module:name"},
     "FinetuneSettings": {
         "epochs": 1,
         "batch_size": 8,

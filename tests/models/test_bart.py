@@ -58,7 +58,7 @@ def test_missing_fields_are_named():
 
 
 def test_the_norms_of_one_are_refused_by_the_other():
-    with pytest.raises(ConfigError, match=r"normalize_before = True in config\.json of a BART"):
+    with pytest.raises(ConfigError, match=r"normalize_before = True of a BART must be False"):
         bart_config(FIELDS | {"normalize_before": True})
-    with pytest.raises(ConfigError, match=r"add_final_layer_norm = False in config\.json of a BlenderBot"):
+    with pytest.raises(ConfigError, match=r"add_final_layer_norm = False of a BlenderBot must be True"):
         blenderbot_config(FIELDS | {"add_final_layer_norm": False})

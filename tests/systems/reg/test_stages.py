@@ -172,7 +172,7 @@ def test_the_distillation_settings_of_a_stage_reach_its_task(finished):
     assert task.retriever.settings.signal == "likelihood"
     assert task.retriever.settings.utility.bleu == 0.0
     assert task.retriever.decoder.settings.max_tokens == 7
-    assert task.decoder.settings.max_tokens == 12  # config.reg.decoding, for the answers that count
+    assert task.generator.decoder.settings.max_tokens == 12  # config.reg.decoding, for the answers that count
 
 
 def test_a_refresh_searches_once_and_a_resumed_run_reads_what_it_found(finished, tmp_path):
