@@ -86,15 +86,15 @@ def read_plan(files: WorkDir) -> RunPlan:
 
     Raises:
       DataError: config.json is damaged.
-      ConfigError: it is no config of this version.
+      ConfigError: it does not fit this version.
     """
     config = read_config(files)
     try:
         return make_plan(config)
     except ConfigError as error:
         raise ConfigError(
-            f"{files.config} is of another version of empax: {error} Use the version that made it ({files.provenance} "
-            "names its commit), or choose another --workdir."
+            f"{files.config} does not fit this version of empax: {error} Use the version that made it "
+            f"({files.provenance} names its commit), or choose another --workdir."
         ) from error
 
 

@@ -27,6 +27,9 @@ from empax.reporting.tables import describe, format_difference, format_value, ma
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
+_SWAPS = ("likelihoods", "parts", "replies", "recall")
+"""Tables of `reporting.swaps`, in their order."""
+
 Table = Mapping[str, Any]
 """An entry of tables.json: its `kind` and what the function of that kind reads."""
 
@@ -269,7 +272,6 @@ def _swaps(table: Table, results: Path) -> list[str]:
     return [*markdown_table(made[part].head, made[part].rows), "", made[part].note]
 
 
-_SWAPS = ("likelihoods", "parts", "replies", "recall")
 _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
     "scores": _scores,
     "pairs": _pairs,

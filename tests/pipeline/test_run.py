@@ -398,7 +398,7 @@ def test_a_stage_that_is_called_after_its_kind_may_leave_it_out(short, tmp_path)
 def test_a_work_directory_of_another_config_names_what_differs(short, tmp_path):
     config, _ = short
     write_json(tmp_path / "config.json", {**config, "seed": 5, "old": {"a": 1}})
-    with pytest.raises(ConfigError, match=r"is of another version of empax: config\.old is not a setting"):
+    with pytest.raises(ConfigError, match=r"does not fit this version of empax: config\.old is not a setting"):
         run.run(config, tmp_path)
     write_json(tmp_path / "config.json", {**config, "seed": 5, "profile": True})
     with pytest.raises(ConfigError, match=r"made by another config \(config\.seed: 5 there, 0 here\)"):

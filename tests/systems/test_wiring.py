@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from empax.core import types as core
 from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
@@ -41,7 +42,7 @@ EMOTIONS = np.array([3, 1, 2])
 HEAD = RNG.normal(size=(WIDTH, 4))
 
 
-class Model:
+class Model(nn.Module):
     """Gives known states and logits; states of padding are large, so that who reads them shows it."""
 
     config = types.SimpleNamespace(d_model=WIDTH)
@@ -59,7 +60,7 @@ class Model:
         return mask
 
 
-class Head:
+class Head(nn.Module):
     """A linear one."""
 
     def apply(self, variables, pooled, **_):

@@ -18,10 +18,11 @@ from empax.data.batches import SequenceExamples
 from empax.data.store import check_prepared, load_instances, run_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.models.layers import apply
 from empax.models.memory_attention import Memory
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 from empax.parts.generator.answerer import Answerer, AnswerExamples
-from empax.parts.generator.task import Decoder, apply
+from empax.parts.generator.task import Decoder
 from empax.training.checkpoint import load_params
 
 TOKENS, WIDTH = 8, 16

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -21,6 +20,7 @@ from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean
+from empax.models.layers import apply
 from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.contrast import Contrast, Read
@@ -34,14 +34,6 @@ Fusion: TypeAlias = FusionInDecoder | FusionInPrompt
 Keys: TypeAlias = Sequence[jax.Array | None]
 Losses: TypeAlias = tuple[list[tuple[float, Mean]], Metrics]
 """Parts of a loss with their factors, and what to log."""
-
-
-def apply(
-    module: nn.Module, params: Params, *args: Any, method: str = "__call__", rng: jax.Array | None, **kwargs: Any
-) -> Any:
-    """`module.apply` with dropout where there is an `rng`."""
-    rngs = None if rng is None else {"dropout": rng}
-    return module.apply({"params": params}, *args, method=method, rngs=rngs, deterministic=rng is None, **kwargs)
 
 
 def emotion_loss(

@@ -16,8 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import Mean, Metrics, Params
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.heads import ClassificationHead
+from empax.models.layers import apply
 from empax.parts.generator.contrast import Read
-from empax.parts.generator.task import Generator, apply
+from empax.parts.generator.task import Generator
 from empax.systems.emprl import ppo
 from empax.systems.emprl.advantages import (
     ScoreStatistics,

@@ -13,9 +13,10 @@ from empax.core.types import LEVELS, MECHANISMS, Mean, Metrics, Params
 from empax.models.arithmetic import contract
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
+from empax.models.layers import apply
 from empax.parts.attributes.classifier import Classifier
 from empax.parts.attributes.sentiment import SentimentRegressor
-from empax.parts.generator.task import apply, target_weights
+from empax.parts.generator.task import target_weights
 from empax.systems.lempex.settings import LempexTaskSettings
 from empax.systems.lempex.soft_tokens import soft_tokens, splice
 

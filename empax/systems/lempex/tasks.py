@@ -16,8 +16,9 @@ from jaxtyping import Array
 
 from empax.core.types import Params
 from empax.losses.cross_entropy import cross_entropy
+from empax.models.layers import apply
 from empax.parts.generator.contrast import Read
-from empax.parts.generator.task import Keys, Losses, ResponseTask, apply
+from empax.parts.generator.task import Keys, Losses, ResponseTask
 from empax.systems.lempex.examples import LISTENER
 from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses

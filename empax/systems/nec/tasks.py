@@ -17,9 +17,10 @@ import jax.numpy as jnp
 
 from empax.core.types import Mean, Params
 from empax.models.heads import masked_mean
+from empax.models.layers import apply
 from empax.models.memory_attention import Memory
 from empax.parts.generator.contrast import Candidates, Read, gather, in_batch
-from empax.parts.generator.task import Decoder, Keys, ResponseTask, apply
+from empax.parts.generator.task import Decoder, Keys, ResponseTask
 from empax.systems.nec.settings import SOCIAL, CandidateSettings
 
 

@@ -26,8 +26,8 @@ from empax.data.spans import Span, SpanExample
 from empax.data.store import check_prepared, load_instances
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder
+from empax.models.layers import apply
 from empax.parts.encoder.stages import check_encoder, load_stage_encoder
-from empax.parts.generator.task import apply
 from empax.systems.reflectdiffu.examples import ReasonBatch, ReasonExamples, pieces_of
 from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
 from empax.systems.reflectdiffu.settings import ReasonTaskSettings, ReflectSettings

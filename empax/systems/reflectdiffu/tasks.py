@@ -19,8 +19,9 @@ from empax.losses.contrastive import supervised_contrastive
 from empax.losses.cross_entropy import cross_entropy
 from empax.losses.latent import gaussian_kl
 from empax.models.heads import EMOTION_HEAD, masked_mean
+from empax.models.layers import apply
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.task import Keys, Losses, ResponseTask, apply, combine, emotion_loss, target_weights
+from empax.parts.generator.task import Keys, Losses, ResponseTask, combine, emotion_loss, target_weights
 from empax.systems.reflectdiffu.contagion_encoder import Contagion, EmotionExperts
 from empax.systems.reflectdiffu.diffusion import ddim, ddpm, noise_loss, q_sample
 from empax.systems.reflectdiffu.examples import ReflectBatch

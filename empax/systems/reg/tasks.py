@@ -21,7 +21,8 @@ from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.decoding.passages import PassageReader
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
-from empax.parts.generator.task import Decoder, Fusion, Generator, apply, combine, emotion_loss, target_weights
+from empax.models.layers import apply
+from empax.parts.generator.task import Decoder, Fusion, Generator, combine, emotion_loss, target_weights
 from empax.systems.reg.distillation import emdr2, retriever_kl, target_distribution
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings

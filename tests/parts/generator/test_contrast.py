@@ -10,11 +10,12 @@ import pytest
 from empax.data.exemplars import LabelledBatch
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
+from empax.models.layers import apply
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 from empax.parts.generator.contrast import Contrast, Read
 from empax.parts.generator.settings import ContrastSettings
 from empax.parts.generator.stages import begun_with
-from empax.parts.generator.task import Decoder, Generator, apply
+from empax.parts.generator.task import Decoder, Generator
 
 MODEL = EncoderDecoder(
     TransformerConfig(
