@@ -101,6 +101,35 @@ def single_turn(
     return _around_turn(source, where, tuple(sorted({"pad_token": pad_token, **tokens}.items())))
 
 
+def without_system(
+    source: str, *, where: str = "the tokenizer's chat template", pad_token: str = PAD_TOKEN, **tokens: str
+) -> ChatTemplate:
+    """A template's frames for chats that say nothing as the system; what it says there by itself is in `opening`.
+
+    Arguments and errors as in `chat_template`.
+    """
+    return _alternating(source, where, tuple(sorted({"pad_token": pad_token, **tokens}.items())))
+
+
+@functools.lru_cache(maxsize=32)
+def _alternating(source: str, where: str, tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    rendered = _render(source, [_chat(_TURNS[:size]) for size in _SIZES], dict(tokens), where)
+    if "error" in rendered[0]:
+        problem = f"cannot be rendered: {rendered[0]['error']}"
+    else:
+        text = rendered[0]["text"]
+        found = re.fullmatch("(.*?)" + "(.*?)".join(map(re.escape, _TURNS[:3])) + "(.*)", text, re.DOTALL)
+        problem = "leaves a turn out, repeats or changes one, or changes the order of turns"
+        if found is not None and not any(mark in part for part in found.groups() for mark in _TURNS):
+            opening, to_assistant, to_user, ending = found.groups()
+            frames = ChatTemplate(opening, "", to_assistant, to_user, ending)
+            wanted = [opening + frames.continued(_TURNS[:size], "") for size in _SIZES]
+            if wanted == [text.get("text") for text in rendered]:
+                return frames
+            problem = "frames a turn otherwise in a chat of one, three or five turns"
+    raise ConfigError(f"{where} {problem}. Give the model another template, or none (tokenizer_config.json).")
+
+
 @functools.lru_cache(maxsize=32)
 def _around_turn(source: str, where: str, tokens: tuple[tuple[str, str], ...]) -> tuple[str, str]:
     (rendered,) = _render(source, [[("user", _TURNS[0])]], dict(tokens), where)

@@ -14,7 +14,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
 from empax.core.types import Instance
 from empax.data import features
-from empax.data.chat import ChatTemplate, single_turn
+from empax.data.chat import ChatTemplate, single_turn, without_system
 from empax.data.tokenizers import SubwordTokenizer
 
 ExemplarLayout: TypeAlias = Literal["apart", "joined", "own_tokens", "response"]
@@ -323,8 +323,10 @@ class ChatForm:
 class PlainForm:
     """A source as the pretrained model's own tokenizer makes it of a text: no tags, no instruction.
 
-    A decoder-only model with a chat template gets the text as the first turn of a chat. Turns of a context, and an
-    exemplar in front of them, are lines of one text.
+    A decoder-only model with a chat template gets the text as the first turn of a chat, and a context as a chat of the
+    user and the assistant. Without a template the turns of a context, and an exemplar in front of them, are lines of
+    one text; where the tokenizer knows no end of a line (T5's), " | " stands between them. Of a context that is too
+    long the oldest turns are left out, two at a time.
 
     Attributes:
       template: the chat template of a decoder-only model that has one, else None.
@@ -356,8 +358,7 @@ class PlainForm:
             before, behind = tokenizer.framing
             rows = [[*before, *ids, *behind] for ids in tokenizer.encode_batch(texts)]
         else:
-            where = f"the chat template of {tokenizer.source}"
-            first, last = map(tokenizer.mark, single_turn(self.template, where=where, **tokenizer.template_tokens))
+            first, last = map(tokenizer.mark, single_turn(self.template, where=self._where, **tokenizer.template_tokens))
             before, behind = tokenizer.encode_batch([first, last])
             # In one pass: a text may share a token with its frame.
             rows = tokenizer.encode_batch([f"{first}{text}{last}" for text in texts])
@@ -374,12 +375,38 @@ class PlainForm:
             return [row if len(row) <= max_tokens else row[:head] + row[head - max_tokens :] for row in rows]
         return [row if len(row) <= max_tokens else row[: max_tokens - tail] + row[len(row) - tail :] for row in rows]
 
+    @property
+    def _where(self) -> str:
+        return f"the chat template of {self.tokenizer.source}"
+
+    @functools.cached_property
+    def _between(self) -> str:
+        """What stands between turns that are one text."""
+        encode = self.tokenizer.encode
+        return "\n" if encode("a\nb") != encode("a b") else " | "
+
+    def _joined(self, context: Sequence[str]) -> str:
+        if self.template is None or len(context) == 1:
+            return self._between.join(context)
+        frames = without_system(self.template, where=self._where, **self.tokenizer.template_tokens)
+        return frames.mapped(self.tokenizer.mark).continued(context, "").removesuffix(self.tokenizer.mark(frames.answer))
+
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
-        texts = ["\n".join(instance.context) for instance in instances]
-        return [Text([], row) for row in self.encode(texts, max_tokens=self.layout.max_context_tokens)]
+        most = self.layout.max_context_tokens
+        # A chat begins with the user's turn.
+        contexts = [i.context[self.template is not None and len(i.context) % 2 == 0 :] for i in instances]
+        rows = self.encode(list(map(self._joined, contexts)))
+        for place, context in enumerate(contexts):
+            first = 0
+            while len(rows[place]) > most and first + 2 < len(context):
+                first += 2
+                rows[place] = self.encode([self._joined(context[first:])])[0]
+            if len(rows[place]) > most:
+                rows[place] = self.encode([self._joined(context[first:])], max_tokens=most)[0]
+        return [Text([], row) for row in rows]
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
-        texts = ["\n".join((*instance.context, instance.response, "")) for instance in instances]
+        texts = [self._between.join((*i.context, i.response, "")) for i in instances]
         return [Text([], row[-self.layout.max_passage_tokens :]) for row in self.tokenizer.encode_batch(texts)]
 
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:

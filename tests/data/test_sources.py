@@ -3,6 +3,8 @@
 import functools
 import importlib.util
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as rust
@@ -275,8 +277,9 @@ def test_flan_t5_expects_a_response_better_behind_a_source_with_its_end():
     def nats(framed):
         examples = ContextExamples(instances, TaggedForm(tokenizer, layout, False, framed=framed))
         batch = examples.collate(np.arange(48), 100, np.random.default_rng(0))
-        logits = loaded.model.apply({"params": loaded.params}, batch.source, batch.source_mask, batch.target)
-        found = np.asarray(token_log_probs(logits, batch.target))
+        rows = jax.tree.map(jnp.asarray, (batch.source, batch.source_mask, batch.target))
+        logits = loaded.model.apply({"params": loaded.params}, *rows)
+        found = np.asarray(token_log_probs(logits, rows[-1]))
         return -found[batch.target_mask].mean()
 
     assert nats(framed=True) < nats(framed=False) - 0.5
@@ -295,3 +298,48 @@ def test_a_plain_source_is_cut_inside_its_frame(tokenizer):
     assert form.encode([long], max_tokens=9, keep="start") == [[*head, *inside[:6], *tail]]
     with pytest.raises(ConfigError, match="leave no room beside the 3"):
         form.encode([long], max_tokens=3)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("source", ["its own", MISTRAL], ids=["own", "mistral"])
+@pytest.mark.parametrize("make", [smollm2, sentencepiece, wordpieces])
+def test_a_plain_context_is_a_chat_of_user_and_assistant(make, source):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    ours = make()
+    source = ours.chat_template if source == "its own" else source
+    tokens = {"bos_token": ours.names["bos_token"], "eos_token": ours.names["eos_token"]}
+
+    def oracle(turns):
+        messages = [{"role": ["user", "assistant"][i % 2], "content": turn} for i, turn in enumerate(turns)]
+        (prompt,), _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=True, **tokens)
+        return ours.backend.encode(prompt, add_special_tokens=False).ids
+
+    wanted = oracle(LONG)
+    (whole,) = PlainForm(ours, LayoutSettings(max_context_tokens=400), source).contexts(INSTANCES[1:2])
+    assert whole.ids == wanted
+    # One token less leaves room for the last turn alone, which is a chat of its own.
+    (newest,) = PlainForm(ours, LayoutSettings(max_context_tokens=len(wanted) - 1), source).contexts(INSTANCES[1:2])
+    assert newest.ids == oracle(LONG[2:])
+
+
+def test_a_plain_context_keeps_its_newest_turns_and_tells_them_apart(tokenizer):
+    context = PlainForm(tokenizer, LayoutSettings()).contexts(INSTANCES[1:2])[0].ids
+    assert text(tokenizer, context) == "\n".join(LONG)
+    (newest,) = PlainForm(tokenizer, LayoutSettings(max_context_tokens=len(context) - 1)).contexts(INSTANCES[1:2])
+    assert text(tokenizer, newest.ids) == LONG[2]
+    last = tokenizer.encode(LONG[2])
+    (end,) = PlainForm(tokenizer, LayoutSettings(max_context_tokens=len(last) - 2)).contexts(INSTANCES[1:2])
+    assert end.ids == last[2:]
+
+
+def test_a_plain_context_has_bars_where_the_tokenizer_knows_no_end_of_a_line():
+    backend = rust.Tokenizer(models.Unigram([("<pad>", 0.0), ("</s>", 0.0), ("▁", -3.0), ("|", -3.0), ("▁a", -2.0)], 1))
+    backend.normalizer = normalizers.Replace(rust.Regex(r"\s+"), " ")
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = SubwordTokenizer(backend, pad="<pad>", eos="</s>", start="<pad>")
+    instance = Instance("a#3", ("a", "a a", "a"), "a", "")
+    (context,) = PlainForm(tokenizer, LayoutSettings()).contexts([instance])
+    bar = tokenizer.encode("a | a")[1:-1]
+    assert context.ids == [4, *bar, 4, 4, *bar, 4]
+    assert tokenizer.encode("a\na") == [4, 4]

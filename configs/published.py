@@ -1,0 +1,59 @@
+r"""The adapters that empax publishes in weights/: a pretrained model that learns to answer, as LoRA on all linear layers.
+
+  python -m empax.main --config=configs/published.py:empathetic-t5-small --config.data.dir=DATA --workdir=WORKDIR
+  python -m empax.main --config=configs/published.py:empathetic-smollm2 --config.data.dir=DATA --workdir=WORKDIR
+  python -m empax.export --workdir=WORKDIR --output=weights/NAME --format=peft
+  python -m empax.main --config=configs/published.py:empathetic-t5-small,tiny     # a trial: four steps
+
+The model reads its source as `empax.load(...).reply(turns)` gives it: the turns of a T5 with " | " between them, a chat
+of user and assistant for SmolLM2. Adapters in bfloat16 take at most 8 MB, which rank 16 of SmolLM2 would exceed.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from . import common
+
+BASES = {"empathetic-t5-small": ("flan-t5-small-titles", 16), "empathetic-smollm2": ("smollm2", 12)}
+"""Published names with the model beneath and the rank of the adapters."""
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    chosen = common.arguments(arg, "published.py", models=tuple(BASES))
+    if not chosen.model:
+        raise ValueError(f"published needs a name; write published:{' or published:'.join(BASES)}.")
+    base, rank = BASES[chosen.model]
+    config = common.base(system="seq2seq", data="empathetic_dialogues")
+    config.run = ("prepare", "generator", "evaluate", "report")
+    config.seq2seq = ConfigDict(
+        {
+            # Adapters are small, so that what they miss by dropout outweighs what they overfit.
+            "generator": {"architecture": "pretrained", "pretrained": base, "dropout": 0.0},
+            "form": "plain",
+            "layout": {"max_context_tokens": 96, "max_target_tokens": 40},
+            "lora": {"pattern": r"attention/(query|key|value|out)$|feed_forward/", "rank": rank, "alpha": 2.0 * rank},
+            "decoding": common.CONSENSUS,
+        }
+    )
+    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": base, "tags": False}})
+    config.generator = common.train(
+        task="generator",
+        **common.sizes(steps=2000, batch_size=32, evaluations=5, max_validation_examples=500),
+        learning_rate=1e-3,
+        buckets=(32, 64, 96),
+        emotion_weight=0.0,
+        best_metric="nll",
+        optimizer={"warmup_steps": 50, "schedule": "linear", "weight_decay": 0.0},
+    )
+    config.evaluate = ConfigDict(
+        {"kind": "evaluate", "stage": "generator", "buckets": (32, 96), "batch_size": 16, "judge": ""}
+    )
+    config.report = ConfigDict({"kind": "report"})
+    if chosen.tiny:
+        config.data.name = "sample"
+        config.seq2seq.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
+        config.generator.update({"steps": 4, "batch_size": 4, "eval_every_steps": 2, "checkpoint_every_steps": 2})
+        config.generator.update({"buckets": (96,), "log_every_steps": 2, "max_validation_examples": 8})
+        config.evaluate.update({"buckets": (96,), "limit": 16})
+    return config
