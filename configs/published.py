@@ -1,4 +1,4 @@
-r"""The adapters that empax publishes in weights/: a pretrained model that learns to answer, as LoRA on all linear layers.
+r"""The adapters that empax publishes in weights/: LoRA on all linear layers of a small pretrained model.
 
   python -m empax.main --config=configs/published.py:empathetic-t5-small --config.data.dir=DATA --workdir=WORKDIR
   python -m empax.main --config=configs/published.py:empathetic-smollm2 --config.data.dir=DATA --workdir=WORKDIR

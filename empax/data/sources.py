@@ -358,7 +358,8 @@ class PlainForm:
             before, behind = tokenizer.framing
             rows = [[*before, *ids, *behind] for ids in tokenizer.encode_batch(texts)]
         else:
-            first, last = map(tokenizer.mark, single_turn(self.template, where=self._where, **tokenizer.template_tokens))
+            frames = single_turn(self.template, where=self._where, **tokenizer.template_tokens)
+            first, last = map(tokenizer.mark, frames)
             before, behind = tokenizer.encode_batch([first, last])
             # In one pass: a text may share a token with its frame.
             rows = tokenizer.encode_batch([f"{first}{text}{last}" for text in texts])
@@ -389,7 +390,8 @@ class PlainForm:
         if self.template is None or len(context) == 1:
             return self._between.join(context)
         frames = without_system(self.template, where=self._where, **self.tokenizer.template_tokens)
-        return frames.mapped(self.tokenizer.mark).continued(context, "").removesuffix(self.tokenizer.mark(frames.answer))
+        frames = frames.mapped(self.tokenizer.mark)
+        return frames.continued(context, "").removesuffix(frames.answer)
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
         most = self.layout.max_context_tokens
