@@ -152,7 +152,7 @@ def base(*, system: str, data: str, seed: int = 0) -> ConfigDict:
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: all devices that the other two leave
     # Of --mode=plan: "v5e:16x16", "v5p:4x4x4", ...; which training stages, all of them if empty.
     config.plan = ConfigDict({"topology": "", "stages": ()})
-    config.profile = False  # True: each training stage traces a few updates and prints what took longest
+    config.profile = False  # True: each training stage traces a few updates into STAGE/profile
     config.deterministic = False  # True: a GPU repeats a run bit for bit; a step takes 1.7 times as long on an H200
     config.data = ConfigDict({"name": data, "dir": "", "moel_compat": False, "limit": 0})
     return config

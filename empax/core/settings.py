@@ -36,7 +36,7 @@ class RunOptions:
     """What a config may say of a run besides its stages: nothing that changes a result.
 
     Attributes:
-      profile: each training stage traces a few updates and prints what took longest.
+      profile: each training stage traces a few updates into its folder `profile`.
       deterministic: a GPU adds up in one order, so that runs agree bit for bit (`core.determinism`). CPUs do so anyway.
       mesh: how the devices are laid out.
       plan: what a plan of the run is made for.

@@ -44,7 +44,7 @@ def test_on_a_cpu_nothing_is_asked_for(started):
 
 def test_a_gpu_that_is_in_use_is_refused_unless_the_flag_was_there(started):
     started.setattr(determinism.jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ConfigError, match=rf"comes too late: .*XLA_FLAGS={FLAG}"):
+    with pytest.raises(ConfigError, match=rf"comes too late: JAX has begun .*XLA_FLAGS={FLAG}"):
         make_deterministic()
     started.setenv("XLA_FLAGS", f"--xla_other=1 {FLAG}")
     make_deterministic()

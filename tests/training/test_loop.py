@@ -24,7 +24,6 @@ from empax.core.types import Mean
 from empax.training import loop
 from empax.training.checkpoint import Checkpointer, load_params
 from empax.training.loop import Interrupted, LoopSettings, NonFiniteError, fit
-from empax.training.profiling import expensive_operations
 
 TIMINGS = ("seconds", "examples_per_second", "logged_seconds")
 
@@ -352,18 +351,12 @@ def test_initial_parameters_are_loaded(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_profile_names_the_most_expensive_operations(tiny, tmp_path, caplog, unbroken):
+def test_a_profile_is_a_trace_and_changes_nothing(tiny, tmp_path, caplog, unbroken):
     caplog.set_level(logging.INFO, logger="empax")
     found = tiny.train(tmp_path, profile=tmp_path / "profile")
-    assert hash_tree(found.params) == hash_tree(unbroken[0].params)  # a look changes nothing
-    operations = expensive_operations(tmp_path / "profile")
-    assert 0 < len(operations) <= 10
-    assert operations == sorted(operations, key=lambda one: -one.milliseconds)
-    assert all(one.milliseconds > 0 and one.calls >= 1 for one in operations)
-    assert f"4 updates, see {tmp_path / 'profile'}" in caplog.text
-    assert operations[0].name in caplog.text
-    with pytest.raises(FileNotFoundError, match="there is no trace in"):
-        expensive_operations(tmp_path / "tiny")
+    assert hash_tree(found.params) == hash_tree(unbroken[0].params)
+    assert list((tmp_path / "profile").rglob("*.trace.json.gz"))
+    assert f"a trace of some updates is in {tmp_path / 'profile'}" in caplog.text
 
 
 def test_refresh_is_called_before_its_step_and_replayed_between(tiny, tmp_path, monkeypatch):

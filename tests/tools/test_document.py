@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from empax.core.files import DataError, write_json
-from empax.reporting.document import fill, main
 from tests.reporting.test_report import swapped
+from tools.document import fill, main
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -18,7 +18,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md", *sorted((ROOT 
 def test_documents_hold_what_the_results_say(path):
     text = path.read_text(encoding="utf-8")
     assert "<!-- table: " in text
-    assert fill(text, RESULTS) == text, f"run python -m empax.reporting.document {path.relative_to(ROOT)}"
+    assert fill(text, RESULTS) == text, f"run python -m tools.document {path.relative_to(ROOT)}"
 
 
 def test_every_table_is_in_a_document():

@@ -1,6 +1,6 @@
 r"""Scores committed outputs again, with the metrics and statistics of this code.
 
-  python -m empax.reporting.rescore results --data=DATA --peers=DATA/peer_outputs
+  python -m tools.rescore results --data=DATA --peers=DATA/peer_outputs
 
 FOLDER/rescore.json names what to compare and which rows to leave out; FOLDER/runs/SYSTEM/RECIPE/SEED/outputs.jsonl.gz
 are the outputs. Written are scores.json beside each outputs.jsonl.gz, seeds.json where a recipe has several seeds, and
@@ -46,8 +46,8 @@ _VARIANTS = tuple(
 )
 """The variants that documents quote."""
 
-_CODE = ("data", "evaluation", "parts/attributes/linear.py", "reporting/rescore.py")
-"""Below empax/: the code whose change makes old scores stale."""
+_CODE = ("empax/data", "empax/evaluation", "empax/parts/attributes/linear.py", "tools/rescore.py")
+"""The code whose change makes old scores stale."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _compare(
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 2 where the files are not what they should be."""
-    parser = argparse.ArgumentParser(prog="python -m empax.reporting.rescore", description="Scores outputs again.")
+    parser = argparse.ArgumentParser(prog="python -m tools.rescore", description="Scores outputs again.")
     parser.add_argument("folder", type=Path, help="results")
     parser.add_argument("--data", required=True, help="folder with EmpatheticDialogues and EPITOME")
     parser.add_argument("--peers", type=Path, help="folder of *.jsonl with released outputs, where some are compared")

@@ -1,9 +1,9 @@
 r"""Fills the tables of documents from a folder of results.
 
-  python -m empax.reporting.document README.md docs/benchmarks.md docs/results/*.md
+  python -m tools.document README.md docs/benchmarks.md docs/results/*.md
 
 A table is between `<!-- table: NAME -->` and `<!-- end -->`; RESULTS/tables.json says what is in it. Nothing is scored:
-the numbers are those of `empax.reporting.rescore`, of benchmarks and of published tables.
+the numbers are those of `tools.rescore`, of benchmarks and of published tables.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def fill(text: str, results: Path) -> str:
 @functools.cache
 def _read(path: Path) -> Any:
     if not path.is_file():
-        raise DataError(f"there is no {path}; make it with python -m empax.reporting.rescore.")
+        raise DataError(f"there is no {path}; make it with python -m tools.rescore.")
     return read_json(path)
 
 
@@ -286,7 +286,7 @@ _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 2 where a table cannot be made."""
-    parser = argparse.ArgumentParser(prog="python -m empax.reporting.document", description="Fills tables.")
+    parser = argparse.ArgumentParser(prog="python -m tools.document", description="Fills tables.")
     parser.add_argument("documents", type=Path, nargs="+", help="Markdown files")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with runs/, tables.json, ...")
     given = parser.parse_args(argv)

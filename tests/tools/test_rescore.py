@@ -5,10 +5,13 @@ import json
 
 import pytest
 
+from empax.core.config import ConfigError
+from empax.core.files import DataError, write_json, write_jsonl
 from empax.core.types import Instance
 from empax.evaluation.scoring import ScoringSettings
 from empax.pipeline.judging import Jury
-from empax.reporting.rescore import Source, rescore
+from tools import document
+from tools.rescore import Source, rescore
 
 CORPUS = {
     f"hit:{i}_conv:{i}#2": Instance(
@@ -67,3 +70,17 @@ def test_only_what_is_stale_is_scored_again(results):
     assert read(path).get("mark")
     rescore(results, make_source(code="2"))
     assert "mark" not in read(path)
+
+
+def test_released_outputs_are_compared_where_their_folder_is_given(results):
+    plan = read(results / "rescore.json")
+    plan["groups"]["two"] |= {"pairs": [["sys/oh/0", "p (released)"]], "peers": ["p"]}
+    write_json(results / "rescore.json", plan)
+    peers = [{"id": i.id, "context": i.context, "reference": i.response, "response": "yes"} for i in CORPUS.values()]
+    write_jsonl(results / "peers" / "p.jsonl", peers)
+    with pytest.raises(ConfigError, match="give their folder with --peers"):
+        rescore(results, make_source())
+    with pytest.raises(DataError, match=r"make it with python -m tools\.rescore"):
+        document._read(results / "comparisons.json")
+    rescore(results, make_source(), results / "peers")
+    assert document._read(results / "comparisons.json")["two"]["pairs"][0]["second"] == "p (released)"
