@@ -31,7 +31,7 @@ def get_config(arg: str = "") -> ConfigDict:
             # Adapters are small, so that what they miss by dropout outweighs what they overfit.
             "generator": {"architecture": "pretrained", "pretrained": base, "dropout": 0.0},
             "form": "plain",
-            "layout": {"max_context_tokens": 96, "max_target_tokens": 40},
+            "layout": {"max_context_tokens": 96, "max_target_tokens": 32},
             "lora": {"pattern": r"attention/(query|key|value|out)$|feed_forward/", "rank": rank, "alpha": 2.0 * rank},
             "decoding": common.CONSENSUS,
         }
@@ -39,7 +39,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": base, "tags": False}})
     config.generator = common.train(
         task="generator",
-        **common.sizes(steps=2000, batch_size=32, evaluations=5, max_validation_examples=500),
+        **common.sizes(steps=2000, batch_size=16, evaluations=5, max_validation_examples=500),
         learning_rate=1e-3,
         buckets=(32, 64, 96),
         emotion_weight=0.0,
