@@ -2,7 +2,8 @@ r"""Fills the tables of documents from a folder of results.
 
   python -m tools.document README.md docs/benchmarks.md docs/results/*.md
 
-A table is between `<!-- table: NAME -->` and `<!-- end -->`; RESULTS/tables.json says what is in it. Nothing is scored:
+A table is between `<!-- table: NAME -->` and `<!-- end -->`; RESULTS/tables.json says what is in it. A figure is an
+entry there like a table, and becomes an SVG beside the document. Nothing is scored:
 the numbers are those of `tools.rescore`, of benchmarks and of published tables.
 """
 
@@ -21,7 +22,7 @@ from empax.core.paths import expand
 from empax.core.text_files import read_text
 from empax.core.types import LEVELS, MECHANISMS
 from empax.evaluation.published import TABLES
-from empax.reporting import swaps
+from empax.reporting import charts, swaps
 from empax.reporting.content import recipe_of
 from empax.reporting.tables import describe, format_difference, format_value, markdown_table, metric_title
 
@@ -262,6 +263,24 @@ def _benchmark(table: Table, results: Path) -> list[str]:
     return [*markdown_table(["", "empax", table["other"], "ratio"], rows), "", f"Command: {command}"]
 
 
+def figures(text: str, results: Path) -> dict[str, str]:
+    """Names and contents of the SVG files that belong beside the document."""
+    tables = read_json(results / "tables.json")
+    names = [name for _, name, _ in _MARKED.findall(text) if tables[name]["kind"] == "figure"]
+    return {tables[name]["file"]: charts.as_file(_chart(tables[name], results)) for name in names}
+
+
+def _chart(table: Table, results: Path) -> str:
+    found = _read(results / "runs" / table["run"] / "report.json")["swaps"]
+    return swaps.chart(next(iter(found.values())))
+
+
+def _figure(table: Table, results: Path) -> list[str]:
+    """What exemplars of a `run` change in the likelihood, as the SVG `file` with the words of `alt`."""
+    del results  # its numbers are in the file
+    return [f"![{table['alt']}]({table['file']})"]
+
+
 def _swaps(table: Table, results: Path) -> list[str]:
     """One `part` of what the exemplars of a `run` are worth: "likelihoods", "parts", "replies" or "recall"."""
     path = results / "runs" / table["run"] / "report.json"
@@ -281,6 +300,7 @@ _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
     "ratings": _ratings,
     "benchmark": _benchmark,
     "swaps": _swaps,
+    "figure": _figure,
 }
 
 
@@ -294,6 +314,8 @@ def main(argv: Sequence[str]) -> int:
         for path in map(expand, given.documents):
             text = fill(read_text(path), expand(given.results))
             write_text(path, text)
+            for name, content in figures(text, expand(given.results)).items():
+                write_text(path.with_name(name), content)
     except (DataError, OSError) as error:
         print(f"error: {message_of(error)}", file=sys.stderr)
         return 2

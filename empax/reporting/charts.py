@@ -1,4 +1,7 @@
-"""Small SVG charts as text: lines, stacked shares, heat maps. Colours are CSS variables of the page they stand in."""
+"""Small SVG charts as text: lines, intervals, stacked shares, heat maps.
+
+Colours are CSS variables of the page they stand in; `as_file` makes an SVG that stands alone.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,12 @@ Points = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 460, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 24, 12, 40
+
+_ALONE = (
+    "text { font: 12px system-ui, sans-serif; fill: #5d6670 } .grid { stroke: #d5d2ca } .zero { stroke: #5d6670 } "
+    ".line { stroke-width: 2; stroke: #1f5fa8 } .dot { fill: #1f5fa8 }"
+)
+"""Of a chart that no page gives its colours: readable on white and on black."""
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -80,6 +89,39 @@ def line_chart(series: Mapping[str, Points], *, x_label: str, y_label: str) -> s
     )
     parts.append(_upright(y_label, middle))
     return _svg(_WIDTH, _HEIGHT, parts, f"{y_label} over {x_label}") + _legend(list(shown))
+
+
+def intervals(rows: Mapping[str, tuple[float, float, float]], *, label: str) -> str:
+    """For each name a dot at its value and a line from its low to its high, on a common axis."""
+    left, width, row = 190, 330, 26
+    bottom = len(rows) * row + 4
+    marks = ticks(min(low for _, low, _ in rows.values()), max(high for _, _, high in rows.values()))
+    place = lambda x: left + (x - marks[0]) / (marks[-1] - marks[0]) * width  # noqa: E731
+    svg = []
+    for mark in marks:
+        kind = "zero" if abs(mark) < 1e-9 else "grid"
+        svg.append(f'<line class="{kind}" x1="{place(mark):.1f}" x2="{place(mark):.1f}" y1="0" y2="{bottom}"/>')
+        text = number(round(mark, 9))
+        svg.append(f'<text class="tick" x="{place(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{text}</text>')
+    for i, (name, (value, low, high)) in enumerate(rows.items()):
+        height = i * row + row / 2 + 2
+        title = f"<title>{escape(name)}: {value:.3g} ({low:.3g} to {high:.3g})</title>"
+        svg.append(f'<text class="tick" x="{left - 8}" y="{height + 4:g}" text-anchor="end">{escape(name)}</text>')
+        svg.append(
+            f'<line class="line s0" x1="{place(low):.1f}" x2="{place(high):.1f}" y1="{height:g}" y2="{height:g}"/>'
+        )
+        svg.append(f'<circle class="dot s0" cx="{place(value):.1f}" cy="{height:g}" r="4">{title}</circle>')
+    middle = left + width / 2
+    svg.append(f'<text class="axis" x="{middle:g}" y="{bottom + 34}" text-anchor="middle">{escape(label)}</text>')
+    return _svg(left + width + 24, bottom + 42, svg, label)
+
+
+def as_file(svg: str) -> str:
+    """A chart as the text of an SVG file."""
+    return (
+        svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f"><style>{_ALONE}</style>", 1)
+        + "\n"
+    )
 
 
 def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:

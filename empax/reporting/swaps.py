@@ -11,6 +11,7 @@ from empax.core.types import Prediction
 from empax.data.dialogues import instance_from_row
 from empax.evaluation.retrieval import RECALL_AT
 from empax.evaluation.swaps import BESIDE, PARTS, meaning, score_swaps
+from empax.reporting.charts import intervals
 from empax.reporting.controls import Table, as_markdown, as_section
 from empax.reporting.tables import metric_title
 
@@ -179,5 +180,14 @@ def markdown(report: Report, plain: Any) -> list[str]:
 
 
 def section(report: Report) -> str:
-    """The tables as HTML; empty without any."""
-    return as_section(tables(report))
+    """The chart and the tables as HTML; empty without any."""
+    charts = [f"<figure>{chart(found)}</figure>" for found in report["swaps"].values()]
+    return "".join(filter(None, [*charts, as_section(tables(report))]))
+
+
+def chart(found: Mapping[str, Any]) -> str:
+    """Of a stage, what each kind of exemplars changes in the likelihood beside none, as SVG."""
+    name = f"minus_{BESIDE[1]}"
+    differences = {_GIVEN[given]: cells[name]["nll"] for given, cells in _in_order(found["given"]) if name in cells}
+    rows = {given: (one["value"], one["low"], one["high"]) for given, one in differences.items()}
+    return intervals(rows, label="NLL of the reference beside no exemplars, nats a reply (left: likelier)")

@@ -365,6 +365,19 @@ def test_line_chart_draws_what_is_finite():
     assert "No points" in charts.line_chart({"train": [(1, math.nan)]}, x_label="x", y_label="y")
 
 
+def test_intervals_lie_where_their_axis_says():
+    svg = charts.intervals({"a < b": (0.5, 0.0, 1.0), "c": (-1.0, -1.0, -1.0)}, label="nats")
+    places = {text: float(x) for x, text in re.findall(r'class="tick" x="([\d.]+)"[^>]*>([-\d.]+)<', svg)}
+    (one, other) = (float(x) for x in re.findall(r'<circle class="dot s0" cx="([\d.]+)"', svg))
+    assert one == pytest.approx((places["0"] + places["1"]) / 2, abs=0.1)
+    assert other == places["-1"]
+    ends = re.findall(r'class="line s0" x1="([\d.]+)" x2="([\d.]+)"', svg)[0]
+    assert tuple(map(float, ends)) == (places["0"], places["1"])
+    assert "a &lt; b: 0.5 (0 to 1)" in svg
+    assert svg.count('class="zero"') == 1
+    ElementTree.fromstring(charts.as_file(svg))  # a file that stands alone
+
+
 # Corpus BLEU-2 and Distinct as this code first gave them, checked against NLTK: a change of convention shows here.
 PEERS = {
     "transformer": (9.21, 0.41, 1.68, 100.11, 46.61),
@@ -601,4 +614,5 @@ def test_what_exemplars_are_worth_is_shown_where_a_stage_has_found_it():
     Page(page)
     assert page.count("What the exemplars are worth") == 5  # the link, the section, three tables
     assert "They &lt;do&gt; nothing." in page
+    assert "its own: 1 (0.5 to 1.5)" in page  # the chart: beside none
     assert "What the exemplars are worth" not in markdown.markdown(made()) + report.page.html(made())

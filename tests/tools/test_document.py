@@ -7,7 +7,7 @@ import pytest
 
 from empax.core.files import DataError, write_json
 from tests.reporting.test_report import swapped
-from tools.document import fill, main
+from tools.document import figures, fill, main
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -19,6 +19,8 @@ def test_documents_hold_what_the_results_say(path):
     text = path.read_text(encoding="utf-8")
     assert "<!-- table: " in text
     assert fill(text, RESULTS) == text, f"run python -m tools.document {path.relative_to(ROOT)}"
+    for name, chart in figures(text, RESULTS).items():
+        assert path.with_name(name).read_text(encoding="utf-8") == chart
 
 
 def test_every_table_is_in_a_document():
@@ -99,6 +101,12 @@ def test_tables_of_swapped_exemplars_are_those_of_the_report(tmp_path):
     assert "| none | 1.000 | +1.000 (+0.500 to +1.500) | – | 1.0000 |" in filled
     assert "| this system's retriever | 1.0 (0.5–1.5) |" in filled
     assert "Negative log-likelihoods of 20 references" in filled
+    write_json(results / "tables.json", {"one": {**table, "kind": "figure", "file": "one.svg", "alt": "A chart"}})
+    document = tmp_path / "a.md"
+    document.write_text("<!-- table: one -->\n<!-- end -->\n", encoding="utf-8")
+    assert main([str(document), f"--results={results}"]) == 0
+    assert "![A chart](one.svg)" in document.read_text(encoding="utf-8")
+    assert "its own: 1 (0.5 to 1.5)" in document.with_name("one.svg").read_text(encoding="utf-8")
     other = make_results(tmp_path / "b", 2.0)
     write_json(other / "tables.json", {"likelihoods": {**table, "part": "likelihoods"}})
     write_json(other / "runs" / "reg" / "small" / "0" / "report.json", {"swaps": {}})
