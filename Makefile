@@ -8,7 +8,7 @@ FLAN_T5 := traceforge-title-model==0.2.0
 # The same lines run in CI and at home; set WORKERS=0 to see tests run one by one.
 WORKERS ?= 2
 
-.PHONY: quickstart test test-slow mutate lint clean
+.PHONY: quickstart test test-slow mutate lint docs clean
 
 $(VENV)/.installed: pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,12 @@ SAMPLE ?= 30
 mutate: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[mutation]'
 	$(BIN)/python tests/mutation/mutate.py --sample=$(SAMPLE) --jobs=$(WORKERS)
+
+# The site, in build/site; a warning fails.
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -b html . build/site
+	@echo "build/site/index.html"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

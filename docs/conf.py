@@ -1,4 +1,4 @@
-"""The site: every Markdown file of the project that a reader wants, all settings, and the API. `make docs` builds it."""
+"""The site: the Markdown files that a reader wants, all settings, and the API. `make docs` builds it."""
 
 import sys
 from pathlib import Path

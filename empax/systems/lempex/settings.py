@@ -42,7 +42,13 @@ class LempexSettings(TowerSettings):
 
 @dataclasses.dataclass(frozen=True)
 class LossWeights:
-    """Of the five parts of the loss. Source: Sec. 3.5."""
+    """Of the five parts of the loss. Source: Sec. 3.5.
+
+    Attributes:
+      generation: of the likelihood.
+      emotional_reaction, interpretation, exploration: of the level that each identifier of empathy sees in the reply.
+      sentiment: of the reply's sentiment.
+    """
 
     generation: float = 1.0
     emotional_reaction: float = 0.1

@@ -113,6 +113,7 @@ class JointTaskSettings(ResponseTaskSettings):
         G2.
       warm_up: False starts G2 from nothing (the paper's "scratch" row; the judge stays G1).
       retriever: the stage that trained the retriever; empty = as pretrained.
+      index: the stage that searched the exemplars.
       retriever_weight: alpha of Eq. 7; 0 = the retriever learns nothing, and G2 reads what the index has found.
       exemplar_probability: how often a row of training shows its exemplars. Below 1 they stay unfamiliar input, which
         costs likelihood wherever they are shown; it keeps a generator that answers without exemplars too.
