@@ -29,44 +29,16 @@ def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
     return 100.0 * hits / len(labels) if labels else 0.0
 
 
-def emotion_accuracy(rows: Sequence[Prediction]) -> float | None:
-    """Percentage of rows whose predicted emotion is the dialogue's; None if no row has both.
-
-    As MoEL and its descendants measure it: a property of the model's reading of the context, not of its response.
-    """
-    known = [row for row in rows if row.emotion and row.emotion_prediction]
-    if not known:
-        return None
-    return accuracy([row.emotion for row in known], [row.emotion_prediction for row in known])
-
-
-def intent_accuracy(rows: Sequence[Prediction]) -> float | None:
-    """Percentage of rows whose `notes["intent_prediction"]` is `notes["intent"]`; None if no row has both."""
-    known = [row for row in rows if row.notes.get("intent") and row.notes.get("intent_prediction")]
-    if not known:
-        return None
-    return accuracy([row.notes["intent"] for row in known], [row.notes["intent_prediction"] for row in known])
-
-
 def exemplar_matches(rows: Sequence[Prediction]) -> Float[np.ndarray, "N 2"]:
     """Per row: exemplars whose dialogue has the row's emotion, and all exemplars whose emotion is known.
 
-    Rows without an emotion count nothing.
+    Rows without an emotion count nothing. Source: REG, Table 5 (there judged by hand, on 500 contexts).
     """
     counts = np.zeros((len(rows), 2))
     for i, row in enumerate(rows):
         emotions = [exemplar["emotion"] for exemplar in row.exemplars if exemplar.get("emotion")] if row.emotion else []
         counts[i] = sum(emotion == row.emotion for emotion in emotions), len(emotions)
     return counts
-
-
-def exemplar_emotion_match(rows: Sequence[Prediction]) -> float | None:
-    """Percentage of retrieved exemplars that come from a dialogue of the row's emotion; None without exemplars.
-
-    Source: REG, Table 5 (there judged by hand on 500 contexts with 6 exemplars each).
-    """
-    matches, total = exemplar_matches(rows).sum(axis=0)
-    return float(100.0 * matches / total) if total else None
 
 
 @functools.cache
@@ -83,16 +55,10 @@ def sentiment(text: str) -> float:
 
 
 def sentiment_distances(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
-    """|compound(response) - compound(reference)| of every row, in [0, 2]."""
+    """|compound(response) - compound(reference)| of every row, in [0, 2]. Source: LEMPEx."""
     _check_lengths(responses, references)
     pairs = zip(responses, references, strict=True)
     return np.asarray([abs(sentiment(a) - sentiment(b)) for a, b in pairs], np.float64)
-
-
-def sentiment_mae(responses: Sequence[str], references: Sequence[str]) -> float:
-    """Mean absolute difference of VADER compound scores, in [0, 2]; 0.0 of nothing. Source: LEMPEx."""
-    distances = sentiment_distances(responses, references)
-    return float(np.mean(distances)) if len(distances) else 0.0
 
 
 def confusion_matrix(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, "C C"]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from empax.evaluation.counting import CountStatistic, DistinctStatistic
-from empax.evaluation.statistics import Statistic, SumStatistic, divide, estimate, ratio_statistic
+from empax.evaluation.statistics import Statistic, SumStatistic, divide, ratio_statistic
 from empax.evaluation.words import lower_tokens, moel_tokens, tokenize, tokenize_13a
 
 MAX_ORDER = 4
@@ -99,7 +99,19 @@ def count_matches(
 
 
 def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str = "nltk") -> SumStatistic:
-    """BLEU of rows counted by `count_matches` with the same variant; see `bleu`.
+    r"""BLEU-`order` in percent, one reference each, of rows counted by `count_matches` with the same variant.
+
+    .. math:: BLEU_n = 100 \min(1, e^{1 - r/c}) \exp\Big(\frac{1}{n} \sum_{i=1}^{n} \log p_i\Big)
+
+    Source: Papineni et al. 2002. Variants:
+      nltk: corpus level, lower case, NLTK words, zero precisions become 1e-12 / total (NLTK's method 1): DCKS.
+      nltk_cased: the same with the case kept: NEC.
+      sentence_avg: mean over rows of sentence BLEU, NLTK words, NLTK's smoothing method 4: DiffusEmp.
+      precision: mean over rows of p_n alone, no brevity penalty: EmpDG.
+      moses: multi-bleu.perl -lc: white-space tokens, lower case, no smoothing: MoEL, MIME.
+      sacrebleu: corpus level, 13a tokens, case kept, exponential smoothing (Post 2018).
+      moel: as nltk, of texts cleaned by `words.moel_tokens`: what the released outputs of MoEL and its descendants are.
+    An empty hypothesis has no n-grams and length 0.
 
     Raises:
       ValueError: `order` outside 1..4 or an unknown variant.
@@ -118,29 +130,6 @@ def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str =
     else:
         scores = 100.0 * np.nan_to_num(divide(counts[:, order - 1], counts[:, MAX_ORDER + order - 1]))
     return ratio_statistic(scores, np.ones(len(counts)))
-
-
-def bleu(hypotheses: Sequence[str], references: Sequence[str], order: int = 4, variant: str = "nltk") -> float:
-    r"""BLEU-`order` in percent, one reference each.
-
-    .. math:: BLEU_n = 100 \min(1, e^{1 - r/c}) \exp\Big(\frac{1}{n} \sum_{i=1}^{n} \log p_i\Big)
-
-    Source: Papineni et al. 2002. Variants:
-      nltk: corpus level, lower case, NLTK words, zero precisions become 1e-12 / total (NLTK's method 1): DCKS.
-      nltk_cased: the same with the case kept: NEC.
-      sentence_avg: mean over rows of sentence BLEU, NLTK words, NLTK's smoothing method 4: DiffusEmp.
-      precision: mean over rows of p_n alone, no brevity penalty: EmpDG.
-      moses: multi-bleu.perl -lc: white-space tokens, lower case, no smoothing: MoEL, MIME.
-      sacrebleu: corpus level, 13a tokens, case kept, exponential smoothing (Post 2018).
-      moel: as nltk, of texts cleaned by `words.moel_tokens`: what the released outputs of MoEL and its descendants are.
-    An empty hypothesis has no n-grams and length 0.
-
-    Raises:
-      ValueError: different numbers of both, `order` outside 1..4, an unknown variant.
-    """
-    if not hypotheses:
-        return 0.0
-    return estimate(bleu_statistic(count_matches(hypotheses, references, variant), order, variant))
 
 
 def length_ratio_statistic(counts: Float[np.ndarray, "N 10"]) -> SumStatistic:
@@ -222,7 +211,17 @@ _DISTINCT_TOKENS: dict[str, Callable[[str], Sequence[str]]] = {
 
 
 def distinct_statistic(responses: Sequence[str], n: int, variant: str = "nltk") -> DistinctStatistic:
-    """Distinct-n of N rows; see `distinct_n`."""
+    """Corpus-level Distinct-n: different n-grams over all n-grams, in percent; 0.0 if no response has n tokens.
+
+    Source: Li et al. 2016, Sec. 5.1. It falls as the corpus or the responses grow: compare systems only at an equal
+    count of n-grams (`DistinctStatistic.sample`). Variants:
+      nltk: lower case, NLTK words: DCKS, CEM, CASE. cased: EmpRL. no_punctuation: lower case without , . ? !: NEC.
+      whitespace: white-space tokens as they are: EmpDG, KEMP (whose bigrams are glued without a separator).
+      moel: texts cleaned by `words.moel_tokens`.
+
+    Raises:
+      ValueError: `n` < 1 or an unknown variant.
+    """
     _check_variant(variant, DISTINCT_VARIANTS)
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}.")
@@ -231,49 +230,24 @@ def distinct_statistic(responses: Sequence[str], n: int, variant: str = "nltk") 
     return DistinctStatistic(ids, rows, len(responses))
 
 
-def distinct_n(
-    responses: Sequence[str], n: int, variant: str = "nltk", *, count: int | None = None, seed: int = 0
-) -> float:
-    """Corpus-level Distinct-n: different n-grams over all n-grams, in percent.
-
-    Source: Li et al. 2016, Sec. 5.1. It falls as the corpus or the responses grow: compare systems only at an equal
-    `count` of n-grams, which `seed` draws from all without replacement. Variants:
-      nltk: lower case, NLTK words: DCKS, CEM, CASE. cased: EmpRL. no_punctuation: lower case without , . ? !: NEC.
-      whitespace: white-space tokens as they are: EmpDG, KEMP (whose bigrams are glued without a separator).
-      moel: texts cleaned by `words.moel_tokens`.
-    0.0 if no response has n tokens.
-
-    Raises:
-      ValueError: `n` < 1, an unknown variant, or fewer n-grams than `count`.
-    """
-    statistic = distinct_statistic(responses, n, variant)
-    return estimate(statistic if count is None else statistic.sample(count, seed=seed))
-
-
-def _number(per_row: Iterable[Iterable[Hashable]]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Items as (id, row) pairs, ids in order of appearance; and how many ids there are."""
-    index: dict[Hashable, int] = {}
-    pairs = [(index.setdefault(item, len(index)), row) for row, items in enumerate(per_row) for item in items]
+def _clauses(responses: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """All clauses as (id, row) pairs, ids in order of appearance."""
+    index: dict[str, int] = {}
+    pairs = [(index.setdefault(one, len(index)), row) for row, text in enumerate(responses) for one in clauses(text)]
     array = np.asarray(pairs, np.int64).reshape(-1, 2)
-    return array[:, 0], array[:, 1], len(index)
+    return array[:, 0], array[:, 1]
 
 
 def rouge_l_rows(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
-    """ROUGE-L F of every row, in [0, 1]; see `rouge_l`."""
+    """ROUGE-L F (longest common subsequence, Lin 2004) of every row, in [0, 1].
+
+    Tokens are runs of a-z and 0-9 of the lower-cased text, no stemming, as in Google's rouge-score.
+    """
     words = [[re.findall(r"[a-z0-9]+", text.lower()) for text in texts] for texts in (responses, references)]
     scores = []
     for said, wanted in zip(*words, strict=True):
         scores.append(2.0 * _common_length(said, wanted) / max(1, len(said) + len(wanted)))
     return np.asarray(scores, np.float64)
-
-
-def rouge_l(responses: Sequence[str], references: Sequence[str]) -> float:
-    """Mean over rows of ROUGE-L F (longest common subsequence, Lin 2004), in [0, 1]; 0.0 of nothing.
-
-    Tokens are runs of a-z and 0-9 of the lower-cased text, no stemming, as in Google's rouge-score.
-    """
-    scores = rouge_l_rows(responses, references)
-    return float(np.mean(scores)) if len(scores) else 0.0
 
 
 def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
@@ -290,19 +264,13 @@ def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def token_f1_rows(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
-    """Bag-of-words F1 of every row, in percent; see `token_f1`."""
+    """F1 of shared words (lower case, NLTK words, punctuation kept) of every row, in percent."""
     scores = []
     for response, reference in zip(responses, references, strict=True):
         said, wanted = lower_tokens(response), lower_tokens(reference)
         common = (Counter(said) & Counter(wanted)).total()
         scores.append(200.0 * common / max(1, len(said) + len(wanted)))
     return np.asarray(scores, np.float64)
-
-
-def token_f1(responses: Sequence[str], references: Sequence[str]) -> float:
-    """Mean over rows of the F1 of shared words (lower case, NLTK words, punctuation kept), in percent."""
-    scores = token_f1_rows(responses, references)
-    return float(np.mean(scores)) if len(scores) else 0.0
 
 
 def clauses(response: str) -> list[str]:
@@ -323,26 +291,16 @@ def _top5(counts: Float[np.ndarray, "R K"]) -> Float[np.ndarray, " R"]:
 
 
 def sentence_std_statistic(responses: Sequence[str]) -> Statistic:
-    items, rows, _ = _number(map(clauses, responses))
-    return CountStatistic(items, rows, len(responses), _deviation, (0.0, float("inf")))
-
-
-def top5_share_statistic(responses: Sequence[str]) -> Statistic:
-    items, rows, _ = _number(map(clauses, responses))
-    return CountStatistic(items, rows, len(responses), _top5, (0.0, 100.0))
-
-
-def sentence_std(responses: Sequence[str]) -> float:
     """Population standard deviation of how often each distinct clause occurs (NEC's Sent-Std); 0.0 without clauses.
 
     High = a few stock phrases come again and again. Grows with the number of responses.
     """
-    return estimate(sentence_std_statistic(responses))
+    return CountStatistic(*_clauses(responses), len(responses), _deviation, (0.0, float("inf")))
 
 
-def top5_share(responses: Sequence[str]) -> float:
+def top5_share_statistic(responses: Sequence[str]) -> Statistic:
     """The five most frequent clauses as a percentage of all clauses (NEC's Top-5); 0.0 without clauses."""
-    return estimate(top5_share_statistic(responses))
+    return CountStatistic(*_clauses(responses), len(responses), _top5, (0.0, 100.0))
 
 
 def _check_variant(variant: str, allowed: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from sklearn.metrics import confusion_matrix, f1_score
 
 from empax.core.types import Prediction
 from empax.evaluation import empathy
+from empax.evaluation.scoring import make_statistics
 from empax.evaluation.statistics import estimate
 
 NAMES = ("low", "mid", "high", "never")
@@ -66,10 +67,10 @@ def test_accuracies_count_only_rows_with_both():
         row(emotion="proud", emotion_prediction="proud", notes={"intent": "wishing"}),
         row(emotion="proud"),
     ]
-    assert empathy.emotion_accuracy(rows) == pytest.approx(200 / 3)
-    assert empathy.intent_accuracy(rows) == pytest.approx(50.0)
-    assert empathy.emotion_accuracy(rows[3:]) is None
-    assert empathy.intent_accuracy(rows[2:]) is None
+    found = make_statistics(rows, ("emotion_accuracy", "intent_accuracy"))
+    assert estimate(found["emotion_accuracy"]) == pytest.approx(200 / 3)
+    assert estimate(found["intent_accuracy"]) == pytest.approx(50.0)
+    assert list(make_statistics(rows[3:], ("emotion_accuracy", "intent_accuracy"))) == []
     assert empathy.accuracy([], []) == 0.0
 
 
@@ -81,8 +82,9 @@ def test_exemplar_emotion_match_is_over_exemplars_of_rows_with_an_emotion():
         row(emotion="proud"),
     ]
     np.testing.assert_array_equal(empathy.exemplar_matches(rows), [[1, 2], [1, 1], [0, 0], [0, 0]])
-    assert empathy.exemplar_emotion_match(rows) == pytest.approx(200 / 3)
-    assert empathy.exemplar_emotion_match(rows[2:]) is None
+    name = "exemplar_emotion_match"
+    assert estimate(make_statistics(rows, (name,))[name]) == pytest.approx(200 / 3)
+    assert not make_statistics(rows[2:], (name,))
 
 
 def test_sentiment_mae_is_the_distance_of_compound_scores():
@@ -90,6 +92,6 @@ def test_sentiment_mae_is_the_distance_of_compound_scores():
         empathy.sentiment("I love this, it is great!") > 0.5 > -0.5 > empathy.sentiment("This is horrible, I hate it.")
     )
     responses, references = ["I love it", ""], ["I hate it", "great"]
-    expected = (empathy.sentiment("I love it") - empathy.sentiment("I hate it") + empathy.sentiment("great")) / 2
-    assert empathy.sentiment_mae(responses, references) == pytest.approx(expected)
-    assert empathy.sentiment_mae(["same"], ["same"]) == 0.0
+    expected = [empathy.sentiment("I love it") - empathy.sentiment("I hate it"), empathy.sentiment("great")]
+    assert empathy.sentiment_distances(responses, references).tolist() == pytest.approx(expected)
+    assert empathy.sentiment_distances(["same"], ["same"]).tolist() == [0.0]

@@ -9,13 +9,13 @@ from scipy.stats import hypergeom
 
 from empax.core.config import ConfigError
 from empax.core.types import Prediction
-from empax.evaluation import text
 from empax.evaluation.comparing import compare_systems
 from empax.evaluation.equal_length import at_equal_length, check_compared, unit_of
 from empax.evaluation.scoring import ScoringSettings, make_statistics, score
 from empax.evaluation.statistics import estimate
 from empax.reporting import comparisons
 from empax.reporting.tables import metric_title
+from tests.evaluation.values import distinct
 
 FAST = ScoringSettings(bootstrap_samples=40, variants=())
 
@@ -43,13 +43,13 @@ def test_distinct_of_a_count_is_rarefaction(n):
     counts = np.unique([" ".join(gram) for gram in grams], return_counts=True)[1]
     count = len(grams) // 3
     expected = 100.0 * np.sum(1.0 - hypergeom.pmf(0, len(grams), counts, count)) / count
-    found = [text.distinct_n(responses, n, count=count, seed=seed) for seed in range(60)]
+    found = [distinct(responses, n, count=count, seed=seed) for seed in range(60)]
     assert np.mean(found) == pytest.approx(expected, abs=4 * np.std(found) / 60**0.5)
-    assert text.distinct_n(responses, n) < expected
-    assert text.distinct_n(responses, n, count=count, seed=1) == found[1] != found[2]
-    assert text.distinct_n(responses, n, count=len(grams)) == pytest.approx(text.distinct_n(responses, n))
+    assert distinct(responses, n) < expected
+    assert distinct(responses, n, count=count, seed=1) == found[1] != found[2]
+    assert distinct(responses, n, count=len(grams)) == pytest.approx(distinct(responses, n))
     with pytest.raises(ValueError, match=f"{len(grams) + 1} items are wanted, there are {len(grams)}"):
-        text.distinct_n(responses, n, count=len(grams) + 1)
+        distinct(responses, n, count=len(grams) + 1)
 
 
 def test_the_same_words_in_longer_replies_are_as_distinct():
@@ -70,7 +70,7 @@ def test_a_pair_is_tested_at_equal_counts():
     brief, long = says(6, 1), says(18, 2)
     cell = compare_systems({"brief": brief, "long": long}, settings=FAST, names=["distinct_2"])["pairs"][0]["metrics"]
     found = cell["distinct_2"]
-    plain = [text.distinct_n([row.response for row in rows], 2) for rows in (brief, long)]
+    plain = [distinct([row.response for row in rows], 2) for rows in (brief, long)]
     assert (found["first"]["value"], found["second"]["value"]) == pytest.approx(plain)
     bigrams = sum(len(row.response.split()) - 1 for row in brief)
     assert (found["equal"]["count"], found["equal"]["unit"]) == (bigrams, "bigrams")
@@ -119,7 +119,7 @@ def test_a_table_has_distinct_at_the_count_of_the_briefest():
     equal = found["equal"]["distinct_2"]
     assert equal["count"] == sum(len(row.response.split()) - 1 for row in systems["b"])
     responses = [row.response for row in systems["c"]]
-    assert equal["values"]["c"] == pytest.approx(text.distinct_n(responses, 2, count=equal["count"]))
+    assert equal["values"]["c"] == pytest.approx(distinct(responses, 2, count=equal["count"]))
     printed = comparisons.text({**found, "corpus": "", "peers": [], "verdicts": {}})
     assert f"distinct_2 of {equal['count']:,} bigrams each: a {equal['values']['a']:.2f}, b " in printed
     assert "differences and p are at equal length" in printed
@@ -134,7 +134,7 @@ def test_a_number_for_tables_is_of_ten_thousand_and_compares_with_nothing():
     many = says(12, 0, count=1200)
     assert score(says(12, 0), settings=settings).variants == {}  # fewer
     value = score(many, settings=settings).variants[name]["value"]
-    assert value == pytest.approx(text.distinct_n([row.response for row in many], 2, count=10_000))
+    assert value == pytest.approx(distinct([row.response for row in many], 2, count=10_000))
     assert metric_title(name) == "Dist-2 (of 10,000 n-grams) ↑"
     for check in (check_compared, lambda names: compare_systems({"a": many, "b": many}, names=names)):
         with pytest.raises(ConfigError, match="compare by distinct_2, at an equal count"):

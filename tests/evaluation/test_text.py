@@ -7,11 +7,12 @@ import statistics
 
 import numpy as np
 import pytest
-from nltk.translate.bleu_score import corpus_bleu
+from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu, sentence_bleu
 from sacrebleu.metrics.bleu import BLEU
 
 from empax.evaluation import text, words
 from empax.evaluation.statistics import estimate
+from tests.evaluation.values import bleu, distinct
 
 VOCABULARY = "i am so sorry to hear that . what happened ? oh no ! it's great , don't worry ... U.S. 3.5 100% (yes) a-b"
 WORDS = VOCABULARY.split()
@@ -34,8 +35,6 @@ def corpus(seed=0, rows=60):
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("cased", [False, True])
 def test_default_bleu_is_nltk_corpus_bleu_with_method1(order, cased):
-    from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu
-
     hypotheses, references = corpus()
     tokens = words.tokenize if cased else words.lower_tokens
     expected = corpus_bleu(
@@ -44,26 +43,21 @@ def test_default_bleu_is_nltk_corpus_bleu_with_method1(order, cased):
         weights=(1 / order,) * order,
         smoothing_function=SmoothingFunction(epsilon=1e-12).method1,
     )
-    found = text.bleu(hypotheses, references, order, "nltk_cased" if cased else "nltk")
+    found = bleu(hypotheses, references, order, "nltk_cased" if cased else "nltk")
     assert 1 < found < 99
     assert found == pytest.approx(100 * expected, rel=1e-9)
 
 
 def test_bleu_smoothing_of_a_corpus_without_a_match_of_high_order():
-    from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu
-
     smooth = SmoothingFunction(epsilon=1e-12).method1
     expected = corpus_bleu([[["a", "b", "c", "d"]]], [["a", "c", "b", "d"]], smoothing_function=smooth)
-    assert text.bleu(["a c b d"], ["a b c d"]) == pytest.approx(100 * expected, rel=1e-9)
-    assert text.bleu(["x y"], ["a b c d"]) == 0.0
-    assert text.bleu([""], ["a b c d"]) == 0.0
-    assert text.bleu([], []) == 0.0
+    assert bleu(["a c b d"], ["a b c d"]) == pytest.approx(100 * expected, rel=1e-9)
+    assert bleu(["x y"], ["a b c d"]) == 0.0
+    assert bleu([""], ["a b c d"]) == 0.0
 
 
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_sentence_bleu_is_nltk_method4_averaged(order):
-    from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
-
     hypotheses, references = corpus()
     scores = [
         sentence_bleu(
@@ -76,57 +70,53 @@ def test_sentence_bleu_is_nltk_method4_averaged(order):
         else 0.0
         for h, r in zip(hypotheses, references, strict=True)
     ]
-    found = text.bleu(hypotheses, references, order, "sentence_avg")
+    found = bleu(hypotheses, references, order, "sentence_avg")
     assert found == pytest.approx(100 * statistics.fmean(scores), rel=1e-9)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_sacrebleu_and_moses_variants_match_sacrebleu(order):
-    from sacrebleu.metrics.bleu import BLEU
-
     hypotheses, references = corpus()
     theirs = BLEU(max_ngram_order=order).corpus_score(hypotheses, [references]).score
-    assert text.bleu(hypotheses, references, order, "sacrebleu") == pytest.approx(theirs, rel=1e-9)
+    assert bleu(hypotheses, references, order, "sacrebleu") == pytest.approx(theirs, rel=1e-9)
     moses = BLEU(max_ngram_order=order, tokenize="none", lowercase=True, smooth_method="none", force=True)
     theirs = moses.corpus_score(hypotheses, [references]).score
-    assert text.bleu(hypotheses, references, order, "moses") == pytest.approx(theirs, rel=1e-9)
+    assert bleu(hypotheses, references, order, "moses") == pytest.approx(theirs, rel=1e-9)
 
 
 def test_sacrebleu_smoothing_halves_with_every_empty_order():
-    from sacrebleu.metrics.bleu import BLEU
-
     hypotheses, references = ["a c b d", "e"], ["a b c d", "e f"]
-    assert text.bleu(hypotheses, references, 4, "sacrebleu") == pytest.approx(
+    assert bleu(hypotheses, references, 4, "sacrebleu") == pytest.approx(
         BLEU().corpus_score(hypotheses, [references]).score, rel=1e-9
     )
 
 
 def test_precision_variant_by_hand():
     # Row 1: bigrams "a b", "b a", "a b": "a b" matches once of three. Row 2: no bigram.
-    assert text.bleu(["a b a b", "a"], ["x a b", "a"], 2, "precision") == pytest.approx(100 * (1 / 3) / 2)
+    assert bleu(["a b a b", "a"], ["x a b", "a"], 2, "precision") == pytest.approx(100 * (1 / 3) / 2)
 
 
 @pytest.mark.parametrize(("order", "variant"), [(0, "nltk"), (5, "nltk"), (2, "bleurt")])
 def test_bleu_refuses_what_it_does_not_know(order, variant):
     with pytest.raises(ValueError, match=r"variant|from 1 to 4"):
-        text.bleu(["a"], ["a"], order, variant)
+        bleu(["a"], ["a"], order, variant)
     with pytest.raises(ValueError, match="2 hypotheses and 1 references"):
-        text.bleu(["a", "b"], ["a"])
+        bleu(["a", "b"], ["a"])
 
 
 def test_distinct_variants_by_hand():
     responses = ["The cat , the cat .", "the Dog."]
     # nltk: the cat , the cat . the dog . -> 9 tokens, 5 different; bigrams 5 + 2 = 7, of which "the cat" twice
-    assert text.distinct_n(responses, 1) == pytest.approx(100 * 5 / 9)
-    assert text.distinct_n(responses, 2) == pytest.approx(100 * 6 / 7)
-    assert text.distinct_n(responses, 1, "cased") == pytest.approx(100 * 6 / 9)
-    assert text.distinct_n(responses, 1, "no_punctuation") == pytest.approx(100 * 3 / 6)
-    assert text.distinct_n(responses, 1, "whitespace") == pytest.approx(100 * 6 / 8)
-    assert text.distinct_n(["", "a"], 2) == 0.0
+    assert distinct(responses, 1) == pytest.approx(100 * 5 / 9)
+    assert distinct(responses, 2) == pytest.approx(100 * 6 / 7)
+    assert distinct(responses, 1, "cased") == pytest.approx(100 * 6 / 9)
+    assert distinct(responses, 1, "no_punctuation") == pytest.approx(100 * 3 / 6)
+    assert distinct(responses, 1, "whitespace") == pytest.approx(100 * 6 / 8)
+    assert distinct(["", "a"], 2) == 0.0
     with pytest.raises(ValueError, match="at least 1"):
-        text.distinct_n(responses, 0)
+        distinct(responses, 0)
     with pytest.raises(ValueError, match="no variant"):
-        text.distinct_n(responses, 1, "moses")
+        distinct(responses, 1, "moses")
 
 
 def test_rouge_l_matches_rouge_score():
@@ -136,24 +126,22 @@ def test_rouge_l_matches_rouge_score():
     scorer = RougeScorer(["rougeL"])
     theirs = [scorer.score(r, h)["rougeL"].fmeasure for h, r in zip(hypotheses, references, strict=True)]
     assert text.rouge_l_rows(hypotheses, references).tolist() == pytest.approx(theirs, abs=1e-12)
-    assert text.rouge_l(hypotheses, references) == pytest.approx(statistics.fmean(theirs), abs=1e-12)
-    assert text.rouge_l([], []) == 0.0
 
 
 def test_token_f1_by_hand():
     # shared: a, b (one each); 3 and 4 tokens
-    assert text.token_f1(["A a b", ""], ["a b c d", "x"]) == pytest.approx(100 * (2 * 2 / 7) / 2)
+    assert text.token_f1_rows(["A a b", ""], ["a b c d", "x"]).tolist() == pytest.approx([100 * 2 * 2 / 7, 0])
 
 
 def test_clauses_and_their_statistics_by_hand():
     responses = ["i am sorry . i hope so !", "i am sorry", "Well , i am sorry ?", "...", ""]
     assert text.clauses(responses[0]) == ["i am sorry", "i hope so"]
     counts = [3, 1, 1]
-    assert text.sentence_std(responses) == pytest.approx(statistics.pstdev(counts))
-    assert text.top5_share(responses) == pytest.approx(100.0)
+    assert estimate(text.sentence_std_statistic(responses)) == pytest.approx(statistics.pstdev(counts))
+    assert estimate(text.top5_share_statistic(responses)) == pytest.approx(100.0)
     many = [f"clause {i}" for i in range(10)] * 2 + ["clause 0"]
-    assert text.top5_share(many) == pytest.approx(100 * (3 + 4 * 2) / 21)
-    assert text.sentence_std(["", "."]) == text.top5_share([]) == 0.0
+    assert estimate(text.top5_share_statistic(many)) == pytest.approx(100 * (3 + 4 * 2) / 21)
+    assert estimate(text.sentence_std_statistic(["", "."])) == estimate(text.top5_share_statistic([])) == 0.0
 
 
 @pytest.mark.real_data
@@ -165,12 +153,12 @@ def test_released_outputs_give_the_known_repetition(real_data, name, std, top5):
     """What the released files of the MoEL family and EmpDG give by NEC's definition (see PAPERS.md)."""
     with (real_data / "peer_outputs" / f"{name}.jsonl").open(encoding="utf-8") as file:
         responses = [json.loads(line)["response"] for line in file]
-    assert text.sentence_std(responses) == pytest.approx(std, abs=0.005)
-    assert text.top5_share(responses) == pytest.approx(top5, abs=0.005)
+    assert estimate(text.sentence_std_statistic(responses)) == pytest.approx(std, abs=0.005)
+    assert estimate(text.top5_share_statistic(responses)) == pytest.approx(top5, abs=0.005)
 
 
 def test_brevity_penalty_by_hand():
-    assert text.bleu(["a b"], ["a b c d"], 1) == pytest.approx(100 * math.exp(1 - 2))
+    assert bleu(["a b"], ["a b c d"], 1) == pytest.approx(100 * math.exp(1 - 2))
 
 
 @pytest.mark.oracle
@@ -183,7 +171,7 @@ def test_cleaned_bleu_is_nltk_and_sacrebleu_of_the_cleaned_words():
     found = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(joined[0], [joined[1]])
     for order in (1, 2):
         by_nltk = corpus_bleu([[g] for g in clean[1]], clean[0], (1 / order,) * order)
-        assert text.bleu(said, wanted, order, "moel") == pytest.approx(100 * by_nltk)
+        assert bleu(said, wanted, order, "moel") == pytest.approx(100 * by_nltk)
     counts = text.count_matches(said, wanted, "moel")
     assert estimate(text.brevity_penalty_statistic(counts)) == pytest.approx(found.bp)
     assert estimate(text.length_ratio_statistic(counts)) == pytest.approx(found.sys_len / found.ref_len)

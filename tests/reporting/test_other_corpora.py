@@ -6,7 +6,7 @@ from empax.core.config import to_settings
 from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
 from empax.core.system import RunContext
 from empax.core.types import Prediction
-from empax.evaluation.published import EMPRL_DAILYDIALOG
+from empax.evaluation.published import OTHER_CORPORA
 from empax.evaluation.scoring import ScoringSettings, score
 from empax.reporting import other_corpora, report
 from tests.plans import plan_of
@@ -65,7 +65,7 @@ def test_scores_are_of_each_stages_own_rows(files):
     assert not {"emotion_accuracy", "sentiment_mae"} & set(found["dailydialog"]["metrics"])
     assert {"emotion_accuracy", "sentiment_mae"} <= set(found["again"]["metrics"])
     assert "bleu_2:sacrebleu" in found["dailydialog"]["variants"]
-    assert found["dailydialog"]["published"] == EMPRL_DAILYDIALOG
+    assert found["dailydialog"]["published"] == OTHER_CORPORA["dailydialog"][1]
     assert found["again"]["published"] == {}
     assert found["dailydialog"]["counts"]["rows"] == 4
     files.evaluation("again").write_text("{}\n")
@@ -85,7 +85,7 @@ def test_report_json_holds_them_apart_from_the_main_ones(made):
 def test_each_corpus_has_its_table_with_intervals_and_what_was_published(made):
     lines = (made / "report.md").read_text().splitlines()
     start = lines.index("## DailyDialog, test split")
-    table = [line for line in lines[start:] if line.startswith("|")][: 2 + 2 + len(EMPRL_DAILYDIALOG)]
+    table = [line for line in lines[start:] if line.startswith("|")][: 2 + 2 + len(OTHER_CORPORA["dailydialog"][1])]
     assert len({line.count(" | ") for line in table}) == 1
     assert [line.split(" | ")[0] for line in table[2:5]] == [
         "| **dailydialog_before, by generator**", "| **dailydialog, by ppo**", "| **EmpRL**",

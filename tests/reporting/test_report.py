@@ -16,7 +16,7 @@ from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.empathetic_dialogues import ARCHIVE_SHA256, find_archive, read_dialogues
 from empax.evaluation import published, scoring
-from empax.evaluation.published import REG_ABLATIONS, REG_PAPER, identify
+from empax.evaluation.published import REG_PAPER, TABLES, identify
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
 from empax.reporting import charts, content, findings, markdown, peers, report
@@ -82,7 +82,7 @@ def made(**changes):
         "peers": {"moel": {"bleu_2": {"value": 8.16, "low": 7.9, "high": 8.5}}},
         "history": history(),
         "run": {"commit": "abc123", "seed": 0, "devices": ["cpu:0", "cpu:1"]},
-        "notes": {"indexes": {"index": {"recall_at_10": 0.975}}, "paper_ablations": REG_ABLATIONS},
+        "notes": {"indexes": {"index": {"recall_at_10": 0.975}}, "paper_ablations": TABLES["REG, Table 1"][1]},
         "examples": 4,
     }
     return report.build_report(**{**arguments, **changes})
