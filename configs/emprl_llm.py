@@ -24,10 +24,16 @@ MACHINES = reg_transformer.MACHINES
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    known = {"models": tuple(reg_llm.MODELS), "folders": True, "forms": FORMS, "flags": FLAGS, "machines": MACHINES}
+    known = {
+        "models": (*reg_llm.LIGHT, *reg_llm.PRESETS),
+        "folders": True,
+        "forms": FORMS,
+        "flags": FLAGS,
+        "machines": MACHINES,
+    }
     chosen = common.arguments(arg, "emprl_llm.py", **known)
     model = chosen.model or "smollm2"
-    config = recipe(model, chosen.form, chosen.machine or ("cpu" if model == "smollm2" else "gpu"))
+    config = recipe(model, chosen.form, chosen.machine or ("cpu" if model in reg_llm.LIGHT else "gpu"))
     if chosen.tiny:
         config = shrink(config, random=not chosen.model)
     return emprl_transformer.flagged(config, chosen)

@@ -23,7 +23,7 @@ FORMS, FLAGS = emprl_transformer.ABLATIONS, emprl_transformer.FLAGS
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    known = {"models": (reg_t5.WHEEL,), "folders": True, "forms": FORMS, "flags": FLAGS}
+    known = {"models": reg_t5.LIGHT, "folders": True, "forms": FORMS, "flags": FLAGS}
     chosen = common.arguments(arg, "emprl_t5.py", **known)
     config = recipe(chosen.model or reg_t5.WHEEL, chosen.form)
     if chosen.tiny:

@@ -59,6 +59,7 @@ def sized(
     recipe: Callable[[str, str, str], ConfigDict],
     shrink: Callable[..., ConfigDict],
     *,
+    light: Sequence[str],
     models: Sequence[str],
     forms: Sequence[str],
 ) -> ConfigDict:
@@ -69,13 +70,14 @@ def sized(
       file: of the recipe.
       recipe: makes it of model, form and "cpu" or "gpu".
       shrink: makes the trial of it; `random` is whether no model was named.
-      models: the first is the default, for two CPU cores; the others are for an accelerator.
+      light: models for two CPU cores; the first is the default.
+      models: those for an accelerator.
       forms: what it can be instead of the whole system.
     """
     machines = ("cpu", "gpu", *CHIPS)
-    chosen = common.arguments(arg, file, models=models, folders=True, forms=forms, machines=machines)
-    model = chosen.model or models[0]
-    machine = chosen.machine or ("cpu" if model == models[0] else "gpu")
+    chosen = common.arguments(arg, file, models=(*light, *models), folders=True, forms=forms, machines=machines)
+    model = chosen.model or light[0]
+    machine = chosen.machine or ("cpu" if model in light else "gpu")
     config = recipe(model, chosen.form, machine if machine == "cpu" else "gpu")
     if machine in CHIPS:
         return on_topology(config, model, machine)

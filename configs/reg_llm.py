@@ -23,18 +23,19 @@ from ml_collections import ConfigDict
 
 from . import common, layouts, reg_transformer
 
-MODELS = {"smollm2": "smollm2", "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
+LIGHT = ("smollm2", "empathetic-smollm2")  # the second: adapters on the first that come with empax
+HUB = {"llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
 PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
 FORMS = ("sft", "prompted", "no_attributes", "apart", "response")
 PLAIN = {"clip_norm": 1.0, "schedule": "linear", "weight_decay": 0.0}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    return layouts.sized(arg, "reg_llm.py", recipe, shrink, models=tuple(MODELS), forms=FORMS)
+    return layouts.sized(arg, "reg_llm.py", recipe, shrink, light=LIGHT, models=tuple(PRESETS), forms=FORMS)
 
 
 def recipe(model: str, form: str, machine: str) -> ConfigDict:
-    """The whole system on one of MODELS or the model in a folder, or one of FORMS."""
+    """The whole system on one of LIGHT, PRESETS or the model in a folder, or one of FORMS."""
     alone = form in ("sft", "prompted")
     config = reg_transformer.recipe("no_retrieval" if alone else form, machine)
     if form == "prompted":
@@ -44,7 +45,7 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     config.reg.generator = ConfigDict(
         {
             "architecture": "pretrained",
-            "pretrained": MODELS.get(model, model),
+            "pretrained": HUB.get(model, model),
             "dropout": 0.0,
             **PRESETS.get(model, {}),
         }
@@ -59,7 +60,7 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     )
     # Beside context and passage a source holds up to 16 tokens of attributes.
     config.reg.layout.update({"max_context_tokens": 96, "max_passage_tokens": 48, "max_target_tokens": 40})
-    config.prepare.tokenizer = ConfigDict({"pretrained": MODELS.get(model, model), "tags": False})
+    config.prepare.tokenizer = ConfigDict({"pretrained": HUB.get(model, model), "tags": False})
     # A head that starts from nothing has few updates to learn in.
     heads = [{"pattern": "^trained/emotion/", "learning_rate_scale": 5.0}]
     config.generator.update({"buckets": (48, 96), "max_validation_examples": 100})

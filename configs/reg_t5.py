@@ -6,6 +6,7 @@ r"""REG with a pretrained T5, the paper's second backbone.
   python -m empax.main --config=configs/reg_t5.py:apart --config.data.dir=DATA      # exemplars, no retriever is taught
   python -m empax.main --config=configs/reg_t5.py:joined_10 --config.data.dir=DATA  # or ":joined", the paper's form
   python -m empax.main --config=configs/reg_t5.py:no_attributes --config.data.dir=DATA # the paper's w/o EA
+  python -m empax.main --config=configs/reg_t5.py:empathetic-t5-small --config.data.dir=DATA  # from published weights
   python -m empax.main --config=configs/reg_t5.py:base --config.data.dir=DATA       # small, base, large, xl: a GPU
   python -m empax.main --config=configs/reg_t5.py:FOLDER --config.data.dir=DATA     # any T5 in a local folder
   python -m empax.main --config=configs/reg_t5.py:xl,machine=v5e:16x16 --config.data.dir=DATA  # laid out for a slice
@@ -30,23 +31,26 @@ from ml_collections import ConfigDict
 from . import common, layouts, reg_transformer
 
 WHEEL = "flan-t5-small-titles"
+PUBLISHED = "empathetic-t5-small"
+"""Adapters on WHEEL that come with empax."""
+
 HUB = {
     "small": "google-t5/t5-small",
     "base": "google-t5/t5-base",
     "large": "google-t5/t5-large",
     "xl": "google/t5-v1_1-xl",  # T5 1.0 has no size of that name
 }
-MODELS = (WHEEL, *HUB)
+LIGHT = (WHEEL, PUBLISHED)
 FORMS = ("no_attributes", "no_retrieval", "sft", "contrastive", *reg_transformer.LAYOUTS)
 PLAIN = {"clip_norm": 1.0, "schedule": "linear"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    return layouts.sized(arg, "reg_t5.py", recipe, shrink, models=MODELS, forms=FORMS)
+    return layouts.sized(arg, "reg_t5.py", recipe, shrink, light=LIGHT, models=tuple(HUB), forms=FORMS)
 
 
 def recipe(model: str, form: str, machine: str) -> ConfigDict:
-    """The whole system on one of MODELS or the T5 in a folder, or one of FORMS."""
+    """The whole system on one of LIGHT, HUB or the T5 in a folder, or one of FORMS."""
     config = reg_transformer.recipe("no_retrieval" if form == "sft" else form, machine)
     pretrained = {"pretrained": model}
     if model in HUB:
@@ -58,7 +62,7 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
         on_two_cores(config)
     else:
         on_accelerators(config)
-    if model != WHEEL and machine != "cpu":
+    if model not in LIGHT and machine != "cpu":
         contriever = {"pretrained": "facebook/contriever", "preset": "contriever"}
         config.reg.retriever.update(contriever)
         if "attributes" in config:

@@ -79,7 +79,7 @@ def installed(tmp_path_factory):
     """A folder with nothing of the repository but what its wheel installs."""
     folder = tmp_path_factory.mktemp("installed")
     source = folder / "source"
-    kept = ("empax", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+    kept = ("empax", "configs", "weights", "pyproject.toml", "setup.py", "README.md", "LICENSE")
     for name in kept:
         path = ROOT / name
         copy = shutil.copytree if path.is_dir() else shutil.copy
@@ -113,6 +113,10 @@ def test_an_installed_wheel_knows_its_recipes(installed):
         "bin",
         "empax",
     ]
+    weights = ROOT / "weights"
+    files = {path.relative_to(weights) for path in weights.rglob("*") if path.is_file()}
+    inside = installed / "site" / "empax" / "weights"
+    assert {path.relative_to(inside) for path in inside.rglob("*") if path.is_file()} == files
     found = empax(installed, "run", "reg_transformr:tiny")
     assert found.returncode == 2
     assert "Did you mean 'reg_transformer'" in found.stderr

@@ -21,7 +21,7 @@ from empax.data.dialogues import instance_from_row
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.data.wheels import WHEELS
+from empax.data.wheels import NAMED
 from empax.data.words import Style
 
 _SPLITS = ("train", "validation", "test")
@@ -192,7 +192,7 @@ class PlannedTokenizer:
 
 def may_load(run: RunContext, model: str) -> bool:
     """Whether a model is on this machine, or may be fetched: a plan fetches nothing."""
-    return not run.planned or model in WHEELS or expand(model).exists()
+    return not run.planned or model in NAMED or expand(model).exists()
 
 
 _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.[gG][gG][uU][fF]")
@@ -202,7 +202,7 @@ _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.[gG][gG][uU][fF]
 def pretrained_tokenizer(settings: TokenizerSettings) -> SubwordTokenizer:
     """The tokenizer that `settings.pretrained` names."""
     name = settings.pretrained
-    folder = WHEELS[name]() if name in WHEELS else expand(name)
+    folder = NAMED[name]() if name in NAMED else expand(name)
     if folder.exists():
         files = [path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)]
         note(f"the tokenizer {name!r}", folder, files if folder.is_dir() else None)

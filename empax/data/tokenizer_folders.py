@@ -20,7 +20,7 @@ from empax.data.declared_tokens import CONFIG, Declared, read_declared
 from empax.data.gguf import find_gguf, gguf_tokenizer, is_gguf, read_gguf
 from empax.data.model_files import read_model_json, rust_errors
 from empax.data.tokenizers import CLEAN_UP, RARE_WORDS, SubwordTokenizer, num_ids
-from empax.data.wheels import MINILM, WHEELS
+from empax.data.wheels import MINILM, NAMED
 
 _ROLES = {
     "pad": ("<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
@@ -33,7 +33,7 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
 
     Args:
       name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file (whose
-        own tokenizer is taken where it can be read, else the `tokenizer.json` beside it), a name of WHEELS
+        own tokenizer is taken where it can be read, else the `tokenizer.json` beside it), a name of NAMED
         ("minilm", "smollm2", ...), or a Hugging Face name. The folder of an adapter that has none stands for its
         model. Special tokens that the folder declares and its vocabulary lacks are appended.
       extra_tokens: atomic tokens to add behind the vocabulary where it lacks them; `decode` skips them. The model's
@@ -43,8 +43,8 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
       ConfigError: no such folder or wheel, no network, no known end-of-sequence token, or a broken file.
       DataError: a GGUF file with a tokenizer that is not read here.
     """
-    known = str(name_or_folder) in WHEELS
-    folder = WHEELS[str(name_or_folder)]() if known else expand(name_or_folder)
+    known = str(name_or_folder) in NAMED
+    folder = NAMED[str(name_or_folder)]() if known else expand(name_or_folder)
     backend, (declared, numbered, more), template, clean_up = _read_tokenizer(name_or_folder, folder)
     own_size = num_ids(backend)
     named = [declared[role] for role in _DECLARED if role in declared]
@@ -118,7 +118,7 @@ def _read_base(folder: Path) -> _Loaded:
         base = read_model_json(folder / _ADAPTER).get("base_model_name_or_path")
     except DataError as error:
         raise ConfigError(str(error)) from error
-    path = WHEELS[base]() if base in list(WHEELS) else expand(base) if isinstance(base, str) else folder
+    path = NAMED[base]() if base in list(NAMED) else expand(base) if isinstance(base, str) else folder
     if not base or (path / _ADAPTER).is_file():
         raise ConfigError(
             f"{folder} holds an adapter without a tokenizer, and its base_model_name_or_path = {base!r} names no model "

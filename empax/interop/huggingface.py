@@ -15,7 +15,7 @@ from empax.core.paths import expand
 from empax.core.types import Params
 from empax.data.gguf import find_gguf, is_gguf
 from empax.data.model_files import read_model_json
-from empax.data.wheels import WHEELS
+from empax.data.wheels import NAMED
 from empax.interop.adapter_files import Adapters, grown_vocabulary, read_adapter_config, read_adapters
 from empax.interop.architectures import ARCHITECTURES, Config, architecture_of
 from empax.interop.config_fields import check_fields, their_words, without_nulls
@@ -273,7 +273,7 @@ def resolve(name_or_folder: str) -> Path:
     """Where a model lies: a folder or a GGUF file itself, a wheel's by its name, or downloaded from the hub.
 
     Args:
-      name_or_folder: a path, a name of `data.wheels.WHEELS` ("minilm", "smollm2", ...), or one on the Hugging
+      name_or_folder: a path, a name of `data.wheels.NAMED` ("minilm", "smollm2", ...), or one on the Hugging
         Face hub. Of a model on the hub the safetensors are fetched; where it has none, its `pytorch_model.bin`, and
         where it has none either, its `flax_model.msgpack`.
 
@@ -281,8 +281,8 @@ def resolve(name_or_folder: str) -> Path:
       ConfigError: it is none of these, or the hub cannot be reached.
     """
     path = expand(name_or_folder)
-    if not (path.is_dir() or is_gguf(path)) and name_or_folder in WHEELS:
-        path = WHEELS[name_or_folder]()
+    if not (path.is_dir() or is_gguf(path)) and name_or_folder in NAMED:
+        path = NAMED[name_or_folder]()
     if path.is_dir() or is_gguf(path):
         note(f"the model {name_or_folder!r}", path)
         return path
@@ -303,5 +303,5 @@ def resolve(name_or_folder: str) -> Path:
         raise ConfigError(
             f"{name_or_folder!r} is neither a folder nor a model that the hub gives ({type(error).__name__}). Without "
             "network, give the path of a folder that holds config.json, the weights and the tokenizer, that of a GGUF "
-            f"file, or {' or '.join(map(repr, WHEELS))}."
+            f"file, or {' or '.join(map(repr, NAMED))}."
         ) from error

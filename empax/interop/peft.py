@@ -14,7 +14,7 @@ from empax.core.paths import expand
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
-from empax.data.wheels import WHEELS
+from empax.data.wheels import NAMED
 from empax.interop.adapter_config import read_adapter_config
 from empax.interop.adapter_files import Module, modules_of
 from empax.interop.architectures import ARCHITECTURES, Config
@@ -206,7 +206,7 @@ def base_beneath(model: str, config: Config, *, kept: bool, instead: str) -> str
             f'{name}. Write it in a form that is loaded, `empax.load({name!r}).save("BASE")`, and train on BASE; or '
             f"{instead}."
         )
-    return str(folder if name in WHEELS else expand(name))
+    return str(folder if name in NAMED else expand(name))
 
 
 def _loads(folder: Path) -> bool:

