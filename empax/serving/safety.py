@@ -11,9 +11,13 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
+from collections.abc import Callable
 from importlib import resources
 
 from empax.serving.nearest import load_nearest
+
+Before = Callable[[str], str | None]
+"""A hook that sees a message; what it returns is the answer, in the model's place, unless it is None."""
 
 ANSWER = (
     "I am a computer program, and I cannot help in an emergency. If you or somebody else may be in danger, please call "

@@ -20,10 +20,9 @@ from empax.parts.attributes import ClassifierJudge
 from empax.pipeline import annotate, evaluate
 from empax.pipeline.plan import read_plan
 from empax.pipeline.records import check_origins
-from empax.serving.pairs import Texts, checked_texts
-from empax.serving.safety import answer_to_danger
+from empax.serving.pairs import Texts, given_turns
+from empax.serving.safety import Before, answer_to_danger
 
-Before = Callable[[str], str | None]
 After = Callable[[str], str]
 
 
@@ -106,17 +105,15 @@ class Session:
         annotates = "annotate" in stages
         return cls(answerer, judges, threshold, head, plan.seed, before, after, annotates, of_replies, mark)
 
-    def reply(self, context: Texts) -> Prediction:
-        """Answers a conversation; `context` alternates and ends with the speaker's turn.
+    def reply(self, context: Texts | str) -> Prediction:
+        """Answers a conversation; `context` alternates and ends with the speaker's turn. A text is one turn.
 
         A reply of the hook `before` comes with nothing but the note `answered_by`.
 
         Raises:
           ConfigError: there is nothing to answer, or a turn is no text.
         """
-        turns = tuple(turn.strip() for turn in checked_texts(context, "context", mend=True))
-        if not turns or not turns[-1]:
-            raise ConfigError("there is nothing to answer: the last turn is empty.")
+        turns = given_turns(context, "context")
         answer = self.before(turns[-1]) if self.before else None
         if answer is not None:
             return Prediction(turns, answer, reference="", id="chat#1", notes={"answered_by": "before"})

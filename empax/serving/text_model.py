@@ -39,7 +39,8 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.task import Decoder, Generator, Reader
 from empax.serving.answering import answers_of
 from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
-from empax.serving.pairs import Pairs, Texts, batches_of, check_whole, checked_pairs, checked_texts, zipped
+from empax.serving.pairs import Pairs, Texts, batches_of, check_whole, checked_pairs, checked_texts, given_turns, zipped
+from empax.serving.safety import Before, answer_to_danger
 from empax.training.loop import fit
 from empax.training.lora import lora_task
 
@@ -131,22 +132,74 @@ class TextModel:
           ConfigError: the model generates no text, an option is unknown or would change nothing, what is given are no
             texts, or a text is too long for the model.
         """
-        sources = checked_texts(texts, "texts")
+        contexts = [(source,) for source in checked_texts(texts, "texts")]
         check_whole("batch_size", batch_size, least=1)
+        return self._answers(contexts, self._call(options), batch_size=batch_size, seed=seed)
+
+    def reply(
+        self,
+        turns: Texts | str,
+        *,
+        before: Before | None = answer_to_danger,
+        max_source_tokens: int = 512,
+        seed: int = 0,
+        **options: Any,
+    ) -> str:
+        """Answers a conversation.
+
+        A model with a chat template reads it as a chat of user and assistant. Any other reads one text: lines, or turns
+        with " | " between them where its tokenizer knows no lines (T5's).
+
+        Args:
+          turns: what was said, in turn, the oldest first and the user's newest last; a text is a single turn.
+          before: a hook that sees the newest turn; what it returns is the answer, in the model's place, unless it is
+            None. By default as in a `Session`: messages that seem to speak of self-harm or danger get a fixed answer
+            that names help (`serving.safety`). None: the model answers everything.
+          max_source_tokens: of a longer conversation the newest turns are read that fit; of one turn, its end.
+          seed: as of `generate`, as `options`.
+          options: see there. One answer comes back.
+
+        Raises:
+          ConfigError: there is nothing to answer, a turn is no text, or as of `generate`.
+        """
+        context = given_turns(turns, "turns")
+        check_whole("max_source_tokens", max_source_tokens, least=1)
+        call, most = self._call(options), _most_tokens(self.model)
+        if call.num_texts > 1:
+            raise ConfigError(f"reply gives one answer, and num_return_sequences = {call.num_texts} asks for more.")
+        said = before(context[-1]) if before else None
+        if said is not None:
+            return said
+        if most is not None:
+            answer = call.settings.max_tokens if isinstance(self.model, DecoderOnly) else 0
+            max_source_tokens = min(max_source_tokens, max(most - answer, 1))
+        (answer,) = self._answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens)
+        return answer.strip()
+
+    def _answers(
+        self,
+        contexts: Sequence[tuple[str, ...]],
+        call: Call,
+        *,
+        batch_size: int,
+        seed: int,
+        max_tokens: int | None = None,
+    ) -> list[str]:
+        """`call.num_texts` answers to each context, one after the other; `max_tokens` of a context are read."""
         check_whole("seed", seed, least=0)
-        call = self._call(options)
         task = self._task(call.settings, eos_id=call.eos_id, start_id=call.start_id)
-        if not sources:
+        if not contexts:
             return []
-        examples = self._examples([(source, "") for source in sources], answer=call)
-        answers: list[list[str]] = [[] for _ in sources]
+        lengths = None if max_tokens is None else {"max_context_tokens": max_tokens}
+        examples = self._examples([(context, "") for context in contexts], answer=call, lengths=lengths)
+        answers: list[list[str]] = [[] for _ in contexts]
         for number, (rows, batch) in enumerate(batches_of(examples, batch_size)):
             rng = jax.random.fold_in(jax.random.key(seed), number)
             limits = call.limits(np.where(rows < 0, 1, examples.lengths[rows, 0]))
             found = answers_of(task, {"model": self.params}, batch, rng, limits, rows >= 0)
             for row, several in zip(rows, found, strict=True):
                 if row >= 0:
-                    answers[row] = [self._said(sources[row], ids.tolist()) for ids in several[: call.num_texts]]
+                    answers[row] = [self._said(contexts[row][-1], ids.tolist()) for ids in several[: call.num_texts]]
         return [answer for several in answers for answer in several]
 
     def _call(self, options: Mapping[str, Any]) -> Call:
@@ -350,9 +403,15 @@ class TextModel:
         return Generator(reader, decoder, EMOTION_HEAD, emotion_weight=0.0, heads=())
 
     def _examples(
-        self, pairs: Sequence[tuple[str, str]], *, answer: Call | None = None, lengths: Mapping[str, int] | None = None
+        self,
+        pairs: Sequence[tuple[str | tuple[str, ...], str]],
+        *,
+        answer: Call | None = None,
+        lengths: Mapping[str, int] | None = None,
     ) -> ContextExamples:
-        """The pairs as training and decoding take them; `lengths` are those of `LayoutSettings`, else nothing is cut.
+        """Texts, or turns of a conversation, with their answers as training and decoding take them.
+
+        `lengths` are those of `LayoutSettings`; without, nothing is cut.
 
         Raises:
           ConfigError: a text, with its answer behind it in a decoder-only model, has more tokens than positions, or
@@ -361,7 +420,10 @@ class TextModel:
         prompted = isinstance(self.model, DecoderOnly)
         layout = LayoutSettings(**{"max_context_tokens": _ENDLESS, "max_target_tokens": _ENDLESS, **(lengths or {})})
         form = PlainForm(self.tokenizer, layout, self.tokenizer.chat_template if prompted else None)
-        instances = [Instance(f"{i}#2", (source,), target, "") for i, (source, target) in enumerate(pairs)]
+        instances = [
+            Instance(f"{i}#2", (source,) if isinstance(source, str) else source, target, "")
+            for i, (source, target) in enumerate(pairs)
+        ]
         examples = ContextExamples(instances, form)
         sources, targets = examples.lengths.T
         if answer is not None:

@@ -113,12 +113,13 @@ def test_the_hook_is_there_unless_it_is_turned_off(finished, session):
 
 
 def test_what_is_no_turn_is_named(session):
-    for context, message in (("Hello.", "context is one text"), (["Hello.", None], r"context\[1\] is None, a NoneType"),
+    for context, message in ((["Hello.", None], r"context\[1\] is None, a NoneType"),
                              (None, "context is None"), ([3.5], r"context\[0\] is 3\.5, a float")):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             session.reply(context)
     plain = dataclasses.replace(session, before=lambda text: text)
     assert plain.reply(turn for turn in ("  Hello \ud800. ",)).response == "Hello ?."
+    assert plain.reply("Hello.") == plain.reply(["Hello."])
 
 
 def test_hooks_see_the_users_text_and_the_models_reply(session):

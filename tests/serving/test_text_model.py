@@ -15,6 +15,7 @@ from tokenizers import processors
 
 import empax
 from empax.data.bpe import train_bpe
+from empax.serving.safety import ANSWER
 
 TEXTS = ["I feel sad today", "oh no what happened to you", "no"]
 PAIRS = [("I feel sad today", "oh no"), ("what happened to you", "I feel sad")] * 10
@@ -122,6 +123,51 @@ def test_it_generates_what_transformers_does_and_knows_how_likely_it_was(folder)
     likelihoods = ours.nll(TEXTS, targets)
     np.testing.assert_allclose(likelihoods.nll, nlls, rtol=2e-4)
     assert likelihoods.perplexity == pytest.approx(np.exp(sum(nlls) / likelihoods.num_tokens.sum()), rel=1e-3)
+
+
+TURNS = ["I feel sad today", "oh no what happened", "you"]
+
+
+@pytest.mark.parametrize("folder", ["t5", "llama"], indirect=True)
+def test_it_replies_to_turns_as_a_chat_or_with_bars(folder):
+    kind, path = folder
+    model, tokenizer = theirs(folder)
+    ours = empax.load(path)
+    options = {"num_beams": 1, "max_new_tokens": 8, "before": None}
+    for turns in (TURNS, TURNS[2:]):
+        if kind == "llama":
+            roles = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+            chat = tokenizer.apply_chat_template(roles, add_generation_prompt=True)
+            ids = torch.tensor([chat if isinstance(chat, list) else chat["input_ids"]])
+        else:
+            ids = tokenizer(" | ".join(turns), return_tensors="pt").input_ids  # it knows no end of a line
+        with torch.no_grad():
+            said = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=8)[0]
+        said = said[ids.shape[1] :] if kind == "llama" else said[1:]
+        assert ours.reply(turns, **options) == tokenizer.decode(said, skip_special_tokens=True).strip()
+        newest = ours.reply(iter([" no ", "oh no", *turns]), max_source_tokens=ids.shape[1], **options)
+        assert newest == ours.reply(turns, **options)  # older ones are left out, two at a time
+    assert ours.reply(TURNS[0], **options) == ours.reply(TURNS[:1], **options)
+    assert ours.reply(TURNS, **options) != ours.reply(TURNS[2:], **options)
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+def test_a_reply_to_danger_is_no_models_and_what_is_no_conversation_is_named(folder):
+    model = empax.load(folder[1])
+    assert model.reply(["Hello.", "Hi!", "I want to kill myself."]) == ANSWER
+    assert model.reply(["no"], before=lambda text: f"<{text}>") == "<no>"
+    assert (
+        model.reply(["no"], before=lambda text: None, max_tokens=3) == model.generate(["no"], max_tokens=3)[0].strip()
+    )
+    for turns, message in (
+        (None, "turns is None"),
+        (["no", 3], r"turns\[1\] is 3, a int"),
+        ([" "], "nothing to answer"),
+    ):
+        with pytest.raises(empax.ConfigError, match=message):
+            model.reply(turns)
+    with pytest.raises(empax.ConfigError, match="gives one answer, and num_return_sequences = 2 asks for more"):
+        model.reply(["no"], num_beams=2, num_return_sequences=2)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of PEFT itself
