@@ -241,7 +241,7 @@ class Reading:
       query_prompt: stands before a query.
       key_prompt: stands before a text that is searched for.
       prompt: stands before a text that is neither.
-      pools_prompt: whether the states of `prompt` are pooled with the text's.
+      pools_prompt: whether the states of a prompt are pooled with the text's.
       max_tokens: of a text with its frame, that the encoder was made for; None = no word of it.
     """
 

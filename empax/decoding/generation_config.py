@@ -1,4 +1,4 @@
-"""How a model's own folder says to decode: `generation_config.json` as our settings, or refused by name."""
+"""How a model's own folder says to decode: `generation_config.json` as our settings, and by name what cannot be had."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from empax.core.config import ConfigError, check_keys, to_settings
+from empax.core.config import ConfigError, to_settings
 from empax.data.model_files import read_model_json
 from empax.decoding.constraints import check_ids
 from empax.decoding.settings import DecodeSettings
@@ -123,34 +123,6 @@ class Origin:
     advice: Callable[[str], str]
 
 
-def read_generation_config(
-    folder: Path,
-    *,
-    encoder_decoder: bool,
-    prompt_tokens: int | None = None,
-    changes: Mapping[str, Any] | None = None,
-) -> ModelDecoding:
-    """What a folder's `generation_config.json` asks for; without one, what its config.json says of generation.
-
-    What nobody says is as transformers has it: 20 new tokens, the likeliest token at each step, top_k = 50 if sampled.
-
-    Args:
-      folder: of a model.
-      encoder_decoder: whether the response has a decoder of its own, or goes on behind a prompt.
-      prompt_tokens: of a prompt, with its padding: what `max_length` and `min_length` count with a response.
-      changes: options under transformers' names that take the place of the file's; None = as if it were not there.
-
-    Raises:
-      ConfigError: an option that changes the text is not here, or has a value that is not allowed.
-      DataError: the file is broken.
-    """
-    path, fields = generation_fields_of(folder)
-    check_keys(changes or {}, KNOWN, where="changes", owner=FILE)
-    fields = {**fields, **(changes or {})}
-    origin = Origin(str(path), lambda name: f"take it out of {path}, or pass changes={{{name!r}: None}}")
-    return decoding_of(fields, origin, encoder_decoder=encoder_decoder, prompt_tokens=prompt_tokens)
-
-
 def generation_fields_of(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The options of a folder under transformers' names, unchecked, with the file that they stand in.
 
@@ -171,9 +143,17 @@ def generation_fields_of(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def decoding_of(
-    fields: Mapping[str, Any], origin: Origin, *, encoder_decoder: bool, prompt_tokens: int | None = None
+    fields: Mapping[str, Any], origin: Origin, *, encoder_decoder: bool, prompt_tokens: int = 0
 ) -> ModelDecoding:
     """What options under transformers' names ask for; None = as if an option were not there.
+
+    What nobody says is as transformers has it: 20 new tokens, the likeliest token at each step, top_k = 50 if sampled.
+
+    Args:
+      fields: the options.
+      origin: who asks for them.
+      encoder_decoder: whether the response has a decoder of its own, or goes on behind a prompt.
+      prompt_tokens: of a prompt, with its padding: what `max_length` and `min_length` count with a response.
 
     Raises:
       ConfigError: an option that changes the text is not here, or has a value that is not allowed.
@@ -227,7 +207,7 @@ def options_that_can_be_had(
         try:
             for chosen in ({}, *(_ONE[method] for method in read)):  # also by what a caller may choose
                 asked = {**kept, name: value, **chosen}
-                found = decoding_of(asked, _NOBODY, encoder_decoder=encoder_decoder, prompt_tokens=0)
+                found = decoding_of(asked, _NOBODY, encoder_decoder=encoder_decoder)
                 check_ids(found.with_eos(eos_id), vocab_size)
         except ConfigError:
             left[name] = value
@@ -289,7 +269,7 @@ def _several(value: Any) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _lengths(fields: Mapping[str, Any], given: int | None, origin: Origin) -> dict[str, Any]:
+def _lengths(fields: Mapping[str, Any], given: int, origin: Origin) -> dict[str, Any]:
     """`max_tokens` and `min_tokens`, which count new tokens alone; `given` is how many are no new ones."""
     found = {}
     for ours, whole, new, default in (
@@ -298,11 +278,6 @@ def _lengths(fields: Mapping[str, Any], given: int | None, origin: Origin) -> di
     ):
         if new in fields or not fields.get(whole, 0):
             found[ours] = fields.get(new, default)
-        elif given is None:
-            raise ConfigError(
-                f"{origin.where}: {whole} = {fields[whole]} counts the prompt, whose length is not known here; "
-                f"give {new} in `changes`, or prompt_tokens."
-            )
         else:
             found[ours] = fields[whole] - given
     found["min_tokens"] = max(found["min_tokens"], 0)

@@ -115,7 +115,7 @@ def call_of(
                 base = {name: value for name, value in base.items() if name not in both}
         whole = {name: value for name, value in {**base, **changes}.items() if value is not None}
         num_texts = whole.pop("num_return_sequences", 1)
-        found = decoding_of(whole, _CALLER, encoder_decoder=encoder_decoder, prompt_tokens=0)
+        found = decoding_of(whole, _CALLER, encoder_decoder=encoder_decoder)
         settings = _with_ours(found, given, own, num_texts, encoder_decoder=encoder_decoder)
         _refuse_idle(given, settings, encoder_decoder=encoder_decoder)
     except ConfigError as error:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from empax.core.config import ConfigError, check_numbers
-from empax.core.protocols import Tokenizer
+from empax.core.protocols import Reading, Tokenizer
 from empax.core.types import Params
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizer_folders import load_tokenizer
@@ -183,6 +183,15 @@ def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: Sen
         truncate=truncate,
         normalize_whole=auto and normalize and bool(truncate),
     )
+
+
+def check_prompts(reading: Reading, name: str) -> None:
+    """Raises ConfigError if queries or documents have prompts that are not pooled: an index pools all that it reads."""
+    if not reading.pools_prompt and (reading.query_prompt or reading.key_prompt):
+        raise ConfigError(
+            f"{name} says include_prompt = False, but an index pools the prompts of queries and documents with their "
+            "text; name another encoder."
+        )
 
 
 def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:

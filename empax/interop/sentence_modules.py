@@ -133,12 +133,7 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
             "files there, in place of the weights that they sit on, or take them away."
         )
     found |= _sentences(folder / "config_sentence_transformers.json", found.pop("max_tokens"))
-    reading = found["reading"]
-    if not pools_prompt and (reading.query_prompt or reading.key_prompt):
-        raise ConfigError(
-            f"{folder}: include_prompt = False, but here prompts of queries and documents are pooled with the text."
-        )
-    found["reading"] = dataclasses.replace(reading, pools_prompt=pools_prompt)
+    found["reading"] = dataclasses.replace(found["reading"], pools_prompt=pools_prompt)
     return SentenceModules(**found, projections=tuple(projections), files=tuple(files))
 
 

@@ -26,7 +26,7 @@ from empax.data.store import check_prepared, may_load
 from empax.evaluation.retrieval import POOL, bm25_vectors, gold_ranks, recall_statistics, with_intervals
 from empax.evaluation.text import token_f1_rows
 from empax.interop.pretrained import check_weights
-from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, check_prompts, load_encoder
 from empax.models.dual_encoder import Towers
 from empax.pipeline import evaluate
 from empax.pipeline.answers import KeptAnswers, identify
@@ -86,6 +86,8 @@ def check(settings: Settings, run: RunContext) -> None:
         )
     if settings.nearest and may_load(run, settings.nearest):
         check_weights(settings.nearest)
+        encoder = load_encoder(EncoderSettings(pretrained=settings.nearest), None, with_params=False)
+        check_prompts(encoder.tokenizer.reading, settings.nearest)
 
 
 def run(settings: Settings, run: RunContext) -> None:

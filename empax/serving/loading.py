@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import jax
 
@@ -14,20 +12,16 @@ from empax.core.config import ConfigError
 from empax.core.paths import expand
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.generation_config import FILE, generation_fields_of, options_that_can_be_had
 from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import generation_folder, load_config, model_config, resolve
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.interop.pretrained_encoders import Dtype, EncoderSettings, load_encoder
 from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
-from empax.models.decoder_only import DecoderOnly
-from empax.models.transformer import EncoderDecoder
+from empax.parts.generator.parts import own_options
 from empax.pipeline.run import enable_compilation_cache
 from empax.serving.export import trained_model
 from empax.serving.text_model import MAX_TOKENS, TextModel
-
-log = logging.getLogger("empax")
 
 
 def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
@@ -64,7 +58,7 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
     assert generator.params is not None
     decoding = DecodeSettings(max_tokens=MAX_TOKENS)
     if folder.is_dir():
-        decoding = _own_decoding(generation_folder(folder), generator.model, tokenizer)
+        decoding, _ = own_options(generation_folder(folder), tokenizer, generator.model)
     return TextModel(generator.model, generator.params, tokenizer, decoding, name, fields)
 
 
@@ -87,25 +81,3 @@ def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
         fields,
         trained=True,
     )
-
-
-def _own_decoding(folder: Path, model: EncoderDecoder | DecoderOnly, tokenizer: SubwordTokenizer) -> Mapping[str, Any]:
-    """The options of decoding of a folder, as they are; names in the log those that `generate` leaves out."""
-    path, fields = generation_fields_of(folder)
-    if path.name != FILE:  # of a folder without one, what config.json leaves open
-        ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
-        if isinstance(model, EncoderDecoder):
-            ids["decoder_start_token_id"] = model.config.start_id
-        fields = {**ids, **fields}
-    left = options_that_can_be_had(
-        fields,
-        encoder_decoder=isinstance(model, EncoderDecoder),
-        eos_id=tokenizer.eos_id,
-        vocab_size=model.config.vocab_size,
-    )[1]
-    if (several := fields.get("num_return_sequences")) not in (None, 1):
-        left["num_return_sequences"] = several
-    if left:
-        named = ", ".join(f"{name} = {value!r}" for name, value in left.items())
-        log.warning("%s: `generate` leaves out what it does not have (%s), and reads all other options.", path, named)
-    return fields

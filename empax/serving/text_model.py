@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
-from empax.core.paths import expand
+from empax.core.paths import given_folder
 from empax.core.tree import hash_tree
 from empax.core.types import Batch, Instance, Params
 from empax.data.batches import SequenceExamples
@@ -351,9 +351,9 @@ class TextModel:
             the adapters of `finetune(lora=...)` alone.
 
         Raises:
-          ConfigError: the folder is not empty, the format is unknown, or the model has no such form.
+          ConfigError: the folder is no path or not empty, the format is unknown, or the model has no such form.
         """
-        folder, t = expand(folder), self.tokenizer
+        folder, t = given_folder(folder, "folder"), self.tokenizer
         if isinstance(self.model, DualEncoder):
             export_retriever(
                 folder, self.model, self.params, t, max_tokens=_most_tokens(self.model) or 512,

@@ -14,12 +14,13 @@ import transformers
 import empax
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.core.protocols import Reading
 from empax.core.types import Instance
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.features import encode_for_bert, pad
 from empax.interop.export import export_retriever
 from empax.interop.own_format import load_exported
-from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, check_prompts, load_encoder
 from empax.interop.sentence_modules import read_modules
 from empax.models.dual_encoder import DualEncoder, Projection
 
@@ -236,13 +237,6 @@ DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activa
             "similarity_fn_name = 'euclidean'",
         ),
         ({"config_sentence_transformers.json": {"default_prompt_name": "x"}}, "default_prompt_name = 'x' is none of"),
-        (
-            {
-                "config_sentence_transformers.json": {"prompts": {"query": "q: "}},
-                "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False},
-            },
-            "include_prompt = False, but here prompts of queries",
-        ),
         ({"config_sentence_transformers.json": {"truncate_dim": 0}}, "truncate_dim = 0 must be a number of entries"),
         ({"config_sentence_transformers.json": {"truncate_dim": "4"}}, "truncate_dim = '4' must be a number"),
         ({"config_sentence_transformers.json": {"model_type": "SparseEncoder"}}, "model_type = 'SparseEncoder'"),
@@ -383,3 +377,19 @@ def test_the_front_door_leaves_the_prompt_out_of_the_pooling_where_the_folder_sa
     (tmp_path / "in" / "1_Pooling" / "config.json").write_text(json.dumps(with_prompt))
     if pooling != "lasttoken":  # whose token is never one of the prompt
         assert np.abs(empax.load(tmp_path / "in").embed(TEXTS) - expected).max() > 0.01
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("default", ["query", "passage", None])
+def test_prompts_of_queries_do_not_stop_a_folder_that_pools_no_prompt(default, st, base, tmp_path):
+    options = {"prompts": {"query": "We saw: ", "passage": "I: "}, "pooling_options": {"include_prompt": False}}
+    theirs = written(st, base, tmp_path, default=default, **options)
+    np.testing.assert_allclose(empax.load(tmp_path).embed(TEXTS), theirs.encode(TEXTS), atol=1e-5)
+
+
+def test_an_index_cannot_leave_prompts_out_of_the_pooling():
+    for reading in (Reading("q: "), Reading(prompt="t: ", pools_prompt=False)):
+        check_prompts(reading, "m")
+    for reading in (Reading("q: ", pools_prompt=False), Reading("", "d: ", pools_prompt=False)):
+        with pytest.raises(ConfigError, match=r"but an index pools .* with their text; name another encoder"):
+            check_prompts(reading, "m")

@@ -254,6 +254,9 @@ def test_what_cannot_be_is_said(folder):
         model.finetune([])
     with pytest.raises(empax.ConfigError, match="'peft'"):
         model.save("nowhere", format="gguf")
+    for nowhere in ("", None):
+        with pytest.raises(empax.ConfigError, match=f"folder = {nowhere!r} must be the path of a folder"):
+            model.save(nowhere)
     assert model.generate([]) == []
 
 

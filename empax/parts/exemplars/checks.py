@@ -7,7 +7,7 @@ from empax.core.system import RunContext
 from empax.data.store import check_prepared, may_load, run_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_weights
-from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
+from empax.interop.pretrained_encoders import LoadedEncoder, check_prompts, load_encoder
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.retrieval.encode import BUCKETS
 
@@ -39,7 +39,7 @@ def check_retriever(run: RunContext) -> None:
     check_weights(name)
     tokenizer = None if name else run_tokenizer(run, planned=True)
     encoder = load_encoder(settings.retriever, tokenizer, with_params=False)
-    check_similarity(encoder, name, where=run.shared)
+    check_vectors(encoder, name, where=run.shared)
     check_fits(encoder.model, max_query_tokens=layout.max_query_tokens, max_key_tokens=layout.max_key_tokens)
 
 
@@ -52,8 +52,9 @@ def check_passages(decoding: DecodeSettings, where: str) -> None:
         )
 
 
-def check_similarity(encoder: LoadedEncoder, name: str, *, where: str) -> None:
-    """Raises ConfigError if the vectors of `encoder` are meant to be compared by something else than an index does."""
+def check_vectors(encoder: LoadedEncoder, name: str, *, where: str) -> None:
+    """Raises ConfigError if the vectors of `encoder` are meant to be made or compared otherwise than for an index."""
+    check_prompts(encoder.tokenizer.reading, name)
     if encoder.similarity == "cosine" and not encoder.model.normalize:
         raise ConfigError(
             f"{name} compares its vectors by cosine, and an index by dot product; set {where}.retriever.normalize = "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +21,14 @@ from empax.data.chat import PLAIN, chat_template
 from empax.data.sources import ChatForm, PlainForm, SourceForm, TaggedForm
 from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.generation_config import read_generation_config
+from empax.decoding.generation_config import (
+    FILE,
+    LENGTHS,
+    Origin,
+    decoding_of,
+    generation_fields_of,
+    options_that_can_be_had,
+)
 from empax.decoding.settings import DecodeSettings, without_unknown
 from empax.interop.huggingface import generation_folder, resolve
 from empax.interop.pretrained import LoadedGenerator, load_generator
@@ -34,6 +43,8 @@ from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettin
 from empax.parts.generator.task import Decoder, Fusion, Generator, Reader
 from empax.training.checkpoint import load_params
 from empax.training.lora import AdaptableTask, LoraTask, is_adapted, lora_task
+
+log = logging.getLogger("empax")
 
 MAX_REFERENCE_TOKENS = 512
 
@@ -58,7 +69,7 @@ class GeneratorParts:
         with_params = with_params and not planned
         place = functools.partial(places, mesh=make_mesh(mesh), settings=mesh) if with_params else None
         generator = load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned, place=place)
-        settings = settings if planned else with_own_decoding(settings, tokenizer, generator.model)
+        settings = settings if planned else with_own_decoding(settings, tokenizer, generator.model, silent=True)
         return cls(settings, tokenizer, generator, mesh)
 
     def for_answers(self) -> GeneratorParts:
@@ -184,17 +195,43 @@ class GeneratorParts:
 
 
 def with_own_decoding(
-    settings: DialogueSettings, tokenizer: Tokenizer, model: EncoderDecoder | DecoderOnly
+    settings: DialogueSettings, tokenizer: Tokenizer, model: EncoderDecoder | DecoderOnly, *, silent: bool = False
 ) -> DialogueSettings:
-    """The settings, decoding as the generator's own folder says where they ask for it."""
+    """The settings, decoding as the generator's own folder says where they ask for it (`own_options`)."""
     if not settings.own_decoding:
         return settings
-    found = read_generation_config(
-        generation_folder(resolve(settings.generator.pretrained)),
-        encoder_decoder=isinstance(model, EncoderDecoder),
-        changes={"max_new_tokens": settings.decoding.max_tokens, "min_new_tokens": settings.decoding.min_tokens},
-    )
+    folder = generation_folder(resolve(settings.generator.pretrained))
+    _, kept = own_options(folder, tokenizer, model, silent=silent)
+    fields = {name: value for name, value in kept.items() if name not in LENGTHS}
+    fields |= {"max_new_tokens": settings.decoding.max_tokens, "min_new_tokens": settings.decoding.min_tokens}
+    where = Origin(str(folder), lambda name: f"take {name} out of {FILE}")
+    found = decoding_of(fields, where, encoder_decoder=isinstance(model, EncoderDecoder))
     return dataclasses.replace(settings, decoding=found.with_eos(tokenizer.eos_id), own_decoding=False)
+
+
+def own_options(
+    folder: Path, tokenizer: Tokenizer, model: EncoderDecoder | DecoderOnly, *, silent: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All options of decoding of a folder, as they stand there, and those that can be had.
+
+    The log names the others, unless it is to be `silent`.
+
+    Raises:
+      DataError: the file is broken.
+    """
+    path, fields = generation_fields_of(folder)
+    coded = isinstance(model, EncoderDecoder)
+    if path.name != FILE:  # of a folder without one, what config.json leaves open
+        ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+        fields = {**ids, **({"decoder_start_token_id": model.config.start_id} if coded else {}), **fields}
+    known = {"encoder_decoder": coded, "eos_id": tokenizer.eos_id, "vocab_size": model.config.vocab_size}
+    kept, left = options_that_can_be_had(fields, **known)
+    if (several := fields.get("num_return_sequences")) not in (None, 1):
+        left["num_return_sequences"] = several
+    if left and not silent:
+        named = ", ".join(f"{name} = {value!r}" for name, value in left.items())
+        log.warning("%s: decoding leaves out what is not here (%s), and reads all other options.", path, named)
+    return fields, kept
 
 
 def places(params: Params, mesh: Mesh, settings: MeshSettings) -> Any:

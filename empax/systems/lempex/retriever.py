@@ -171,7 +171,7 @@ def check_towers(run: RunContext) -> None:
     mine, theirs = cast(SubwordTokenizer, first.tokenizer), cast(SubwordTokenizer, second.tokenizer)
     if not mine.extends(theirs):
         raise ConfigError(f"{where} = {other!r} reads other ids than {name}; name two encoders of one vocabulary.")
-    checks.check_similarity(second, other, where=run.shared)
+    checks.check_vectors(second, other, where=run.shared)
     check_fits(second.model, max_key_tokens=settings.layout.max_key_tokens)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from empax.core.config import ConfigError, to_settings
+from empax.data.store import PlannedTokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import GeneratorSettings
 from empax.interop.pretrained_encoders import LoadedEncoder
@@ -14,7 +15,7 @@ from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
-from empax.parts.exemplars.checks import check_similarity
+from empax.parts.exemplars.checks import check_vectors
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.parts import with_own_decoding
 from empax.parts.generator.settings import DialogueSettings
@@ -43,6 +44,19 @@ def test_the_folder_says_how_and_the_run_how_long(tmp_path):
     )
 
 
+def test_one_option_that_cannot_be_had_leaves_all_others_in_force(tmp_path, caplog):
+    own = settings(tmp_path, True)
+    tokenizer, model = SimpleNamespace(eos_id=7), EncoderDecoder(t5_config("t5-small"))
+    expected = with_own_decoding(own, tokenizer, model)
+    file = tmp_path / "generation_config.json"
+    more = {"guidance_scale": 1.5, "stop_strings": ["x"], "num_return_sequences": 3, "forced_eos_token_id": 9}
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    assert with_own_decoding(own, tokenizer, model, silent=True) == expected
+    assert not caplog.records
+    assert with_own_decoding(own, tokenizer, model) == expected
+    assert all(f"{name} = {value!r}" in caplog.text for name, value in more.items())
+
+
 def test_what_own_decoding_would_pass_over_is_refused(tmp_path):
     own = settings(tmp_path, True)
     with pytest.raises(ConfigError, match=r"decoding\.top_k = 5 has no effect, .* set own_decoding to False"):
@@ -55,13 +69,15 @@ def test_a_random_generator_has_no_folder():
 
 
 def test_vectors_that_are_compared_by_cosine_must_be_of_unit_length():
+    plain = PlannedTokenizer(5)
     encoder = BertEncoder(BertConfig(vocab_size=5, d_model=4, num_heads=1, d_ff=4, num_layers=1))
     for similarity, normalize in [("cosine", True), ("dot", False), (None, False)]:
-        check_similarity(LoadedEncoder(DualEncoder(encoder, "mean", normalize), None, None, similarity), "m", where="x")
+        found = LoadedEncoder(DualEncoder(encoder, "mean", normalize), plain, None, similarity)
+        check_vectors(found, "m", where="x")
     with pytest.raises(
         ConfigError, match=r"m compares its vectors by cosine.*config\.reg\.retriever\.normalize = True"
     ):
-        check_similarity(LoadedEncoder(DualEncoder(encoder), None, None, "cosine"), "m", where="config.reg")
+        check_vectors(LoadedEncoder(DualEncoder(encoder), plain, None, "cosine"), "m", where="config.reg")
 
 
 def test_options_that_look_at_the_source_need_one_source(monkeypatch):
