@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from empax.core.paths import check_folder, expand
 from empax.core.recipe import parse_flags
@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
     from empax.reporting import judges
     from empax.training.checkpoint import CheckpointError
 
+    logging.set_verbosity(logging.WARNING)  # of JAX on its backends
     try:
         output = expand(_OUTPUT.value) if _OUTPUT.value else None
         if output:

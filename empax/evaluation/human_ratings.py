@@ -89,7 +89,8 @@ def correlations(
       seed: of the resamples.
 
     Returns:
-      `by_row` over all replies (the three sources differ in much else), `human_replies` over those of people alone, and
+      `by_row` over all replies (the three sources differ in much else), `human_replies` over those of people alone if
+      there are any, and
       `within_dialogue`: pairs of replies to one context of which one is rated higher (`kendall`: the share that the
       judge orders likewise minus the share that it orders the other way), and the correlation of ranks within each
       dialogue (`spearman`). Each has `spearman` and `kendall` with `..._low` and `..._high`, a 95% bootstrap interval
@@ -102,10 +103,12 @@ def correlations(
     within = _Within(scores, ratings, groups)
     found = {
         "by_row": _with_interval(_ByRow(scores, ratings), groups, samples, seed),
-        "human_replies": _with_interval(_ByRow(scores[people], ratings[people]), groups[people], samples, seed),
         "within_dialogue": _with_interval(within, groups, samples, seed),
     }
-    found["by_row"]["rows"], found["human_replies"]["rows"] = len(replies), int(people.sum())
+    found["by_row"]["rows"] = len(replies)
+    if people.any():
+        theirs = _ByRow(scores[people], ratings[people])
+        found["human_replies"] = _with_interval(theirs, groups[people], samples, seed) | {"rows": int(people.sum())}
     found["within_dialogue"]["pairs"] = within.num_pairs
     return found
 

