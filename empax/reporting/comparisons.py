@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from empax.evaluation.scoring import LOWER_IS_BETTER, is_own
 from empax.reporting.tables import (
@@ -15,7 +14,6 @@ from empax.reporting.tables import (
     format_difference,
     format_interval,
     format_value,
-    html_results,
     intervals,
     markdown_results,
     markdown_table,
@@ -45,44 +43,49 @@ def text(found: Comparison) -> str:
     return "\n\n".join(parts)
 
 
+class Pair(NamedTuple):
+    """A tested pair: a table of plain text, and notes under it."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+class Parts(NamedTuple):
+    """What the section says, in its order."""
+
+    conclusions: list[str]
+    head: str
+    names: list[str]
+    rows: list[Row]
+    notes: list[str]
+    pairs: list[Pair]
+
+
+def parts(report: Mapping[str, Any]) -> Parts | None:
+    """The section of a report; None without a comparison."""
+    found = report["notes"].get("comparisons")
+    if not found:
+        return None
+    names = _names(found)
+    pairs = [Pair(_title(pair), *_pair_table(pair), _left_out(pair)) for pair in found["pairs"]]
+    return Parts(conclusions(found), _head(found, names), names, _rows(found), _notes(found), pairs)
+
+
 def markdown(report: Mapping[str, Any], plain: Callable[[Any], str]) -> list[str]:
     """Lines of the section, none without a comparison; `plain` makes any text safe in Markdown."""
-    found = report["notes"].get("comparisons")
-    if not found:
+    found = parts(report)
+    if found is None:
         return []
-    names = _names(found)
-    lines = ["## Comparison", "", *(f"- {plain(line)}" for line in conclusions(found)), ""]
-    rows = [(kind, plain(name), cells) for kind, name, cells in _rows(found)]
-    lines += [_head(found, names), "", *markdown_results(names, rows), ""]
-    lines += [f"- {plain(note)}" for note in _notes(found)]
-    for pair in found["pairs"]:
-        head, body = _pair_table(pair)
-        lines += ["", f"### {plain(_title(pair))}", "", *markdown_table(list(map(plain, head)), body), ""]
-        lines += [f"- {note}" for note in _left_out(pair)]
+    lines = ["## Comparison", "", *(f"- {plain(line)}" for line in found.conclusions), ""]
+    rows = [(kind, plain(name), cells) for kind, name, cells in found.rows]
+    lines += [found.head, "", *markdown_results(found.names, rows), ""]
+    lines += [f"- {plain(note)}" for note in found.notes]
+    for pair in found.pairs:
+        lines += ["", f"### {plain(pair.title)}", "", *markdown_table(list(map(plain, pair.head)), pair.rows), ""]
+        lines += [f"- {note}" for note in pair.notes]
     return [*lines, ""]
-
-
-def section(report: Mapping[str, Any]) -> str:
-    """The section's HTML; empty without a comparison."""
-    found = report["notes"].get("comparisons")
-    if not found:
-        return ""
-    names = _names(found)
-    said = "".join(f"<li>{escape(line)}</li>" for line in conclusions(found))
-    parts = [f"<ul>{said}</ul>", f'<p class="note">{escape(_head(found, names))}</p>']
-    parts.append(html_results(names, _rows(found)))
-    parts += [f'<p class="note">{escape(note)}</p>' for note in _notes(found)]
-    for pair in found["pairs"]:
-        head, rows = _pair_table(pair)
-        cells = "".join(f"<th>{escape(word)}</th>" for word in head)
-        body = "".join(
-            f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
-            for name, *row in rows
-        )
-        table = f'<table class="results"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
-        parts.append(f'<h3>{escape(_title(pair))}</h3><div class="wide">{table}</div>')
-        parts += [f'<p class="note">{escape(note)}</p>' for note in _left_out(pair)]
-    return "".join(parts)
 
 
 def conclusions(found: Comparison) -> list[str]:

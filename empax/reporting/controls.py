@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 from empax.core.types import LEVELS
 from empax.evaluation import controls
 from empax.evaluation.scoring import LOWER_IS_BETTER
-from empax.reporting.tables import TITLES, format_value, markdown_table
+from empax.reporting.tables import TITLES, aligned, format_value, markdown_table
 
 Report = Mapping[str, Any]
 
@@ -139,23 +138,13 @@ def text(report: Report) -> str:
     """The tables, aligned for a terminal."""
     parts = []
     for table in tables(report):
-        lines = [table.title]
-        widths = [max(map(len, column)) for column in zip(table.head, *table.rows, strict=True)] if table.rows else []
-        for name, *cells in (table.head, *table.rows) if table.rows else ():
-            aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-            lines.append("  ".join([name.ljust(widths[0]), *aligned]))
-        parts.append("\n".join(lines if table.rows else [*lines, table.note]))
+        parts.append("\n".join([table.title, *(aligned(table.head, table.rows) if table.rows else [table.note])]))
     return "\n\n".join(parts)
 
 
 def markdown(report: Report, plain: Any) -> list[str]:
     """Lines of the tables; `plain` makes any text safe in Markdown."""
     return as_markdown(tables(report), plain)
-
-
-def section(report: Report) -> str:
-    """The tables as HTML; empty without any."""
-    return as_section(tables(report))
 
 
 def as_markdown(tables: Sequence[Table], plain: Any) -> list[str]:
@@ -167,18 +156,3 @@ def as_markdown(tables: Sequence[Table], plain: Any) -> list[str]:
             lines += [*markdown_table(list(map(plain, table.head)), [list(map(plain, row)) for row in table.rows]), ""]
         lines += [plain(table.note), ""]
     return lines
-
-
-def as_section(tables: Sequence[Table]) -> str:
-    """Tables as HTML; empty without any."""
-    parts = []
-    for table in tables:
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
-        body = "".join(
-            f"<tr><th>{escape(name)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-            for name, *cells in table.rows
-        )
-        shown = f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        wide = f'<div class="wide">{shown}</div>' if table.rows else ""
-        parts.append(f'<h3>{escape(table.title)}</h3>{wide}<p class="note">{escape(table.note)}</p>')
-    return "".join(parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 from empax.core.files import DataError, WorkDir, read_json
@@ -12,7 +11,7 @@ from empax.core.manifest import remedy
 from empax.evaluation.published import OTHER_CORPORA
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, ScoringSettings, score
-from empax.reporting.tables import Row, describe, format_value, html_results, intervals, markdown_results
+from empax.reporting.tables import Row, describe, format_value, intervals, markdown_results
 
 Evaluations = Mapping[str, Mapping[str, Any]]
 
@@ -63,12 +62,12 @@ def score_evaluations(
     return found
 
 
-def _tables(report: Mapping[str, Any]) -> list[tuple[str, str, list[str], list[Row]]]:
+def tables(report: Mapping[str, Any]) -> list[tuple[str, str, list[str], list[Row]]]:
     """Title, note, metrics and rows of a table for every (corpus, split) that something was evaluated on."""
     groups: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for name, found in report["evaluations"].items():
         groups.setdefault((found["corpus"], found["split"]), {})[name] = found
-    tables = []
+    made = []
     for (corpus, split), group in groups.items():
         first = next(iter(group.values()))
         rows: list[Row] = [("ours", _name(name, found), intervals(found["metrics"])) for name, found in group.items()]
@@ -80,8 +79,8 @@ def _tables(report: Mapping[str, Any]) -> list[tuple[str, str, list[str], list[R
         names = [metric for metric in METRICS if metric in shown]
         title = f"{_TITLES[corpus]}, {split} split"
         note = f"{_note(corpus, group)} {describe(first['rows'], names, corpus=_TITLES[corpus])}"
-        tables.append((title, note, names, rows))
-    return tables
+        made.append((title, note, names, rows))
+    return made
 
 
 def _name(name: str, found: Mapping[str, Any]) -> str:
@@ -106,14 +105,6 @@ def _note(corpus: str, group: Evaluations) -> str:
 def markdown(report: Mapping[str, Any]) -> list[str]:
     """Lines of the section; none without such evaluations."""
     lines = []
-    for title, note, names, rows in _tables(report):
+    for title, note, names, rows in tables(report):
         lines += [f"## {title}", "", *markdown_results(names, rows), "", note, ""]
     return lines
-
-
-def section(report: Mapping[str, Any]) -> str:
-    """The section's HTML; empty without such evaluations."""
-    return "".join(
-        f'<h3>{escape(title)}</h3>{html_results(names, rows)}<p class="note">{escape(note)}</p>'
-        for title, note, names, rows in _tables(report)
-    )

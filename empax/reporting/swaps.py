@@ -12,7 +12,7 @@ from empax.data.dialogues import instance_from_row
 from empax.evaluation.retrieval import RECALL_AT
 from empax.evaluation.swaps import BESIDE, PARTS, meaning, score_swaps
 from empax.reporting.charts import intervals
-from empax.reporting.controls import Table, as_markdown, as_section
+from empax.reporting.controls import Table, as_markdown
 from empax.reporting.tables import metric_title
 
 Report = Mapping[str, Any]
@@ -177,12 +177,6 @@ def _value(cell: Mapping[str, float], digits: int) -> str:
 def markdown(report: Report, plain: Any) -> list[str]:
     """Lines of the tables; `plain` makes any text safe in Markdown."""
     return as_markdown(tables(report), plain)
-
-
-def section(report: Report) -> str:
-    """The chart and the tables as HTML; empty without any."""
-    charts = [f"<figure>{chart(found)}</figure>" for found in report["swaps"].values()]
-    return "".join(filter(None, [*charts, as_section(tables(report))]))
 
 
 def chart(found: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any, TypeAlias
 
 from empax.evaluation.normalisation import NORMALISATIONS, normalisation
@@ -190,26 +189,3 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
     """Lines of a table."""
     lines = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def html_results(names: Sequence[str], rows: Iterable[Row]) -> str:
-    """A results table with the metrics `names` as columns; a line of its own stands over what others have found."""
-    body, group = [], ""
-    for kind, name, cells in rows:
-        if kind in ("peer", "paper") and kind != group:
-            body.append(f'<tr class="group"><th>{KINDS[kind]}</th><td colspan="{len(names)}"></td></tr>')
-            group = kind
-        source = f"<small>{KINDS[kind]}</small>" if kind in ("ours", "own") else ""
-        row = "".join(f"<td>{html_cell(cells.get(metric))}</td>" for metric in names)
-        body.append(f'<tr class="{kind}"><th>{escape(name)}{source}</th>{row}</tr>')
-    head = "".join(f"<th>{escape(metric_title(name))}</th>" for name in names)
-    table = f'<table class="results"><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
-    return f'<div class="wide">{table}</div>'
-
-
-def html_cell(cell: tuple[str, str] | None) -> str:
-    """What stands in a cell of a results table."""
-    if cell is None:
-        return '<span class="none">–</span>'
-    value, interval = cell
-    return f"{value}<small>{interval}</small>" if interval else value

@@ -10,7 +10,7 @@ from empax.core.files import WorkDir, read_json, read_jsonl, write_jsonl
 from empax.core.system import RunContext, Stage, TaskSpec
 from empax.core.types import EMOTIONS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
-from empax.evaluation.text import token_f1
+from empax.evaluation.text import token_f1_rows
 from empax.pipeline import evaluate, swaps
 from empax.reporting.swaps import score_stages, tables
 from tests.plans import plan_of
@@ -75,7 +75,7 @@ class Reader:
         self.asked.append(progress)
 
         def make(row, said):
-            best = max((token_f1([text], [row.reference]) for text in said), default=0.0)
+            best = max((token_f1_rows([text], [row.reference]).item() for text in said), default=0.0)
             notes = {"nll": 20.0 - best / 10, "num_tokens": 6}
             return dataclasses.replace(
                 row, notes={**notes, "nll_first": 1.0, "nll_rest": notes["nll"] - 2.0, "nll_end": 1.0}
