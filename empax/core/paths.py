@@ -14,7 +14,7 @@ def expand(path: str | os.PathLike[str]) -> Path:
     Raises:
       ConfigError: it is no path, or there is no such user.
     """
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise ConfigError(f"{path!r} is no path.")
     try:
         return Path(path).expanduser()

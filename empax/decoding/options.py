@@ -11,12 +11,15 @@ import numpy as np
 from jaxtyping import Int
 
 from empax.core.config import ConfigError, check_keys, to_settings
+from empax.decoding.constraints import check_ids
 from empax.decoding.generation_config import (
     BY_METHOD,
     DEFAULT_TOP_K,
     DRAWN,
+    IDS,
     KNOWN,
     LENGTHS,
+    SAME_TEXT,
     ModelDecoding,
     Origin,
     decoding_of,
@@ -83,6 +86,7 @@ def call_of(
     own: DecodeSettings,
     encoder_decoder: bool,
     eos_id: int,
+    vocab_size: int,
 ) -> Call:
     """What a call asks for: its options, and where it names none, those of the model.
 
@@ -96,12 +100,14 @@ def call_of(
       own: has the options of the model that transformers does not have.
       encoder_decoder: whether the model is one.
       eos_id: of the tokenizer.
+      vocab_size: of the model.
 
     Raises:
       ConfigError: an option is unknown, is not read by the method, contradicts another, or has a value that is not
         allowed.
     """
-    check_keys(options, {*_OFF, *KNOWN} - {"draw_beams"}, where="options", owner="generate")
+    asked = {name: value for name, value in options.items() if name not in SAME_TEXT}
+    check_keys(asked, {*_OFF, *KNOWN} - SAME_TEXT - {"draw_beams"}, where="generate", owner="generate")
     given = {name: _plain(value) for name, value in options.items()}
     theirs, spelled = _translated(given)
     try:
@@ -118,6 +124,8 @@ def call_of(
         found = decoding_of(whole, _CALLER, encoder_decoder=encoder_decoder)
         settings = _with_ours(found, given, own, num_texts, encoder_decoder=encoder_decoder)
         _refuse_idle(given, settings, encoder_decoder=encoder_decoder)
+        _check_single_ids(given, vocab_size)
+        check_ids(settings, vocab_size)
     except ConfigError as error:
         raise ConfigError(re.sub(rf"\b({'|'.join(spelled)})\b", lambda hit: spelled[hit[1]], str(error))) from error
     counted = () if encoder_decoder else _counted(whole)
@@ -218,6 +226,13 @@ def _with_ours(
         )
     ranked_by_search = settings.method == "beam" and not settings.rerank
     return dataclasses.replace(settings, num_return_sequences=num_texts) if ranked_by_search else settings
+
+
+def _check_single_ids(given: Mapping[str, Any], vocab_size: int) -> None:
+    """Raises ConfigError for an id of a caller that the model cannot say."""
+    for name in IDS:
+        if any(not 0 <= token < vocab_size for token in _listed(given.get(name))):
+            raise ConfigError(f"generate: {name} = {given[name]} must lie in [0, {vocab_size}), the vocabulary.")
 
 
 def _listed(value: Any) -> tuple[Any, ...]:

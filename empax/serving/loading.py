@@ -38,6 +38,8 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
       ConfigError: there is no such model, or none of a kind that is read here.
       DataError: its files are broken.
     """
+    if name == "":
+        raise ConfigError("name = '' names no model; give a folder, a GGUF file, or a name of a wheel or of the hub.")
     if not jax.config.jax_compilation_cache_dir:
         enable_compilation_cache()
     name = str(expand(name)) if expand(name).exists() else str(name)

@@ -208,11 +208,12 @@ class TextModel:
         if isinstance(model, DualEncoder):
             raise ConfigError(f"{self.source} is an encoder and generates no text; it has `embed`.")
         known = {"encoder_decoder": isinstance(model, EncoderDecoder), "eos_id": t.eos_id}
+        known["vocab_size"] = model.config.vocab_size
         if isinstance(self.decoding, DecodeSettings):
             own, fields = self.decoding, self._generation().fields()
         else:
             own, fields = DecodeSettings(), self.decoding
-        kept, _ = options_that_can_be_had(fields, **known, vocab_size=model.config.vocab_size)
+        kept, _ = options_that_can_be_had(fields, **known)
         return call_of(options, kept, own=own, **known)
 
     def _generation(self) -> Generation:

@@ -76,6 +76,8 @@ def test_a_folder_that_takes_no_files_is_refused_before_work(tmp_path, monkeypat
 def test_what_is_no_path_of_a_folder_is_named(path):
     with pytest.raises(ConfigError, match=r"workdir = .* must be the path of a folder"):
         given_folder(path, "workdir")
+    with pytest.raises(ConfigError, match=r"'a\\x00b' is no path"):
+        given_folder("a\0b", "workdir")
 
 
 def test_a_folder_that_is_given_may_be_a_path_or_a_text(tmp_path, monkeypatch):

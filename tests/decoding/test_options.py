@@ -17,7 +17,8 @@ PLAIN = DecodeSettings()
 
 
 def call(fields=None, *, own=PLAIN, encoder_decoder=True, **options):
-    return call_of(options, fields or {}, own=own, encoder_decoder=encoder_decoder, eos_id=EOS)
+    known = {"encoder_decoder": encoder_decoder, "eos_id": EOS, "vocab_size": 90}
+    return call_of(options, fields or {}, own=own, **known)
 
 
 def settings(fields=None, **options):
@@ -163,6 +164,11 @@ def test_what_a_run_sets_stays_where_it_can_be():
         ({"max_tokens": 0}, r"max_tokens = 0 must", {"max_tokens": 1}),
         ({"max_tokens": "9"}, r"max_tokens = '9' must be an integer", {"max_tokens": 9}),
         ({"no_repeat_ngram_size": 2.5}, "no_repeat_ngram_size = 2.5 must be an integer", {"no_repeat_ngram_size": 2}),
+        ({"eos_token_id": [8, 90]}, r"eos_token_id = \[8, 90\] must lie in \[0, 90\), the vocabulary",
+         {"eos_token_id": 89}),
+        ({"eos_token_id": -1}, r"eos_token_id = -1 must lie in \[0, 90\)", {"eos_token_id": 0}),
+        ({"bad_words_ids": [[4, 90]]}, "bad_words_ids names the token 90; it must be below 90", {}),
+        ({"bos": 4}, r"generate\.bos is not a setting of generate. It takes: allow_unknown, bad_words,", {}),
         ({"num_beams": 0}, "num_beams = 0 must be a whole number of at least 1", {"num_beams": 1}),
         ({"num_beams": True}, "num_beams = True must be a whole number", {}),
         ({"do_sample": 1}, "do_sample = 1 must be True or False", {}),

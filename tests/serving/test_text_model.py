@@ -254,6 +254,8 @@ def test_what_cannot_be_is_said(folder):
         model.finetune([])
     with pytest.raises(empax.ConfigError, match="'peft'"):
         model.save("nowhere", format="gguf")
+    with pytest.raises(empax.ConfigError, match="name = '' names no model; give a folder"):
+        empax.load("")
     for nowhere in ("", None):
         with pytest.raises(empax.ConfigError, match=f"folder = {nowhere!r} must be the path of a folder"):
             model.save(nowhere)
