@@ -90,6 +90,8 @@ def to_settings(cls: type[S], values: Mapping[str, Any], *, where: str) -> S:
     Raises:
       ConfigError: an unknown key, a missing one, a value of the wrong type, or what `__post_init__` refuses.
     """
+    if not isinstance(values, Mapping) and not hasattr(values, "to_dict"):
+        raise ConfigError(f"{where} = {values!r} must be a section of settings ({cls.__name__}).")
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     check_keys(values, fields, where=where, owner=cls.__name__)
@@ -120,8 +122,6 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
-        if not isinstance(value, Mapping) and not hasattr(value, "to_dict"):
-            raise ConfigError(f"{where} = {value!r} must be a section of settings ({hint.__name__}).")
         return to_settings(hint, value, where=where)
     if origin is tuple:
         return _convert_tuple(value, args, where)

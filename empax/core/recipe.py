@@ -110,6 +110,8 @@ _SHARED = ("__init__", "common", "layouts")
 
 def _find(name: str, spec: str) -> Path:
     path, known = expand(name), recipes()
+    if path.is_file() and path.suffix != ".py":
+        raise ConfigError(f"--config={spec}: {path} is no recipe, whose name ends in .py.")
     if path.is_file():
         return path
     if name in known:

@@ -71,6 +71,7 @@ def test_makes_nested_settings_of_a_config_dict():
         ({"name": "n", "sizes": "12"}, r"sizes = '12' must be a list"),
         ({"name": "n", "sizes": [1, "2"]}, r"sizes\[1\] = '2' is of type str; it must be int"),
         ({"name": "n", "pair": [1]}, r"pair = \[1\] must have 2 entries"),
+        (None, r"config\.stage = None must be a section of settings \(Outer\)"),
         ({"name": "n", "inner": 4}, r"inner = 4 must be a section of settings \(Inner\)"),
         ({"name": "n", "inner": {"size": 0}}, r"config\.stage\.inner: size = 0 must be at least 1"),
         ({"name": "n", "weights": 1}, r"weights = 1 must map names to values"),

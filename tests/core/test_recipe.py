@@ -71,6 +71,9 @@ def test_recipes_come_from_files_with_an_argument(tmp_path):
         load_recipe(f"{path}:bad")
     with pytest.raises(ConfigError, match=r"there is no file .*recipes.py. Did you mean .*recipe.py"):
         load_recipe(str(tmp_path / "recipes.py"))
+    (tmp_path / "notes.md").write_text("# Notes")
+    with pytest.raises(ConfigError, match=r"notes\.md is no recipe, whose name ends in \.py"):
+        load_recipe(str(tmp_path / "notes.md"))
     (tmp_path / "plain.py").write_text("def get_config():\n    return 1")
     with pytest.raises(ConfigError, match="takes no argument; leave out ':tiny'"):
         load_recipe(f"{tmp_path / 'plain.py'}:tiny")
