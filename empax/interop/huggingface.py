@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -18,21 +19,20 @@ from empax.data.model_files import read_model_json
 from empax.data.wheels import NAMED
 from empax.interop.adapter_files import Adapters, grown_vocabulary, read_adapter_config, read_adapters
 from empax.interop.architectures import ARCHITECTURES, Config, architecture_of
-from empax.interop.config_fields import check_fields, their_words, without_nulls
+from empax.interop.config_fields import check_fields, known_fields, their_words, without_nulls
 from empax.interop.gguf import gguf_fields
-from empax.interop.known_configs import known_fields
 from empax.interop.layouts import plain_names
 from empax.interop.mappings import Mapping as Table
 from empax.interop.onnx_files import has_onnx
 from empax.interop.parameters import import_params
 from empax.interop.readers import is_adapter, merge_advice, open_tensors
-from empax.interop.t5_fields import t5_fields
 from empax.interop.t5x import has_t5x
 from empax.interop.tensors import Tensors
-from empax.interop.tied_embeddings import t5_head
+from empax.interop.tied_embeddings import has_own_head, t5_head
 from empax.models.bert import BertConfig
 from empax.models.lora import LoraSettings, merge
 
+_STACKS = ("encoder", "decoder")
 _SMALL = ("*.json", "*.model", "*.txt")
 """What of a model on the hub is fetched beside its weights."""
 
@@ -83,12 +83,53 @@ def _fields_of_weights(folder: Path) -> dict[str, Any]:
     if (gguf := find_gguf(folder)) is not None:
         fields = gguf_fields(gguf)
     elif has_onnx(folder) or has_t5x(folder):
-        fields = t5_fields(open_tensors(folder), folder, t5x=not has_onnx(folder))
+        fields = _t5_fields(open_tensors(folder), folder, t5x=not has_onnx(folder))
     else:
         raise DataError(_no_config(folder))
     check_fields(fields, gguf or folder)
     _check_supported(fields, gguf or folder)
     return fields
+
+
+def _t5_fields(tensors: Tensors, where: Path, *, t5x: bool) -> dict[str, Any]:
+    """The fields of the T5 whose weights are `tensors`, by Hugging Face's names, in `where`; `t5x`: T5X wrote them.
+
+    What no shape tells is as in all released ones: 128 as the largest relative distance, GELU in gated layers. Logits
+    are scaled where T5X has no head of its own, as its network does it; elsewhere in v1.0, which is not gated.
+    """
+    first = "encoder.block.0.layer.{}".format
+    gated = f"{first(1)}.DenseReluDense.wi_0.weight" in tensors
+    names = (
+        "shared.weight",
+        f"{first(0)}.SelfAttention.relative_attention_bias.weight",
+        f"{first(0)}.SelfAttention.q.weight",
+        f"{first(1)}.DenseReluDense.{'wi_0' if gated else 'wi'}.weight",
+    )
+    lacking = [
+        name for name in names if name not in tensors or len(tensors[name].shape) != 2 or 0 in tensors[name].shape
+    ]
+    if lacking:
+        raise DataError(f"{where} holds no T5: it lacks the matrices {', '.join(lacking)}.")
+    found = [re.match(r"(encoder|decoder)\.block\.([0-9]{1,6})\.", name) for name in tensors]
+    layers = {stack: 1 + max((int(m[2]) for m in found if m and m[1] == stack), default=-1) for stack in _STACKS}
+    (vocab_size, d_model), (buckets, heads), (keys, _), (d_ff, _) = (tensors[name].shape for name in names)
+    return {
+        "model_type": "t5",
+        "vocab_size": vocab_size,
+        "d_model": d_model,
+        "d_kv": keys // heads,
+        "d_ff": d_ff,
+        "num_layers": layers["encoder"],
+        "num_decoder_layers": layers["decoder"],
+        "num_heads": heads,
+        "relative_attention_num_buckets": buckets,
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "tie_word_embeddings": not has_own_head(tensors, "shared.weight"),
+        "scale_decoder_outputs": "lm_head.weight" not in tensors if t5x else not gated,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
 
 
 def _check_supported(fields: Mapping[str, Any], file: Path) -> None:

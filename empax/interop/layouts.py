@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from empax.core.files import DataError
-from empax.data.known_fields import warn_once
+from empax.data.model_files import warn_once
 from empax.interop.tensors import Tensor, Tensors
 
 _ATLAS_PARTS = {"t5": "reader", "bert": "retriever"}

@@ -1,7 +1,6 @@
-"""Foreign parameter names and layouts against ours: one table per architecture, read in both directions.
+"""Foreign parameter names and layouts against ours: the form of a table, which is read in both directions.
 
-Here are the form of a table and the tables of decoder-only models; those of the others have modules of their own.
-`{layer}` in a foreign name stands for the layers that we keep stacked, [L, ...].
+`{layer}` in a foreign name stands for the layers that we keep stacked, [L, ...]. The tables: `interop.model_mappings`.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
-
-from empax.models.decoder_only import DecoderOnlyConfig
 
 T = TypeVar("T")
 
@@ -150,76 +147,3 @@ class Mapping:
         if not layers:
             return tensors
         return {name: tensor for name, tensor in tensors.items() if self.layer_of(self.canonical(name)) not in layers}
-
-
-def biased_attention(ours: str, foreign: str, inward: str, outward: str) -> list[Row]:
-    """Rows of an attention with biases; `inward` is a pattern that takes "q", "k" and "v"."""
-    rows = []
-    for name in ("query", "key", "value"):
-        theirs = f"{foreign}.{inward.format(name[0])}"
-        rows += [Row(f"{ours}/{name}", f"{theirs}.weight", LINEAR), Row(f"{ours}/{name}_bias", f"{theirs}.bias", FLAT)]
-    rows.append(Row(f"{ours}/out", f"{foreign}.{outward}.weight", LINEAR_OUT))
-    rows.append(Row(f"{ours}/out_bias", f"{foreign}.{outward}.bias", SAME))
-    return rows
-
-
-def norm_rows(names: dict[str, str]) -> list[Row]:
-    """Rows of layer norms, by our name."""
-    pairs = (("scale", "weight"), ("bias", "bias"))
-    return [Row(f"{our}/{i}", f"{their}.{j}", SAME) for our, their in names.items() for i, j in pairs]
-
-
-def tied_head(config: DecoderOnlyConfig) -> tuple[str, ...]:
-    """`Mapping.tied` of a model whose head may be its token embedding."""
-    return (r"lm_head\.weight",) if config.tie_embeddings else ()
-
-
-def llama_mapping(config: DecoderOnlyConfig) -> Mapping:
-    """Llama with its head."""
-    layer, layers = "model.layers.{layer}", "layers"
-    rows = [Row("token_embedding", "model.embed_tokens.weight", SAME)]
-    ignored = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
-    if not config.tie_embeddings:
-        rows.append(Row("output_embedding", "lm_head.weight", SAME))
-    for ours in ("query", "key", "value", "out"):
-        theirs = f"{layer}.self_attn.{ours[0]}_proj"
-        out = ours == "out"
-        rows.append(Row(f"{layers}/attention/{ours}", f"{theirs}.weight", LINEAR_OUT if out else LINEAR))
-        if config.attention_bias:
-            rows.append(Row(f"{layers}/attention/{ours}_bias", f"{theirs}.bias", SAME if out else FLAT))
-    for ours, theirs in (("gate", "gate_proj"), ("wi", "up_proj"), ("wo", "down_proj")):
-        rows.append(Row(f"{layers}/feed_forward/{ours}", f"{layer}.mlp.{theirs}.weight", LINEAR))
-    rows.append(Row(f"{layers}/attention_norm/scale", f"{layer}.input_layernorm.weight", SAME))
-    rows.append(Row(f"{layers}/feed_forward_norm/scale", f"{layer}.post_attention_layernorm.weight", SAME))
-    rows.append(Row("final_norm/scale", "model.norm.weight", SAME))
-    return Mapping(rows=tuple(rows), base="model.", ignored=ignored, tied=tied_head(config))
-
-
-def gpt2_mapping(config: DecoderOnlyConfig) -> Mapping:
-    """GPT-2 and DialoGPT with their head; queries, keys and values are one array there."""
-    layer, layers = "transformer.h.{layer}", "layers"
-    rows = [
-        Row("token_embedding", "transformer.wte.weight", SAME),
-        Row("position_embedding", "transformer.wpe.weight", SAME),
-    ]
-    ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",)  # the causal mask
-    if not config.tie_embeddings:
-        rows.append(Row("output_embedding", "lm_head.weight", SAME))
-    for part, ours in enumerate(("query", "key", "value")):
-        weight = Layout(split=1, transpose=False, part=part, parts=3)
-        rows.append(Row(f"{layers}/attention/{ours}", f"{layer}.attn.c_attn.weight", weight))
-        bias = Layout(flat=True, part=part, parts=3)
-        rows.append(Row(f"{layers}/attention/{ours}_bias", f"{layer}.attn.c_attn.bias", bias))
-    rows.append(Row(f"{layers}/attention/out", f"{layer}.attn.c_proj.weight", CONV_OUT))
-    rows.append(Row(f"{layers}/attention/out_bias", f"{layer}.attn.c_proj.bias", SAME))
-    for ours, theirs in (("wi", "c_fc"), ("wo", "c_proj")):
-        rows.append(Row(f"{layers}/feed_forward/{ours}", f"{layer}.mlp.{theirs}.weight", SAME))
-        rows.append(Row(f"{layers}/feed_forward/{ours}_bias", f"{layer}.mlp.{theirs}.bias", SAME))
-    for ours, theirs in (
-        (f"{layers}/attention_norm", f"{layer}.ln_1"),
-        (f"{layers}/feed_forward_norm", f"{layer}.ln_2"),
-        ("final_norm", "transformer.ln_f"),
-    ):
-        rows.append(Row(f"{ours}/scale", f"{theirs}.weight", SAME))
-        rows.append(Row(f"{ours}/bias", f"{theirs}.bias", SAME))
-    return Mapping(rows=tuple(rows), base="transformer.", ignored=ignored, tied=tied_head(config))

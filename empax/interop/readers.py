@@ -12,8 +12,7 @@ import safetensors
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, is_gguf
-from empax.data.known_fields import short
-from empax.data.model_files import check_whole, is_listed, read_model_json
+from empax.data.model_files import check_whole, is_listed, read_model_json, short
 from empax.interop.flax_files import read_flax
 from empax.interop.gguf import read_gguf_weights
 from empax.interop.onnx_files import DECODER, ENCODER, has_onnx, read_onnx_t5

@@ -14,8 +14,7 @@ from empax.core.files import DataError, write_json
 from empax.core.protocols import Reading
 from empax.core.text_files import check_regular
 from empax.core.types import Params
-from empax.data.known_fields import refuse_unknown, short
-from empax.data.model_files import is_listed, named_path, read_model_json
+from empax.data.model_files import is_listed, named_path, read_model_json, refuse_unknown, short
 from empax.interop.parameters import LazyTensor
 from empax.interop.readers import is_adapter, open_tensors
 from empax.interop.safetensors_out import write_tensors

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from empax.core.config import ConfigError
-from empax.data.wheels import MINILM, minilm_folder
+from empax.data.wheels import MINILM, NAMED
 from empax.interop.pretrained_encoders import EncoderSettings
 from empax.parts.knowledge.vectors import TextEncoder
 
@@ -134,7 +134,7 @@ def _kernel(one: Float[np.ndarray, "M D"], other: Float[np.ndarray, "N D"]) -> F
 def load_nearest() -> Nearest | None:
     """The reader of all examples; None without the wheel of MiniLM, which is logged."""
     try:
-        minilm_folder()
+        NAMED[MINILM]()
     except ConfigError as error:
         log.warning("messages are read by the list of phrases alone: %s", error)
         return None

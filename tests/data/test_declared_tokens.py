@@ -8,7 +8,7 @@ import transformers
 
 from empax.core.config import ConfigError
 from empax.data.bpe import train_bpe
-from empax.data.known_fields import warn_once
+from empax.data.model_files import warn_once
 from empax.data.tokenizer_folders import load_tokenizer
 
 TEXTS = ["I feel sad today.", "today, oh no!", "oh today2 todays"]

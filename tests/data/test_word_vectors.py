@@ -99,7 +99,7 @@ def test_spacys_files(monkeypatch, tmp_path):
     np.save(tmp_path / "made.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
     (tmp_path / "made.npy").rename(tmp_path / "vectors")
     (tmp_path / "key2row").write_bytes(msgpack.packb({spacy_key("dog"): 1, spacy_key("coffee"): 1, spacy_key("x"): 0}))
-    monkeypatch.setattr(word_vectors, "spacy_folder", lambda: tmp_path)
+    monkeypatch.setitem(word_vectors.VECTORS, "spacy-md", lambda: tmp_path)
     found = load_vectors("spacy-md", WORDS, 3)
     assert found.known.sum() == 2
     assert found.table[WORDS.token_id("dog")].tolist() == [3.0, 4.0, 5.0]
@@ -112,7 +112,7 @@ def test_gloves_files(monkeypatch, tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     np.save(tmp_path / "glove_6B_50d_emb.npy", np.arange(6, dtype=np.float32).reshape(3, 2))
     parquet.write_table(arrow.table({"index": ["the", "sad", "."]}), tmp_path / "glove_6B_index.parquet")
-    monkeypatch.setattr(word_vectors, "glove_folder", lambda: tmp_path)
+    monkeypatch.setitem(word_vectors.VECTORS, "glove-6b-50d", lambda: tmp_path)
     found = load_vectors("glove-6b-50d", WORDS, 2)
     assert found.known.sum() == 2
     assert found.table[WORDS.token_id("sad")].tolist() == [2.0, 3.0]

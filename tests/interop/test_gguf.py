@@ -8,7 +8,7 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, read_gguf
-from empax.data.wheels import smollm2_folder
+from empax.data.wheels import NAMED
 from empax.interop import gguf as interop_gguf
 from empax.interop.gguf import gguf_fields, read_gguf_weights
 from empax.interop.huggingface import load_config, model_config, resolve
@@ -301,7 +301,7 @@ def smollm2():
 @pytest.mark.slow
 def test_every_tensor_of_smollm2_is_as_its_package_dequantizes_it():
     folder = smollm2()
-    assert folder == smollm2_folder()
+    assert folder == NAMED["smollm2"]()
     read = open_tensors(folder)
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(find_gguf(folder)).tensors}
     fields = gguf_fields(find_gguf(folder))

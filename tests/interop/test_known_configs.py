@@ -10,10 +10,10 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from empax.core.config import ConfigError
-from empax.data.known_fields import unknown_fields, warn_once
+from empax.data.model_files import unknown_fields, warn_once
 from empax.interop.architectures import ARCHITECTURES
+from empax.interop.config_fields import ALIASES, known_fields
 from empax.interop.huggingface import load_config, model_config
-from empax.interop.known_configs import ALIASES, known_fields
 
 FILE = Path("config.json")
 

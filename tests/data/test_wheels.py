@@ -7,8 +7,8 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.data import joined_wheels
-from empax.data.joined_wheels import mpnet_folder
+from empax.data import wheels
+from empax.data.wheels import mpnet_folder
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_the_parts_are_joined_once(packages, monkeypatch):
     folder = mpnet_folder()
     assert (folder / "config.json").read_text() == '{"model_type": "mpnet"}'
     assert (folder / "vocab.txt").read_text() == "word\n" * 99
-    monkeypatch.setattr(joined_wheels, "_unpack", None)  # would fail if it was called
+    monkeypatch.setattr(wheels, "_unpack", None)  # would fail if it was called
     assert mpnet_folder() == folder
     assert [path.name for path in folder.parent.parent.iterdir()] == [folder.parent.name]
 

@@ -1,0 +1,284 @@
+"""The tables of names and layouts, one per architecture: decoder-only models, encoder-decoders, encoders."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax.numpy as jnp
+import numpy as np
+
+from empax.interop.mappings import (
+    CONV_OUT,
+    FLAT,
+    LINEAR,
+    LINEAR_OUT,
+    ROW,
+    SAME,
+    Constant,
+    Layout,
+    Mapping,
+    Row,
+)
+from empax.models.bert import BertConfig
+from empax.models.decoder_only_config import DecoderOnlyConfig
+from empax.models.layers import sinusoidal_positions
+from empax.models.transformer_config import TransformerConfig
+
+_HEAD = r"lm_head\.weight"
+
+
+def _rows(ours: str, theirs: str, weight: Layout, bias: Layout | None = SAME) -> list[Row]:
+    """Rows of a product: its weight, and its bias if it has one."""
+    rows = [Row(ours, f"{theirs}.weight", weight)]
+    return rows if bias is None else [*rows, Row(f"{ours}_bias", f"{theirs}.bias", bias)]
+
+
+def _norm_rows(names: dict[str, str]) -> list[Row]:
+    """Rows of layer norms, by our name."""
+    pairs = (("scale", "weight"), ("bias", "bias"))
+    return [Row(f"{our}/{i}", f"{their}.{j}", SAME) for our, their in names.items() for i, j in pairs]
+
+
+def _attention(ours: str, foreign: str, inward: str, outward: str, *, bias: bool = True) -> list[Row]:
+    """Rows of an attention; `inward` is a pattern that takes "q", "k" and "v"."""
+    rows = []
+    for name in ("query", "key", "value"):
+        rows += _rows(f"{ours}/{name}", f"{foreign}.{inward.format(name[0])}", LINEAR, FLAT if bias else None)
+    return rows + _rows(f"{ours}/out", f"{foreign}.{outward}", LINEAR_OUT, SAME if bias else None)
+
+
+def _feed_forward(layers: str, theirs: str, names: tuple[str, str], weight: Layout = LINEAR) -> list[Row]:
+    """Rows of a feed-forward layer with biases."""
+    pairs = zip(("wi", "wo"), names, strict=True)
+    return [row for our, name in pairs for row in _rows(f"{layers}/feed_forward/{our}", f"{theirs}.{name}", weight)]
+
+
+def _head_rows(tied: bool) -> list[Row]:
+    return [] if tied else [Row("output_embedding", "lm_head.weight", SAME)]
+
+
+def _decoder_only(config: DecoderOnlyConfig, rows: list[Row], base: str, ignored: tuple[str, ...] = ()) -> Mapping:
+    """The table of a decoder-only model whose head may be its token embedding."""
+    rows = rows + _head_rows(config.tie_embeddings)
+    return Mapping(tuple(rows), base=base, ignored=ignored, tied=(_HEAD,) if config.tie_embeddings else ())
+
+
+def llama_mapping(config: DecoderOnlyConfig) -> Mapping:
+    """Llama with its head, and Mistral; Qwen, without a bias of the output, and with norms of heads (Qwen3)."""
+    layer, layers = "model.layers.{layer}", "layers"
+    rows = [Row("token_embedding", "model.embed_tokens.weight", SAME)]
+    rows += _attention(f"{layers}/attention", f"{layer}.self_attn", "{}_proj", "o_proj", bias=config.attention_bias)
+    if config.attention_out_bias is False:
+        rows = [row for row in rows if not row.ours.endswith("/out_bias")]
+    for ours, theirs in (("gate", "gate_proj"), ("wi", "up_proj"), ("wo", "down_proj")):
+        rows.append(Row(f"{layers}/feed_forward/{ours}", f"{layer}.mlp.{theirs}.weight", LINEAR))
+    norms = {
+        f"{layers}/attention_norm": f"{layer}.input_layernorm",
+        f"{layers}/feed_forward_norm": f"{layer}.post_attention_layernorm",
+        "final_norm": "model.norm",
+    }
+    if config.head_norm:
+        norms |= {f"{layers}/attention/{name}_norm": f"{layer}.self_attn.{name[0]}_norm" for name in ("query", "key")}
+    rows += [Row(f"{ours}/scale", f"{theirs}.weight", SAME) for ours, theirs in norms.items()]
+    return _decoder_only(config, rows, "model.", (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",))
+
+
+def gpt2_mapping(config: DecoderOnlyConfig) -> Mapping:
+    """GPT-2 and DialoGPT with their head; queries, keys and values are one array there."""
+    layer, layers = "transformer.h.{layer}", "layers"
+    rows = [
+        Row("token_embedding", "transformer.wte.weight", SAME),
+        Row("position_embedding", "transformer.wpe.weight", SAME),
+    ]
+    for part, ours in enumerate(("query", "key", "value")):
+        weight, bias = Layout(split=1, transpose=False, part=part, parts=3), Layout(flat=True, part=part, parts=3)
+        rows += _rows(f"{layers}/attention/{ours}", f"{layer}.attn.c_attn", weight, bias)
+    rows += _rows(f"{layers}/attention/out", f"{layer}.attn.c_proj", CONV_OUT)
+    rows += _feed_forward(layers, f"{layer}.mlp", ("c_fc", "c_proj"), SAME)
+    norms = {f"{layers}/attention_norm": f"{layer}.ln_1", f"{layers}/feed_forward_norm": f"{layer}.ln_2"}
+    rows += _norm_rows({**norms, "final_norm": "transformer.ln_f"})
+    causal_mask = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)"
+    return _decoder_only(config, rows, "transformer.", (causal_mask,))
+
+
+def opt_mapping(config: DecoderOnlyConfig) -> Mapping:
+    """OPT with its head; first checkpoints lack "model."."""
+    decoder = "model.decoder"
+    layer, layers = f"{decoder}.layers.{{layer}}", "layers"
+    rows = [
+        Row("token_embedding", f"{decoder}.embed_tokens.weight", SAME),
+        Row("position_embedding", f"{decoder}.embed_positions.weight", SAME),
+    ]
+    if config.embedding_size:
+        rows += [Row(f"embedding_{end}", f"{decoder}.project_{end}.weight", LINEAR) for end in ("in", "out")]
+    rows += _attention(f"{layers}/attention", f"{layer}.self_attn", "{}_proj", "out_proj")
+    rows += _feed_forward(layers, layer, ("fc1", "fc2"))
+    if not config.attention_bias:
+        rows = [row for row in rows if not row.ours.endswith("_bias")]
+    norms = {
+        f"{layers}/attention_norm": f"{layer}.self_attn_layer_norm",
+        f"{layers}/feed_forward_norm": f"{layer}.final_layer_norm",
+    }
+    if config.final_norm:
+        norms["final_norm"] = f"{decoder}.final_layer_norm"
+    return _decoder_only(config, rows + _norm_rows(norms), "model.")
+
+
+def t5_mapping(config: TransformerConfig) -> Mapping:
+    """T5, v1.0 (relu, tied) and v1.1 (gated, untied), mT5, and the encoder of either alone, without decoder layers."""
+    gated = config.activation.startswith("gated-")
+    rows = [Row("token_embedding", "shared.weight", SAME), *_head_rows(config.tie_embeddings)]
+    for stack in ("encoder", "decoder") if config.num_decoder_layers else ("encoder",):
+        block, layers = f"{stack}.block.{{layer}}.layer", f"{stack}/layers"
+        relative = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        rows.append(Row(f"{stack}/relative_bias", relative, SAME))
+        rows.append(Row(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight", SAME))
+        rows += _attention(f"{layers}/attention", f"{block}.0.SelfAttention", "{}", "o", bias=False)
+        rows.append(Row(f"{layers}/attention_norm/scale", f"{block}.0.layer_norm.weight", SAME))
+        last = 1
+        if stack == "decoder":
+            last = 2
+            rows += _attention(f"{layers}/cross_attention", f"{block}.1.EncDecAttention", "{}", "o", bias=False)
+            rows.append(Row(f"{layers}/cross_attention_norm/scale", f"{block}.1.layer_norm.weight", SAME))
+        feed = f"{block}.{last}.DenseReluDense"
+        # Theirs: wi_0 passes through the activation, wi_1 is what it gates.
+        names = {"gate": "wi_0", "wi": "wi_1", "wo": "wo"} if gated else {"wi": "wi", "wo": "wo"}
+        rows += [Row(f"{layers}/feed_forward/{our}", f"{feed}.{their}.weight", LINEAR) for our, their in names.items()]
+        rows.append(Row(f"{layers}/feed_forward_norm/scale", f"{block}.{last}.layer_norm.weight", SAME))
+    # A leftover of the original conversion, never used.
+    ignored = [r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"]
+    tied = [r"(en|de)coder\.embed_tokens\.weight"]
+    if not config.num_decoder_layers:
+        ignored += [r"decoder\..*", _HEAD]
+    elif config.tie_embeddings:
+        tied.append(_HEAD)
+    return Mapping(rows=tuple(rows), ignored=tuple(ignored), tied=tuple(tied))
+
+
+def bart_mapping(config: TransformerConfig) -> Mapping:
+    """BART and its kin; they differ in their norms and positions.
+
+    Checkpoints without a head lack "model." and the bias.
+    """
+    shared = "model.shared.weight"
+    copies = tuple(f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
+    constants = []
+    rows = [Row("token_embedding", shared, SAME)]
+    tied = [*map(re.escape, copies)]
+    ignored = () if config.num_decoder_layers else (r"model\.decoder\..*", "final_logits_bias", _HEAD)
+    if config.output_bias:
+        rows.append(Row("output_bias", "final_logits_bias", ROW, optional=True))
+    rows += _head_rows(config.tie_embeddings)
+    if config.tie_embeddings and config.num_decoder_layers:
+        tied.append(_HEAD)
+    for stack in ("encoder", "decoder") if config.num_decoder_layers else ("encoder",):
+        foreign = f"model.{stack}"
+        positions = f"{foreign}.embed_positions.weight"
+        if config.position == "learned":
+            rows.append(Row(f"{stack}/position_embedding", positions, SAME))
+        else:
+            constants.append(Constant(positions, functools.partial(_sinusoids, config)))
+        norms = {}
+        if config.embedding_norm:
+            norms[f"{stack}/embedding_norm"] = f"{foreign}.layernorm_embedding"
+        if config.final_norm:
+            norms[f"{stack}/final_norm"] = f"{foreign}.layer_norm"
+        ours, theirs = f"{stack}/layers", f"{foreign}.layers.{{layer}}"
+        names = {"attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if stack == "decoder" else {})
+        for our, their in names.items():
+            rows += _attention(f"{ours}/{our}", f"{theirs}.{their}", "{}_proj", "out_proj")
+            norms[f"{ours}/{our}_norm"] = f"{theirs}.{their}_layer_norm"
+        rows += _feed_forward(ours, theirs, ("fc1", "fc2"))
+        norms[f"{ours}/feed_forward_norm"] = f"{theirs}.final_layer_norm"
+        rows += _norm_rows(norms)
+    return Mapping(
+        rows=tuple(rows),
+        constants=tuple(constants),
+        # Where the config ties nothing, Transformers 5 makes these up if a file lacks them.
+        copies=() if config.tie_embeddings else copies,
+        base="model.",
+        ignored=ignored,
+        tied=tuple(tied),
+    )
+
+
+def _sinusoids(config: TransformerConfig) -> np.ndarray:
+    """The table of positions that files of PyTorch hold."""
+    positions = jnp.arange(config.max_positions)
+    return np.asarray(sinusoidal_positions(positions, config.d_model, config.sinusoids))
+
+
+def bert_mapping(config: BertConfig) -> Mapping:
+    """BERT's encoder without pooler and heads, RoBERTa's, XLM-R's and ELECTRA's."""
+    return _bert_like(config, "", prefixes=("bert.", "roberta.", "electra."))
+
+
+def distilbert_mapping(config: BertConfig) -> Mapping:
+    """DistilBERT's encoder without heads."""
+    layer, layers = "transformer.layer.{layer}", "stack/layers"
+    rows = [
+        Row("token_embedding", "embeddings.word_embeddings.weight", SAME),
+        Row("position_embedding", "embeddings.position_embeddings.weight", SAME),
+        *_attention(f"{layers}/attention", f"{layer}.attention", "{}_lin", "out_lin"),
+        *_feed_forward(layers, f"{layer}.ffn", ("lin1", "lin2")),
+        *_norm_rows(
+            {
+                "embedding_norm": "embeddings.LayerNorm",
+                f"{layers}/attention_norm": f"{layer}.sa_layer_norm",
+                f"{layers}/feed_forward_norm": f"{layer}.output_layer_norm",
+            }
+        ),
+    ]
+    return Mapping(
+        rows=tuple(rows),
+        prefixes=("distilbert.",),
+        ignored=(r"vocab_(transform|layer_norm|projector)\..*", r"embeddings\.position_ids"),
+    )
+
+
+def mpnet_mapping(config: BertConfig) -> Mapping:
+    """MPNet's encoder without pooler and head."""
+    return _bert_like(config, "", prefixes=("mpnet.",))
+
+
+def dpr_mapping(config: BertConfig) -> Mapping:
+    """The BERT inside a DPR encoder of passages or of questions."""
+    sides = {"context": "ctx_encoder", "question": "question_encoder"}
+    return _bert_like(config, f"{sides[config.dpr_side]}.bert_model.")
+
+
+def _bert_like(config: BertConfig, base: str, prefixes: tuple[str, ...] = ()) -> Mapping:
+    layer, layers = f"{base}encoder.layer.{{layer}}", "stack/layers"
+    embeddings = f"{base}embeddings"
+    rows = [
+        Row("token_embedding", f"{embeddings}.word_embeddings.weight", SAME),
+        Row("position_embedding", f"{embeddings}.position_embeddings.weight", SAME),
+    ]
+    if config.type_vocab_size:
+        rows.append(Row("type_embedding", f"{embeddings}.token_type_embeddings.weight", SAME))
+    norms = {"embedding_norm": f"{embeddings}.LayerNorm", f"{layers}/feed_forward_norm": f"{layer}.output.LayerNorm"}
+    if config.embedding_size:
+        rows += _rows("embedding_projection", f"{base}embeddings_project", LINEAR)
+    if config.relative_buckets:  # MPNet, which also names its attention in a way of its own
+        rows.append(Row("stack/relative_bias", f"{base}encoder.relative_attention_bias.weight", SAME))
+        rows += _attention(f"{layers}/attention", f"{layer}.attention.attn", "{}", "o")
+        norms[f"{layers}/attention_norm"] = f"{layer}.attention.LayerNorm"
+    else:
+        for name in ("query", "key", "value"):
+            rows += _rows(f"{layers}/attention/{name}", f"{layer}.attention.self.{name}", LINEAR, FLAT)
+        rows += _rows(f"{layers}/attention/out", f"{layer}.attention.output.dense", LINEAR_OUT)
+        norms[f"{layers}/attention_norm"] = f"{layer}.attention.output.LayerNorm"
+    rows += _feed_forward(layers, layer, ("intermediate.dense", "output.dense"))
+    base = re.escape(base)
+    return Mapping(
+        rows=(*rows, *_norm_rows(norms)),
+        prefixes=prefixes,
+        ignored=(
+            rf"{base}embeddings\.(position_ids|token_type_ids)",
+            rf"{base}pooler\..*",
+            r"(cls|lm_head|(discriminator|generator)_predictions|generator_lm_head)\..*",
+        ),
+        # As the code that came from TensorFlow wrote them.
+        spellings=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
+    )
