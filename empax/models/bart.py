@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from empax.core.config import ConfigError
+from empax.models.foreign_fields import preset, required
 from empax.models.layers import ACTIVATIONS
 from empax.models.transformer import TransformerConfig
 
@@ -167,11 +168,9 @@ def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, An
 
 def _check(fields: Mapping[str, Any], family: _Family) -> None:
     title, twice = family.title, ("attention_heads", "ffn_dim")
-    required = ["vocab_size", "d_model", "encoder_layers", "decoder_layers"]
-    required += [f"{stack}_{name}" for name in twice for stack in ("encoder", "decoder")]
-    missing = [name for name in required if name not in fields]
-    if missing:
-        raise ConfigError(f"{title} lacks {', '.join(missing)}.")
+    names = ["vocab_size", "d_model", "encoder_layers", "decoder_layers"]
+    names += [f"{stack}_{name}" for name in twice for stack in ("encoder", "decoder")]
+    required(fields, dict(zip(names, names, strict=True)), title.split()[1])
     for name in twice:
         ours, theirs = fields[f"encoder_{name}"], fields[f"decoder_{name}"]
         if ours != theirs:
@@ -196,10 +195,7 @@ def _check(fields: Mapping[str, Any], family: _Family) -> None:
 
 
 def _preset(name: str, title: str, sizes: Mapping[str, _Sizes]) -> dict[str, Any]:
-    name = name.rsplit("/", maxsplit=1)[-1]
-    if name not in sizes:
-        raise ConfigError(f"{name!r} is not a {title} preset; it is one of {', '.join(sorted(sizes))}.")
-    vocab_size, d_model, heads, d_ff, encoder_layers, decoder_layers = sizes[name]
+    vocab_size, d_model, heads, d_ff, encoder_layers, decoder_layers = preset(name, title, sizes)
     each = {f"{stack}_attention_heads": heads for stack in ("encoder", "decoder")}
     each |= {f"{stack}_ffn_dim": d_ff for stack in ("encoder", "decoder")}
     layers = {"encoder_layers": encoder_layers, "decoder_layers": decoder_layers}

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.models.arithmetic import add_bias, contract
+from empax.models.foreign_fields import preset, required
 from empax.models.layers import ACTIVATIONS, Dropout, Norm, normal, over_last
 from empax.models.stack import Stack
 from empax.models.transformer_config import Remat, TransformerConfig
@@ -111,9 +112,7 @@ def bert_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Bert
     """
     if not isinstance(name_or_fields, str):
         return _from_fields(name_or_fields, "BERT", changes)
-    if name_or_fields not in _SIZES:
-        raise ConfigError(f"{name_or_fields!r} is not a BERT preset; it is one of {', '.join(_SIZES)}.")
-    d_model, d_ff, heads, layers = _SIZES[name_or_fields]
+    d_model, d_ff, heads, layers = preset(name_or_fields, "BERT", _SIZES)
     fields: dict[str, Any] = {"vocab_size": 30522, "d_model": d_model, "d_ff": d_ff}
     fields |= {"num_heads": heads, "num_layers": layers, **changes}
     return BertConfig(**fields)
@@ -129,9 +128,7 @@ def electra_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
 
     Source: Clark et al. 2020, Sec. 3.2 and Appendix A.
     """
-    lacking = [name for name in ("embedding_size", "hidden_size") if name not in fields]
-    if lacking:
-        raise ConfigError(f"an ELECTRA lacks {', '.join(lacking)}.")
+    required(fields, {name: name for name in ("embedding_size", "hidden_size")}, "ELECTRA")
     size = 0 if fields["embedding_size"] == fields["hidden_size"] else fields["embedding_size"]
     return _from_fields(fields, "ELECTRA", {"embedding_size": size} | changes)
 
@@ -205,9 +202,7 @@ def _from_fields(
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
     } | dict(renamed or {})
-    missing = [names[ours] for ours in _REQUIRED if names[ours] not in fields]
-    if missing:
-        raise ConfigError(f"a {title} lacks {', '.join(missing)}.")
+    required(fields, {ours: names[ours] for ours in _REQUIRED}, title)
     if fields.get("is_decoder"):
         raise ConfigError(f"is_decoder = True, but a {title} is an encoder here; set it to False.")
     if "position_embedding_type" in fields and fields["position_embedding_type"] not in (None, "absolute"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from empax.core.config import ConfigError
 from empax.models.decoder_only_config import DecoderOnlyConfig
+from empax.models.foreign_fields import field_or, one_of, only, preset, required
 from empax.models.layers import ACTIVATIONS
 from empax.models.rotary import AnyScaling, LinearScaling, RopeScaling, YarnScaling
 
@@ -58,9 +59,9 @@ def llama_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Dec
     Raises:
       ConfigError: an unknown preset, a field is missing, or asks for something that is not supported here.
     """
-    fields = _preset(name_or_fields, "Llama", _LLAMA) if isinstance(name_or_fields, str) else name_or_fields
-    _only(fields, {"mlp_bias": False, "rope_interleaved": False}, "Llama")
-    biases: dict[str, Any] = {"attention_bias": _or(fields, "attention_bias", False)}
+    fields = preset(name_or_fields, "Llama", _LLAMA) if isinstance(name_or_fields, str) else name_or_fields
+    only(fields, {"mlp_bias": False, "rope_interleaved": False}, "Llama")
+    biases: dict[str, Any] = {"attention_bias": field_or(fields, "attention_bias", False)}
     return DecoderOnlyConfig(**(_llama_like(fields, "Llama", head_dim=None) | biases | changes))
 
 
@@ -88,7 +89,7 @@ def qwen3_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig
     given = _llama_like(fields, "Qwen3", head_dim=128)
     own: dict[str, Any] = {
         "head_norm": True,
-        "attention_bias": _or(fields, "attention_bias", False),
+        "attention_bias": field_or(fields, "attention_bias", False),
         "windows": _late_windows(fields, "Qwen3"),
     }
     return DecoderOnlyConfig(**(given | own | changes))
@@ -130,15 +131,15 @@ def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
         "num_layers": "num_hidden_layers",
         "max_positions": "max_position_embeddings",
     }
-    given = _required(fields, names, "OPT")
-    _only(fields, {"layer_norm_elementwise_affine": True}, "OPT")
+    given = required(fields, names, "OPT")
+    only(fields, {"layer_norm_elementwise_affine": True}, "OPT")
     size, heads = given["d_model"], given["num_heads"]
     if size % heads:
         raise ConfigError(f"hidden_size = {size} must be a multiple of num_attention_heads = {heads} in an OPT.")
     activations = {name: name for name in ACTIVATIONS}
-    activation = _one_of(activations, _or(fields, "activation_function", "relu"), "activation_function of an OPT")
-    before, biases = _or(fields, "do_layer_norm_before", True), _or(fields, "enable_bias", True)
-    embedding = _or(fields, "word_embed_proj_dim", size)
+    activation = one_of(activations, field_or(fields, "activation_function", "relu"), "activation_function of an OPT")
+    before, biases = field_or(fields, "do_layer_norm_before", True), field_or(fields, "enable_bias", True)
+    embedding = field_or(fields, "word_embed_proj_dim", size)
     defaults = {
         "num_kv_heads": heads,
         "head_dim": size // heads,
@@ -147,13 +148,13 @@ def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
         "activation": activation,
         "norm": "layer",
         "pre_norm": before,
-        "final_norm": before and not _or(fields, "_remove_final_layer_norm", False),
+        "final_norm": before and not field_or(fields, "_remove_final_layer_norm", False),
         "attention_bias": biases,
         "feed_forward_bias": biases,
         "embedding_size": 0 if embedding == size else embedding,
-        "tie_embeddings": _or(fields, "tie_word_embeddings", True),
-        "dropout": _or(fields, "dropout", 0.1),
-        "attention_dropout": _or(fields, "attention_dropout", 0.0),
+        "tie_embeddings": field_or(fields, "tie_word_embeddings", True),
+        "dropout": field_or(fields, "dropout", 0.1),
+        "attention_dropout": field_or(fields, "attention_dropout", 0.0),
         "embedding_dropout": 0.0,
     }
     return DecoderOnlyConfig(**(given | defaults | changes))
@@ -169,7 +170,7 @@ def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Deco
     Raises:
       ConfigError: an unknown preset, a field is missing, or asks for something that is not supported here.
     """
-    fields = _preset(name_or_fields, "GPT-2", _GPT2) if isinstance(name_or_fields, str) else name_or_fields
+    fields = preset(name_or_fields, "GPT-2", _GPT2) if isinstance(name_or_fields, str) else name_or_fields
     names = {
         "vocab_size": "vocab_size",
         "d_model": "n_embd",
@@ -177,29 +178,29 @@ def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Deco
         "num_layers": "n_layer",
         "max_positions": "n_positions",
     }
-    given = _required(fields, names, "GPT-2")
+    given = required(fields, names, "GPT-2")
     demanded = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
-    _only(fields, demanded, "GPT-2")
+    only(fields, demanded, "GPT-2")
     if given["d_model"] % given["num_heads"]:
         raise ConfigError(
             f"n_embd = {given['d_model']} must be a multiple of n_head = {given['num_heads']} in a GPT-2."
         )
     activations = {name: name for name in ACTIVATIONS} | {"gelu_pytorch_tanh": "gelu_new"}
-    chosen = _or(fields, "activation_function", "gelu_new")
+    chosen = field_or(fields, "activation_function", "gelu_new")
     defaults = {
         "num_kv_heads": given["num_heads"],
         "head_dim": given["d_model"] // given["num_heads"],
-        "d_ff": _or(fields, "n_inner", 4 * given["d_model"]),
+        "d_ff": field_or(fields, "n_inner", 4 * given["d_model"]),
         "position": "learned",
-        "activation": _one_of(activations, chosen, "activation_function of a GPT-2"),
+        "activation": one_of(activations, chosen, "activation_function of a GPT-2"),
         "norm": "layer",
         "attention_bias": True,
         "feed_forward_bias": True,
-        "tie_embeddings": _or(fields, "tie_word_embeddings", True),
-        "layer_norm_eps": _or(fields, "layer_norm_epsilon", 1e-5),
-        "dropout": _or(fields, "resid_pdrop", 0.1),
-        "attention_dropout": _or(fields, "attn_pdrop", 0.1),
-        "embedding_dropout": _or(fields, "embd_pdrop", 0.1),
+        "tie_embeddings": field_or(fields, "tie_word_embeddings", True),
+        "layer_norm_eps": field_or(fields, "layer_norm_epsilon", 1e-5),
+        "dropout": field_or(fields, "resid_pdrop", 0.1),
+        "attention_dropout": field_or(fields, "attn_pdrop", 0.1),
+        "embedding_dropout": field_or(fields, "embd_pdrop", 0.1),
     }
     return DecoderOnlyConfig(**(given | defaults | changes))
 
@@ -215,28 +216,30 @@ def _llama_like(fields: Mapping[str, Any], model: str, *, head_dim: int | None) 
         "max_positions": "max_position_embeddings",
         "layer_norm_eps": "rms_norm_eps",
     }
-    given = _required(fields, names, model)
+    given = required(fields, names, model)
     activations = {"silu": "gated-silu", "gelu_new": "gated-gelu", "gelu_pytorch_tanh": "gated-gelu"}
     theta, scaling = _rope(fields, model)
     heads = given["num_heads"]
     return given | {
-        "num_kv_heads": _or(fields, "num_key_value_heads", heads),
-        "head_dim": _or(fields, "head_dim", head_dim or given["d_model"] // heads),
+        "num_kv_heads": field_or(fields, "num_key_value_heads", heads),
+        "head_dim": field_or(fields, "head_dim", head_dim or given["d_model"] // heads),
         "rope_theta": theta,
         "rope_scaling": scaling,
-        "activation": _one_of(activations, _or(fields, "hidden_act", "silu"), f"hidden_act of a {model}"),
-        "tie_embeddings": _or(fields, "tie_word_embeddings", False),
-        "attention_dropout": _or(fields, "attention_dropout", 0.0),
+        "activation": one_of(activations, field_or(fields, "hidden_act", "silu"), f"hidden_act of a {model}"),
+        "tie_embeddings": field_or(fields, "tie_word_embeddings", False),
+        "attention_dropout": field_or(fields, "attention_dropout", 0.0),
     }
 
 
 def _late_windows(fields: Mapping[str, Any], model: str) -> tuple[int, ...]:
     """The windows of a Qwen's layers: by `layer_types`, or from layer `max_window_layers` on."""
     layers = fields["num_hidden_layers"]
-    window = _window(_or(fields, "sliding_window", 4096), model) if _or(fields, "use_sliding_window", False) else 0
-    kinds = _or(fields, "layer_types", None)
+    window = (
+        _window(field_or(fields, "sliding_window", 4096), model) if field_or(fields, "use_sliding_window", False) else 0
+    )
+    kinds = field_or(fields, "layer_types", None)
     if kinds is None:
-        first = _or(fields, "max_window_layers", 28)
+        first = field_or(fields, "max_window_layers", 28)
         kinds = ["full_attention" if place < first else "sliding_attention" for place in range(layers)]
     known = {"full_attention": 0, "sliding_attention": window}
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in list(known) for kind in kinds):
@@ -255,53 +258,16 @@ def _window(value: Any, model: str) -> int:
     return value
 
 
-def _preset(name: str, title: str, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    if name not in known:
-        raise ConfigError(f"{name!r} is not a {title} preset; it is one of {', '.join(known)}.")
-    return known[name]
-
-
-def _one(model: str) -> str:
-    return f"an {model}" if model[0] in "AEIO" else f"a {model}"
-
-
-def _required(fields: Mapping[str, Any], names: Mapping[str, str], model: str) -> dict[str, Any]:
-    missing = [theirs for theirs in names.values() if fields.get(theirs) is None]
-    if missing:
-        raise ConfigError(f"{_one(model)} lacks {', '.join(missing)}.")
-    return {ours: fields[theirs] for ours, theirs in names.items()}
-
-
-def _or(fields: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A field, or what Hugging Face takes where it is absent or null."""
-    value = fields.get(name)
-    return default if value is None else value
-
-
-def _only(fields: Mapping[str, Any], allowed: Mapping[str, Any], model: str) -> None:
-    for name, value in allowed.items():
-        if _or(fields, name, value) != value:
-            raise ConfigError(
-                f"{name} = {fields[name]!r} of {_one(model)} is not supported here; it must be {value!r}."
-            )
-
-
-def _one_of(known: Mapping[str, str], value: str, what: str) -> str:
-    if value not in known:
-        raise ConfigError(f"{what} = {value!r} is not supported here; it is one of {', '.join(known)}.")
-    return known[value]
-
-
 _SCALINGS = ("default", "linear", "llama3", "yarn")
 
 
 def _rope(fields: Mapping[str, Any], model: str) -> tuple[float, AnyScaling | None]:
     """Base and scaling: Transformers 5 writes both into `rope_parameters`, 4 the latter into `rope_scaling`."""
-    rope = {**_or(fields, "rope_scaling", {}), **_or(fields, "rope_parameters", {})}
-    theta = float(_or(rope, "rope_theta", _or(fields, "rope_theta", 10_000.0)))
-    _only(fields, {"partial_rotary_factor": 1.0}, model)
-    _only(rope, {"partial_rotary_factor": 1.0}, model)
-    kind = _or(rope, "rope_type", _or(rope, "type", "default"))
+    rope = {**field_or(fields, "rope_scaling", {}), **field_or(fields, "rope_parameters", {})}
+    theta = float(field_or(rope, "rope_theta", field_or(fields, "rope_theta", 10_000.0)))
+    only(fields, {"partial_rotary_factor": 1.0}, model)
+    only(rope, {"partial_rotary_factor": 1.0}, model)
+    kind = field_or(rope, "rope_type", field_or(rope, "type", "default"))
     if kind not in _SCALINGS:
         key = "rope_type" if "rope_type" in rope else "type"
         where = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
@@ -312,7 +278,7 @@ def _rope(fields: Mapping[str, Any], model: str) -> tuple[float, AnyScaling | No
         return theta, None
     title = f"{model} with rope_type = {kind!r}"
     if kind == "linear":
-        return theta, LinearScaling(**_required(rope, {"factor": "factor"}, title))
+        return theta, LinearScaling(**required(rope, {"factor": "factor"}, title))
     if kind == "yarn":
         return theta, _yarn(rope, fields["max_position_embeddings"], title)
     names = {
@@ -321,22 +287,22 @@ def _rope(fields: Mapping[str, Any], model: str) -> tuple[float, AnyScaling | No
         "high_freq_factor": "high_freq_factor",
         "original_positions": "original_max_position_embeddings",
     }
-    return theta, RopeScaling(**_required(rope, names, title))
+    return theta, RopeScaling(**required(rope, names, title))
 
 
 def _yarn(rope: Mapping[str, Any], positions: int, title: str) -> YarnScaling:
     """The scaling; DeepSeek's `mscale` and `mscale_all_dim` are taken into the attention's factor."""
-    factor = _required(rope, {"factor": "factor"}, title)["factor"]
-    sharper = _or(rope, "attention_factor", None)
-    scales = [_or(rope, name, 0) for name in ("mscale", "mscale_all_dim")]
+    factor = required(rope, {"factor": "factor"}, title)["factor"]
+    sharper = field_or(rope, "attention_factor", None)
+    scales = [field_or(rope, name, 0) for name in ("mscale", "mscale_all_dim")]
     if sharper is None and all(scales) and factor > 1:
         over, under = (0.1 * scale * math.log(factor) + 1.0 for scale in scales)
         sharper = over / under
     return YarnScaling(
         factor=factor,
-        original_positions=_or(rope, "original_max_position_embeddings", positions),
+        original_positions=field_or(rope, "original_max_position_embeddings", positions),
         attention_factor=sharper,
-        beta_fast=_or(rope, "beta_fast", 32.0),
-        beta_slow=_or(rope, "beta_slow", 1.0),
-        truncate=_or(rope, "truncate", True),
+        beta_fast=field_or(rope, "beta_fast", 32.0),
+        beta_slow=field_or(rope, "beta_slow", 1.0),
+        truncate=field_or(rope, "truncate", True),
     )

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
-from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS
+from empax.models.layers import GATED_ACTIVATIONS
 from empax.models.rotary import AnyScaling
-from empax.models.transformer_config import Remat
+from empax.models.transformer_config import Remat, check_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +66,8 @@ class DecoderOnlyConfig:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        known = sorted([*ACTIVATIONS, *GATED_ACTIVATIONS])
-        if self.activation not in known:
-            raise ConfigError(f"activation = {self.activation!r} is unknown; it is one of {', '.join(known)}.")
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(f"dtype = {self.dtype!r} must be float32, bfloat16 or float16.")
+        check_layers(self, "num_kv_heads", "num_layers", "max_positions")
         check_numbers(self, "dropout", "attention_dropout", "embedding_dropout", least=0, below=1)
-        sizes = ("vocab_size", "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "num_layers")
-        for name in (*sizes, "max_positions", "unroll"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1.")
         if self.windows and len(self.windows) != self.num_layers:
             raise ConfigError(f"windows has {len(self.windows)} sizes, but there are {self.num_layers} layers.")
         if min(self.windows, default=0) < 0 or min(self.position_offset, self.embedding_size) < 0:

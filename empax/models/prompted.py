@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig, PromptCache
+from empax.models.decoder_only import DecoderOnly, PromptCache
+from empax.models.fusion_in_decoder import Around
 
 
 @flax.struct.dataclass
@@ -30,8 +31,8 @@ class PromptStates:
     start: Any  # [B], the prompt's last token, which predicts the first of the response
 
 
-class PromptedDecoder(nn.Module):
-    """`model` with the methods of `EncoderDecoder`. Parameters are the wrapped model's own.
+class PromptedDecoder(Around):
+    """`model` with the methods of `EncoderDecoder`.
 
     Attributes:
       prefix: F ids in front of every source, the beginning of a chat and its instruction.
@@ -42,18 +43,6 @@ class PromptedDecoder(nn.Module):
     model: DecoderOnly
     prefix: tuple[int, ...] = ()
     start_id: int | None = None
-
-    def setup(self) -> None:
-        nn.share_scope(self, self.model)
-
-    @property
-    def config(self) -> DecoderOnlyConfig:
-        return self.model.config
-
-    @nn.nowrap
-    def states_mask(self, source_mask: Bool[Array, "B S"]) -> Bool[Array, "B S"]:
-        """Which states are of real tokens."""
-        return source_mask
 
     @nn.nowrap
     def _with_prefix(self, mask: Bool[Array, "B S"]) -> Bool[Array, "B R"]:
@@ -88,37 +77,6 @@ class PromptedDecoder(nn.Module):
         prompt = (states.key, states.value, self._with_prefix(states_mask))
         return self.model.read_on(shifted, *prompt, deterministic=deterministic)
 
-    def decode(
-        self,
-        target: Int[Array, "B T"],
-        states: PromptStates,
-        states_mask: Bool[Array, "B S"],
-        *,
-        deterministic: bool = True,
-    ) -> Float[Array, "B T V"]:
-        """Teacher-forced logits of `target`."""
-        return self.logits_from(self.decode_hidden(target, states, states_mask, deterministic=deterministic))
-
-    def __call__(
-        self,
-        source: Int[Array, "B S"],
-        source_mask: Bool[Array, "B S"],
-        target: Int[Array, "B T"],
-        *,
-        deterministic: bool = True,
-    ) -> Float[Array, "B T V"]:
-        """Logits of `target` behind `source`."""
-        states = self.encode(source, source_mask, deterministic=deterministic)
-        return self.decode(target, states, source_mask, deterministic=deterministic)
-
-    def output_weights(self) -> Float[Array, "V D"]:
-        """As `DecoderOnly.output_weights`."""
-        return self.model.output_weights()
-
-    def logits_from(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """As `DecoderOnly.logits_from`."""
-        return self.model.logits_from(hidden)
-
     def start_cache(
         self, states: PromptStates, states_mask: Bool[Array, "B S"], *, num_hypotheses: int, max_length: int
     ) -> PromptCache:
@@ -128,31 +86,23 @@ class PromptedDecoder(nn.Module):
             states.key, states.value, mask, num_hypotheses=num_hypotheses, max_length=max_length
         )
 
-    def step(self, tokens: Int[Array, "B K"], cache: PromptCache) -> tuple[Float[Array, "B K V"], PromptCache]:
-        """As `DecoderOnly.step`."""
-        return self.model.step(tokens, cache)
-
 
 def _last(mask: Bool[Array, "B S"]) -> Int[Array, " B"]:
     """The column of each row's last real token."""
     return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
 
 
-class FusionInPrompt(nn.Module):
-    """`reader` with K exemplars per example, read one after the other and then the context.
+class FusionInPrompt(Around):
+    """A prompted model with K exemplars per example, read one after the other and then the context.
 
     Sources are [B, K, S], each an exemplar in its first `split` columns and the context, the same in each, behind.
-    Masks of the states may be given as [B, K, S] or as `states_mask` makes them.
     """
 
-    reader: PromptedDecoder
-    split: int
-
-    def setup(self) -> None:
-        nn.share_scope(self, self.reader)
+    model: PromptedDecoder
+    split: int = 0
 
     @nn.nowrap
-    def states_mask(self, source_mask: Bool[Array, "B K S"] | Bool[Array, "B R"]) -> Bool[Array, "B R"]:
+    def states_mask(self, source_mask: Bool[Array, "B ..."]) -> Bool[Array, "B R"]:
         """Which states are of real tokens; a flat mask stays as it is."""
         return source_mask if source_mask.ndim == 2 else self._joined(source_mask, source_mask)
 
@@ -169,69 +119,7 @@ class FusionInPrompt(nn.Module):
     ) -> PromptStates:
         """Reads all exemplars and the context as one prompt."""
         mask = self.states_mask(source_mask)
-        return self.reader.encode(self._joined(source, source_mask), mask, deterministic=deterministic)
-
-    def decode_hidden(
-        self,
-        target: Int[Array, "B T"],
-        states: PromptStates,
-        states_mask: Bool[Array, "B K S"] | Bool[Array, "B R"],
-        *,
-        deterministic: bool = True,
-    ) -> Float[Array, "B T D"]:
-        """As `PromptedDecoder.decode_hidden`."""
-        return self.reader.decode_hidden(target, states, self.states_mask(states_mask), deterministic=deterministic)
-
-    def output_weights(self) -> Float[Array, "V D"]:
-        """As `PromptedDecoder.output_weights`."""
-        return self.reader.output_weights()
-
-    def logits_from(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """As `DecoderOnly.logits_from`."""
-        return self.reader.logits_from(hidden)
-
-    @property
-    def config(self) -> DecoderOnlyConfig:
-        return self.reader.config
-
-    def decode(
-        self,
-        target: Int[Array, "B T"],
-        states: PromptStates,
-        states_mask: Bool[Array, "B K S"] | Bool[Array, "B R"],
-        *,
-        deterministic: bool = True,
-    ) -> Float[Array, "B T V"]:
-        """As `PromptedDecoder.decode`."""
-        return self.reader.decode(target, states, self.states_mask(states_mask), deterministic=deterministic)
-
-    def __call__(
-        self,
-        source: Int[Array, "B K S"],
-        source_mask: Bool[Array, "B K S"],
-        target: Int[Array, "B T"],
-        *,
-        deterministic: bool = True,
-    ) -> Float[Array, "B T V"]:
-        """Logits of `target` behind all exemplars and the context."""
-        states = self.encode(source, source_mask, deterministic=deterministic)
-        return self.decode(target, states, source_mask, deterministic=deterministic)
-
-    def start_cache(
-        self,
-        states: PromptStates,
-        states_mask: Bool[Array, "B K S"] | Bool[Array, "B R"],
-        *,
-        num_hypotheses: int,
-        max_length: int,
-    ) -> PromptCache:
-        """As `PromptedDecoder.start_cache`."""
-        mask = self.states_mask(states_mask)
-        return self.reader.start_cache(states, mask, num_hypotheses=num_hypotheses, max_length=max_length)
-
-    def step(self, tokens: Int[Array, "B W"], cache: PromptCache) -> tuple[Float[Array, "B W V"], PromptCache]:
-        """As `PromptedDecoder.step`."""
-        return self.reader.step(tokens, cache)
+        return self.model.encode(self._joined(source, source_mask), mask, deterministic=deterministic)
 
 
 def pooled_states(states: Any) -> jax.Array:

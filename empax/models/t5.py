@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.config import ConfigError
+from empax.models.foreign_fields import field_or, preset, required
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 _SIZES: dict[str, tuple[int, int, int, int, int]] = {  # d_model, d_ff, head_dim, heads, layers
@@ -53,11 +53,9 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
     if isinstance(name_or_fields, str):
         name_or_fields = _preset(name_or_fields)
     fields = name_or_fields
-    required = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
-    missing = [name for name in required if name not in fields]
-    if missing:
-        raise ConfigError(f"a T5 lacks {', '.join(missing)}.")
-    tied = _switch(fields, "tie_word_embeddings", absent=True)
+    names = {name: name for name in ("vocab_size", "d_model", "d_ff", "num_heads")}
+    given = required(fields, {**names, "head_dim": "d_kv", "num_encoder_layers": "num_layers"}, "T5")
+    tied = field_or(fields, "tie_word_embeddings", True)
     optional = {
         "dropout": "dropout_rate",
         "relative_buckets": "relative_attention_num_buckets",
@@ -67,27 +65,21 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
         "num_decoder_layers": "num_decoder_layers",
         "activation": "feed_forward_proj",
     }
-    given = {ours: fields[theirs] for ours, theirs in optional.items() if theirs in fields}
-    given = {ours: value for ours, value in given.items() if value is not None}
+    more = {ours: fields[theirs] for ours, theirs in optional.items() if fields.get(theirs) is not None}
     config = TransformerConfig(
-        vocab_size=fields["vocab_size"],
-        d_model=fields["d_model"],
-        num_heads=fields["num_heads"],
-        head_dim=fields["d_kv"],
-        d_ff=fields["d_ff"],
-        num_encoder_layers=fields["num_layers"],
-        num_decoder_layers=given.pop("num_decoder_layers", fields["num_layers"]),
+        **given,
+        num_decoder_layers=more.pop("num_decoder_layers", fields["num_layers"]),
         norm="rms",
         use_bias=False,
         attention_scale=False,
         tie_embeddings=tied,
-        output_scale=_switch(fields, "scale_decoder_outputs", absent=tied),
+        output_scale=field_or(fields, "scale_decoder_outputs", tied),
         embedding_stddev=1.0,
         final_norm=True,
     )
     if _is_encoder(fields):
         config = encoder_alone(config)
-    return dataclasses.replace(config, **(given | changes))
+    return dataclasses.replace(config, **(more | changes))
 
 
 def t5_from_scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
@@ -110,14 +102,9 @@ def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
     """
     config = t5_config({"feed_forward_proj": "gated-gelu", **fields})
     if config.num_decoder_layers:
-        tied = _switch(fields, "tie_word_embeddings", absent=False)
+        tied = field_or(fields, "tie_word_embeddings", False)
         config = dataclasses.replace(config, tie_embeddings=tied, output_scale=False)
     return dataclasses.replace(config, **changes)
-
-
-def _switch(fields: Mapping[str, Any], name: str, *, absent: bool) -> bool:
-    """A field that is true or false; null is absent."""
-    return absent if fields.get(name) is None else fields[name]
 
 
 def _is_encoder(fields: Mapping[str, Any]) -> bool:
@@ -130,11 +117,7 @@ def encoder_alone(config: TransformerConfig) -> TransformerConfig:
 
 
 def _preset(name: str) -> dict[str, Any]:
-    name = name.rsplit("/", maxsplit=1)[-1]
-    keys = {known: known for known in _SIZES} | _ALIASES
-    if name not in keys:
-        raise ConfigError(f"{name!r} is not a T5 preset; it is one of {', '.join(sorted(keys))}.")
-    key = keys[name]
+    key = preset(name, "T5", dict(sorted(({known: known for known in _SIZES} | _ALIASES).items())))
     d_model, d_ff, head_dim, heads, layers = _SIZES[key]
     first = not key.startswith("flan-")
     return {

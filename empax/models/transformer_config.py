@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 
@@ -13,6 +13,24 @@ from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm,
 
 Remat: TypeAlias = Literal["none", "minimal", "full"]
 """What the backward pass computes again, see `models.scanned.rematerialized`."""
+
+
+_SIZES = ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "unroll")
+
+
+def check_layers(config: Any, *more: str) -> None:
+    """Raises ConfigError for an activation, a type of arithmetic or a size that no Transformer here has.
+
+    Args:
+      config: settings of a Transformer.
+      more: fields beside `_SIZES` that are at least 1.
+    """
+    known = sorted([*ACTIVATIONS, *GATED_ACTIVATIONS])
+    if config.activation not in known:
+        raise ConfigError(f"activation = {config.activation!r} is unknown; it is one of {', '.join(known)}.")
+    if config.dtype not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"dtype = {config.dtype!r} must be float32, bfloat16 or float16.")
+    check_numbers(config, *_SIZES, *more, least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,16 +112,8 @@ class TransformerConfig:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        known = sorted([*ACTIVATIONS, *GATED_ACTIVATIONS])
-        if self.activation not in known:
-            raise ConfigError(f"activation = {self.activation!r} is unknown; it is one of {', '.join(known)}.")
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(f"dtype = {self.dtype!r} must be float32, bfloat16 or float16.")
+        check_layers(self, "num_encoder_layers", "feed_forward_kernel")
         check_numbers(self, "dropout", "attention_dropout", "activation_dropout", least=0, below=1)
-        sizes = ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "unroll")
-        for name in (*sizes, "feed_forward_kernel"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1.")
         if self.feed_forward_kernel > 1 and self.activation in GATED_ACTIVATIONS:
             allowed = " or ".join(ACTIVATIONS)
             raise ConfigError(f"activation = {self.activation!r} is gated, and convolutions are not; set {allowed}.")

@@ -13,10 +13,9 @@ from jaxtyping import Array, Bool, Float
 
 from empax.core.config import check_numbers
 from empax.core.types import EMOTIONS, IS_POSITIVE, POSITIVE_EMOTIONS
-from empax.losses.latent import Gaussian, gaussian_kl
 from empax.models.arithmetic import contract
 from empax.models.heads import masked_mean
-from empax.models.latent import draw
+from empax.models.latent import Gaussian, draw, gaussian_kl
 from empax.models.layers import normal, sinusoidal_positions
 from empax.models.stack import Stack
 from empax.models.transformer_config import TransformerConfig

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Int
 from empax.core.types import IS_POSITIVE, Mean, Metrics, Params
 from empax.losses.contrastive import supervised_contrastive
 from empax.losses.cross_entropy import cross_entropy
-from empax.losses.latent import gaussian_kl
 from empax.models.heads import EMOTION_HEAD, masked_mean
+from empax.models.latent import gaussian_kl
 from empax.models.layers import apply
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.task import Keys, Losses, ResponseTask, combine, emotion_loss, target_weights

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from empax.core.config import ConfigError
-from empax.losses.latent import gaussian_kl
+from empax.models.latent import gaussian_kl
 from empax.systems.reflectdiffu.diffusion import Schedule, clean_estimate, ddim, ddpm, ddpm_step, noise_loss, q_sample
 from empax.systems.reflectdiffu.intent_diffusion import IntentDenoiser
 

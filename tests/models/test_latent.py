@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from empax.losses.latent import gaussian_kl
-from empax.models.latent import draw
+from empax.models.latent import draw, gaussian_kl
 
 
 def test_worked_number():
