@@ -1,8 +1,7 @@
 """Models from GGUF files: settings and tensors as Hugging Face would give them.
 
-Llama, Mistral (which llama.cpp calls a Llama too), Qwen2 and Qwen3.
-
-Source of the block formats: github.com/ggml-org/ggml, src/ggml-common.h and ggml-quants.c.
+Llama, Mistral (which llama.cpp calls a Llama too), Qwen2 and Qwen3. The package `gguf` dequantises; what stands before
+the numbers is read by `data.gguf`, since its reader believes every count that a broken file claims.
 """
 
 from __future__ import annotations
@@ -17,20 +16,12 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
-from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import GgufFile, GgufTensor, read_gguf
 from empax.interop.tensors import MappedTensor
 
 _PLAIN = {0: np.dtype(np.float32), 1: np.dtype(np.float16), 30: np.dtype(ml_dtypes.bfloat16)}
-_BLOCK = 32  # numbers that share a scale
-_BLOCKS = {  # number of the type -> how a block lies in the file
-    2: np.dtype([("scale", "<f2"), ("quants", "u1", 16)]),
-    3: np.dtype([("scale", "<f2"), ("least", "<f2"), ("quants", "u1", 16)]),
-    8: np.dtype([("scale", "<f2"), ("quants", "i1", 32)]),
-}
-_BLOCKS_AT_ONCE = 1 << 16
-_READ = {0: "F32", 1: "F16", 30: "BF16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0"}
+_BYTES_AT_ONCE = 1 << 21  # of blocks: what is worked on stays small
 _ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 _TURNED = ("llama", "mistral")  # whose queries and keys llama.cpp lays otherwise
 
@@ -58,7 +49,7 @@ class GgufWeight:
     """A tensor of a GGUF file as Hugging Face has it: no longer quantised, rows of queries and keys in its order.
 
     Attributes:
-      stored: the numbers of the file, its blocks, or their bytes.
+      stored: the numbers of the file, or the bytes of its blocks, [rows, bytes].
       shape: of the tensor.
       kind: ggml's number for the type.
       heads: of a projection to queries or keys, how many heads its rows are; 0 of any other.
@@ -75,10 +66,8 @@ class GgufWeight:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = np.asarray(self.stored)
-        if self.kind in _BLOCKS:
+        if self.kind not in _PLAIN:
             array = _dequantize(array, self.kind).reshape(self.shape)
-        elif self.kind not in _PLAIN:
-            array = _dequantize_by_package(array, self.kind).reshape(self.shape)
         if self.heads:
             # llama.cpp turns neighbouring pairs of a head, Hugging Face a number and that half a head further.
             pairs = array.reshape(self.heads, -1, 2, *self.shape[1:])
@@ -91,7 +80,6 @@ def read_gguf_weights(path: Path) -> dict[str, GgufWeight]:
 
     Raises:
       DataError: the model is of another kind, the file is cut short, or a tensor in a quantisation that is not read.
-      ConfigError: a tensor needs the package `gguf`, which is not installed.
     """
     file, architecture = _model(path)
     heads, groups = _heads(file, architecture) if architecture in _TURNED else (0, 0)
@@ -196,32 +184,17 @@ def _foreign_name(name: str) -> str:
 def _stored(path: Path, row: GgufTensor) -> MappedTensor:
     if row.kind in _PLAIN:
         return MappedTensor(path, row.offset, _PLAIN[row.kind], row.shape)
-    if row.kind not in _BLOCKS:
-        block, size = _package_block(path, row)
-    else:
-        block, size = _BLOCK, 0
+    block, size = _block(path, row)
     if row.shape[-1] % block:
         raise DataError(f"{path}: {row.name} has rows of {row.shape[-1]}, no multiple of the {block} of a block.")
-    if size:
-        rows = (math.prod(row.shape[:-1]), row.shape[-1] // block * size)
-        return MappedTensor(path, row.offset, np.dtype(np.uint8), rows)
-    return MappedTensor(path, row.offset, _BLOCKS[row.kind], (math.prod(row.shape) // _BLOCK,))
+    rows = (math.prod(row.shape[:-1]), row.shape[-1] // block * size)
+    return MappedTensor(path, row.offset, np.dtype(np.uint8), rows)
 
 
-def _package_block(path: Path, row: GgufTensor) -> tuple[int, int]:
-    """Numbers and bytes of a block of a type that the package `gguf` dequantises.
+def _block(path: Path, row: GgufTensor) -> tuple[int, int]:
+    """Numbers and bytes of a block; DataError where the package `gguf` does not dequantise its type."""
+    import gguf  # slow to import, and needed only here
 
-    Raises:
-      ConfigError: the package is not installed.
-      DataError: it does not know the type.
-    """
-    try:
-        import gguf  # an extra
-    except ImportError as error:
-        raise ConfigError(
-            f"{path}: {row.name} is quantised as ggml's type {row.kind}, which the package gguf reads; run "
-            f"`pip install empax[gguf]`, or take a file in one of {', '.join(_READ.values())}."
-        ) from error
     try:
         kind = gguf.GGMLQuantizationType(row.kind)
         block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -229,40 +202,20 @@ def _package_block(path: Path, row: GgufTensor) -> tuple[int, int]:
     except (ValueError, KeyError, NotImplementedError) as error:
         name = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}.get(row.kind, f"type {row.kind}")
         raise DataError(
-            f"{path}: {row.name} is quantised as {name}, which the package gguf does not read; take a file in one of "
-            f"{', '.join(_READ.values())}, or of Q2_K to Q6_K."
+            f"{path}: {row.name} is quantised as {name}, which the package gguf does not read; take a file in F32, "
+            "F16, BF16, Q4_0, Q4_1, Q8_0, or Q2_K to Q6_K."
         ) from error
     return block, size
 
 
-def _dequantize_by_package(rows: np.ndarray, kind: int) -> Float[np.ndarray, "rows numbers"]:
-    """As the package has it, some rows at a time, so that what is worked on stays small."""
+def _dequantize(rows: np.ndarray, kind: int) -> Float[np.ndarray, "rows numbers"]:
+    """The numbers that blocks stand for, some rows at a time."""
     import gguf
 
-    at_once = max(1, _BLOCKS_AT_ONCE * _BLOCK // rows.shape[1])
+    at_once = max(1, _BYTES_AT_ONCE // rows.shape[1])
     parts = (rows[start : start + at_once] for start in range(0, len(rows), at_once))
     kinds = gguf.GGMLQuantizationType(kind)
     return np.concatenate([gguf.quants.dequantize(np.ascontiguousarray(part), kinds) for part in parts])
-
-
-def _dequantize(blocks: np.ndarray, kind: int) -> Float[np.ndarray, "blocks 32"]:
-    """The numbers that blocks stand for: scale times quants, plus the least number or minus half the range."""
-    numbers = np.empty((len(blocks), _BLOCK), np.float32)
-    for start in range(0, len(blocks), _BLOCKS_AT_ONCE):  # what is worked on stays small
-        part, out = blocks[start : start + _BLOCKS_AT_ONCE], numbers[start : start + _BLOCKS_AT_ONCE]
-        scale = part["scale"].astype(np.float32)[:, None]
-        if _READ[kind] == "Q8_0":
-            out[:] = part["quants"]
-        else:
-            # The first half of a block lies in the low four bits, the second in the high ones.
-            out[:, : _BLOCK // 2] = part["quants"] & 15
-            out[:, _BLOCK // 2 :] = part["quants"] >> 4
-        if _READ[kind] == "Q4_0":
-            out -= 8
-        out *= scale
-        if _READ[kind] == "Q4_1":
-            out += part["least"].astype(np.float32)[:, None]
-    return numbers
 
 
 def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.core.files import hash_file, write_json
 from empax.core.types import MECHANISMS
-from empax.data.wheels import MINILM, minilm_folder
+from empax.data.wheels import MINILM, NAMED
 from empax.evaluation.empathy import sentiment
 from empax.evaluation.human_ratings import SOURCES, RatedReply, correlations, find_ratings, load_ratings
 from empax.evaluation.text import bleu_statistic, count_matches, rouge_l_rows, token_f1_rows
@@ -96,7 +96,7 @@ def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int
 
 def _encoder() -> TextEncoder | None:
     try:
-        minilm_folder()
+        NAMED[MINILM]()
     except ConfigError:
         return None
     return TextEncoder.of(EncoderSettings(pretrained=MINILM), None, 0)

@@ -3,6 +3,7 @@
 import json
 import struct
 
+import gguf
 import pytest
 import tokenizers as rust
 import transformers
@@ -13,8 +14,6 @@ from empax.core.files import DataError
 from empax.data.gguf import find_gguf, read_gguf
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.wheels import NAMED
-
-gguf = pytest.importorskip("gguf", reason="what writes GGUF files is not installed")
 
 TEXTS = [
     "I lost my job today, and it's 12,345 days!",

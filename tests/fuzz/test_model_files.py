@@ -4,6 +4,7 @@ import json
 import zipfile
 from io import BytesIO
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -93,7 +94,6 @@ def test_pytorch_bin_with_checksums_made_right():
 
 def gguf_file(path, model, tokens):
     """A Llama as llama.cpp's own package writes it."""
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "llama")
     c = model.config
     writer.add_embedding_length(c.hidden_size)

@@ -1,5 +1,4 @@
-import sys
-
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -14,7 +13,6 @@ from empax.interop.gguf import gguf_fields, read_gguf_weights
 from empax.interop.huggingface import load_config, model_config, resolve
 from empax.interop.readers import open_tensors
 
-gguf = pytest.importorskip("gguf", reason="the oracle for GGUF files is not installed")
 HEADS, GROUPS = 4, 2
 PARTS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
 PARTS |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
@@ -107,7 +105,7 @@ def quantized(array, kind):
 def test_other_quantizations_are_read_as_the_package_reads_them(tmp_path, kind, monkeypatch):
     model = tiny_llama(hidden_size=256, intermediate_size=512, num_hidden_layers=1)
     stored = written(tmp_path / "a.gguf", model, kind)
-    monkeypatch.setattr(interop_gguf, "_BLOCKS_AT_ONCE", 99)  # parts, the last of them smaller
+    monkeypatch.setattr(interop_gguf, "_BYTES_AT_ONCE", 3000)  # parts, the last of them smaller
     read = open_tensors(tmp_path)
     assert set(read) == set(stored) == set(model.state_dict())
     for name, expected in stored.items():
@@ -115,15 +113,6 @@ def test_other_quantizations_are_read_as_the_package_reads_them(tmp_path, kind, 
         assert (array.shape, array.dtype) == (read[name].shape, read[name].dtype) == (expected.shape, np.float32)
         assert np.isfinite(array).all()
         np.testing.assert_array_equal(turned(name, array), expected, err_msg=name)
-
-
-def test_a_quantization_without_the_package_says_what_to_install(tmp_path, monkeypatch):
-    written(tmp_path / "a.gguf", tiny_llama(hidden_size=256, intermediate_size=256, num_hidden_layers=1), "Q4_K")
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ConfigError, match=r"pip install empax\[gguf\]`, or take a file in one of F32, .*Q8_0"):
-        open_tensors(tmp_path)
-    written(tmp_path / "a.gguf", tiny_llama(), "Q8_0")
-    open_tensors(tmp_path)
 
 
 KIN = {
@@ -172,7 +161,7 @@ def test_yarn_and_windows_in_the_metadata(tmp_path):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q8_0"])
 def test_tensors_have_the_names_the_rows_and_the_numbers_of_the_original(tmp_path, kind):
     model = tiny_llama()
     stored = written(tmp_path / "a.gguf", model, kind)

@@ -917,11 +917,6 @@ _RATERS = "tests/rating and tests/test_rate.py follow it"
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
 
 WITHOUT_A_CASE = {
-    ("interop/knowledge_pickles.py", "fetch it again"): _FETCH,
-    (
-        "interop/knowledge_pickles.py",
-        "write it as JSON lines and take source",
-    ): "data/test_knowledge.py reads such lines",
     ("systems/nec/ranker.py", "leave it out, with {}.ranker"): _RUN,
     ("api.py", "give at least two to compare"): _FRONT_DOOR,
     ("decoding/options.py", "generate: "): "tests/decoding/test_options.py follows each",

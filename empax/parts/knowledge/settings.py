@@ -8,7 +8,7 @@ from typing import Literal
 from empax.core.config import ConfigError, check_numbers
 from empax.interop.pretrained_encoders import EncoderSettings
 
-Maker = Literal["file", "nec", "cem", "sample", "atomic", "wordnet", "comet", "llm"]
+Maker = Literal["file", "sample", "atomic", "wordnet", "comet", "llm"]
 
 MINILM = EncoderSettings(pretrained="minilm")
 
@@ -18,13 +18,12 @@ class SourceSettings:
     """One source of facts.
 
     Attributes:
-      source: "file" (JSON lines as of `data.knowledge`), "nec" or "cem" (their authors' pickles), "sample" (those of
-        the built-in corpus), "atomic" (what people said of the event of ATOMIC that is nearest to the last turn),
-        "wordnet" (of the things in a context), "comet" (a model that was trained on ATOMIC) or "llm" (a prompted
-        language model).
-      path: of "file" and "nec" a file, with "{split}" where there is one for each split; of "cem" dataset_preproc.p; of
-        "atomic" the folder of its files (empty = `config.data.dir`); of "wordnet" the folder of its database; of
-        "comet" and "llm" the folder or the name of a model.
+      source: "file" (JSON lines as of `data.knowledge`), "sample" (those of the built-in corpus), "atomic" (what people
+        said of the event of ATOMIC that is nearest to the last turn), "wordnet" (of the things in a context), "comet"
+        (a model that was trained on ATOMIC) or "llm" (a prompted language model).
+      path: of "file" a file, with "{split}" where there is one for each split; of "atomic" the folder of its files
+        (empty = `config.data.dir`); of "wordnet" the folder of its database; of "comet" and "llm" the folder or the
+        name of a model.
       tails: the most tails of a relation that are kept; of "comet" also its beams.
       entities: of "comet", asked of entities: the folder of WordNet, which says what the entities of a context are.
       encoder: of "atomic": what compares turns and events.
@@ -65,8 +64,6 @@ class KnowledgeSettings:
 
 _PATHS = {
     "file": "a file of facts, or one for each split, as in 'facts/{split}.jsonl'",
-    "nec": "the pickle of relations, or one for each split, as in 'facts/{split}.pkl'",
-    "cem": "the file dataset_preproc.p",
     "wordnet": "the folder of WordNet's database files, such as /usr/share/wordnet",
     "comet": "the folder of a COMET, such as one that configs/comet_t5.py has trained",
     "llm": "a language model's folder, or 'smollm2'",

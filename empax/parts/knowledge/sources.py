@@ -23,7 +23,6 @@ from empax.data import sample
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_from, ranked, read_knowledge
 from empax.data.store import may_load
 from empax.data.wordnet import WordNet
-from empax.interop.knowledge_pickles import read_cem, read_nec
 from empax.interop.pretrained import check_weights
 from empax.parts.knowledge import atomic
 from empax.parts.knowledge.generated import ASKED, Comet, Prompted
@@ -58,8 +57,7 @@ class Files:
 
     @property
     def name(self) -> str:
-        kinds = {"file": "file", "nec": "pickle of NEC's layout", "cem": "pickle of CEM's layout"}
-        return f"{kinds[self.settings.source]} {Path(self.settings.path).name}"
+        return f"file {Path(self.settings.path).name}"
 
     @property
     def hash(self) -> str:
@@ -73,12 +71,8 @@ class Files:
     def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
         if not split:
             return [([], 0) for _ in instances]
-        path = self.path(split)
-        if self.settings.source == "file":
-            known = read_knowledge(path, instances)
-            return [(list(known.facts[i.id]), 0) for i in instances]
-        rows = read_nec(path, instances) if self.settings.source == "nec" else read_cem(path, split, instances)
-        return [(facts, 0) for facts in rows]
+        known = read_knowledge(self.path(split), instances)
+        return [(list(known.facts[i.id]), 0) for i in instances]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +159,7 @@ def load_source(settings: SourceSettings, run: RunContext, *, social: bool) -> F
     """
     check_source(settings, run, social=social)
     name = settings.source
-    if name in ("file", "nec", "cem"):
+    if name == "file":
         return Files(settings)
     if name == "sample":
         return Sample()
@@ -186,14 +180,14 @@ def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> 
       DataError: a file is missing or broken.
     """
     name = settings.source
-    wanted = {"atomic": True, "llm": True, "cem": True, "nec": None, "wordnet": False}.get(name)
+    wanted = {"atomic": True, "llm": True, "wordnet": False}.get(name)
     if wanted is not None and wanted != social:
         asked, knows = ("people", "things") if social else ("things", "people")
         raise ConfigError(
             f"config.{run.stage}.{'social' if social else 'entity'}.source = {name!r} knows of {knows}, not of "
             f"{asked}; set it under {'entity' if social else 'social'}."
         )
-    if name in ("file", "nec", "cem"):
+    if name == "file":
         for split in ("train", "validation", "test"):
             if not (path := Files(settings).path(split)).is_file():
                 raise DataError(f"config.{run.stage}: there is no {path}, which path names for the split {split!r}.")

@@ -1,4 +1,10 @@
-"""Facts that other systems' authors have stored as pickles, read without Python's unpickler.
+"""Facts that other systems' authors have stored as pickles, as the JSON lines that `source = "file"` reads. Run once.
+
+    python -m tools.convert_facts nec 'pickles/{split}.pkl' facts --data=DATA
+    python -m tools.convert_facts cem dataset_preproc.p facts --data=DATA
+
+makes facts/train.jsonl, facts/validation.jsonl and facts/test.jsonl, for runs with config.data.moel_compat = True. The
+pickles are read without Python's unpickler: nothing in them is run.
 
 Two layouts: of NEC and DCKS, relation → number of the row, as text → tails; and of CEM and CASE (`dataset_preproc.p`),
 the training, validation and test split as dicts of columns, of which `utt_cs` has five lists of tails for each context.
@@ -7,13 +13,18 @@ Rows are in the order of the split.
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import DataError, system_errors
+from empax.core.config import ConfigError
+from empax.core.files import DataError, system_errors, write_jsonl
 from empax.core.text_files import check_length
 from empax.core.types import Instance
+from empax.data import empathetic_dialogues
+from empax.data.dialogues import to_instances
 from empax.data.knowledge import Fact, ranked
 from empax.data.model_files import check_whole
 from empax.interop.state_dicts import BadPickleError, RefusedPickleError, Token, read_plain
@@ -95,7 +106,7 @@ def _read(path: Path) -> Any:
     except RefusedPickleError as error:
         raise DataError(
             f"{path} {error}, which no file of facts needs and which could be an attack: refused. If you trust the "
-            'file, write it as JSON lines and take source = "file".'
+            "file, write it as JSON lines yourself (docs/data.md)."
         ) from error
     except BadPickleError as error:
         raise DataError(f"{path} holds a broken pickle ({error}); fetch it again.") from error
@@ -127,11 +138,44 @@ def _check_rows(path: Path, rows: int, instances: Sequence[Instance]) -> None:
     if rows != len(instances):
         raise DataError(
             f"{path} has {rows} rows, but the split has {len(instances)} instances; rows are matched by their order. "
-            "Files of the MoEL lineage are of the whole corpus (config.data.limit = 0), cut as with "
-            "config.data.moel_compat = True."
+            "Files of the MoEL lineage are of the whole corpus, cut as with config.data.moel_compat = True."
         )
 
 
 def _kind(value: Any) -> str:
     # By its type alone: what lies within could be large.
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else "")
+
+
+def convert(layout: str, path: str, output: Path, data: str) -> None:
+    """Writes a file of facts for each split.
+
+    Raises:
+      DataError: as of `read_nec`, or there is no corpus.
+    """
+    dialogues = empathetic_dialogues.load_dialogues(data or None)
+    source = f"pickle of {layout.upper()}'s layout {Path(path).name}"
+    for split in _SPLITS:
+        instances, file = to_instances(dialogues[split], moel_compat=True), Path(path.replace("{split}", split))
+        rows = read_nec(file, instances) if layout == "nec" else read_cem(file, split, instances)
+        pairs = zip(instances, rows, strict=True)
+        lines = ({"id": i.id, "facts": [fact.row() for fact in facts], "source": source} for i, facts in pairs)
+        write_jsonl(output / f"{split}.jsonl", lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Facts from the pickles of NEC, DCKS, CEM and CASE.")
+    parser.add_argument("layout", choices=("nec", "cem"))
+    parser.add_argument("path", help="of the pickle; {split} in it stands for train, validation, test")
+    parser.add_argument("output", type=Path, help="folder for three files")
+    parser.add_argument("--data", default="", help="folder with EmpatheticDialogues; downloaded without it")
+    given = parser.parse_args(arguments)
+    try:
+        convert(given.layout, given.path, given.output, given.data)
+    except (ConfigError, DataError) as error:
+        sys.exit(f"ERROR: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from empax.core.files import DataError
-from empax.core.types import Instance
-from empax.data.knowledge import Fact
-from empax.interop.knowledge_pickles import read_cem, read_nec
+from empax.core.types import Dialogue, Instance, Utterance
+from empax.data.dialogues import to_instances
+from empax.data.knowledge import Fact, read_knowledge
+from tools import convert_facts
+from tools.convert_facts import read_cem, read_nec
 
 INSTANCES = [Instance(f"d{i}#2", ("Hello.", "Hi.", f"I lost my dog {i}."), "Oh no.", "sad") for i in range(3)]
 NEC = {"xReact": {str(i): ["sad", "none", f"mood {i}"] for i in range(3)}, "xWant": {str(i): [] for i in range(3)}}
@@ -122,3 +124,18 @@ def test_a_pickle_that_holds_itself_many_times_over_takes_no_time(tmp_path):
 def test_there_must_be_a_file(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         read_nec(tmp_path / "facts.pkl", INSTANCES)
+
+
+def test_the_command_writes_what_a_run_reads(tmp_path, monkeypatch, capsys):
+    turns = tuple(Utterance(who, text) for who, text in (("speaker", "I lost my dog."), ("listener", "Oh no.")))
+    splits = {name: [Dialogue(f"{name}-{i}", "sad", f"{i}", turns) for i in range(3)] for name in convert_facts._SPLITS}
+    monkeypatch.setattr(convert_facts.empathetic_dialogues, "load_dialogues", lambda data: splits)
+    rows = {"xReact": {"0": ["sad"], "1": []}}  # of MoEL's three dialogues the last is lost
+    write(tmp_path, rows)
+    convert_facts.main(["nec", str(tmp_path / "facts.pkl"), str(tmp_path / "facts"), "--data=x"])
+    instances = to_instances(splits["test"], moel_compat=True)
+    known = read_knowledge(tmp_path / "facts" / "test.jsonl", instances)
+    assert known.source == "pickle of NEC's layout facts.pkl"
+    assert known.facts[instances[0].id] == [Fact("I lost my dog.", "xReact", "sad")]
+    with pytest.raises(SystemExit, match=r"ERROR: .* must hold a list with a dict for each of train"):
+        convert_facts.main(["cem", str(tmp_path / "facts.pkl"), str(tmp_path / "facts")])
