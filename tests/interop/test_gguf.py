@@ -232,7 +232,7 @@ def test_a_quantization_that_is_not_read_is_named_with_those_that_are(tmp_path):
         writer.add_tensor("blk.9.attn_v.weight", data, raw_dtype=gguf.GGMLQuantizationType.Q8_K)
 
     written(tmp_path / "a.gguf", tiny_llama(), change=change)
-    with pytest.raises(DataError, match=r"quantised as Q8_K, .* take a file in one of F32, .*, or of Q2_K to"):
+    with pytest.raises(DataError, match=r"quantised as Q8_K, .* take a file in F32, .*, or Q2_K to"):
         open_tensors(tmp_path)
 
 

@@ -835,7 +835,7 @@ def vectors_of(tools, name, text="hello 1 2", *, size=2, encoding="utf-8"):
     """The vectors of the word "hello" in a text file, or in a wheel of which nothing but this file is there."""
     vocabulary = words.train_words(["hello"], min_count=1)
     if name in (SPACY_MD, GLOVE_50):
-        tools.patch.setattr(word_vectors, f"{name.partition('-')[0]}_folder", lambda: tools.tmp)
+        tools.patch.setitem(word_vectors.VECTORS, name, lambda: tools.tmp)
     else:
         name = str(tools.tmp / name)
         Path(name).write_bytes(text.encode(encoding))
