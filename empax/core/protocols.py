@@ -86,15 +86,6 @@ class ReinforcedTask(Task, Protocol):
 
 
 @runtime_checkable
-class WholeBatchTask(Task, Protocol):
-    splits_batches: bool
-    """Whether the loss of a batch is the mean of the losses of its parts; a task that does not say so has such a loss.
-
-    False where the examples of a batch look at each other: gradient accumulation is then refused.
-    """
-
-
-@runtime_checkable
 class SummarizingTask(Task, Protocol):
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
         """The metrics of an evaluation, from their averages over all of it: for metrics that are no mean (F1)."""

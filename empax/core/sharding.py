@@ -6,7 +6,6 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -150,22 +149,19 @@ def place_rows(batch: Any, mesh: Mesh | None) -> Any:
 def shard_params(
     shapes: Any,
     mesh: Mesh | AbstractMesh,
-    rules: Sequence[tuple[str, PartitionSpec]] = (),
     axes: Callable[[str, tuple[int, ...]], tuple[str | None, ...]] | None = None,
     logical: Mapping[str, str] = LOGICAL,
 ) -> Any:
     """Where each leaf of `shapes` lies on `mesh`.
 
-    The first rule whose regular expression is found in the leaf's name decides. Without one, the names that `axes`
-    gives to the leaf's axes do, by LOGICAL: so an adapter is split as the weight that it is on. A leaf whose axes have
-    no names is split over `fsdp` along its largest axis that divides, and is replicated if there is none or if
-    fsdp = 1.
+    The names that `axes` gives to a leaf's axes decide, by LOGICAL: so an adapter is split as the weight that it is on.
+    A leaf whose axes have no names is split over `fsdp` along its largest axis that divides, and is replicated if there
+    is none or if fsdp = 1.
     Names and shapes of an optimizer's moments end like their parameters', so the same call places a whole `TrainState`.
 
     Args:
       shapes: a tree of arrays or `jax.ShapeDtypeStruct`.
       mesh: with the axes of `AXES`; an abstract one for `bytes_on_one`.
-      rules: (regular expression, spec) pairs, most specific first.
       axes: names of a leaf's axes by its name and shape (`models.layers.logical_axes`); None = none are known.
       logical: over which axis of the mesh an axis of that name is split.
 
@@ -174,9 +170,6 @@ def shard_params(
     """
 
     def place(name: str, leaf: Any) -> NamedSharding:
-        for pattern, spec in rules:
-            if re.search(pattern, name):
-                return NamedSharding(mesh, spec)
         names = axes(name, leaf.shape) if axes is not None else ()
         if any(names):
             return NamedSharding(mesh, _by_names(name, names, leaf.shape, mesh, logical))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import check_numbers
 
-Smoothing = Literal["exp", "epsilon", "add_k"]
-
-SMOOTHING_VALUES: dict[str, float] = {"exp": 0.0, "epsilon": 0.1, "add_k": 1.0}
-"""Defaults of `value`, those of sacrebleu and NLTK."""
+_MAX_ORDER = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,51 +67,20 @@ def sentence_bleu(
     candidate_mask: Bool[Array, "N T"],
     references: Int[Array, "N R"],
     reference_mask: Bool[Array, "N R"],
-    *,
-    max_order: int = 4,
-    smoothing: Smoothing = "exp",
-    value: float | None = None,
-    effective_order: bool = True,
 ) -> Float[Array, " N"]:
-    """Smoothed BLEU of each row, in [0, 1]; 0 where no token matches.
+    """Smoothed BLEU-4 of each row, in [0, 1]; 0 where no token matches.
 
-    With its defaults, what `sacrebleu.sentence_bleu` gives (over 100). "exp" is the default because it still ranks
-    candidates that share tokens but no 4-gram, as most replies do, gives less for every further order missed, leaves
-    the counts of matching orders alone, and is what readers expect of the name. Under "add_k" every order gains,
-    matched or not, and short candidates gain most.
+    What `sacrebleu.sentence_bleu` gives (over 100): orders without matches count 1/2, 1/4, ... of a match in turn, and
+    orders that a short candidate does not have are left out. So it still ranks candidates that share tokens but no
+    4-gram, as most replies do, and leaves the counts of matching orders alone.
 
-    Source: Papineni et al. 2002; smoothing: Chen and Cherry 2014.
-
-    Args:
-      candidates: token ids.
-      candidate_mask: True at real tokens.
-      references: token ids, as many rows.
-      reference_mask: True at real tokens.
-      max_order: longest n-gram, at least 1.
-      smoothing: of an order without matches: "exp" takes 1/2, 1/4, ... of a match in turn (sacrebleu "exp", NLTK's
-        method3); "epsilon" takes `value` of a match (sacrebleu "floor", method1); "add_k" adds `value` to the matches
-        and the totals of all orders above 1, matching or not (sacrebleu "add-k", method2).
-      value: of the smoothing; None = 0.1 for "epsilon", 1 for "add_k".
-      effective_order: orders that a short candidate does not have are left out, as sacrebleu does with sentences.
-        False: they count as one n-gram without a match, as NLTK does.
-
-    Raises:
-      ValueError: max_order below 1.
+    Source: Papineni et al. 2002; smoothing: Chen and Cherry 2014, method 3.
     """
-    matches, totals = _count_ngrams(candidates, candidate_mask, references, reference_mask, max_order)
+    matches, totals = _count_ngrams(candidates, candidate_mask, references, reference_mask, _MAX_ORDER)
     lengths = _length(candidate_mask), _length(reference_mask)
-    value = SMOOTHING_VALUES[smoothing] if value is None else value
-    if not effective_order:
-        totals = jnp.maximum(totals, 1)
-    hits, sizes = matches.astype(jnp.float32), totals.astype(jnp.float32)
-    if smoothing == "add_k":
-        above_one = (jnp.arange(max_order) > 0).astype(jnp.float32)[None] * value
-        hits, sizes = hits + above_one, sizes + above_one
-    elif smoothing == "exp":
-        nth_miss = jnp.cumsum(matches == 0, axis=1).astype(jnp.float32)
-        hits = jnp.where(matches == 0, jnp.exp2(-nth_miss), hits)
-    else:
-        hits = jnp.where(matches == 0, value, hits)
+    nth_miss = jnp.cumsum(matches == 0, axis=1).astype(jnp.float32)
+    hits = jnp.where(matches == 0, jnp.exp2(-nth_miss), matches.astype(jnp.float32))
+    sizes = totals.astype(jnp.float32)
     counted = sizes > 0.0
     log_precisions = jnp.where(counted, jnp.log(hits) - jnp.log(jnp.where(counted, sizes, 1.0)), 0.0)
     mean = jnp.sum(log_precisions, axis=1) / jnp.maximum(jnp.sum(counted, axis=1), 1).astype(jnp.float32)
@@ -206,8 +171,6 @@ def _count_ngrams(
     max_order: int,
 ) -> tuple[Int[Array, "N n"], Int[Array, "N n"]]:
     """Clipped matches and n-grams of the candidates, orders 1 to `max_order`."""
-    if max_order < 1:
-        raise ValueError(f"max_order = {max_order} is not allowed; it must be at least 1.")
     across = _equal_ngrams(_equal(candidates, candidate_mask, references, reference_mask), max_order)
     within = _equal_ngrams(_equal(candidates, candidate_mask, candidates, candidate_mask), max_order)
     matches = []

@@ -2,7 +2,7 @@
 
 A loss with negatives from its own batch is not the mean of the losses of parts of the batch. With gradient accumulation
 the negatives are those of the micro-batch, which is another loss: a task says so by `splits_batches = False`
-(`core.protocols.WholeBatchTask`), and accumulation is refused.
+(`training.settings.check_whole_batches`), and accumulation is refused.
 
 Letters: B examples, P passages, C candidates, N rows, D features.
 """

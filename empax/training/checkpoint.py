@@ -35,6 +35,7 @@ _UNSEALED = ({"extra", "leaves", "checksums"}, {"value", "checksums"})
 """What the records of older versions hold, which have no checksum of themselves."""
 _FOLDERS = {"last": "checkpoints", "best": "best"}
 _DAMAGE = (OSError, ValueError, KeyError)  # from reading a file that is missing, cut short or changed
+_KEPT = 2  # of the newest checkpoints: one, and one to fall back to
 _MEETING_SECONDS = 3600
 _SAVE_ERRORS = (OSError, ValueError)  # tensorstore has no class of its own for a disk that refuses
 
@@ -48,18 +49,14 @@ class Checkpointer:
 
     Args:
       directory: the stage's folder.
-      keep: how many of the newest checkpoints stay; at least 2, so that a damaged one leaves another.
 
     Raises:
       CheckpointError: from any method, if the previous save failed (a full disk, for one). Checkpoints that were
         complete before are untouched.
     """
 
-    def __init__(self, directory: Path, *, keep: int = 2) -> None:
-        if keep < 2:
-            raise ValueError(f"keep = {keep} must be at least 2: one checkpoint, and one to fall back to.")
+    def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
-        self._keep = keep
         self._orbax = ocp.AsyncCheckpointer(_handler())
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: tuple[Path, Future[None]] | None = None
@@ -176,7 +173,7 @@ class Checkpointer:
         if path.parent.name == _FOLDERS["last"]:  # `save_best` of the same step came first
             record = {**record, "best": max(self._best_steps(int(path.name)), default=None)}
         write_sealed(path / _COMPLETE, {**record, "checksums": _checksums(path)})
-        for _, old in list(_complete(self._directory / _FOLDERS["last"]))[: -self._keep]:
+        for _, old in list(_complete(self._directory / _FOLDERS["last"]))[:-_KEPT]:
             _remove(old)
         if path.parent.name == _FOLDERS["last"]:
             self._drop_old_best()

@@ -102,7 +102,7 @@ def check_buckets(buckets: Sequence[int]) -> None:
 def check_whole_batches(settings: LoopSettings, task: object, *, where: str) -> None:
     """Raises ConfigError if batches are cut whose examples look at each other; `where` is the stage's section.
 
-    Such a task says `splits_batches = False` (`core.protocols.WholeBatchTask`).
+    Such a task says `splits_batches = False`; else its loss of a batch is the mean of the losses of the parts.
     """
     cut = [name for name in ("accumulate", "minibatches") if getattr(settings, name) > 1]
     if cut and not getattr(task, "splits_batches", True):

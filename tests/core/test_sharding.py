@@ -24,8 +24,8 @@ SHAPES = {
 }
 
 
-def specs(mesh, rules=()):
-    return jax.tree.map(lambda sharding: sharding.spec, shard_params(SHAPES, mesh, rules))
+def specs(mesh):
+    return jax.tree.map(lambda sharding: sharding.spec, shard_params(SHAPES, mesh))
 
 
 @pytest.mark.multidevice
@@ -64,14 +64,6 @@ def test_parameters_are_replicated_until_fsdp_splits_their_largest_axis():
     split = {"layers": {"kernel": PartitionSpec(None, None, "fsdp"), "bias": PartitionSpec()}, "step": PartitionSpec()}
     assert specs(make_mesh(MeshSettings(fsdp=4))) == split
     assert specs(make_mesh(MeshSettings(fsdp=2)))["layers"]["bias"] == PartitionSpec("fsdp")
-
-
-@pytest.mark.multidevice
-def test_the_first_rule_that_matches_decides():
-    rules = [("bias", PartitionSpec("tensor")), ("layers", PartitionSpec("fsdp")), ("bias", PartitionSpec())]
-    found = specs(make_mesh(MeshSettings(fsdp=2, tensor=2)), rules)
-    assert found["layers"] == {"kernel": PartitionSpec("fsdp"), "bias": PartitionSpec("tensor")}
-    assert found["step"] == PartitionSpec()
 
 
 @pytest.mark.multidevice
