@@ -21,8 +21,7 @@ from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.huggingface import resolve
 from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, load_encoder
 from empax.models.dual_encoder import Towers
-from empax.retrieval.corpus import embedders
-from empax.retrieval.encode import BUCKETS, economy, embed, plan_batches
+from empax.retrieval.encode import BUCKETS, economy, embed, embedders, plan_batches
 
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",

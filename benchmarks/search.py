@@ -23,7 +23,7 @@ from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.dual_encoder import Towers
-from empax.retrieval.corpus import CorpusEncoder
+from empax.retrieval.encode import CorpusEncoder
 from empax.retrieval.exact import ExactIndex
 from empax.retrieval.scann import ScannIndex, ScannSettings
 

@@ -17,7 +17,7 @@ from absl import app, flags
 from empax.core.memory import keep_freed_memory
 from empax.core.paths import expand
 from empax.core.recipe import parse_flags
-from empax.core.visible import visible
+from empax.core.text_files import visible
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a finished run.", required=True)
 _EXEMPLARS = flags.DEFINE_integer("exemplars", 3, "How many exemplars to show.", lower_bound=0)

@@ -19,7 +19,7 @@ from absl import app, flags
 
 from empax.core.memory import keep_freed_memory
 from empax.core.recipe import parse_flags
-from empax.core.visible import visible
+from empax.core.text_files import visible
 
 _MODEL = flags.DEFINE_string("model", "empathetic-t5-small", "Who replies: a published name, a folder or a Hub name.")
 _EXEMPLARS = flags.DEFINE_integer("exemplars", 2, "How many exemplars to show.", lower_bound=0)

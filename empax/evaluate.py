@@ -101,7 +101,7 @@ def _sum_up(paths: list[Path], output: Path | None) -> int:
 
 
 def _evaluate(files: list[Path], output: Path | None) -> int:
-    from empax.core.visible import visible
+    from empax.core.text_files import visible
     from empax.evaluation.scoring import VARIANTS, ScoringSettings
     from empax.reporting import score_file
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from empax.core.config import ConfigError
 from empax.core.files import DataError, message_of, write_json
 from empax.core.paths import expand
+from empax.core.text_files import visible
 from empax.core.types import Prediction
-from empax.core.visible import visible
 from empax.evaluation.rows import read_predictions
 from empax.rating.answers import read_answers, read_key
 from empax.rating.page import write_study

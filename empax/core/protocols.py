@@ -111,7 +111,7 @@ class Examples(Protocol):
 
 @runtime_checkable
 class InstanceEncoder(Protocol):
-    """Instances to vectors of an index (`retrieval.corpus.CorpusEncoder`)."""
+    """Instances to vectors of an index (`retrieval.encode.CorpusEncoder`)."""
 
     @property
     def hash(self) -> str:

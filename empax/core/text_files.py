@@ -18,8 +18,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from empax.core.visible import visible
-
 MAX_TEXT_CHARACTERS = 100_000
 """Of a line's text, such as an utterance: longer ones are damage, and some metrics take the square of it."""
 
@@ -282,3 +280,12 @@ def _check_encoding(start: bytes, name: str) -> None:
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
     return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at place {error.start + 1})"
+
+
+_SIGNS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
+_SIGNS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def visible(text: str) -> str:
+    """The text with its control characters, but tabs and ends of lines, as signs: ESC as U+241B, NUL as U+2400."""
+    return text.translate(_SIGNS)

@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
-from empax.evaluation.counting import DistinctStatistic
 from empax.evaluation.significance import confidence_intervals
-from empax.evaluation.statistics import Statistic, estimate, ratio_statistic
+from empax.evaluation.statistics import DistinctStatistic, Statistic, estimate, ratio_statistic
 from empax.evaluation.words import lower_tokens
 
 RECALL_AT = (1, 10, 100)

@@ -1,4 +1,8 @@
-"""Values that can be recomputed with weights for rows: what the bootstrap and the tests are about."""
+"""Values that can be recomputed with weights for rows: what the bootstrap and the tests are about.
+
+Those that count distinct things (Distinct-n, how evenly clauses repeat) depend on how many rows there are: intervals
+come from parts of the rows. Letters: N rows, R resamples, M (item, row) pairs, K distinct items.
+"""
 
 from __future__ import annotations
 
@@ -88,3 +92,103 @@ def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 def estimate(statistic: Statistic) -> float:
     """The metric on the rows as they are."""
     return float(statistic(np.ones((1, statistic.num_rows)))[0])
+
+
+def take_rows(
+    items: Int[np.ndarray, " M"], rows: Int[np.ndarray, " M"], num_rows: int, taken: Int[np.ndarray, " n"]
+) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
+    """The (item, row) pairs of the rows `taken`, whose order gives them their new numbers; a row may come twice."""
+    order = np.argsort(rows, kind="stable")
+    lengths = np.bincount(rows, minlength=num_rows)
+    starts = np.cumsum(lengths) - lengths
+    new_lengths = lengths[taken]
+    within = np.arange(new_lengths.sum()) - np.repeat(np.cumsum(new_lengths) - new_lengths, new_lengths)
+    return items[order[np.repeat(starts[taken], new_lengths) + within]], np.repeat(np.arange(len(taken)), new_lengths)
+
+
+class DistinctStatistic:
+    """100 times distinct items over all items, for items given as (item, row) pairs: Distinct-n."""
+
+    def __init__(self, items: Int[np.ndarray, " M"], rows: Int[np.ndarray, " M"], num_rows: int):
+        self.num_rows = num_rows
+        self.bounds: tuple[float, float] | None = (0.0, 100.0)
+        self._pairs = items, rows
+        self._num_items = np.bincount(rows, minlength=num_rows).astype(np.float64)
+        order = np.lexsort((rows, items))
+        self._rows = rows[order]
+        self._starts = np.flatnonzero(np.diff(items[order], prepend=-1))  # where each item's rows begin
+
+    def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
+        if len(self._rows) == 0:
+            return np.zeros(len(weights))
+        # An item is there if any of its rows is: an OR over rows, of eight resamples at a time.
+        present = np.packbits((weights > 0).T, axis=1)
+        seen = np.bitwise_or.reduceat(present[self._rows], self._starts, axis=0)
+        num_distinct = np.unpackbits(seen, axis=1, count=len(weights)).sum(axis=0, dtype=np.float64)
+        num_items = weights @ self._num_items
+        return np.where(num_items > 0, 100.0 * num_distinct / np.maximum(num_items, 1.0), 0.0)
+
+    def take(self, rows: Int[np.ndarray, " n"]) -> DistinctStatistic:
+        return DistinctStatistic(*take_rows(*self._pairs, self.num_rows, rows), len(rows))
+
+    @property
+    def num_items(self) -> int:
+        """M, how many items all rows have."""
+        return len(self._pairs[0])
+
+    def sample(self, count: int, *, seed: int = 0) -> DistinctStatistic:
+        """The same of `count` items, drawn from all without replacement.
+
+        Distinct-n falls as texts get longer, whatever they say. At an equal count it does not: rarefaction.
+
+        Raises:
+          ValueError: there are fewer items.
+        """
+        if count > self.num_items:
+            raise ValueError(f"{count} items are wanted, there are {self.num_items}.")
+        items, rows = self._pairs
+        kept = np.random.default_rng(seed).permutation(self.num_items)[:count]
+        return DistinctStatistic(items[kept], rows[kept], self.num_rows)
+
+    def at_equal_counts(self, *, seed: int = 0) -> tuple[DistinctStatistic, int]:
+        """Of 2N rows, of two systems one behind the other: as many items of each, and how many that are.
+
+        Of the system that has more they are drawn without replacement.
+        """
+        items, rows = self._pairs
+        sides = [np.flatnonzero((rows >= self.num_rows // 2) == second) for second in (False, True)]
+        count, rng = min(map(len, sides)), np.random.default_rng(seed)
+        kept = np.concatenate([side if len(side) == count else rng.permutation(side)[:count] for side in sides])
+        return DistinctStatistic(items[kept], rows[kept], self.num_rows), count
+
+
+class CountStatistic:
+    """A function of how often each distinct item occurs, for items given as (item, row) pairs; 0 without items.
+
+    `of_counts` takes the counts of all items, 0 for an absent one, and looks at nothing but counts above 0.
+    """
+
+    def __init__(
+        self,
+        items: Int[np.ndarray, " M"],
+        rows: Int[np.ndarray, " M"],
+        num_rows: int,
+        of_counts: Callable[[Float[np.ndarray, "R K"]], Float[np.ndarray, " R"]],
+        bounds: tuple[float, float],
+    ):
+        self.num_rows = num_rows
+        self.bounds: tuple[float, float] | None = bounds
+        self._items, self._rows = np.unique(items, return_inverse=True)[1], rows
+        self._of_counts = of_counts
+
+    def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
+        num_items = int(self._items.max(initial=-1)) + 1
+        if num_items == 0:
+            return np.zeros(len(weights))
+        places = np.arange(len(weights))[:, None] * num_items + self._items
+        counts = np.bincount(places.ravel(), weights[:, self._rows].ravel(), minlength=len(weights) * num_items)
+        return self._of_counts(counts.reshape(len(weights), num_items))
+
+    def take(self, rows: Int[np.ndarray, " n"]) -> CountStatistic:
+        items, new = take_rows(self._items, self._rows, self.num_rows, rows)
+        return CountStatistic(items, new, len(rows), self._of_counts, self.bounds or (-np.inf, np.inf))

@@ -14,8 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from empax.evaluation.counting import CountStatistic, DistinctStatistic
-from empax.evaluation.statistics import Statistic, SumStatistic, divide, ratio_statistic
+from empax.evaluation.statistics import (
+    CountStatistic,
+    DistinctStatistic,
+    Statistic,
+    SumStatistic,
+    divide,
+    ratio_statistic,
+)
 from empax.evaluation.words import lower_tokens, moel_tokens, tokenize, tokenize_13a
 
 MAX_ORDER = 4

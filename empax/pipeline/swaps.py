@@ -30,7 +30,7 @@ from empax.interop.pretrained_encoders import EncoderSettings, check_prompts, lo
 from empax.models.dual_encoder import Towers
 from empax.pipeline import evaluate
 from empax.pipeline.answers import KeptAnswers, identify
-from empax.retrieval.corpus import CorpusEncoder
+from empax.retrieval.encode import CorpusEncoder
 from empax.retrieval.swaps import DRAWN, draw_exemplars, nearest_exemplars
 
 GIVEN = ("own", *DRAWN, "nearest", "none")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.files import json_text, write_together
-from empax.core.visible import visible
+from empax.core.text_files import visible
 from empax.rating.study import Study
 
 

@@ -15,9 +15,9 @@ from empax.core.files import DataError, json_text, read_json, read_jsonl, write_
 from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.system import RunContext
+from empax.core.text_files import visible
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Prediction
-from empax.core.visible import visible
 from empax.evaluation import controls, published
 from empax.evaluation.pairing import describe_rows
 from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, REG_PAPER, TABLES, TestSet
@@ -26,8 +26,8 @@ from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, 
 from empax.evaluation.verdict import verdict
 from empax.pipeline.evaluate import main_stage
 from empax.reporting import findings, markdown, other_corpora, page, swaps
-from empax.reporting.attributes import attribute_shares, confusions
 from empax.reporting.controls import key
+from empax.reporting.findings import attribute_shares, confusions
 from empax.reporting.peers import read_peer_sets, score_peers, why_apart
 
 Report = dict[str, Any]

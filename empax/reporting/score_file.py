@@ -11,12 +11,11 @@ from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, hash_file, read_json
+from empax.core.text_files import visible
 from empax.core.types import Instance, Prediction
-from empax.core.visible import visible
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import SPLITS, find_archive, read_dialogues
-from empax.evaluation.comparing import compare_systems
-from empax.evaluation.equal_length import check_compared
+from empax.evaluation.comparing import check_compared, compare_systems
 from empax.evaluation.normalisation import beside_peers
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings, score

@@ -15,10 +15,9 @@ from empax.core.sharding import MeshSettings, batch_sharding, make_mesh
 from empax.core.system import Sketch, Stage, TaskSpec
 from empax.pipeline.plan import make_plan, plain
 from empax.planning import slices
-from empax.planning.flops import count_flops
 from empax.planning.hlo import Program, Work
 from empax.planning.plan import describe
-from empax.planning.sketches import sketch_stage, step_flops, trial_flops, update_flops
+from empax.planning.sketches import count_flops, sketch_stage, step_flops, trial_flops, update_flops
 from empax.planning.slices import CHIPS, Estimate, chip_of, model_flops
 from tests.plans import plan_of
 

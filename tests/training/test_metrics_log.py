@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from empax.core.files import DataError, read_jsonl
-from empax.training.metrics_log import MetricsLog, ProgressBar
-from empax.training.tensorboard import EventFile
+from empax.training.metrics_log import EventFile, MetricsLog, ProgressBar
 
 
 def test_rows_are_appended_and_readable_at_once(tmp_path):

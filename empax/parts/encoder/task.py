@@ -23,8 +23,7 @@ from empax.core.types import AnyBatch, Batch, Mean, Metrics, Params
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
 from empax.models.layers import apply
-from empax.retrieval.corpus import KEPT_FROM
-from empax.retrieval.encode import BUCKETS, Encoder, embed
+from empax.retrieval.encode import BUCKETS, KEPT_FROM, Encoder, embed
 
 
 @dataclasses.dataclass(frozen=True)

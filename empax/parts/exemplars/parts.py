@@ -34,8 +34,7 @@ from empax.models.dual_encoder import Towers
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
-from empax.retrieval.corpus import CorpusEncoder, Embedder
-from empax.retrieval.encode import BUCKETS
+from empax.retrieval.encode import BUCKETS, CorpusEncoder, Embedder
 from empax.retrieval.filters import ExemplarFilter, find_exemplars, load_filter
 from empax.retrieval.index import Index, load_index
 

@@ -22,8 +22,7 @@ from empax.core.types import Params
 from empax.data import features
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.dual_encoder import DualEncoder, Towers
-from empax.retrieval.corpus import KEPT_FROM, embedders
-from empax.retrieval.encode import BUCKETS, embed
+from empax.retrieval.encode import BUCKETS, KEPT_FROM, embed, embedders
 
 _MAX_TOKENS = 128
 

@@ -39,7 +39,7 @@ from empax.parts.exemplars.dense_retrieval import (
 from empax.parts.exemplars.parts import RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.trained import Trained, check_adapters
-from empax.retrieval.corpus import CorpusEncoder
+from empax.retrieval.encode import CorpusEncoder
 from empax.training.checkpoint import load_params
 
 

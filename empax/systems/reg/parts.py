@@ -17,7 +17,7 @@ from empax.data.store import run_tokenizer
 from empax.models.heads import EMOTION_HEAD
 from empax.parts.exemplars.parts import RetrievalParts
 from empax.parts.generator.parts import GeneratorParts
-from empax.retrieval.corpus import CorpusEncoder
+from empax.retrieval.encode import CorpusEncoder
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole

@@ -25,7 +25,7 @@ from empax.parts.exemplars.dense import DenseRetriever, negatives_of
 from empax.parts.exemplars.dense_retrieval import FILES, FOLDER, Keys, RetrievalBatch, RetrievalExamples
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
-from empax.retrieval.corpus import embedders
+from empax.retrieval.encode import embedders
 from empax.systems.lempex.retriever import (
     RetrieverTaskSettings,
     TowerParts,

@@ -12,8 +12,8 @@ from empax.data.bpe import train_bpe
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder, Towers
-from empax.retrieval import corpus
-from empax.retrieval.corpus import CorpusEncoder, embedders
+from empax.retrieval import encode
+from empax.retrieval.encode import CorpusEncoder, embedders
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.parts import WithEmotions
 
@@ -77,15 +77,15 @@ def test_large_corpora_are_embedded_once_per_encoder_and_text(encoder, tmp_path,
     monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path))
     encoder.embed_queries(INSTANCES)
     assert not list(tmp_path.iterdir())  # few: not worth a file
-    monkeypatch.setattr(corpus, "KEPT_FROM", 5)
+    monkeypatch.setattr(encode, "KEPT_FROM", 5)
     made = []
-    embed = corpus.embed
+    embed = encode.embed
 
     def counting(*args, **options):
         made.append(1)
         return embed(*args, **options)
 
-    monkeypatch.setattr(corpus, "embed", counting)
+    monkeypatch.setattr(encode, "embed", counting)
     first = encoder.embed_queries(INSTANCES)
     np.testing.assert_array_equal(encoder.embed_queries(INSTANCES), first)
     assert len(made) == 1

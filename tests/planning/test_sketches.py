@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 
-from empax.planning.flops import count_flops
+from empax.planning.sketches import count_flops
 
 
 def test_products_are_counted_and_loops_multiplied_out():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from empax.evaluation.counting import CountStatistic, DistinctStatistic, take_rows
+from empax.evaluation.statistics import CountStatistic, DistinctStatistic, take_rows
 
 ITEMS, ROWS = np.array([0, 7, 0, 9, 7]), np.array([0, 0, 2, 2, 4])  # rows 1 and 3 have none
 

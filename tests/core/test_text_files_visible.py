@@ -3,7 +3,7 @@
 import pytest
 
 from empax.core.files import DataError, message_of
-from empax.core.visible import visible
+from empax.core.text_files import visible
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from scipy.stats import hypergeom
 
 from empax.core.config import ConfigError
 from empax.core.types import Prediction
-from empax.evaluation.comparing import compare_systems
-from empax.evaluation.equal_length import at_equal_length, check_compared, unit_of
+from empax.evaluation.comparing import at_equal_length, check_compared, compare_systems, unit_of
 from empax.evaluation.scoring import ScoringSettings, make_statistics, score
 from empax.evaluation.statistics import estimate
 from empax.reporting import comparisons
