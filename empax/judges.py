@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
 
 from empax.core.paths import check_folder, expand
 from empax.core.recipe import parse_flags
@@ -35,10 +35,11 @@ def main(argv: list[str]) -> int:
     # Imported here so that --help and a mistyped flag answer at once.
     from empax.core.config import ConfigError
     from empax.core.files import DataError, message_of
+    from empax.pipeline.run import quiet_logging
     from empax.reporting import judges
     from empax.training.checkpoint import CheckpointError
 
-    logging.set_verbosity(logging.WARNING)  # of JAX on its backends
+    quiet_logging()
     try:
         output = expand(_OUTPUT.value) if _OUTPUT.value else None
         if output:
