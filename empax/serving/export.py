@@ -103,14 +103,14 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     return f"wrote the {what} of stage {found.stage}, {about.size:,} parameters, to {output}{unfinished}"
 
 
-def trained_model(workdir: Path) -> Trained:
-    """The main model of the last stage of the run in `workdir` that trains one, adapters merged.
+def trained_model(workdir: Path, settings: ExportSettings = ExportSettings()) -> Trained:
+    """The model of the run in `workdir` that `settings` mean; by default the main one of the last stage, merged.
 
     Raises:
       ConfigError: there is no run, or it trains no such model.
       CheckpointError: the stage has not been trained.
     """
-    return _trained(workdir, ExportSettings())[-1]
+    return _trained(workdir, settings)[-1]
 
 
 def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, RunPlan, str, Any]:
