@@ -58,7 +58,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if chosen.tiny:
         config.data.name = "sample"
         config.seq2seq.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
-        config.generator.update({"steps": 4, "batch_size": 4, "eval_every_steps": 2, "checkpoint_every_steps": 2})
+        config.generator.update({"steps": 4, "batch_size": 8, "eval_every_steps": 2, "checkpoint_every_steps": 2})
         config.generator.update({"buckets": (128,), "log_every_steps": 2, "max_validation_examples": 8})
         config.evaluate.update({"buckets": (128,), "limit": 16})
     return config
