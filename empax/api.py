@@ -43,6 +43,7 @@ def score(rows: Rows, *, own: Sequence[str] = (), settings: ScoringSettings | No
       DataError: no rows, or one that is no prediction.
       ConfigError: a metric of your own is not there, or fails.
     """
+    _check_names(own, "own")
     settings = settings or ScoringSettings()
     settings = dataclasses.replace(settings, own=(*settings.own, *own))
     return score_predictions(_predictions(rows), settings=settings)
@@ -66,8 +67,9 @@ def compare(
       DataError: fewer than two systems, or rows that do not belong together.
       ConfigError: a metric that there is not, or that does not compare.
     """
-    if isinstance(metrics, str):
-        raise ConfigError(f"metrics is one text ({metrics!r}); it must be a list of names.")
+    _check_names(metrics, "metrics")
+    if not isinstance(systems, Mapping):
+        raise ConfigError(f"systems is a {type(systems).__name__}; it must map the name of each system to its rows.")
     if unknown := [name for name in metrics if name not in METRICS and ":" not in name]:
         raise ConfigError(f"metrics: {unknown[0]!r} is not one of {', '.join((*METRICS, *VARIANTS))}, nor module:name.")
     read = {name: _predictions(rows) for name, rows in systems.items()}
@@ -99,9 +101,10 @@ def run(
     Raises:
       ConfigError: the recipe or a setting is wrong.
     """
-    config = load_recipe(recipe) if isinstance(recipe, str) else _copied(recipe)
+    _check_names(redo, "redo")
+    if not isinstance(settings, Mapping | None) or not all(isinstance(path, str) for path in settings or {}):
+        raise ConfigError(f"settings = {settings!r} must map paths, such as 'generator.steps', to values.")
     changes = {path: str(value) for path, value in (settings or {}).items()}
-    override(config, changes)
     workdir, reuse = given_folder(workdir, "workdir"), None if reuse is None else expand(reuse)
     command = ""
     if isinstance(recipe, str):
@@ -109,11 +112,18 @@ def run(
         flags |= {f"config.{path}": value for path, value in changes.items()}
         command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"
     try:
+        config = load_recipe(recipe) if isinstance(recipe, str) else _copied(recipe)
+        override(config, changes)
         run_recipe(plain(config), workdir, reuse=reuse, redo=redo, command=command)
     except (ConfigError, DataError, CheckpointError, TrainingError) as error:
         error.args = (_in_python(str(error)),)
         raise
     return workdir
+
+
+def _check_names(names: object, name: str) -> None:
+    if isinstance(names, str):
+        raise ConfigError(f"{name} is one text ({names!r}); it must be a list of names.")
 
 
 def _copied(recipe: object) -> ConfigDict:
@@ -127,6 +137,7 @@ def _copied(recipe: object) -> ConfigDict:
 def _in_python(message: str) -> str:
     """A message with the arguments of `run` in place of the flags of a command line."""
     message = re.sub(r"--redo=([\w-]+)", r'redo=["\1"]', message)
+    message = message.replace("--config=", "recipe ")
     message = re.sub(r"--config\.([\w.]+)=(\S+)", r'settings={"\1": "\2"}', message)
     message = re.sub(r"--config\.([\w.]+)", r'settings["\1"]', message)
     return re.sub(r"--(workdir|reuse|redo)\b", r"\1", message)

@@ -142,6 +142,20 @@ def test_metrics_that_there_are_not_are_named(metrics, message):
         empax.compare({"a": ROWS, "b": ROWS}, metrics=metrics)
 
 
+def test_one_name_is_no_list_of_names_and_systems_and_settings_are_mappings(tmp_path):
+    with pytest.raises(empax.ConfigError, match=r"own is one text \('a:b'\); it must be a list of names"):
+        empax.score(ROWS, own="a:b")
+    with pytest.raises(empax.ConfigError, match=r"redo is one text \('joint'\)"):
+        empax.run("reg_transformer:tiny", tmp_path, redo="joint")
+    with pytest.raises(empax.ConfigError, match="systems is a list; it must map the name of each system to its rows"):
+        empax.compare([ROWS, ROWS])
+    for settings in ("seed=1", [("seed", 1)], {1: 2}):
+        with pytest.raises(empax.ConfigError, match=r"settings = .* must map paths, such as 'generator.steps'"):
+            empax.run("reg_transformer:tiny", tmp_path, settings=settings)
+    with pytest.raises(empax.ConfigError, match=r"^recipe nosuch: there is no file nosuch"):
+        empax.run("nosuch", tmp_path)
+
+
 @pytest.mark.parametrize("recipe", [3, None, ["configs/classic.py"]])
 def test_what_is_no_recipe_is_named(recipe, tmp_path):
     with pytest.raises(empax.ConfigError, match=r"recipe = .* must be a text or a ConfigDict"):

@@ -71,7 +71,7 @@ class Session:
         """
         files = WorkDir(expand(workdir))
         if not files.config.exists():
-            raise ConfigError(f"{workdir} holds no run; give the work directory of one that has finished.")
+            raise ConfigError(f"{files.root} holds no run; give the work directory of one that has finished.")
         plan = read_plan(files)
         stages = {stage.kind: stage for stage in plan.stages.values()}
         evaluated = evaluate.main_stage(plan)
