@@ -32,3 +32,15 @@ html_theme = "furo"
 html_title = "empax"
 html_additional_pages = {"index": "to_start.html"}
 templates_path = ["templates"]
+
+PAGES = [
+    path.name for path in sorted((ROOT / "empax" / "systems").iterdir()) if (ROOT / f"docs/{path.name}.md").is_file()
+]
+"""Of systems: `docs/NAME.md` beside `empax/systems/NAME`."""
+
+
+def setup(app):
+    """Puts the pages of systems where docs/index.md has PAGES_OF_SYSTEMS."""
+    app.connect(
+        "source-read", lambda _, name, text: text.__setitem__(0, text[0].replace("PAGES_OF_SYSTEMS", "\n".join(PAGES)))
+    )

@@ -1,6 +1,6 @@
 r"""Fills the tables of documents from a folder of results.
 
-  python -m tools.document README.md docs/benchmarks.md docs/results/*.md
+  python -m tools.document README.md docs/benchmarks.md docs/metrics.md docs/results/*.md
 
 A table is between `<!-- table: NAME -->` and `<!-- end -->`; RESULTS/tables.json says what is in it. A figure is an
 entry there like a table, and becomes an SVG beside the document. Nothing is scored:
