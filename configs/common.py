@@ -232,7 +232,8 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
             }
         )
         config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
-    models.retriever = ConfigDict({**small, "num_layers": 2, "normalize": True, "dropout": 0.0})
+    if "retriever" in models:
+        models.retriever = ConfigDict({**small, "num_layers": 2, "normalize": True, "dropout": 0.0})
     models.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
     # One length everywhere: most of a trial's time is compiling, once for every shape.
     models.layout.update(
@@ -247,14 +248,15 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
     models.passages = 2
     for name in config.run:
         section = config[name]
-        if section.kind == "train":
+        kind = section.get("kind", name)
+        if kind == "train":
             few = {"steps": 4, "batch_size": 8, "accumulate": 1, "buckets": (80,)}
             section.update({**few, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2})
             if "refresh_every_steps" in section:
                 section.refresh_every_steps = 2
-        if section.kind == "index":
+        if kind == "index":
             section.update({"candidates": 4, "queries": {"train": 0, "validation": 0}})
-        if section.kind == "swaps":
+        if kind == "swaps":
             section.update({"rows": 16, "replies": 8, "nearest": ""})
     if "attributes" in config:
         config.attributes.update({"data": "sample", "max_tokens": 16, "buckets": (16,)})

@@ -283,7 +283,6 @@ def shrink(config: ConfigDict, model: str) -> ConfigDict:
     config = common.shrink(config)
     if model == "t5":
         config.nec.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
-    del config.nec.retriever  # NEC has none
     config.nec.selector = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2, "dropout": 0.0})
     config.nec.layout = ConfigDict({"max_context_tokens": 24, "max_passage_tokens": 64, "max_target_tokens": 16})
     config.nec.social_tokens = 12
