@@ -1,4 +1,4 @@
-"""RoBERTa, MPNet and DPR against PyTorch: values, gradients, round trips, folders, pooling."""
+"""BERT, RoBERTa, MPNet and DPR against PyTorch: values, gradients, round trips, folders, pooling."""
 
 import functools
 import json
@@ -38,6 +38,8 @@ def made(kind):
     if kind == "roberta":
         config = transformers.RobertaConfig(**SIZES, type_vocab_size=1, pad_token_id=1)
         return transformers.RobertaModel(config, add_pooling_layer=False)
+    if kind == "bert":
+        return transformers.BertModel(transformers.BertConfig(**SIZES), add_pooling_layer=False)
     if kind == "mpnet":
         config = transformers.MPNetConfig(**SIZES, pad_token_id=1)
         return transformers.MPNetModel(config, add_pooling_layer=False)
@@ -46,7 +48,7 @@ def made(kind):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("kind", ["roberta", "mpnet", "dpr-context", "dpr-question"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet", "dpr-context", "dpr-question"])
 def test_states_and_gradients_match_torch_and_the_round_trip_is_exact(kind, oracle):
     model = oracle.perturbed(made(kind))
     model.zero_grad()

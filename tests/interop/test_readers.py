@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
@@ -91,28 +90,6 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
         index.write_text(content)
         with pytest.raises(DataError, match=message):
             open_tensors(inside)
-
-
-def test_a_config_says_what_it_is_and_that_is_known(tmp_path):
-    with pytest.raises(DataError, match=r"no config\.json"):
-        load_config(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(DataError, match="names no model_type; it must be one of t5, "):
-        load_config(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    with pytest.raises(ConfigError, match="'mamba' is not read here; it is one of t5, "):
-        load_encoder(EncoderSettings(pretrained=str(tmp_path)), PlannedTokenizer(10))
-
-
-def test_a_hub_name_without_network_says_how_to_go_on(monkeypatch):
-    def unreachable(*names, **options):
-        raise LocalEntryNotFoundError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(
-        ConfigError, match=r"'google/t5' is neither.*Without network, give the path of a folder that holds"
-    ):
-        resolve("google/t5")
 
 
 @pytest.mark.parametrize("has", [True, False])
