@@ -16,7 +16,7 @@ import tokenizers as rust
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from empax.core.files import DataError
-from empax.data.chat_files import default_template
+from empax.data.chat import default_template
 from empax.data.model_files import check_whole, rust_errors
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, read_jsonl, write_jsonl
+from empax.core.files import DataError, read_jsonl
 from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
@@ -81,11 +81,6 @@ def _check(span: Span, context: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: {span} is no part of a context of {len(context)} turns.")
     if not is_speakers(span.turn, len(context)):
         raise DataError(f"{where}: turn {span.turn} is the listener's; reasons are in the speaker's turns.")
-
-
-def write_spans(path: Path, examples: Iterable[SpanExample]) -> None:
-    """The inverse of `read_spans`."""
-    write_jsonl(path, ({"id": one.id, **span._asdict()} for one in examples for span in one.spans))
 
 
 def lexicon_spans(context: Sequence[str], least_valence: float = 1.5) -> tuple[Span, ...]:

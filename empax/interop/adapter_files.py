@@ -245,11 +245,7 @@ def _spelling(mapping: mappings.Mapping, found: _Contents) -> Callable[[str], st
 
 
 def _misfits(
-    config: AdapterConfig,
-    found: _Contents,
-    places: Mapping[str, _Place],
-    known: set[str],
-    spell: Callable[[str], str],
+    config: AdapterConfig, found: _Contents, places: Mapping[str, _Place], known: set[str], spell: Callable[[str], str]
 ) -> list[str]:
     """Everything missing, and every adapter that is surplus or of the wrong shape."""
     problems = []

@@ -8,18 +8,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 
-from empax.interop.mappings import (
-    CONV_OUT,
-    FLAT,
-    LINEAR,
-    LINEAR_OUT,
-    ROW,
-    SAME,
-    Constant,
-    Layout,
-    Mapping,
-    Row,
-)
+from empax.interop.mappings import CONV_OUT, FLAT, LINEAR, LINEAR_OUT, ROW, SAME, Constant, Layout, Mapping, Row
 from empax.models.bert import BertConfig
 from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.layers import sinusoidal_positions

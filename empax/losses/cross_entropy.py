@@ -22,11 +22,7 @@ def token_log_probs(logits: Float[Array, "B T V"], target: Int[Array, "B T"]) ->
 
 
 def cross_entropy(
-    logits: Float[Array, "B T V"],
-    target: Int[Array, "B T"],
-    mask: Bool[Array, "B T"],
-    *,
-    label_smoothing: float = 0.0,
+    logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"], *, label_smoothing: float = 0.0
 ) -> Mean:
     """Mean negative log-likelihood of the real target tokens, in nats per token.
 

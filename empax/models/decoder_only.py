@@ -97,12 +97,7 @@ class DecoderLayer(nn.Module):
         return states if before else self.feed_forward_norm(states)
 
     def __call__(
-        self,
-        states: Float[Array, "B T D"],
-        mask: Bool[Array, "B T T"],
-        angles: Rotary | None,
-        *,
-        deterministic: bool,
+        self, states: Float[Array, "B T D"], mask: Bool[Array, "B T T"], angles: Rotary | None, *, deterministic: bool
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B G T N"], Float[Array, "B G T N"]]]:
         """The next states, and the keys and values that they were made from."""
         inputs = self._inputs(states)

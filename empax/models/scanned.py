@@ -74,10 +74,7 @@ def cache_dtype(dtype: DTypeLike) -> DTypeLike:
 
 
 def extend_cache(
-    cache: Float[Array, "L B K H T N"],
-    item: Float[Array, "B K H 1 N"],
-    layer: Int[Array, ""],
-    position: Int[Array, ""],
+    cache: Float[Array, "L B K H T N"], item: Float[Array, "B K H 1 N"], layer: Int[Array, ""], position: Int[Array, ""]
 ) -> tuple[Float[Array, "L B K H T N"], Float[Array, "B K H T N"]]:
     """Puts `item` into `layer` at `position`; gives the cache of all layers and that of this one."""
     # Written in place in the loop's carry: no other part of the cache is copied.

@@ -115,10 +115,6 @@ class EncoderDecoder(nn.Module):
         """Rows of the token embedding, as `encode` takes them in `embedded`."""
         return self.token_embedding[tokens]
 
-    def embed_soft(self, probabilities: Float[Array, "B T V"]) -> Float[Array, "B T D"]:
-        """Expected rows of the token embedding; for one-hot probabilities the same as `embed`."""
-        return contract("BTV,VD->BTD", probabilities, self.token_embedding)
-
     def encode(
         self,
         source: Int[Array, "B S"] | None,
@@ -250,11 +246,7 @@ class EncoderDecoder(nn.Module):
         return logits + jax.lax.stop_gradient(self.output_bias)[None, None]
 
     def decode(
-        self,
-        target: Int[Array, "B T"],
-        states: Float[Array, "B S D"],
-        states_mask: Bool[Array, "B S"],
-        **options: Any,
+        self, target: Int[Array, "B T"], states: Float[Array, "B S D"], states_mask: Bool[Array, "B S"], **options: Any
     ) -> Float[Array, "B T V"]:
         """Teacher-forced logits; logits[:, t] predict target[:, t]. `options` are those of `decode_hidden`."""
         return self.logits_from(self.decode_hidden(target, states, states_mask, **options))

@@ -8,7 +8,7 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.bpe import train_bpe
-from empax.data.chat_files import default_template, read_chat_template
+from empax.data.chat import default_template, read_chat_template
 from empax.data.tokenizer_folders import load_tokenizer
 
 CHAT, TOOLS, OTHER = "{{ messages }} chat", "{{ tools }} tools", "{{ messages }} other"

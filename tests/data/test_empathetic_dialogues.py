@@ -197,10 +197,6 @@ def test_damaged_archives_are_named(tmp_path):
 @pytest.mark.real_data
 def test_real_counts(real_data, tmp_path):
     splits = load_dialogues(real_data, tmp_path)
-    assert {split: len(found) for split, found in splits.items()} == {
-        "train": 19552,
-        "validation": 2762,
-        "test": 2542,
-    }
+    assert {split: len(found) for split, found in splits.items()} == {"train": 19552, "validation": 2762, "test": 2542}
     assert {d.emotion for d in splits["train"]} == set(empathetic_dialogues.EMOTIONS)
     assert not any("_comma_" in u.text for d in splits["train"] for u in d.utterances)

@@ -141,7 +141,7 @@ def test_a_tokenizer_json_beside_the_file_comes_first(tmp_path):
 
 SMOLLM2 = {  # as transformers writes them
     "I lost my job today, and I don't know what to do.": [
-        *(57, 3590, 957, 2288, 1834, 28, 284, 339, 1326, 982, 699, 732, 288, 536, 30),
+        *(57, 3590, 957, 2288, 1834, 28, 284, 339, 1326, 982, 699, 732, 288, 536, 30)
     ],
     "Ça va? — ok 😀": [142, 225, 81, 46316, 47, 1841, 10907, 40303, 218],
     "  two  blanks\n\n": [216, 827, 216, 45843, 1116],
@@ -193,10 +193,7 @@ def tensor_row(name, *shape, offset=0):
         (struct.pack("<QQ", 0, 1) + text(b"k") + struct.pack("<IIQ", 9, 8, 1 << 23), "8388608 items of a list"),
         (struct.pack("<QQ", 0, 2) + 2 * (text(b"k") + struct.pack("<IB", 0, 1)), "'k' twice"),
         (struct.pack("<QQ", 2, 0) + 2 * tensor_row(b"t", 1), "two tensors 't'"),
-        (
-            struct.pack("<QQ", 1, 0) + tensor_row(b"t", 1 << 39, 1 << 39),
-            r"the shape \[549755813888, 549755813888\]",
-        ),
+        (struct.pack("<QQ", 1, 0) + tensor_row(b"t", 1 << 39, 1 << 39), r"the shape \[549755813888, 549755813888\]"),
         (struct.pack("<QQ", 1, 0) + tensor_row(b"t", 0, 1 << 63), "has the shape"),
         (struct.pack("<QQ", 1, 0) + tensor_row(b"t", 1, offset=2**63), "is cut short"),
         (struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<I", 1 << 30), "items of a list"),

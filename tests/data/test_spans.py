@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError
+from empax.core.files import DataError, write_jsonl
 from empax.core.types import Instance
 from empax.data import spans
 from empax.data.bpe import train_bpe
@@ -21,7 +21,7 @@ INSTANCE = Instance("a#4", CONTEXT, "Of course.", "sad")
 def test_a_file_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "train.jsonl"
     example = SpanExample("a#4", CONTEXT, (Span(0, 3, 11), Span(2, 2, 6)))
-    spans.write_spans(path, [example])
+    write_jsonl(path, ({"id": "a#4", **span._asdict()} for span in example.spans))
     assert spans.read_spans(path, [INSTANCE, Instance("b#2", ("x",), "y", "")]) == [example]
 
 

@@ -123,11 +123,7 @@ def assert_encoders_match(inner, model, ours, config, params, *, name, pad, voca
 
 
 # Modules whose one parameter the Flax models called "weight", as PyTorch does: norms without a bias.
-_KEPT_WEIGHT = {
-    "t5": r"layer_norm$",
-    "mt5": r"layer_norm$",
-    "llama": r"(layernorm|norm)$",
-}
+_KEPT_WEIGHT = {"t5": r"layer_norm$", "mt5": r"layer_norm$", "llama": r"(layernorm|norm)$"}
 
 
 def flax_tree(model):

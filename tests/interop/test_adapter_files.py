@@ -268,10 +268,7 @@ def plain(bases, tmp_path, written):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"use_dora": True},
-            "use_dora = True is not read here; what is read: LoRA and rank-.*merge_and_unload",
-        ),
+        ({"use_dora": True}, "use_dora = True is not read here; what is read: LoRA and rank-.*merge_and_unload"),
         ({"bias": "lora_only"}, "bias = 'lora_only' is not read here"),
         ({"peft_type": "IA3"}, "peft_type = 'IA3' is not read here"),
         ({"lora_bias": True, "target_parameters": ["w"]}, r"lora_bias = True; target_parameters = \['w'\] is not"),

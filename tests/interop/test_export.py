@@ -352,9 +352,7 @@ def test_a_folder_is_whole_or_absent_and_nothing_is_overwritten(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"norm": "layer"}, {"use_bias": True}, {"position": "sinusoidal"}, {"final_norm": False}],
-    ids=str,
+    "change", [{"norm": "layer"}, {"use_bias": True}, {"position": "sinusoidal"}, {"final_norm": False}], ids=str
 )
 def test_whatever_t5_does_not_have_is_refused(change):
     config = dataclasses.replace(t5_config("flan-t5-small"), **change)

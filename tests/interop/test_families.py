@@ -157,9 +157,7 @@ def test_logits_and_gradients_of_a_generator_are_those_of_torch_and_it_is_writte
     weights = rng.normal(size=(3, 6, VOCAB)).astype(np.float32)
     model.zero_grad()
     output = model(
-        input_ids=torch.tensor(source),
-        attention_mask=torch.tensor(source_mask).long(),
-        labels=torch.tensor(target),
+        input_ids=torch.tensor(source), attention_mask=torch.tensor(source_mask).long(), labels=torch.tensor(target)
     )
     (output.logits * torch.tensor(weights)).sum().backward()
 
@@ -349,11 +347,7 @@ def test_what_needs_other_layers_is_refused_by_name_with_what_is_read(other, tmp
 @pytest.mark.parametrize(
     ("maker", "files", "message"),
     [
-        (
-            "T5",
-            ["spiece.model"],
-            r"\(spiece\.model\), which transformers turns into a fast one by the packages",
-        ),
+        ("T5", ["spiece.model"], r"\(spiece\.model\), which transformers turns into a fast one by the packages"),
         ("XLMRoberta", ["sentencepiece.bpe.model"], r"install both here; or where they are, write tokenizer\.json"),
         ("Marian", ["source.spm", "target.spm"], r"\(source\.spm, target\.spm\) has no fast version"),
     ],

@@ -66,22 +66,13 @@ def test_what_says_something():
         ({"model_type": "bart", "is_decoder": True}, "is_decoder = True is not done here; it must be null or false"),
         ({"model_type": "roberta", "add_cross_attention": True}, "add_cross_attention = True"),
         ({"model_type": "qwen2", "use_mrope": True}, "use_mrope = True"),
-        (
-            {"model_type": "gpt2", "n_embd": 32, "hidden_size": 64},
-            "hidden_size = 64 and n_embd = 32 are one",
-        ),
-        (
-            {"model_type": "bart", "encoder_layers": 6, "num_hidden_layers": 12},
-            "num_hidden_layers = 12 and enc",
-        ),
+        ({"model_type": "gpt2", "n_embd": 32, "hidden_size": 64}, "hidden_size = 64 and n_embd = 32 are one"),
+        ({"model_type": "bart", "encoder_layers": 6, "num_hidden_layers": 12}, "num_hidden_layers = 12 and enc"),
         (
             {"model_type": "t5", "feed_forward_proj": "gated-gelu", "dense_act_fn": "relu"},
             "dense_act_fn = 'relu' does not go with feed_forward_proj = 'gated-gelu'",
         ),
-        (
-            {"model_type": "mt5", "feed_forward_proj": "relu", "is_gated_act": True},
-            "is_gated_act = True does not go",
-        ),
+        ({"model_type": "mt5", "feed_forward_proj": "relu", "is_gated_act": True}, "is_gated_act = True does not go"),
         (
             {
                 "model_type": "llama",

@@ -17,8 +17,7 @@ from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import named_leaves
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.huggingface import load_pretrained
-from empax.interop.parameters import export_params, import_params
-from empax.interop.placement import LeafBuilder
+from empax.interop.parameters import LeafBuilder, export_params, import_params
 from empax.models.t5 import t5_config
 
 FIELDS = {"model_type": "t5", "vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4}

@@ -12,9 +12,9 @@ import safetensors.numpy
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.bpe import train_bpe
-from empax.data.chat_files import read_chat_template
-from empax.data.declared_tokens import read_declared
+from empax.data.chat import read_chat_template
 from empax.data.store import PlannedTokenizer
+from empax.data.tokenizer_folders import read_declared
 from empax.interop.grown_vocabulary import check_vocabulary
 from empax.interop.huggingface import load_config, resolve
 from empax.interop.pretrained import GeneratorSettings, load_generator

@@ -102,10 +102,7 @@ def instances():
 DENSE = [(7, torch.nn.Tanh(), True)]
 CASES = {
     "mean": {},
-    "cls, two dense": {
-        "pooling": "cls",
-        "dense": [(11, torch.nn.GELU(), False), (5, torch.nn.Identity(), True)],
-    },
+    "cls, two dense": {"pooling": "cls", "dense": [(11, torch.nn.GELU(), False), (5, torch.nn.Identity(), True)]},
     "max, relu": {"pooling": "max", "dense": [(7, torch.nn.ReLU(), True)]},
     "root, normalised": {"pooling": "mean_sqrt_len_tokens", "normalize": True},
     "last, lower case": {"pooling": "lasttoken", "said": {"do_lower_case": True}},
@@ -241,16 +238,10 @@ DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activa
         ({"config_sentence_transformers.json": {"truncate_dim": "4"}}, "truncate_dim = '4' must be a number"),
         ({"config_sentence_transformers.json": {"model_type": "SparseEncoder"}}, "model_type = 'SparseEncoder'"),
         # What nobody here knows may change the vectors.
-        (
-            {"config_sentence_transformers.json": {"quantize": "int8"}},
-            "says quantize = 'int8', which is not known",
-        ),
+        ({"config_sentence_transformers.json": {"quantize": "int8"}}, "says quantize = 'int8', which is not known"),
         ({"1_Pooling/config.json": {"pooling_mode": "mean", "layers": [1, 2]}}, r"says layers = \[1, 2\]"),
         ({"1_Pooling/config.json": {"pooling_mode_mean_squares": True}}, "says pooling_mode_mean_squares = True"),
-        (
-            {"1_Pooling/config.json": {"pooling_mode_max_tokens": "no"}},
-            "pooling_mode_max_tokens = 'no' must be",
-        ),
+        ({"1_Pooling/config.json": {"pooling_mode_max_tokens": "no"}}, "pooling_mode_max_tokens = 'no' must be"),
         ({"sentence_bert_config.json": {"query_length": 32}}, "says query_length = 32"),
         ({"sentence_bert_config.json": {"model_args": {"torch_dtype": "float16"}}}, "says model_args"),
         ({"sentence_bert_config.json": {"modality_config": {"image": {}}}}, "modality_config = {'image': {}} is not"),

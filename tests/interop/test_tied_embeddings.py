@@ -41,10 +41,7 @@ def folder_of(path, *, kind="T5", head=False, shared=True, **said):
 CASES = {
     "v1.0 with a head of its own": ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True),
     "the same, said to have one": ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, True),
-    "v1.0 of transformers 4, the same": (
-        {"tie_word_embeddings": True, "scale_decoder_outputs": None},
-        True,
-    ),
+    "v1.0 of transformers 4, the same": ({"tie_word_embeddings": True, "scale_decoder_outputs": None}, True),
     "v1.1 of transformers 4": ({"tie_word_embeddings": False, "scale_decoder_outputs": None}, True),
     "v1.1 of transformers 5": ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, True),
     "v1.1 with one embedding": ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),

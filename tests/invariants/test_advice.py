@@ -756,7 +756,7 @@ MODEL_FILES = [
         lambda t: same_ids(t, separator=1), lambda t: same_ids(t, separator=0),
     ),
     Case(
-        "data/chat_files.py", "is not UTF-8 ({}); save it so, or fetch the model again",
+        "data/chat.py", "is not UTF-8 ({}); save it so, or fetch the model again",
         lambda t: with_template(t, TEMPLATE.encode() + "é".encode("latin-1")),
         lambda t: with_template(t, TEMPLATE.encode() + "é".encode()),
     ),

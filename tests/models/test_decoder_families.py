@@ -64,11 +64,7 @@ def test_families_differ_where_their_layers_do():
         (qwen3_config, {"hidden_act": "relu"}, "hidden_act of a Qwen3 = 'relu'"),
         (mistral_config, {"sliding_window": 0}, "sliding_window = 0 of a Mistral must be a whole number of at least 1"),
         (mistral_config, {"layer_types": ["full_attention"] * 3}, "layer_types = .* of a Mistral is not supported"),
-        (
-            mistral_config,
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rope_scaling.type = 'dynamic' of a Mi",
-        ),
+        (mistral_config, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type = 'dynamic' of a Mi"),
     ],
 )
 def test_what_is_not_supported_is_named(make, changes, message):

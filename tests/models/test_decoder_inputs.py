@@ -170,8 +170,6 @@ def test_inputs_that_are_no_ids():
     expected = logits(model, params, source, mask, target)
     rows = model.apply({"params": params}, source, method="embed")
     np.testing.assert_allclose(logits(model, params, source, mask, target, embedded=rows), expected, atol=1e-5)
-    soft = model.apply({"params": params}, jax.nn.one_hot(source, V), method="embed_soft")
-    np.testing.assert_allclose(soft, rows, atol=1e-6)
     added = jnp.asarray(np.random.default_rng(2).normal(size=(B, S, D)), jnp.float32)
     found = logits(model, params, source, mask, target, added=added)
     other = logits(model, params, source, mask, target, embedded=rows + added)
