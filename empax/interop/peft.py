@@ -26,30 +26,9 @@ from empax.interop.parameters import LazyTensor
 from empax.interop.readers import SAFETENSORS, TORCH, is_adapter, open_tensors
 from empax.interop.safetensors_out import new_folder, write_tensors
 from empax.models.bert import BertConfig
+from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.lora import LoraSettings
 
-_TASKS: dict[str, str | None] = {
-    "t5": "SEQ_2_SEQ_LM",
-    "mt5": "SEQ_2_SEQ_LM",
-    "bart": "SEQ_2_SEQ_LM",
-    "mbart": "SEQ_2_SEQ_LM",
-    "marian": "SEQ_2_SEQ_LM",
-    "pegasus": "SEQ_2_SEQ_LM",
-    "blenderbot": "SEQ_2_SEQ_LM",
-    "llama": "CAUSAL_LM",
-    "qwen2": "CAUSAL_LM",
-    "qwen3": "CAUSAL_LM",
-    "mistral": "CAUSAL_LM",
-    "opt": "CAUSAL_LM",
-    "gpt2": "CAUSAL_LM",
-    "bert": "FEATURE_EXTRACTION",
-    "roberta": "FEATURE_EXTRACTION",
-    "xlm-roberta": "FEATURE_EXTRACTION",
-    "distilbert": "FEATURE_EXTRACTION",
-    "electra": "FEATURE_EXTRACTION",
-    "mpnet": "FEATURE_EXTRACTION",
-    "dpr": None,  # its AutoModel is the encoder of questions
-}
 _WEIGHTS = (SAFETENSORS, TORCH, f"{SAFETENSORS}.index.json", f"{TORCH}.index.json")
 
 
@@ -94,6 +73,13 @@ def _joined(layouts: Sequence[Layout], pairs: Sequence[tuple[np.ndarray, np.ndar
     return np.concatenate(inward), joined
 
 
+def _task(architecture: str, config: Config) -> str | None:
+    """PEFT's name for what a model does."""
+    if isinstance(config, BertConfig):
+        return None if architecture == "dpr" else "FEATURE_EXTRACTION"  # a DPR's AutoModel is the encoder of questions
+    return "CAUSAL_LM" if isinstance(config, DecoderOnlyConfig) else "SEQ_2_SEQ_LM"
+
+
 def adapter_fields(
     architecture: str, adapters: Params, config: Config, settings: LoraSettings, base: str = ""
 ) -> dict[str, Any]:
@@ -104,7 +90,7 @@ def adapter_fields(
     dpr = {"base_model_class": f"DPR{side.title()}Encoder", "parent_library": "transformers.models.dpr.modeling_dpr"}
     return {
         "peft_type": "LORA",
-        "task_type": _TASKS[architecture],
+        "task_type": _task(architecture, config),
         "auto_mapping": dpr if architecture == "dpr" else None,
         "base_model_name_or_path": base or None,
         "r": settings.rank,
@@ -219,8 +205,8 @@ def _loads(folder: Path) -> bool:
 
 def _modules(architecture: str, adapters: Params, config: Config) -> list[Module]:
     """The modules of the weights that have adapters, in the table's order."""
-    if architecture not in _TASKS:
-        raise ConfigError(f"adapters of a {architecture!r} cannot be written; those of {', '.join(_TASKS)} can.")
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(f"adapters of a {architecture!r} cannot be written; those of {', '.join(ARCHITECTURES)} can.")
     owners = {name.rpartition("/")[0] for name in named_leaves(adapters)}
     mapping = ARCHITECTURES[architecture].mapping(config)
     if lost := sorted(owners - {row.ours for row in mapping.rows}):

@@ -11,6 +11,7 @@ import transformers
 from flax.traverse_util import unflatten_dict
 
 from empax.interop.parameters import export_params
+from empax.models.transformer import EncoderDecoder
 
 
 def perturbed(model, seed=0):
@@ -96,6 +97,34 @@ def assert_gradients_match(ours, theirs):
             assert np.abs(ours[name]).max() < 2e-5 * max(1.0, max(np.abs(array).max() for array in theirs.values()))
         else:
             assert_close(ours[name], expected, err_msg=name)
+
+
+def assert_generators_match(model, config, params, *, name, source, source_mask, target, frozen=frozenset()):
+    """Logits of `target`, and gradients of a random sum of them, of an encoder-decoder and of ours.
+
+    `frozen`: foreign names of what is no parameter in PyTorch. Returns our gradients by their foreign names.
+    """
+    weights = np.random.default_rng(3).normal(size=(*target.shape, config.vocab_size)).astype(np.float32)
+    start = np.full((len(target), 1), config.start_id)
+    model.zero_grad()
+    output = model(
+        input_ids=torch.tensor(source),
+        attention_mask=torch.tensor(source_mask).long(),
+        decoder_input_ids=torch.tensor(np.concatenate([start, target[:, :-1]], axis=1)),
+    )
+    (output.logits * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        inputs = map(jnp.asarray, (source, source_mask, target))
+        logits = EncoderDecoder(config).apply({"params": params}, *inputs)
+        return jnp.sum(logits * weights), logits
+
+    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    assert_close(logits, output.logits.detach().numpy())
+    ours, theirs = export_params(name, grads, config), gradients_of(model)
+    assert set(theirs) <= set(ours) <= set(theirs) | frozen
+    assert_gradients_match(ours, theirs)
+    return ours
 
 
 def assert_encoders_match(inner, model, ours, config, params, *, name, pad, vocab, length):

@@ -2,8 +2,6 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 
 from empax.interop.export import Generation, export_generator
 from empax.interop.huggingface import load_config, load_pretrained, model_config
-from empax.interop.parameters import export_params
 from empax.models.transformer import EncoderDecoder
 
 SIZES = {"vocab_size": 37, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 1}
@@ -83,21 +80,8 @@ def assert_as_transformers(folder, oracle):
     _, config, params = load_pretrained(folder)
     rng = np.random.default_rng(1)
     source, target = (rng.integers(2, VOCAB, size=(2, length)) for length in (6, 5))
-    weights = rng.normal(size=(2, 5, VOCAB)).astype(np.float32)
-    start = np.concatenate([np.zeros((2, 1), int), target[:, :-1]], axis=1)
-    expected = model(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(start)).logits
-    (expected * torch.tensor(weights)).sum().backward()
-
-    def loss(params):
-        mask = jnp.ones(source.shape, bool)
-        logits = EncoderDecoder(config).apply({"params": params}, jnp.asarray(source), mask, jnp.asarray(target))
-        return jnp.sum(logits * weights), logits
-
-    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    oracle.assert_close(logits, expected.detach().numpy())
-    ours, theirs = export_params("t5", grads, config), oracle.gradients_of(model)
-    assert set(ours) == set(theirs)
-    oracle.assert_gradients_match(ours, theirs)
+    mask = np.ones(source.shape, bool)
+    oracle.assert_generators_match(model, config, params, name="t5", source=source, source_mask=mask, target=target)
 
 
 @pytest.mark.oracle
