@@ -40,7 +40,7 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
     """
     if name == "":
         raise ConfigError("name = '' names no model; give a folder, a GGUF file, or a name of a wheel or of the hub.")
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         enable_compilation_cache()
     name = str(expand(name)) if expand(name).exists() else str(name)
     folder = resolve(name)
