@@ -22,7 +22,7 @@ from empax.core.paths import expand
 from empax.core.text_files import read_text
 from empax.core.types import LEVELS, MECHANISMS
 from empax.evaluation.published import TABLES
-from empax.reporting import charts, swaps
+from empax.reporting import swaps
 from empax.reporting.content import recipe_of
 from empax.reporting.tables import describe, format_difference, format_value, markdown_table, metric_title
 
@@ -266,7 +266,7 @@ def figures(text: str, results: Path) -> dict[str, str]:
     """Names and contents of the SVG files that belong beside the document."""
     tables = read_json(results / "tables.json")
     names = [name for _, name, _ in _MARKED.findall(text) if tables[name]["kind"] == "figure"]
-    return {tables[name]["file"]: charts.as_file(_chart(tables[name], results)) for name in names}
+    return {tables[name]["file"]: as_file(_chart(tables[name], results)) for name in names}
 
 
 def _chart(table: Table, results: Path) -> str:
@@ -301,6 +301,21 @@ _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
     "swaps": _swaps,
     "figure": _figure,
 }
+
+
+_ALONE = (
+    "text { font: 12px system-ui, sans-serif; fill: #5d6670 } .grid { stroke: #d5d2ca } .zero { stroke: #5d6670 } "
+    ".line { stroke-width: 2; stroke: #1f5fa8 } .dot { fill: #1f5fa8 }"
+)
+"""Of a chart that no page gives its colours: readable on white and on black."""
+
+
+def as_file(svg: str) -> str:
+    """A chart as the text of an SVG file."""
+    return (
+        svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f"><style>{_ALONE}</style>", 1)
+        + "\n"
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -88,11 +88,6 @@ def f1_of_confusion(matrices: Float[np.ndarray, "R C C"], average: Average) -> F
     return 100.0 * divide((scores * weights).sum(axis=1), weights.sum(axis=1))
 
 
-def weighted_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:
-    """F1 in percent, each class weighted by its share of the labels (EmpRL's Emp-F1); 0.0 of nothing."""
-    return _f1(labels, predictions, "weighted")
-
-
 def merge_levels(levels: Sequence[str]) -> list[str]:
     """Levels of a mechanism with mid and high as one, "some"; "" stays."""
     return ["some" if level in LEVELS[1:] else level for level in levels]
@@ -100,11 +95,6 @@ def merge_levels(levels: Sequence[str]) -> list[str]:
 
 MERGED_LEVELS = (LEVELS[0], "some")
 """What `merge_levels` gives."""
-
-
-def macro_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:
-    """F1 in percent, every class weighing the same (LEMPEx); 0.0 of nothing."""
-    return _f1(labels, predictions, "macro")
 
 
 def kappa_of_confusion(matrices: Float[np.ndarray, "R C C"]) -> Float[np.ndarray, " R"]:
@@ -127,12 +117,12 @@ def cohens_kappa(labels: Sequence[str], predictions: Sequence[str]) -> float:
     return float(kappa_of_confusion(confusion_matrix(labels, predictions, names).astype(np.float64)[None])[0])
 
 
-def _f1(labels: Sequence[str], predictions: Sequence[str], average: Average) -> float:
+def f1(labels: Sequence[str], predictions: Sequence[str], average: Average) -> float:
+    """F1 in percent, 0.0 of nothing: classes weigh by their shares of labels (EmpRL's Emp-F1), or the same (LEMPEx)."""
     _check_lengths(labels, predictions)
     if not labels:
         return 0.0
-    names = sorted({*labels, *predictions})
-    matrix = confusion_matrix(labels, predictions, names).astype(np.float64)
+    matrix = confusion_matrix(labels, predictions, sorted({*labels, *predictions})).astype(np.float64)
     return float(f1_of_confusion(matrix[None], average)[0])
 
 

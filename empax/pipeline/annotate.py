@@ -25,7 +25,7 @@ from empax.core.system import RunContext
 from empax.core.types import ATTRIBUTES, LEVELS, MECHANISMS, Instance
 from empax.data.dialogues import instance_from_row
 from empax.data.store import check_prepared
-from empax.evaluation.empathy import accuracy, confusion_matrix, merge_levels, weighted_f1
+from empax.evaluation.empathy import accuracy, confusion_matrix, f1, merge_levels
 from empax.parts import attributes
 
 log = logging.getLogger("empax")
@@ -185,7 +185,7 @@ def _rows(
 def _two_classes(gold: Sequence[str], guess: Sequence[str]) -> dict[str, float]:
     """Accuracy and weighted F1 with the levels mid and high as one, as LEMPEx' released code has them."""
     golds, guesses = (merge_levels(levels) for levels in (gold, guess))
-    return {"binary_accuracy": accuracy(golds, guesses), "binary_weighted_f1": weighted_f1(golds, guesses)}
+    return {"binary_accuracy": accuracy(golds, guesses), "binary_weighted_f1": f1(golds, guesses, "weighted")}
 
 
 def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[at
             key = f"{stage}/{mechanism}" if mechanism in quality else mechanism
             quality[key] = {
                 "accuracy": 100.0 * float(np.mean([g == p for g, p in zip(gold, guess, strict=True)])),
-                "weighted_f1": weighted_f1(gold, guess),
+                "weighted_f1": f1(gold, guess, "weighted"),
                 **_two_classes(gold, guess),
                 "confusion": np.asarray(confusion_matrix(gold, guess, LEVELS)).tolist(),
                 "pairs": len(gold),

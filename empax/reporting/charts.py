@@ -1,6 +1,6 @@
 """Small SVG charts as text: lines, intervals, stacked shares, heat maps.
 
-Colours are CSS variables of the page they stand in; `as_file` makes an SVG that stands alone.
+Colours are CSS variables of the page they stand in.
 """
 
 from __future__ import annotations
@@ -13,12 +13,6 @@ Points = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 460, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 24, 12, 40
-
-_ALONE = (
-    "text { font: 12px system-ui, sans-serif; fill: #5d6670 } .grid { stroke: #d5d2ca } .zero { stroke: #5d6670 } "
-    ".line { stroke-width: 2; stroke: #1f5fa8 } .dot { fill: #1f5fa8 }"
-)
-"""Of a chart that no page gives its colours: readable on white and on black."""
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -114,14 +108,6 @@ def intervals(rows: Mapping[str, tuple[float, float, float]], *, label: str) -> 
     middle = left + width / 2
     svg.append(f'<text class="axis" x="{middle:g}" y="{bottom + 34}" text-anchor="middle">{escape(label)}</text>')
     return _svg(left + width + 24, bottom + 42, svg, label)
-
-
-def as_file(svg: str) -> str:
-    """A chart as the text of an SVG file."""
-    return (
-        svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f"><style>{_ALONE}</style>", 1)
-        + "\n"
-    )
 
 
 def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:

@@ -21,6 +21,7 @@ from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
 from empax.reporting import charts, content, findings, markdown, peers, report
 from tests.plans import plan_of
+from tools.document import as_file
 
 FAST = ScoringSettings(bootstrap_samples=10)
 BLEU_1 = "bleu_1:moel" if "bleu_1:moel" in scoring.VARIANTS else "bleu_1"
@@ -375,7 +376,7 @@ def test_intervals_lie_where_their_axis_says():
     assert tuple(map(float, ends)) == (places["0"], places["1"])
     assert "a &lt; b: 0.5 (0 to 1)" in svg
     assert svg.count('class="zero"') == 1
-    ElementTree.fromstring(charts.as_file(svg))  # a file that stands alone
+    ElementTree.fromstring(as_file(svg))  # a file that stands alone
 
 
 # Corpus BLEU-2 and Distinct as this code first gave them, checked against NLTK: a change of convention shows here.

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from empax.core.types import LEVELS, MECHANISMS
 from empax.data.epitome import EpitomePair, find_epitome, load_epitome, split_by_seeker
-from empax.evaluation.empathy import cohens_kappa, macro_f1, weighted_f1
+from empax.evaluation.empathy import cohens_kappa, f1
 
 _MIN_DOCUMENTS = 2  # of a term
 _INVERSE_PENALTY = 10.0  # chosen among 1, 4, 10 and 30 within the posts that `held_out` is not measured on
@@ -70,8 +70,8 @@ def train_linear(pairs: Sequence[EpitomePair], *, holdout: float = 0.2, seed: in
     for name in MECHANISMS:
         gold, guess = [pair.levels[name] for pair in rest], [levels[name] for levels in guesses]
         held_out[name] = {
-            "weighted_f1": weighted_f1(gold, guess),
-            "macro_f1": macro_f1(gold, guess),
+            "weighted_f1": f1(gold, guess, "weighted"),
+            "macro_f1": f1(gold, guess, "macro"),
             "kappa": cohens_kappa(gold, guess),
             "pairs": len(gold),
         }
