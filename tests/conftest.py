@@ -148,12 +148,14 @@ def processes() -> Callable[..., list[int]]:
 
 
 def recipe_in(tmp: Path) -> Command:
-    """Runs a recipe in a work directory; `options` are those of end_to_end/drive.py."""
+    """Runs a recipe in a work directory; `options` are those of end_to_end/drive.py, `code` is how it must end."""
     run_python = command_in(tmp)
 
-    def run(workdir: Path, *options: str, config: str = TINY) -> subprocess.CompletedProcess[str]:
+    def run(workdir: Path, *options: str, config: str = TINY, code: int = 0) -> subprocess.CompletedProcess[str]:
         driver = str(ROOT / "tests" / "end_to_end" / "drive.py")
-        return run_python(driver, *options, f"--config={config}", f"--workdir={workdir}")
+        made = run_python(driver, *options, f"--config={config}", f"--workdir={workdir}")
+        assert made.returncode == code, made.stderr[-5000:]
+        return made
 
     return run
 
@@ -164,13 +166,17 @@ def recipe(shared_tmp: Path) -> Command:
     return recipe_in(shared_tmp)
 
 
-def make_finished(tmp: Path) -> subprocess.CompletedProcess[str] | None:
-    """Makes the run of `finished` unless it is there; waits for the worker that is at it."""
+def make_finished(tmp: Path) -> str:
+    """Makes the run of `finished` unless it is there; waits for the worker that is at it. Says what went wrong."""
     with (tmp / "finished.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (tmp / "finished" / "report" / "DONE").exists():
-            return None
-        return recipe_in(tmp)(tmp / "finished")
+            return ""
+        try:
+            recipe_in(tmp)(tmp / "finished")
+        except AssertionError as error:  # in a thread nobody would hear it
+            return str(error)
+        return ""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -183,6 +189,6 @@ def begun(request: pytest.FixtureRequest, shared_tmp: Path) -> None:
 @pytest.fixture(scope="session")
 def finished(shared_tmp: Path) -> Path:
     """The work directory of one whole run of the tiny recipe, for all tests to look at and none to change."""
-    made = make_finished(shared_tmp)
-    assert made is None or made.returncode == 0, made.stderr
+    wrong = make_finished(shared_tmp)
+    assert not wrong, wrong
     return shared_tmp / "finished"

@@ -34,8 +34,7 @@ def completed(workdir, least=0.0):
 @pytest.fixture(scope="module")
 def adapted(recipe, llama, tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapted") / "run"
-    result = recipe(folder, "--check", config=f"{RECIPE}:{llama},tiny")
-    assert result.returncode == 0, result.stderr[-3000:]
+    recipe(folder, "--check", config=f"{RECIPE}:{llama},tiny")
     return folder
 
 
@@ -70,15 +69,13 @@ def test_adapted_policies_are_exported_whole(adapted, tmp_path):
 
 
 def test_groups_need_no_value_head_and_the_reference_has_eight_bits_where_the_policy_has(recipe, llama, tmp_path):
-    result = recipe(tmp_path / "run", "--config.emprl.lora.int8=True", config=f"{RECIPE}:{llama},grpo,tiny")
-    assert result.returncode == 0, result.stderr[-3000:]
+    recipe(tmp_path / "run", "--config.emprl.lora.int8=True", config=f"{RECIPE}:{llama},grpo,tiny")
     completed(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("form", "least"), [("", 0.0), (",expected", -1.0)])
 def test_a_random_model_needs_nothing(recipe, tmp_path, form, least):
-    result = recipe(tmp_path / "run", config=f"{RECIPE}:tiny{form}")
-    assert result.returncode == 0, result.stderr[-3000:]
+    recipe(tmp_path / "run", config=f"{RECIPE}:tiny{form}")
     run = completed(tmp_path / "run", least)
     assert GeneratorParts.of(run).generator.params is None
     assert set(load_params(tmp_path / "run" / "ppo")) == {"model", "value"}

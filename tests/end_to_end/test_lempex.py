@@ -16,8 +16,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def workdir(recipe, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lempex") / "run"
-    result = recipe(folder, "--check", config=f"{RECIPE}:tiny")
-    assert result.returncode == 0, result.stderr
+    recipe(folder, "--check", config=f"{RECIPE}:tiny")
     return folder
 
 
@@ -81,8 +80,7 @@ def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path, stage):
     "form", ["t5_glove", "eq10", "unfrozen,time_axis", "t5,gumbel", "no_exemplars,binary", "q=3,weights_1"]
 )
 def test_the_other_forms(recipe, tmp_path, form):
-    result = recipe(tmp_path / "run", config=f"{RECIPE}:{form},tiny")
-    assert result.returncode == 0, result.stderr
+    recipe(tmp_path / "run", config=f"{RECIPE}:{form},tiny")
     params = load_params(tmp_path / "run" / "generator")
     expected = {"model", "speakers"}
     expected |= {"fusion"} if form not in ("t5_glove", "no_exemplars,binary") else set()
@@ -91,8 +89,7 @@ def test_the_other_forms(recipe, tmp_path, form):
 
 
 def test_exemplars_of_the_gold_emotion_are_called_a_leak(recipe, tmp_path):
-    result = recipe(tmp_path / "run", config=f"{RECIPE}:gold_emotion,no_losses,tiny")
-    assert result.returncode == 0, result.stderr
+    recipe(tmp_path / "run", config=f"{RECIPE}:gold_emotion,no_losses,tiny")
     assert read_json(tmp_path / "run" / "index" / "index.json")["leak"] == "gold_emotion"
     assert "leak" in (tmp_path / "run" / "report.md").read_text()
     with pytest.raises(AssertionError):

@@ -45,8 +45,7 @@ def run_form(recipe, tmp_path, llama):
     def run(form):
         config, workdir = tmp_path / f"{form or 'reg'}.py", tmp_path / (form or "reg")
         config.write_text(RECIPE.format(argument=",".join(filter(None, (str(llama), form)))))
-        result = recipe(workdir, config=str(config))
-        assert result.returncode == 0, result.stderr[-3000:]
+        recipe(workdir, config=str(config))
         return workdir, list(read_jsonl(workdir / "predictions.jsonl"))
 
     return run

@@ -12,8 +12,7 @@ from empax.serving.session import Session
 @pytest.mark.slow
 def test_the_recipe_trains_a_t5_and_its_encoder_as_classifier(recipe, tmp_path, t5):
     workdir = tmp_path / "run"
-    result = recipe(workdir, config=f"configs/reg_t5.py:{t5},tiny")
-    assert result.returncode == 0, result.stderr[-3000:]
+    recipe(workdir, config=f"configs/reg_t5.py:{t5},tiny")
     predictions = list(read_jsonl(workdir / "predictions.jsonl"))
     assert all(len(row["exemplars"]) == 2 and row["attributes"] for row in predictions)
     metrics = read_json(workdir / "report.json")["metrics"]

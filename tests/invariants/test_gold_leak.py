@@ -30,8 +30,7 @@ def test_other_references_change_no_response_no_attribute_and_no_exemplar(finish
     for stage in ("annotate", "evaluate"):
         (workdir / stage / "DONE").unlink()
     (workdir / "predictions.jsonl").unlink()
-    result = recipe(workdir)
-    assert result.returncode == 0, result.stderr
+    recipe(workdir)
     for split in ("test", "validation"):
         name = f"annotate/{split}.jsonl"
         assert (workdir / name).read_text() == (finished / name).read_text()
