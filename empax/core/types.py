@@ -190,3 +190,8 @@ class Prediction:
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     exemplars: tuple[Mapping[str, Any], ...] = ()
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def level(self, note: str, mechanism: str) -> str:
+        """What a judge whose note that is says of a mechanism; empty where it says nothing."""
+        levels = self.notes.get(note)
+        return (levels.get(mechanism) or "") if isinstance(levels, Mapping) else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -157,7 +157,7 @@ def empathy_agreement(rows: Sequence[Prediction], judge: str = "", *, seed: int 
     mechanisms: dict[str, dict[str, Any]] = {}
     for name in MECHANISMS:
         pairs = [
-            (_level(row, f"{prefix}reference_attributes", name), _level(row, f"{prefix}response_attributes", name))
+            (row.level(f"{prefix}reference_attributes", name), row.level(f"{prefix}response_attributes", name))
             for row in rows
         ]
         known = [(gold, guess) for gold, guess in pairs if gold in LEVELS and guess in LEVELS]
@@ -210,17 +210,12 @@ def _mean(values: Any) -> float:
     return float(np.mean(values))
 
 
-def _level(row: Prediction, note: str, mechanism: str) -> str:
-    levels: Any = row.notes.get(note)
-    return (levels.get(mechanism) or "") if isinstance(levels, Mapping) else ""
-
-
 def judges_agreement(rows: Sequence[Prediction], one: str, other: str) -> dict[str, dict[str, float]]:
     """How far two judges give replies the same levels: by mechanism `share` (percent) and Cohen's `kappa`."""
     notes = [f"{judge}_response_attributes" if judge else "response_attributes" for judge in (one, other)]
     found: dict[str, dict[str, float]] = {}
     for name in MECHANISMS:
-        pairs = [(_level(row, notes[0], name), _level(row, notes[1], name)) for row in rows]
+        pairs = [(row.level(notes[0], name), row.level(notes[1], name)) for row in rows]
         known = [(a, b) for a, b in pairs if a and b]
         if known:
             first, second = [a for a, _ in known], [b for _, b in known]

@@ -376,8 +376,8 @@ def _mechanism_f1(
     From `notes["reference_attributes"]` and `notes["response_attributes"]`, mechanism → level, as the judges of a run
     give them; with a prefix, from the notes that begin with it. Other averages are those of `_AVERAGES`.
     """
-    labels = [[_level(row, f"{prefix}reference_attributes", name) for row in rows] for name in mechanisms]
-    guesses = [[_level(row, f"{prefix}response_attributes", name) for row in rows] for name in mechanisms]
+    labels = [[row.level(f"{prefix}reference_attributes", name) for row in rows] for name in mechanisms]
+    guesses = [[row.level(f"{prefix}response_attributes", name) for row in rows] for name in mechanisms]
     for golds, found in zip(labels, guesses, strict=True):
         if not any(gold and guess for gold, guess in zip(golds, found, strict=True)):
             return None
@@ -385,8 +385,3 @@ def _mechanism_f1(
         labels, guesses = ([empathy.merge_levels(levels) for levels in side] for side in (labels, guesses))
         return empathy.f1_statistic(labels, guesses, empathy.MERGED_LEVELS, "macro")
     return empathy.f1_statistic(labels, guesses, LEVELS, "macro" if average == "macro" else "weighted")
-
-
-def _level(row: Prediction, note: str, mechanism: str) -> str:
-    levels: Any = row.notes.get(note) or {}
-    return levels.get(mechanism) or ""

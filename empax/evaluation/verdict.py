@@ -94,8 +94,8 @@ def _one_class(rows: Sequence[Prediction]) -> list[Check]:
         **{f"{name} levels of contexts": ([r.attributes.get(name) for r in rows], []) for name in ATTRIBUTES},
         **{
             f"{name} levels of replies": (
-                [_level(r, "response_attributes", name) for r in rows],
-                [_level(r, "reference_attributes", name) for r in rows],
+                [r.level("response_attributes", name) for r in rows],
+                [r.level("reference_attributes", name) for r in rows],
             )
             for name in MECHANISMS
         },
@@ -113,11 +113,6 @@ def _one_class(rows: Sequence[Prediction]) -> list[Check]:
 
 def _note(row: Prediction, name: str) -> Any:
     return row.notes.get(name)
-
-
-def _level(row: Prediction, note: str, mechanism: str) -> Any:
-    levels = row.notes.get(note)
-    return levels.get(mechanism) if isinstance(levels, Mapping) else None
 
 
 def _chance(rows: Sequence[Prediction]) -> list[Check]:

@@ -129,8 +129,7 @@ def confusions(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
         pairs[f"{name} of exemplars"] = ("context", "its exemplars", matched)
     for name in MECHANISMS:
         levels = [
-            (_level(row.notes.get("reference_attributes"), name), _level(row.notes.get("response_attributes"), name))
-            for row in predictions
+            (row.level("reference_attributes", name), row.level("response_attributes", name)) for row in predictions
         ]
         pairs[f"{name} of responses"] = ("reference", "response", levels)
     found = {}
