@@ -21,6 +21,7 @@ _COMMANDS = {
     "plan": _Command("main", "say what a recipe would do; allocate nothing", "empax plan reg_t5:base"),
     "evaluate": _Command("evaluate", "score files of predictions and compare them", "empax evaluate A.jsonl B.jsonl"),
     "chat": _Command("chat", "talk to a finished run", "empax chat --workdir=runs/trial"),
+    "serve": _Command("serve", "a page to talk to, and OpenAI's endpoints", "empax serve empathetic-t5-small"),
     "export": _Command(
         "export", "write a run's model for other libraries", "empax export --workdir=runs/trial --output=model"
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,20 @@ from jaxtyping import Array, Bool, Float, Int
 
 GROUP = 32
 """Width of vocabulary groups. On a CPU, [192, 12000] logits: top-8 3 ms (lax.top_k 7, sort 700, argmax 11)."""
+
+
+class Draws(NamedTuple):
+    """Randomness of each example, in place of one key for all: it then draws the same tokens in whatever batch.
+
+    Attributes:
+      keys: PRNG keys.
+      temperature: in place of the settings'.
+      top_p: likewise.
+    """
+
+    keys: jax.Array
+    temperature: Float[Array, " B"]
+    top_p: Float[Array, " B"]
 
 
 def group_width(vocab_size: int) -> int:
@@ -50,9 +66,9 @@ def sample_tokens(
     rng: jax.Array,
     logits: Float[Array, "B K V"],
     *,
-    temperature: float = 1.0,
+    temperature: float | Float[Array, ""] = 1.0,
     top_k: int = 0,
-    top_p: float = 1.0,
+    top_p: float | Float[Array, ""] = 1.0,
     min_p: float = 0.0,
     typical_p: float = 1.0,
 ) -> Int[Array, "B K"]:
@@ -89,9 +105,9 @@ def truncated(
     return jnp.where(logits >= likeliest, logits, stays)
 
 
-def nucleus(logits: Float[Array, "*B V"], top_p: float) -> Float[Array, "*B V"]:
+def nucleus(logits: Float[Array, "*B V"], top_p: float | Float[Array, ""]) -> Float[Array, "*B V"]:
     """Sets to -inf every token that has a probability of `top_p` or more above it; ties are kept together."""
-    if top_p >= 1.0:
+    if isinstance(top_p, float | int) and top_p >= 1.0:
         return logits
     probs = jax.nn.softmax(logits, axis=-1)
     # Floats >= 0 order as their bits do, and 1 is the largest probability.
@@ -132,7 +148,7 @@ def _bits(values: Float[Array, "*B"]) -> Int[Array, "*B"]:
 
 
 def _first_mass(
-    keys: Int[Array, "*B V"], probs: Float[Array, "*B V"], mass: float, *, largest_key: float
+    keys: Int[Array, "*B V"], probs: Float[Array, "*B V"], mass: float | Float[Array, ""], *, largest_key: float
 ) -> Bool[Array, "*B V"]:
     """Tokens that have less than `mass` of probability at higher keys; those with equal keys go together.
 
@@ -152,8 +168,8 @@ def _first_mass(
     return keys >= high[..., None]
 
 
-def _nucleus_of_sorted(logits: Float[Array, "*B k"], top_p: float) -> Float[Array, "*B k"]:
-    if top_p >= 1.0:
+def _nucleus_of_sorted(logits: Float[Array, "*B k"], top_p: float | Float[Array, ""]) -> Float[Array, "*B k"]:
+    if isinstance(top_p, float | int) and top_p >= 1.0:
         return logits
     probs = jax.nn.softmax(logits, axis=-1)
     above = jnp.cumsum(probs, axis=-1)[..., :-1]

@@ -19,7 +19,7 @@ from empax.core.protocols import StepFn
 from empax.core.types import Generated
 from empax.decoding.beam import beam_search
 from empax.decoding.hypotheses import Limits, Start, choices, column, gather, tokens_before
-from empax.decoding.sampling import largest, sample_tokens
+from empax.decoding.sampling import Draws, largest, sample_tokens
 from empax.decoding.settings import DecodeSettings
 
 Tokens: TypeAlias = tuple[Int[Array, "B S"], Bool[Array, "B S"]]
@@ -35,7 +35,7 @@ def generate(
     eos_id: int,
     pad_id: int,
     settings: DecodeSettings,
-    rng: jax.Array | None = None,
+    rng: jax.Array | Draws | None = None,
     prefix: Int[Array, "B P"] | None = None,
     source: Tokens | None = None,
     prompt: Tokens | None = None,
@@ -52,7 +52,7 @@ def generate(
       eos_id: ends a hypothesis; part of the result.
       pad_id: fills the result after the end.
       settings: static.
-      rng: PRNG key; needed by "sample" and `draw_beams` only.
+      rng: PRNG key; needed by "sample" and `draw_beams` only. "sample" takes `Draws`, too: randomness of each example.
       prefix: what every response of an example begins with, the same for all its hypotheses; -1 from where it is free.
         Part of the result and of `max_tokens`, but not of the length that `length_penalty` sees.
       source: what the encoder has read, for `encoder_no_repeat_ngram` and `encoder_repetition_penalty`. Departure:
@@ -92,7 +92,7 @@ def generate(
         limits=limits,
     )
     if settings.method == "beam":
-        return beam_search(step, cache, start, settings, rng)
+        return beam_search(step, cache, start, settings, None if isinstance(rng, Draws) else rng)
     if settings.method == "greedy":
         return greedy(step, cache, start, settings)
     if rng is None:
@@ -105,19 +105,20 @@ def greedy(step: StepFn, cache: Any, start: Start, settings: DecodeSettings) -> 
     return _decode(step, cache, start, settings, 1, lambda logits, _: largest(logits, 1)[1][..., 0])
 
 
-def sample(step: StepFn, cache: Any, start: Start, settings: DecodeSettings, rng: jax.Array) -> Generated:
+def sample(step: StepFn, cache: Any, start: Start, settings: DecodeSettings, rng: jax.Array | Draws) -> Generated:
     """`num_samples` independent responses of each example, the likeliest first; as drawn if they are to be reranked."""
+    kept = {"top_k": settings.top_k, "min_p": settings.min_p, "typical_p": settings.typical_p}
 
     def choose(logits: Float[Array, "B K V"], index: Int[Array, ""]) -> Int[Array, "B K"]:
-        return sample_tokens(
-            jax.random.fold_in(rng, index),
-            logits,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            typical_p=settings.typical_p,
-        )
+        if not isinstance(rng, Draws):
+            own = {"temperature": settings.temperature, "top_p": settings.top_p}
+            return sample_tokens(jax.random.fold_in(rng, index), logits, **own, **kept)
+
+        def of_row(row: Draws, logits: Float[Array, "K V"]) -> Int[Array, " K"]:
+            key = jax.random.fold_in(row.keys, index)
+            return sample_tokens(key, logits[None], temperature=row.temperature, top_p=row.top_p, **kept)[0]
+
+        return jax.vmap(of_row)(rng, logits)
 
     drawn = _decode(step, cache, start, settings, settings.num_samples, choose)
     if settings.num_samples == 1 or settings.rerank:

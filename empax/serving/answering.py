@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 
 from empax.core.types import Batch, Generated, Params
 from empax.decoding.hypotheses import Limits
+from empax.decoding.sampling import Draws
 from empax.parts.generator.task import Generator
 
 _ROOM = 256
@@ -21,7 +22,7 @@ def answers_of(
     task: Generator,
     params: Params,
     batch: Batch,
-    rng: jax.Array,
+    rng: jax.Array | Draws,
     limits: tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]],
     real: Bool[np.ndarray, " B"],
 ) -> Int[np.ndarray, "B K T"]:
@@ -44,5 +45,5 @@ def answers_of(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _generate(task: Generator, params: Params, batch: Batch, rng: jax.Array, limits: Limits) -> Generated:
+def _generate(task: Generator, params: Params, batch: Batch, rng: jax.Array | Draws, limits: Limits) -> Generated:
     return task.decoder(task.model, params["model"], batch.source, batch.source_mask, rng, limits=limits)

@@ -919,6 +919,7 @@ _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it,
 WITHOUT_A_CASE = {
     ("systems/nec/ranker.py", "leave it out, with {}.ranker"): _RUN,
     ("api.py", "give at least two to compare"): _FRONT_DOOR,
+    ("serve.py", "pip install 'empax[serve]' brings it"): "whoever has what tests need has the extra",
     ("decoding/options.py", "generate: "): "tests/decoding/test_options.py follows each",
     ("serving/pairs.py", "give a list of {}"): _FRONT_DOOR,
     ("serving/text_model.py", "give at least one (source, target)"): _FRONT_DOOR,

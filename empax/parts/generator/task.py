@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.hypotheses import Limits
 from empax.decoding.rerank import Hypotheses, make_reranker, rerank
+from empax.decoding.sampling import Draws
 from empax.decoding.search import Tokens, generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.evaluation.device_metrics import utility
@@ -83,7 +84,7 @@ class Decoder:
         params: Params,
         source: Int[Array, "..."],
         mask: Bool[Array, "..."],
-        rng: jax.Array,
+        rng: jax.Array | Draws,
         *,
         exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
         limits: Limits | None = None,
@@ -107,7 +108,7 @@ class Decoder:
         params: Params,
         states: Any,
         mask: Bool[Array, "..."],
-        rng: jax.Array,
+        rng: jax.Array | Draws,
         *,
         exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
         source: Tokens | None = None,
@@ -158,7 +159,8 @@ class Decoder:
 
         made = (found.tokens != self.eos_id) & (found.tokens != self.pad_id)
         compared = compared or ((lambda: pool(states, mask)), encode)
-        drawn = jax.random.fold_in(rng, self.settings.max_tokens)  # the search has folded in each position before it
+        key = rng.keys[0] if isinstance(rng, Draws) else rng
+        drawn = jax.random.fold_in(key, self.settings.max_tokens)  # the search has folded in each position before it
         hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, drawn, exemplars)
         return rerank(found, reranker(hypotheses))
 

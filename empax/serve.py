@@ -1,0 +1,114 @@
+r"""Serves a model or a finished run: a page to talk to, and OpenAI's endpoints.
+
+  empax serve empathetic-t5-small                  # then open http://127.0.0.1:8000
+  empax serve runs/reg_t5 --compare=runs/emprl_t5  # two side by side, blinded, with a vote
+  empax serve minilm                               # an encoder: /v1/embeddings
+
+It takes what `empax.load` takes: published names, folders, wheels, work directories. It needs `pip install
+'empax[serve]'`. Messages that seem to speak of self-harm or danger get a fixed answer that names help
+(docs/intended-use.md). More: docs/serving.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from typing import Any
+
+from absl import app, flags
+
+from empax.core.memory import keep_freed_memory
+from empax.core.recipe import parse_flags
+
+_COMPARE = flags.DEFINE_string("compare", None, "A second model or run, to stand beside the first.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen at; any but this machine's own needs a token.")
+_PORT = flags.DEFINE_integer("port", 8000, "The port to listen at.", lower_bound=0, upper_bound=65535)
+_TOKEN = flags.DEFINE_string("token", None, "What requests must bring; better in the environment, as EMPAX_TOKEN.")
+_BATCH = flags.DEFINE_integer("batch", 8, "How many replies a model writes at once.", lower_bound=1, upper_bound=256)
+_QUEUE = flags.DEFINE_integer("queue", 64, "How many replies may wait; others get 503.", lower_bound=1)
+_RATE = flags.DEFINE_integer("rate", 120, "Requests a minute from one address; 0 = any number.", lower_bound=0)
+_MAX_TOKENS = flags.DEFINE_integer("max_tokens", 256, "Most tokens of a reply.", lower_bound=1, upper_bound=4096)
+_VOTES = flags.DEFINE_string("votes", "votes", "With --compare: the folder for votes.")
+_LOG_TEXTS = flags.DEFINE_boolean("log_texts", False, "Whether the log has what people say and are told.")
+_SAFETY = flags.DEFINE_boolean("safety", True, "Whether messages that seem to speak of danger get a fixed answer.")
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+_STOP_SECONDS = 30
+
+
+def main(argv: list[str]) -> None:
+    from empax.core.config import ConfigError
+    from empax.core.files import DataError, message_of
+    from empax.pipeline.run import enable_compilation_cache, quiet_logging
+    from empax.training.checkpoint import CheckpointError
+
+    keep_freed_memory()
+    quiet_logging()
+    enable_compilation_cache()
+    try:
+        serve(_application(argv[1:]))
+    except (ConfigError, DataError, CheckpointError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _application(names: list[str]) -> Any:
+    """The loaded application, or a ConfigError before anything is loaded."""
+    from empax.core.config import ConfigError
+    from empax.core.paths import expand
+
+    if len(names) != 1:
+        raise ConfigError("name one model or run, such as: empax serve empathetic-t5-small")
+    token = _TOKEN.value or os.environ.get("EMPAX_TOKEN", "")
+    if _HOST.value not in LOCAL and not token:
+        raise ConfigError(f"--host={_HOST.value} is open to others; set EMPAX_TOKEN, or take --host=127.0.0.1.")
+    try:
+        from empax.serving.web.app import ServerSettings, make_app
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed; pip install 'empax[serve]' brings it.") from error
+    from empax.serving.safety import announcement, answer_to_danger
+    from empax.serving.web.systems import load_system
+
+    before = answer_to_danger if _SAFETY.value else None
+    wanted = [names[0], *([_COMPARE.value] if _COMPARE.value else [])]
+    systems = [load_system(n, batch_size=_BATCH.value, max_tokens=_MAX_TOKENS.value, before=before) for n in wanted]
+    settings = ServerSettings(
+        token=token,
+        places=_QUEUE.value,
+        per_minute=_RATE.value,
+        hosts=LOCAL if _HOST.value in LOCAL else (),
+        log_texts=_LOG_TEXTS.value,
+        votes=expand(_VOTES.value),
+        safety=announcement() if before else "The model answers everything: --nosafety.",
+    )
+    return make_app(systems, settings)
+
+
+def serve(application: Any) -> None:
+    """Serves until SIGTERM or Ctrl-C; what runs then is finished first."""
+    import uvicorn
+
+    logging.getLogger().setLevel(logging.WARNING)
+    log = logging.getLogger("empax.serve")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(logging.StreamHandler(sys.stderr))
+    log.handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    names = " and ".join(application.state.server.systems)
+    log.info("%s at http://%s:%d", names, f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value, _PORT.value)
+    uvicorn.run(
+        application, host=_HOST.value, port=_PORT.value, log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=_STOP_SECONDS,
+    )  # fmt: skip
+
+
+def command_line() -> None:
+    """Runs `main` with the flags of the command line."""
+    flags.FLAGS.set_gnu_getopt()  # flags may stand behind the name
+    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
+
+
+if __name__ == "__main__":
+    command_line()

@@ -1,0 +1,242 @@
+"""The server: OpenAI's endpoints, a page to talk to, and what operators ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from empax.core.config import ConfigError
+from empax.core.text_files import visible
+from empax.rating.study import ASPECTS
+from empax.serving.web.batcher import Batcher, FullError
+from empax.serving.web.gate import LOG, Gate, Numbers
+from empax.serving.web.openai import (
+    ApiError,
+    ChatRequest,
+    chat_request,
+    chunks,
+    completion,
+    embedding_request,
+    embeddings,
+    known,
+    text_of,
+)
+from empax.serving.web.systems import System
+from empax.serving.web.votes import Votes
+
+T = TypeVar("T")
+
+_FILES = {"/": ("index.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
+          "/page.css": ("page.css", "text/css")}  # fmt: skip
+_OPEN = (*_FILES, "/healthz")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSettings:
+    """How a server serves.
+
+    Attributes:
+      token: that requests must bring; empty = none.
+      places: how many replies may wait for the model.
+      per_minute: requests that one address may send; 0 = any number.
+      hosts: by which names the server may be called; none = any.
+      log_texts: whether the log has what people say and are told.
+      votes: the folder for votes on two systems.
+      safety: what the page says of the safety layer.
+    """
+
+    token: str = ""
+    places: int = 64
+    per_minute: int = 120
+    hosts: tuple[str, ...] = ()
+    log_texts: bool = False
+    votes: Path = Path("votes")
+    safety: str = ""
+
+
+class _Server:
+    """What the routes share; two systems are compared."""
+
+    def __init__(self, systems: Sequence[System], settings: ServerSettings):
+        self.systems, self.settings = {system.name: system for system in systems}, settings
+        self.votes = Votes(settings.votes, (systems[0].name, systems[1].name)) if len(systems) == 2 else None
+        self.numbers, self.batcher = Numbers(), Batcher(settings.places)
+        self.numbers.waiting.set_function(lambda: len(self.batcher))
+        self.batcher.on_batch = self.numbers.rows.observe
+
+    async def models(self) -> dict[str, Any]:
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "empax"} for name in self.systems]
+        return {"object": "list", "data": data}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        return {"id": self._system(name)[0].name, "object": "model", "created": 0, "owned_by": "empax"}
+
+    async def chat(self, request: Request) -> Response:
+        asked = chat_request(await _body(request))
+        system, blind = self._system(asked.model)
+        said = await self._answered(request, self.batcher.ask(system, asked.asked))
+        self.numbers.tokens.labels("read").inc(said[0].prompt_tokens)
+        self.numbers.tokens.labels("written").inc(sum(one.completion_tokens for one in said))
+        if self.settings.log_texts:
+            LOG.info("%s", visible(json.dumps([*asked.asked[0].turns, *(s.text for s in said)], ensure_ascii=False)))
+        return self._replied(asked, said, why=not blind)
+
+    def _replied(self, asked: ChatRequest, said: Any, *, why: bool) -> Response:
+        if not asked.stream:
+            return JSONResponse(completion(asked, said, why=why))
+
+        async def events() -> AsyncIterator[str]:
+            for chunk in chunks(asked, said, why=why):
+                yield chunk
+                await asyncio.sleep(0)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def embeddings(self, request: Request) -> Response:
+        name, texts, packed = embedding_request(await _body(request))
+        system, _ = self._system(name)
+        vectors, tokens = await self._answered(request, self.batcher.embed(system, texts), param="input")
+        self.numbers.tokens.labels("read").inc(tokens)
+        return JSONResponse(embeddings(name, vectors, tokens, base64_wanted=packed))
+
+    async def about(self) -> dict[str, Any]:
+        """What the page needs to know; of two systems nothing that tells them apart."""
+        said = {"safety": self.settings.safety, "compares": self.votes is not None, "aspects": ASPECTS}
+        if self.votes is None:
+            (system,) = self.systems.values()
+            said |= {"model": system.name, "options": sorted(system.options)}
+        return said
+
+    async def begin(self) -> dict[str, Any]:
+        return {"conversation": self._votes().begin()}
+
+    async def vote(self, request: Request) -> dict[str, Any]:
+        body = await _body(request)
+        known(body, ("conversation", "rater", "answers"))
+        conversation, rater = (text_of(body.get(name), name) for name in ("conversation", "rater"))
+        given = body.get("answers")
+        try:
+            who = self._votes().vote(conversation, rater, given if isinstance(given, dict) else {})
+        except ValueError as error:
+            raise ApiError(400, str(error), param=str(error).partition(":")[0]) from error
+        if who is None:
+            raise ApiError(404, "no such conversation is open: begin a new one.", param="conversation")
+        return who
+
+    def _votes(self) -> Votes:
+        if self.votes is None:
+            raise ApiError(404, "one system is served; --compare adds another.")
+        return self.votes
+
+    def _system(self, name: str) -> tuple[System, bool]:
+        """A system by its name, or by its place in a blinded conversation, and whether it is the latter."""
+        place = self.votes.system(name) if self.votes else None
+        system = self.systems.get(place or name)
+        if system is None:
+            message = f"model {name!r:.60} does not exist; there are {', '.join(self.systems)}."
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return system, place is not None
+
+    async def _answered(self, request: Request, work: Coroutine[Any, Any, T], param: str = "messages") -> T:
+        """What `work` gives; it is dropped when the client goes away."""
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ApiError(499, "the client went away.")
+            return task.result()
+        except FullError as error:
+            raise ApiError(503, str(error), code="overloaded", retry_after=error.seconds) from error
+        except ConfigError as error:
+            named = [option for option in ("max_tokens", "temperature", "top_p") if str(error).startswith(option)]
+            raise ApiError(400, str(error), param=(named or [param])[0]) from error
+        finally:
+            task.cancel()
+            gone.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request) -> Any:
+    try:
+        return json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "the body is no JSON.") from error
+
+
+def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:
+    """The application, for an ASGI server.
+
+    Args:
+      systems: one, or two that the page shows side by side, with names of their own.
+      settings: see there.
+
+    Raises:
+      ConfigError: two systems have one name, or there are votes on others.
+    """
+    if len({system.name for system in systems}) < len(systems):
+        raise ConfigError(f"both systems are called {systems[0].name}; give them folders with names of their own.")
+    server = _Server(systems, settings)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await server.batcher.close()
+
+    app = FastAPI(title="empax", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.state.server = server
+    for path, (name, kind) in _FILES.items():
+        app.add_api_route(path, functools.partial(_file, name, kind), methods=["GET"], response_model=None)
+    routes: list[tuple[str, str, Any]] = [
+        ("POST", "/v1/chat/completions", server.chat), ("POST", "/v1/embeddings", server.embeddings),
+        ("GET", "/v1/models", server.models), ("GET", "/v1/models/{name}", server.model),
+        ("GET", "/about", server.about), ("POST", "/conversations", server.begin), ("POST", "/votes", server.vote),
+        ("GET", "/healthz", _health), ("GET", "/metrics", functools.partial(_metrics, server.numbers)),
+    ]  # fmt: skip
+    for method, path, route in routes:
+        app.add_api_route(path, route, methods=[method], response_model=None)
+    app.add_exception_handler(ApiError, _error)
+    app.add_exception_handler(HTTPException, _no_route)
+    paths = [*_FILES, *(path for _, path, _ in routes)]
+    app.add_middleware(
+        Gate, token=settings.token, per_minute=settings.per_minute, hosts=settings.hosts, numbers=server.numbers,
+        paths=paths, open_paths=_OPEN,
+    )  # fmt: skip
+    return app
+
+
+async def _file(name: str, kind: str) -> Response:
+    return Response(resources.files("empax.serving.web").joinpath(name).read_text("utf-8"), media_type=kind)
+
+
+async def _health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+async def _metrics(numbers: Numbers) -> Response:
+    return Response(numbers.text(), media_type="text/plain; version=0.0.4")
+
+
+async def _error(_: Request, error: Any) -> Response:
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _no_route(request: Request, error: Any) -> Response:
+    return JSONResponse(ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}.").body,
+                        error.status_code)  # fmt: skip

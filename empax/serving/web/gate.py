@@ -1,0 +1,148 @@
+"""What every request passes: who may ask, how much and how often; headers, the log, and numbers for Prometheus."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import prometheus_client as prometheus
+from fastapi.responses import JSONResponse
+
+from empax.serving.web.openai import ApiError
+
+LOG = logging.getLogger("empax.serve")
+MOST_BYTES = 1 << 18
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Numbers:
+    """What /metrics tells."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        own: dict[str, Any] = {"registry": self.registry}
+        self.requests = prometheus.Counter("empax_requests", "Answered requests.", ["path", "status"], **own)
+        self.seconds = prometheus.Histogram("empax_request_seconds", "Until the answer is sent.", ["path"], **own)
+        self.tokens = prometheus.Counter("empax_tokens", "Tokens read and written.", ["kind"], **own)
+        self.waiting = prometheus.Gauge("empax_waiting", "Replies that wait for the model.", **own)
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        self.rows = prometheus.Histogram("empax_batch_rows", "Replies written at once.", buckets=sizes, **own)
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' format."""
+        return prometheus.generate_latest(self.registry)
+
+
+class Rates:
+    """So many requests a minute from one address, and at once no more than these."""
+
+    def __init__(self, per_minute: int):
+        self.per_minute, self._seen = per_minute, dict[str, tuple[float, float]]()
+
+    def check(self, address: str) -> None:
+        """Raises ApiError where the address has asked too often."""
+        if not self.per_minute:
+            return
+        now, speed = time.monotonic(), self.per_minute / 60
+        if len(self._seen) > 10_000:  # who has not asked for a minute is as good as new
+            self._seen = {name: (left, at) for name, (left, at) in self._seen.items() if now - at < 60}
+        left, at = self._seen.get(address, (float(self.per_minute), now))
+        left = min(self.per_minute, left + (now - at) * speed)
+        if left < 1:
+            message = f"{self.per_minute} requests a minute are allowed."
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after=math.ceil((1 - left) / speed))
+        self._seen[address] = (left - 1, now)
+
+
+class Gate:
+    """ASGI middleware.
+
+    Args:
+      token: that requests must bring as a bearer; empty = none.
+      per_minute: requests that one address may send; 0 = any number.
+      hosts: by which names the server may be called; none = any.
+      open_paths: that need no token.
+    """
+
+    def __init__(self, app: Any, *, token: str, per_minute: int, hosts: Iterable[str], numbers: Numbers,
+                 paths: Iterable[str], open_paths: Iterable[str]):  # fmt: skip
+        self._app, self._token, self._rates = app, token, Rates(per_minute)
+        self._hosts, self._numbers = frozenset(hosts), numbers
+        self._paths, self._open = frozenset(paths), frozenset(open_paths)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status, read = time.monotonic(), 0, 0
+
+        async def sending(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in _HEADERS.items())]
+            await send(message)
+
+        async def receiving() -> Any:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > MOST_BYTES:
+                raise _too_long()
+            return message
+
+        try:
+            self._check(scope)
+            await self._app(scope, receiving, sending)
+        except ApiError as error:
+            await JSONResponse(error.body, error.status, error.headers)(scope, receive, sending)
+        except Exception as error:
+            LOG.error("%s in %s", type(error).__name__, _place(error))  # the message may quote what somebody wrote
+            if not status:
+                body = ApiError(500, "the server failed; its log says where.").body
+                await JSONResponse(body, 500)(scope, receive, sending)
+        finally:
+            path = scope["path"] if scope["path"] in self._paths else "other"
+            seconds = time.monotonic() - begin
+            self._numbers.requests.labels(path, str(status)).inc()
+            self._numbers.seconds.labels(path).observe(seconds)
+            LOG.info("%s %s %d %.3f s", scope["method"], path, status, seconds)
+
+    def _check(self, scope: Any) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get("host", "").rsplit(":", 1)[0] if "]" not in headers.get("host", "") else "localhost"
+        if self._hosts and host not in self._hosts:
+            raise ApiError(403, "this server answers to its local name alone.")  # no page elsewhere may reach it
+        size = headers.get("content-length", "0")
+        if not size.isdecimal() or int(size) > MOST_BYTES:
+            raise _too_long()
+        if scope["path"] not in self._open and self._token:
+            given = headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._token.encode()):
+                raise ApiError(401, "a token is needed: Authorization: Bearer TOKEN.", code="invalid_api_key")
+        if scope["method"] == "POST":
+            self._rates.check((scope.get("client") or ("", 0))[0])
+            if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                raise ApiError(415, "the body must be application/json.")
+
+
+def _too_long() -> ApiError:
+    return ApiError(413, f"the body is longer than {MOST_BYTES} bytes.", code="request_too_large")
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "?" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

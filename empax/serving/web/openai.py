@@ -1,0 +1,251 @@
+"""OpenAI's forms: what requests say, what answers and errors look like."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from empax.decoding.settings import LEAST_TEMPERATURE
+from empax.serving.web.systems import Asked, Said
+
+MOST_CHOICES, MOST_TEXTS, MOST_CHARACTERS = 8, 256, 8000
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,), "presence_penalty": (0,), "logprobs": (False,), "logit_bias": ({},),
+    "response_format": ({"type": "text"},), "tools": ([],), "store": (False,), "modalities": (["text"],),
+}  # fmt: skip
+"""What OpenAI has and a small model has not, with values that ask for nothing."""
+_TOLD = ("user", "metadata", "safety_identifier")
+"""Says something of the caller, and nothing of the answer."""
+_CHAT = ("messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "seed", "stop",
+         "stream", "stream_options")  # fmt: skip
+
+
+class ApiError(Exception):
+    """An answer in OpenAI's form for errors.
+
+    Attributes:
+      status: of HTTP.
+      param: the field of the request that is wrong.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+                 retry_after: int | None = None):  # fmt: skip
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatRequest:
+    """A checked request for replies; `usage` asks for a last chunk with it."""
+
+    model: str
+    asked: tuple[Asked, ...]
+    stop: tuple[str, ...]
+    stream: bool
+    usage: bool
+
+
+def chat_request(body: Any) -> ChatRequest:
+    """Reads the body of /v1/chat/completions.
+
+    Raises:
+      ApiError: 400, names the field.
+    """
+    known(body, _CHAT)
+    temperature, top_p = number(body, "temperature", 0, 2), number(body, "top_p", 0, 1)
+    if temperature is not None and 0 < temperature < LEAST_TEMPERATURE:
+        raise wrong("temperature", f"{temperature} must be 0 or at least {LEAST_TEMPERATURE}.")
+    if top_p == 0:
+        raise wrong("top_p", "0 must be above 0; temperature = 0 takes the likeliest tokens.")
+    if temperature == 0 and top_p not in (None, 1):
+        raise wrong("top_p", f"{top_p} has no effect with temperature = 0, which draws nothing.")
+    most, other = whole(body, "max_tokens", 1, 2**20), whole(body, "max_completion_tokens", 1, 2**20)
+    if most is not None and other is not None:
+        raise wrong("max_completion_tokens", "say it once: max_tokens is the same.")
+    choices, seed = whole(body, "n", 1, MOST_CHOICES) or 1, whole(body, "seed", -(2**63), 2**63)
+    stop = body.get("stop")
+    stop = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(text, str) and text for text in stop):
+        raise wrong("stop", "must be a text or up to 4 texts, none empty.")
+    stream, more = flag(body, "stream"), body.get("stream_options") or {}
+    if not isinstance(more, dict) or set(more) - {"include_usage"} or (more and not stream):
+        raise wrong("stream_options", "takes include_usage alone, and only with stream = true.")
+    asked = Asked(
+        _turns(body.get("messages")), None if seed is None else seed % 2**31, 0, temperature, top_p, most or other
+    )
+    each = tuple(dataclasses.replace(asked, number=i) for i in range(choices))
+    return ChatRequest(_model(body), each, tuple(stop), stream, flag(more, "include_usage"))
+
+
+def _turns(messages: Any) -> tuple[str, ...]:
+    if not isinstance(messages, list) or not messages:
+        raise wrong("messages", "must be a list of at least one message.")
+    turns = []
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        expected = "user" if (len(messages) - 1 - i) % 2 == 0 else "assistant"
+        if role != expected:
+            rule = "user and assistant alternate, the last message is a user's, and there is no system message."
+            raise wrong(f"{where}.role", f"{role!r:.40} must be {expected!r}: {rule}")
+        if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+            content = "".join(str(part.get("text", "")) for part in content)
+        turns.append(text_of(content, f"{where}.content"))
+    if not turns[-1].strip():
+        raise wrong(f"messages[{len(turns) - 1}].content", "is empty; there is nothing to answer.")
+    return tuple(turns)
+
+
+def text_of(value: Any, where: str) -> str:
+    """A text that is not too long."""
+    if not isinstance(value, str):
+        raise wrong(where, "must be text.")
+    if len(value) > MOST_CHARACTERS:
+        message = f"{where} has {len(value)} characters; {MOST_CHARACTERS} are allowed."
+        raise ApiError(400, message, param=where, code="context_length_exceeded")
+    return value.encode(errors="replace").decode()  # half a character is none
+
+
+def embedding_request(body: Any) -> tuple[str, list[str], bool]:
+    """Model, texts, and whether vectors are wanted in base64, of the body of /v1/embeddings.
+
+    Raises:
+      ApiError: 400, names the field.
+    """
+    known(body, ("input", "model", "encoding_format"))
+    given = body.get("input")
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not 1 <= len(texts) <= MOST_TEXTS:
+        raise wrong("input", f"must be a text or 1 to {MOST_TEXTS} texts.")
+    form = body.get("encoding_format") or "float"
+    if form not in ("float", "base64"):
+        raise wrong("encoding_format", f"{form!r} must be 'float' or 'base64'.")
+    return _model(body), [text_of(text, f"input[{i}]") for i, text in enumerate(texts)], form == "base64"
+
+
+def embeddings(model: str, vectors: np.ndarray, tokens: int, *, base64_wanted: bool) -> dict[str, Any]:
+    """The answer of /v1/embeddings."""
+    rows = vectors.astype("<f4")
+    data = [base64.b64encode(row.tobytes()).decode() if base64_wanted else row.tolist() for row in rows]
+    return {
+        "object": "list",
+        "model": model,
+        "data": [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(data)],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def stopped(said: Said, stop: Sequence[str]) -> tuple[str, str]:
+    """The text up to the first of the stop texts, and why it ends there."""
+    places = [place for text in stop if (place := said.text.find(text)) >= 0]
+    if places:
+        return said.text[: min(places)], "stop"
+    return said.text, "length" if said.cut else "stop"
+
+
+def completion(asked: ChatRequest, said: Sequence[Said], *, why: bool) -> dict[str, Any]:
+    """The answer of /v1/chat/completions; `why` adds what stands behind each reply under "empax"."""
+    choices = []
+    for i, one in enumerate(said):
+        text, reason = stopped(one, asked.stop)
+        message = {"role": "assistant", "content": text}
+        choices.append({"index": i, "message": message, "finish_reason": reason, **({"empax": one.why} if why else {})})
+    return {**_head("chat.completion", asked.model), "choices": choices, "usage": _usage(said)}
+
+
+def chunks(asked: ChatRequest, said: Sequence[Said], *, why: bool) -> Iterator[str]:
+    """The same as server-sent events, a word each."""
+    head = _head("chat.completion.chunk", asked.model)
+
+    def event(choices: list[dict[str, Any]], **more: Any) -> str:
+        return f"data: {json.dumps({**head, 'choices': choices, **more}, ensure_ascii=False)}\n\n"
+
+    for i, one in enumerate(said):
+        text, reason = stopped(one, asked.stop)
+        yield event([{"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        for word in _words(text):
+            yield event([{"index": i, "delta": {"content": word}, "finish_reason": None}])
+        yield event([{"index": i, "delta": {}, "finish_reason": reason, **({"empax": one.why} if why else {})}])
+    if asked.usage:
+        yield event([], usage=_usage(said))
+    yield "data: [DONE]\n\n"
+
+
+def _words(text: str) -> Iterator[str]:
+    start = 0
+    for place, sign in enumerate(text):
+        if sign == " " and place > start:
+            yield text[start:place]
+            start = place
+    if text[start:]:
+        yield text[start:]
+
+
+def _head(kind: str, model: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _usage(said: Sequence[Said]) -> dict[str, int]:
+    read, written = said[0].prompt_tokens, sum(one.completion_tokens for one in said)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def wrong(param: str, message: str) -> ApiError:
+    """What a field has that it may not have."""
+    return ApiError(400, f"{param}: {message}", param=param)
+
+
+def known(body: Any, names: Sequence[str]) -> None:
+    """Raises ApiError unless `body` is an object whose fields are all known, or ask for nothing."""
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object.")
+    for name, value in body.items():
+        if name in names or name in _TOLD or value is None or value in _NEUTRAL.get(name, ()):
+            continue
+        if name in _NEUTRAL:
+            raise wrong(name, "is not supported here; leave it out.")
+        raise wrong(name, f"is unknown; there are {', '.join(names)}.")
+
+
+def number(body: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
+    """A field that is a number or not there."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise wrong(name, f"{value!r:.40} must be a number from {least} to {most}.")
+    return float(value)
+
+
+def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    """A field that is a whole number or not there."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise wrong(name, f"{value!r:.40} must be a whole number from {least} to {most}.")
+    return value
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool:
+    """A field that is true or false; false where it is not there."""
+    value = body.get(name)
+    if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
+        raise wrong(name, f"{value!r:.40} must be true or false.")
+    return bool(value)
+
+
+def _model(body: Mapping[str, Any]) -> str:
+    return text_of(body.get("model"), "model")

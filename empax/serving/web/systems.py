@@ -1,0 +1,276 @@
+"""What a server talks to: a model or a finished run, asked for several replies at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from empax.core.config import ConfigError
+from empax.core.files import WorkDir
+from empax.core.paths import expand
+from empax.core.types import Prediction
+from empax.data.spans import Span, marked
+from empax.decoding.options import Call
+from empax.decoding.sampling import Draws
+from empax.models.decoder_only import DecoderOnly
+from empax.models.dual_encoder import DualEncoder
+from empax.serving.answering import answers_of
+from empax.serving.loading import load
+from empax.serving.pairs import batches_of, buckets_of
+from empax.serving.safety import Before, answer_to_danger
+from empax.serving.session import Session
+from empax.serving.text_model import TextModel
+
+MOST_SOURCE_TOKENS = 512
+"""Of a longer conversation the newest turns are read that fit."""
+
+DRAWN = ("temperature", "top_p")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """One reply that somebody wants.
+
+    Attributes:
+      turns: of the conversation, the user's newest last.
+      seed: of what is drawn; None = by chance, or as a run's recipe has it.
+      number: of several replies to the same turns; each draws its own tokens.
+      temperature: 0 = the likeliest tokens; None = as the system has it, like all that follow.
+      top_p: draws from the likeliest tokens that have this much probability together.
+      max_tokens: of the reply, its end included.
+    """
+
+    turns: tuple[str, ...]
+    seed: int | None = None
+    number: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A reply.
+
+    Attributes:
+      prompt_tokens: that were read.
+      completion_tokens: that were written, the end among them; none of a fixed answer.
+      cut: whether it has no end since there was no room for it.
+      why: what the system says of it; empty where it says nothing.
+    """
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    cut: bool = False
+    why: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class System(Protocol):
+    """A model or run behind the server.
+
+    Attributes:
+      name: what requests call it.
+      options: which of `Asked` it can do something with.
+      batch_size: how many replies it writes at once.
+    """
+
+    name: str
+    options: frozenset[str]
+    batch_size: int
+
+    def group(self, asked: Asked) -> Hashable:
+        """Requests with the same group may be answered together.
+
+        Raises:
+          ConfigError: it cannot answer this at all.
+        """
+        ...
+
+    def answer(self, asked: Sequence[Asked]) -> list[Said]:
+        """Replies to requests of one group, at most `batch_size`."""
+        ...
+
+    def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
+        """Vectors [N, D] of the texts, and how many tokens these have.
+
+        Raises:
+          ConfigError: it embeds nothing, or a text is too long.
+        """
+        ...
+
+
+class ModelSystem:
+    """A `TextModel`. Every batch has the same shape, and each row draws from its own seed: rows do not see each other.
+
+    Temperatures and lengths are data of the compiled program, so that no request compiles one of its own.
+    """
+
+    def __init__(
+        self, name: str, model: TextModel, *, batch_size: int, max_tokens: int, before: Before | None = answer_to_danger
+    ):
+        self.name, self.model, self.batch_size, self._before = name, model, batch_size, before
+        self.options = frozenset[str]()
+        if isinstance(model.model, DualEncoder):
+            return
+        self.options = frozenset({"temperature", "top_p", "max_tokens", "seed"})
+        config, self._source_tokens = model.model.config, MOST_SOURCE_TOKENS
+        if config.position == "learned":
+            shared = isinstance(model.model, DecoderOnly)
+            self._source_tokens = config.max_positions // 2 if shared else config.max_positions
+            max_tokens = min(max_tokens, config.max_positions // 2)
+        self.max_tokens = max_tokens
+        own = model._call({})
+        self._usual = min(own.settings.max_tokens, max_tokens)
+        room = {"max_new_tokens": max_tokens}
+        self._calls: dict[str, Call] = {
+            "own": model._call(room),
+            "likeliest": model._call({**room, "method": "greedy"}),
+            "drawn": model._call({**room, "do_sample": True, "num_samples": 1}),
+        }
+
+    def _way(self, asked: Asked) -> str:
+        if asked.temperature == 0:
+            return "likeliest"
+        return "own" if asked.temperature is None and asked.top_p is None else "drawn"
+
+    def _examples(self, asked: Sequence[Asked]) -> Any:
+        # Nothing is cut but the conversation, and there is room for every answer.
+        return self.model._examples([(a.turns, "") for a in asked], lengths={"max_context_tokens": self._source_tokens})
+
+    def group(self, asked: Asked) -> Hashable:
+        if not self.options:
+            raise ConfigError(f"{self.name} is an encoder and generates no text; it has /v1/embeddings.")
+        if asked.max_tokens is not None and not 1 <= asked.max_tokens <= self.max_tokens:
+            raise ConfigError(f"max_tokens = {asked.max_tokens} must be from 1 to {self.max_tokens}.")
+        way = self._way(asked)
+        settings = self._calls[way].settings
+        alone = object() if settings.draw_beams or settings.rerank else None  # these have one key for all rows
+        return way, buckets_of(self._examples([asked]))[-1], alone
+
+    def answer(self, asked: Sequence[Asked]) -> list[Said]:
+        fixed = [self._before(a.turns[-1]) if self._before else None for a in asked]
+        left = [i for i, text in enumerate(fixed) if text is None]
+        said = [Said(text or "", 0, 0, why={"fixed": True}) for text in fixed]
+        for i, found in zip(left, self._generate([asked[i] for i in left]) if left else (), strict=True):
+            said[i] = found
+        return said
+
+    def _generate(self, asked: Sequence[Asked]) -> list[Said]:
+        model, call = self.model, self._calls[self._way(asked[0])]
+        settings = call.settings
+        usual = settings.temperature, settings.top_p
+        drawn = settings.method == "sample"
+        if drawn:
+            settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0)
+        task = model._task(settings, eos_id=call.eos_id, start_id=call.start_id)
+        ends = (task.decoder.eos_id, *settings.more_eos_ids)
+        examples, said = self._examples(asked), {}
+        for rows, batch in batches_of(examples, self.batch_size):
+            real = rows >= 0
+            each = [asked[row] if row >= 0 else _FILLER for row in rows]
+            most = np.array([a.max_tokens or self._usual for a in each], np.int32)
+            fewest = np.minimum(call.limits(examples.lengths[rows, 0])[0], most)
+            keys = jnp.stack([_key(a) for a in each])
+            rng: jax.Array | Draws = keys[0]
+            if drawn:
+                of = [[_or(getattr(a, name), own) for a in each] for name, own in zip(DRAWN, usual, strict=True)]
+                rng = Draws(keys, *(jnp.array(values, jnp.float32) for values in of))
+            found = answers_of(task, {"model": model.params}, batch, rng, (fewest, most), real)
+            for row, (best, *_), limit in zip(rows, found, most, strict=True):
+                if row < 0:
+                    continue
+                end = np.flatnonzero(np.isin(best[:limit], ends))
+                count = int(end[0]) + 1 if len(end) else int(limit)
+                text = model._said(asked[row].turns[-1], best.tolist()).strip()
+                said[int(row)] = Said(text, int(examples.lengths[row, 0]), count, cut=not len(end))
+        return [said[i] for i in range(len(asked))]
+
+    def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
+        vectors = self.model.embed(texts)
+        return vectors, sum(len(self.model.tokenizer.encode(text)) for text in texts)
+
+
+class RunSystem:
+    """A finished run: decodes as its recipe says, one conversation at a time, and tells what stands behind a reply."""
+
+    options, batch_size = frozenset({"seed"}), 1
+
+    def __init__(self, name: str, session: Session):
+        self.name, self._session = name, session
+
+    def group(self, asked: Asked) -> Hashable:
+        for option in ("max_tokens", *DRAWN):
+            if getattr(asked, option) is not None:
+                raise ConfigError(f"{option}: {self.name} decodes as its recipe says.")
+        return None
+
+    def answer(self, asked: Sequence[Asked]) -> list[Said]:
+        return [self._reply(one) for one in asked]
+
+    def _reply(self, asked: Asked) -> Said:
+        session, tokenizer = self._session, getattr(self._session.answerer, "tokenizer", None)
+        if asked.seed is not None:
+            session = dataclasses.replace(session, seed=(asked.seed + asked.number) % 2**31)
+        found = session.reply(list(asked.turns))
+        encode = tokenizer.encode if tokenizer else str.split
+        written = 0 if "answered_by" in found.notes else len(encode(found.response))
+        return Said(found.response, sum(len(encode(turn)) for turn in asked.turns), written, why=why_of(found))
+
+    def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
+        raise ConfigError(f"{self.name} is a run that answers, and embeds no texts.")
+
+
+def why_of(found: Prediction) -> dict[str, Any]:
+    """What stands behind a reply, as far as the system tells it."""
+    notes = found.notes
+    if "answered_by" in notes:
+        return {"fixed": True}
+    kept = [
+        {"said": e["context"][-1], "reply": e["response"], "emotion": e.get("emotion", ""),
+         "score": e.get("score"), "source": e.get("id", "")}
+        for e in found.exemplars
+    ]  # fmt: skip
+    why = {
+        "emotion": found.emotion_prediction,
+        "attributes": dict(found.attributes or notes.get("response_attributes", {})),
+        "exemplars": kept,
+        "facts": [f"{fact['words']} ({fact['relation']})" for fact in notes.get("facts", ())],
+        "intents": [notes[name] for name in ("intent_first", "intent_second", "intent_prediction") if name in notes],
+        "reasons": marked(found.context, (Span(*s) for s in notes["reasons"]))[-1] if notes.get("reasons") else "",
+    }
+    return {name: value for name, value in why.items() if value}
+
+
+def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before | None = answer_to_danger) -> System:
+    """The finished run in a work directory, or any model that `load` takes; requests call it by its last name.
+
+    Raises:
+      ConfigError: there is neither, or the run has not finished.
+    """
+    path = expand(name)
+    called = path.resolve().name if path.exists() else Path(name).name
+    if path.is_dir() and WorkDir(path).config.exists():
+        return RunSystem(called, Session.load(path, before=before))
+    return ModelSystem(called, load(name), batch_size=batch_size, max_tokens=max_tokens, before=before)
+
+
+_FILLER = Asked(("",), seed=0, max_tokens=1)
+"""A row that completes a batch."""
+
+
+def _key(asked: Asked) -> jax.Array:
+    """Of what is drawn for a row: of its seed, or of chance where nobody has said one."""
+    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+    return jax.random.fold_in(jax.random.key(seed), asked.number)
+
+
+def _or(value: float | None, usual: float) -> float:
+    return usual if value is None else value

@@ -1,0 +1,286 @@
+"""The server with a stub for the model: forms of OpenAI, the queue, limits, and what nobody may see."""
+
+import asyncio
+import base64
+import json
+import logging
+
+import httpx
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.serving.web.app import ServerSettings, make_app
+from tests.serving.web.stub import Stub
+
+SAY = {"model": "stub", "messages": [{"role": "user", "content": "I lost my keys."}]}
+
+
+def client(app, **options):
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", **options)
+
+
+def ask(path, body=SAY, *, stub=None, headers=None, **settings):
+    app = make_app([stub or Stub()], ServerSettings(**settings))
+
+    async def go():
+        async with client(app) as http:
+            return await (
+                http.get(path, headers=headers) if body is None else http.post(path, json=body, headers=headers)
+            )
+
+    return asyncio.run(go())
+
+
+def chat(**changes):
+    return ask("/v1/chat/completions", {**SAY, **changes})
+
+
+def test_a_reply_has_openais_form_with_choices_usage_and_stop():
+    answer = chat(n=2, stop=[" my"]).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "stub"
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert texts == ["stub heard I lost"] * 2
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop"] * 2
+    assert answer["usage"] == {"prompt_tokens": 1, "completion_tokens": 8, "total_tokens": 9}
+    assert answer["choices"][0]["empax"] == {"emotion": "sad"}
+
+
+def test_a_stream_says_the_same_in_words_and_ends():
+    answer = chat(stream=True, stream_options={"include_usage": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, last = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert last == "[DONE]"
+    *said, usage = map(json.loads, events)
+    assert usage["usage"]["total_tokens"] == 5
+    assert "".join(c["delta"].get("content", "") for e in said for c in e["choices"]) == "stub heard I lost my keys."
+    assert said[-1]["choices"][0]["finish_reason"] == "stop"
+    assert len(said) > 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "status"),
+    [
+        ({"temperature": 3}, "temperature", 400),
+        ({"temperature": True}, "temperature", 400),
+        ({"temperature": 0, "top_p": 0.5}, "top_p", 400),
+        ({"max_tokens": 0}, "max_tokens", 400),
+        ({"max_tokens": 999}, "max_tokens", 400),
+        ({"max_tokens": 4, "max_completion_tokens": 4}, "max_completion_tokens", 400),
+        ({"n": 9}, "n", 400),
+        ({"seed": 1.5}, "seed", 400),
+        ({"stop": [""]}, "stop", 400),
+        ({"stream": 1}, "stream", 400),
+        ({"stream_options": {"include_usage": True}}, "stream_options", 400),
+        ({"presence_penalty": 1}, "presence_penalty", 400),
+        ({"temprature": 1}, "temprature", 400),
+        ({"model": "gpt"}, "model", 404),
+        ({"messages": []}, "messages", 400),
+        ({"messages": [{"role": "system", "content": "x"}, *SAY["messages"]]}, "messages[0].role", 400),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", 400),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages[0].content", 400),
+        ({"messages": [{"role": "user", "content": "x" * 8001}]}, "messages[0].content", 400),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(changes, param, status):
+    answer = chat(**changes)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert param.split("[")[0] in error["message"]
+
+
+def test_what_asks_for_nothing_is_no_error():
+    assert chat(presence_penalty=0, logprobs=False, user="me", top_p=None, temperature=0, top_k=None).status_code == 200
+    parts = [{"type": "text", "text": "I "}, {"type": "text", "text": "lost."}]
+    said = chat(messages=[{"role": "user", "content": parts}]).json()["choices"][0]["message"]["content"]
+    assert said == "stub heard I lost."
+
+
+def test_embeddings_as_numbers_and_in_base64():
+    numbers = ask("/v1/embeddings", {"model": "stub", "input": ["ab", "abc"]}).json()
+    assert [row["embedding"] for row in numbers["data"]] == [[2.0, 0.5], [3.0, 0.5]]
+    assert numbers["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    packed = ask("/v1/embeddings", {"model": "stub", "input": "ab", "encoding_format": "base64"}).json()
+    assert np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4").tolist() == [2.0, 0.5]
+    assert ask("/v1/embeddings", {"model": "stub", "input": []}).json()["error"]["param"] == "input"
+
+
+def test_models_health_metrics_and_what_there_is_not():
+    assert [model["id"] for model in ask("/v1/models", None).json()["data"]] == ["stub"]
+    assert ask("/v1/models/stub", None).json()["id"] == "stub"
+    assert ask("/healthz", None).json() == {"status": "ok"}
+    missing = ask("/v1/nothing", None)
+    assert missing.status_code == 404
+    assert missing.json()["error"]["type"] == "invalid_request_error"
+    assert ask("/v1/chat/completions", None).status_code == 405
+    app = make_app([Stub()], ServerSettings())
+
+    async def go():
+        async with client(app) as http:
+            await http.post("/v1/chat/completions", json=SAY)
+            return (await http.get("/metrics")).text
+
+    numbers = asyncio.run(go())
+    assert 'empax_requests_total{path="/v1/chat/completions",status="200"} 1.0' in numbers
+    assert 'empax_tokens_total{kind="written"} 4.0' in numbers
+
+
+def test_a_body_must_be_json_and_not_too_long():
+    app = make_app([Stub()], ServerSettings())
+
+    async def go():
+        async with client(app) as http:
+            url, json_type = "/v1/chat/completions", {"content-type": "application/json"}
+            yield_long = (b"x" * 100_000 for _ in range(5))
+            return [
+                await http.post(url, content=b"{", headers=json_type),
+                await http.post(url, content=b"[" * 100_000, headers=json_type),
+                await http.post(url, content=b"{}", headers={"content-type": "text/plain"}),
+                await http.post(url, content=b"x" * 300_000, headers=json_type),
+                await http.post(url, content=aiter_of(yield_long), headers=json_type),
+            ]
+
+    assert [answer.status_code for answer in asyncio.run(go())] == [400, 400, 415, 413, 413]
+
+
+async def aiter_of(parts):
+    for part in parts:
+        yield part
+
+
+def test_those_that_wait_together_are_answered_together_and_beyond_the_queue_is_503():
+    stub = Stub(batch_size=3)
+    app = make_app([stub], ServerSettings(places=5))
+
+    async def go():
+        async with client(app) as http:
+
+            def say(text, **more):
+                body = {**SAY, "messages": [{"role": "user", "content": text}], **more}
+                return asyncio.create_task(http.post("/v1/chat/completions", json=body))
+
+            stub.free.clear()
+            first = say("0")
+            await asyncio.to_thread(stub.busy.wait, 20)
+            rest = [say(str(i)) for i in range(1, 4)]
+            await asyncio.sleep(0.2)
+            rest += [say("warm", temperature=1.0), say("4")]
+            await asyncio.sleep(0.2)
+            full = await say("too many")
+            stub.free.set()
+            return full, [(await task).json()["choices"][0]["message"]["content"] for task in (first, *rest)]
+
+    full, said = asyncio.run(go())
+    assert full.status_code == 503
+    assert int(full.headers["retry-after"]) >= 1
+    assert full.json()["error"]["type"] == "server_error"
+    assert said == [f"stub heard {text}" for text in ("0", "1", "2", "3", "warm", "4")]
+    assert stub.batches == [["0"], ["1", "2", "3"], ["warm"], ["4"]]
+
+
+def test_a_client_that_goes_away_is_not_answered_and_one_that_fails_spoils_no_other(caplog):
+    stub = Stub(batch_size=3)
+    app = make_app([stub], ServerSettings())
+
+    async def go():
+        async with client(app) as http:
+
+            def say(text):
+                body = {**SAY, "messages": [{"role": "user", "content": text}]}
+                return asyncio.create_task(http.post("/v1/chat/completions", json=body))
+
+            stub.free.clear()
+            first = say("0")
+            await asyncio.to_thread(stub.busy.wait, 20)
+            gone, broken, fine = say("gone"), say("break"), say("fine")
+            await asyncio.sleep(0.2)
+            gone.cancel()
+            await asyncio.sleep(0.1)
+            stub.free.set()
+            return [(await task).status_code for task in (first, broken, fine)]
+
+    with caplog.at_level(logging.INFO, "empax.serve"):
+        assert asyncio.run(go()) == [200, 500, 200]
+    assert stub.batches == [["0"], ["break", "fine"], ["break"], ["fine"]]
+    assert "RuntimeError in " in caplog.text
+    assert "secret words" not in caplog.text
+
+
+def test_an_http_disconnect_takes_a_request_out_of_the_queue():
+    stub = Stub()
+    app = make_app([stub], ServerSettings())
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"", "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")], "client": ("x", 1),
+    }  # fmt: skip
+
+    async def go():
+        messages = [{"type": "http.request", "body": json.dumps(SAY).encode()}]
+        stub.free.clear()
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await asyncio.to_thread(stub.busy.wait, 20)
+            return {"type": "http.disconnect"}
+
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        await app(scope, receive, send)
+        stub.free.set()
+        return sent[0]["status"]
+
+    assert asyncio.run(go()) == 499
+
+
+def test_the_log_has_texts_only_where_it_is_asked_to(caplog):
+    with caplog.at_level(logging.INFO, "empax.serve"):
+        ask("/v1/chat/completions")
+        assert "POST /v1/chat/completions 200" in caplog.text
+        assert "keys" not in caplog.text
+        ask("/v1/chat/completions", log_texts=True)
+        assert "keys" in caplog.text
+
+
+def test_a_token_is_asked_for_where_there_is_one():
+    assert ask("/v1/models", None, token="abc").status_code == 401
+    wrong = ask("/v1/models", None, token="abc", headers={"Authorization": "Bearer abd"}).json()["error"]
+    assert (wrong["type"], wrong["code"]) == ("authentication_error", "invalid_api_key")
+    assert ask("/v1/models", None, token="abc", headers={"Authorization": "Bearer abc"}).status_code == 200
+    assert ask("/metrics", None, token="abc").status_code == 401
+    assert [ask(path, None, token="abc").status_code for path in ("/", "/healthz", "/page.js")] == [200] * 3
+
+
+def test_other_hosts_names_and_other_sites_are_refused():
+    assert ask("/v1/models", None, hosts=("localhost",)).status_code == 200
+    assert ask("/v1/models", None, hosts=("localhost",), headers={"Host": "evil.example"}).status_code == 403
+    for path in ("/", "/v1/models", "/nothing"):
+        policy = ask(path, None).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+
+
+def test_one_address_may_ask_so_often():
+    app = make_app([Stub()], ServerSettings(per_minute=2))
+
+    async def go():
+        async with client(app) as http:
+            return [await http.post("/v1/chat/completions", json=SAY) for _ in range(3)]
+
+    *fine, refused = asyncio.run(go())
+    assert [answer.status_code for answer in fine] == [200, 200]
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 30
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_two_systems_need_names_of_their_own(tmp_path):
+    with pytest.raises(ConfigError, match="give them folders with names of their own"):
+        make_app([Stub(), Stub()], ServerSettings(votes=tmp_path))

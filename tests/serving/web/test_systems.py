@@ -1,0 +1,87 @@
+"""Models behind the server: a row of a batch says what it would say alone."""
+
+import collections
+import json
+
+import pytest
+
+import empax
+from empax.core.config import ConfigError
+from empax.core.types import Prediction
+from empax.serving.safety import ANSWER
+from empax.serving.web.systems import Asked, ModelSystem, RunSystem, why_of
+from tests.serving import test_text_model
+
+folder = test_text_model.folder  # a fixture
+
+both = pytest.mark.parametrize("folder", ["t5", "llama"], indirect=True)
+SAID = ["I feel sad today", "oh no what happened to you", "no", "what"]
+
+
+def make(folder, **options):
+    return ModelSystem("tiny", empax.load(folder[1]), **{"batch_size": 4, "max_tokens": 24, **options})
+
+
+@both
+def test_rows_that_go_together_say_what_they_say_alone(folder):
+    system = make(folder)
+    ways = [{"temperature": 0.0}, {}, {"temperature": 1.3}, {"temperature": 0.7, "top_p": 0.8}]
+    asked = [Asked((text,), seed=i, **way) for way in ways for i, text in enumerate(SAID)]
+    asked.append(Asked((SAID[0],), seed=0, number=1, temperature=1.3))
+    alone = [system.answer([one])[0] for one in asked]
+    groups = collections.defaultdict(list)
+    for number, one in enumerate(asked):
+        groups[system.group(one)].append(number)
+    assert max(map(len, groups.values())) > 4  # other temperatures go together, too
+    for numbers in groups.values():
+        for start in range(0, len(numbers), 4):
+            several = numbers[start : start + 4][::-1]
+            assert system.answer([asked[n] for n in several]) == [alone[n] for n in several]
+    likeliest = system.model.reply([SAID[0]], method="greedy", max_tokens=24)
+    assert likeliest.startswith(alone[0].text)  # the folder allows fewer tokens
+    assert len(alone[0].text) > 10
+    assert alone[8] != alone[-1]  # another number draws other tokens
+    unseeded = Asked((SAID[0],), temperature=1.3)
+    assert system.answer([unseeded]) != system.answer([unseeded])
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+def test_lengths_and_usage_are_true_and_what_cannot_be_is_named(folder):
+    system = make(folder)
+    whole, short = system.answer([Asked((SAID[0],), temperature=0), Asked((SAID[0],), temperature=0, max_tokens=3)])
+    assert whole.text.startswith(short.text)
+    assert (short.completion_tokens, short.cut) == (3, True)
+    assert whole.prompt_tokens == len(system.model.tokenizer.encode(SAID[0])) + 1
+    assert whole.completion_tokens <= 24
+    with pytest.raises(ConfigError, match="max_tokens = 25 must be from 1 to 24"):
+        system.group(Asked(("no",), max_tokens=25))
+    vectors, tokens = system.embed(SAID)
+    assert (len(vectors), tokens) == (4, sum(len(system.model.tokenizer.encode(text)) for text in SAID))
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+def test_danger_gets_the_fixed_answer_beside_others(folder):
+    system = make(folder)
+    danger, other = system.answer([Asked(("I want to kill myself.",)), Asked(("no",))])
+    assert (danger.text, danger.completion_tokens, danger.why) == (ANSWER, 0, {"fixed": True})
+    assert other.completion_tokens
+    assert make(folder, before=None).answer([Asked(("I want to kill myself.",))])[0].text != ANSWER
+
+
+def test_a_run_tells_what_stands_behind_a_reply_and_decodes_as_it_does():
+    exemplar = {"id": "d1#2", "context": ["My cat died."], "response": "Oh no.", "emotion": "sad", "score": 0.9}
+    notes = {"intent_first": "ask", "reasons": [[0, 2, 6]], "facts": [{"words": "dog", "relation": "IsA pet"}]}
+    found = Prediction(
+        ("I lost it.",), "Oh.", "", emotion_prediction="sad", attributes={"sentiment": "low"},
+        exemplars=(exemplar,), notes=notes,
+    )  # fmt: skip
+    why = why_of(found)
+    assert why["exemplars"] == [
+        {"said": "My cat died.", "reply": "Oh no.", "emotion": "sad", "score": 0.9, "source": "d1#2"}
+    ]
+    assert (why["emotion"], why["intents"], why["facts"]) == ("sad", ["ask"], ["dog (IsA pet)"])
+    assert "lost" in why["reasons"]
+    assert json.dumps(why)
+    assert why_of(Prediction(("x",), "y", "")) == {}
+    with pytest.raises(ConfigError, match="temperature: run decodes as its recipe says"):
+        RunSystem("run", None).group(Asked(("x",), temperature=1.0))  # type: ignore[arg-type]

@@ -1,0 +1,63 @@
+"""Two systems side by side: blinded, and counted by `empax rate score`."""
+
+import asyncio
+import json
+
+import pytest
+
+from empax.core.config import ConfigError
+from empax.rating.answers import read_answers, read_key
+from empax.serving.web.app import ServerSettings, make_app
+from empax.serving.web.votes import Votes
+from tests.serving.web.stub import Stub
+from tests.serving.web.test_app import client
+
+BETTER_A = {"empathy": "a", "relevance": "tie", "fluency": "b"}
+
+
+def test_a_conversation_is_blinded_until_its_vote(tmp_path):
+    app = make_app([Stub("ours"), Stub("theirs")], ServerSettings(votes=tmp_path, per_minute=0))
+
+    async def go():
+        drawn = []
+        async with client(app) as http:
+            about = (await http.get("/about")).json()
+            assert about["compares"]
+            assert "ours" not in json.dumps(about)
+            for i in range(16):
+                name = (await http.post("/conversations", json={})).json()["conversation"]
+                body = {"messages": [{"role": "user", "content": "Hello."}]}
+                said = {}
+                for side in "ab":
+                    answer = (await http.post("/v1/chat/completions", json={**body, "model": f"{name}/{side}"})).json()
+                    assert answer["model"] == f"{name}/{side}"
+                    assert "empax" not in answer["choices"][0]
+                    said[side] = answer["choices"][0]["message"]["content"].split()[0]
+                vote = {"conversation": name, "rater": f"rater-{i % 2}", "answers": BETTER_A}
+                assert (await http.post("/votes", json={**vote, "answers": {"empathy": "a"}})).status_code == 400
+                assert (await http.post("/votes", json={**vote, "rater": "../x"})).json()["error"]["param"] == "rater"
+                assert (await http.post("/votes", json=vote)).json() == said
+                assert (await http.post("/votes", json=vote)).status_code == 404
+                assert (await http.post("/v1/chat/completions", json={**body, "model": f"{name}/a"})).status_code == 404
+                drawn.append(said["a"])
+        return drawn
+
+    drawn = asyncio.run(go())
+    assert set(drawn) == {"ours", "theirs"}
+    key = read_key(tmp_path / "key.json")
+    answers = read_answers(sorted(tmp_path.glob("answers-*.json")), key)
+    assert len(answers) == 16
+    assert {answer.rater for answer in answers} == {"rater-0", "rater-1"}
+    by_item = {answer.item.number: answer for answer in answers}
+    assert [by_item[i + 1].item.systems[0] for i in range(16)] == drawn
+    assert by_item[1].values == {"empathy": 1, "relevance": 0, "fluency": -1}
+    assert "Hello" not in "".join(path.read_text() for path in tmp_path.iterdir())
+
+
+def test_votes_go_on_after_a_restart_and_never_mix_systems(tmp_path):
+    for _ in range(2):
+        votes = Votes(tmp_path, ("ours", "theirs"))
+        assert votes.vote(votes.begin(), "me", BETTER_A)
+    assert sorted(read_key(tmp_path / "key.json").items) == [1, 2]
+    with pytest.raises(ConfigError, match="has votes on ours and theirs; give --votes another folder"):
+        Votes(tmp_path, ("ours", "others"))
