@@ -17,7 +17,7 @@ from . import common
 
 BASES = {
     "empathetic-t5-small": ("flan-t5-small-titles", {"rank": 16, "alpha": 32.0}, {"steps": 2000, "batch_size": 16}),
-    "empathetic-smollm2": ("smollm2", {"rank": 12, "alpha": 24.0}, {"steps": 320, "batch_size": 8}),
+    "empathetic-smollm2": ("smollm2", {"rank": 12, "alpha": 24.0}, {"steps": 240, "batch_size": 8}),
 }
 """Published names: the model beneath, the adapters, and how much two CPU cores learn from in an hour or two."""
 
