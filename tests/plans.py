@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +12,20 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.settings import DataSettings, RunOptions
 from empax.core.system import RunPlan, Stage, System, load_system
 from empax.pipeline import plan
+
+
+def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with "a.b" set as `changes` say, or removed where that is `...`; stages that nobody runs go."""
+    made = copy.deepcopy(dict(config))
+    for path, value in changes.items():
+        *sections, name = path.split(".")
+        node = functools.reduce(lambda node, part: node.setdefault(part, {}), sections, made)
+        if value is ...:
+            del node[name]
+        else:
+            node[name] = value
+    idle = [name for name, one in made.items() if isinstance(one, dict) and "kind" in one and name not in made["run"]]
+    return {name: value for name, value in made.items() if name not in idle}
 
 
 def plan_of(config: Mapping[str, Any]) -> RunPlan:

@@ -5,7 +5,6 @@ A new message that gives advice needs a test of its module that quotes it, a cas
 
 import ast
 import collections
-import copy
 import dataclasses
 import functools
 import importlib.util
@@ -80,7 +79,7 @@ from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from empax.systems.reflectdiffu import labels as intents
 from tests.data import small_wordnet
-from tests.plans import plan_of
+from tests.plans import changed, plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -156,14 +155,7 @@ def checked(changes, of="reg"):
     """What checking the tiny recipe says, with "a.b" set as `changes` say; the first problem is raised."""
 
     def check(tools):
-        config = copy.deepcopy(_tiny(of))
-        for path, value in changes.items():
-            *sections, name = path.split(".")
-            node = functools.reduce(lambda node, part: node.setdefault(part, {}), sections, config)
-            node[name] = value
-        for name, value in list(config.items()):
-            if isinstance(value, dict) and "kind" in value and name not in config["run"]:
-                del config[name]
+        config = changed(_tiny(of), changes)
         for problem in run.find_problems(make_plan(config), WorkDir(tools.tmp / "run")):
             raise problem
 

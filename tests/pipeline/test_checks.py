@@ -1,6 +1,5 @@
 """What is known to be wrong before any work is told before any work, and the corrected command is accepted."""
 
-import copy
 import io
 import json
 import re
@@ -18,6 +17,7 @@ from empax.core.types import EMOTIONS
 from empax.data import empathetic_dialogues
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
+from tests.plans import changed
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +50,6 @@ def refused(monkeypatch):
         return str(caught.value)
 
     return refuse
-
-
-def changed(config, changes):
-    """The config with "a.b" set to what `changes` say."""
-    config = copy.deepcopy(config)
-    for path, value in changes.items():
-        *sections, name = path.split(".")
-        node = config
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = value
-    for name, section in list(config.items()):
-        if isinstance(section, dict) and "kind" in section and name not in config["run"]:
-            del config[name]
-    return config
 
 
 COUNTING = {"method": "sample", "num_samples": 2, "rerank": "consensus", "rerank_exemplars": 1.0}

@@ -1,6 +1,5 @@
 """The order of a run, and what is wrong with a config before any work starts."""
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -29,25 +28,12 @@ from empax.parts.exemplars.settings import RetrievalSettings
 from empax.pipeline import evaluate, prepare, run, workdirs
 from empax.pipeline.plan import KINDS, make_plan, plain
 from empax.systems.reg.parts import RegParts
+from tests.plans import changed
 
 
 @pytest.fixture
 def config():
     return plain(reg_transformer.get_config("tiny"))
-
-
-def changed(config, path, value):
-    """The config with the value at "a.b.c" set, or removed where it is `...`."""
-    config = copy.deepcopy(config)
-    *sections, name = path.split(".")
-    node = config
-    for section in sections:
-        node = node.setdefault(section, {})
-    if value is ...:
-        del node[name]
-    else:
-        node[name] = value
-    return config
 
 
 @pytest.mark.parametrize("form", ["", *reg_transformer.FORMS])
@@ -288,7 +274,7 @@ ABLATIONS = {
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=name) for name, p in ABLATIONS.items()])
 def test_every_ablation_is_a_switch(config, path):
-    stages = make_plan(changed(config, *path)).stages
+    stages = make_plan(changed(config, dict([path]))).stages
     section, *names = path[0].split(".")
     found = stages[section].settings
     for name in names:
@@ -349,7 +335,7 @@ def test_every_ablation_is_a_switch(config, path):
 )
 def test_a_mistake_is_named_before_any_work_starts(config, tmp_path, path, value, message):
     with pytest.raises(ConfigError, match=message):
-        run.run(changed(config, path, value), tmp_path / "run")
+        run.run(changed(config, {path: value}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
