@@ -1,4 +1,4 @@
-"""Forced tokens and prefixes, through T5, BART and their kin, against Hugging Face's `generate`: the same tokens."""
+"""Search, forced tokens and prefixes, through T5, BART and their kin, against Hugging Face's `generate`."""
 
 import functools
 
@@ -49,6 +49,9 @@ CASES = [
     ("blenderbot", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, no_repeat_ngram=3), ()),
     ("mbart", DecodeSettings("beam", LENGTH, num_beams=3, first_token=58, end_at_limit=True), ()),  # as mBART-50 does
     ("t5", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0), (0, 1, 3)),
+    ("t5", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, length_penalty=2.0, early_stopping=True), ()),
+    ("t5", DecodeSettings("greedy", LENGTH, min_tokens=3, no_repeat_ngram=2), ()),
+    ("mt5", DecodeSettings("beam", LENGTH, num_beams=2, length_penalty=0.6, no_repeat_ngram=3), ()),
 ]
 CASES += [
     pytest.param(name, settings, lengths[0] if lengths else (), marks=pytest.mark.slow)
@@ -168,7 +171,7 @@ def decode_theirs(name, settings, source, mask, prefix):
     """Of rows whose prefixes are all of the same length."""
     theirs, ids = models(name)[0], IDS[name]
     num = num_hypotheses(settings)
-    beam = {"length_penalty": settings.length_penalty} if num > 1 else {}
+    beam = {"length_penalty": settings.length_penalty, "early_stopping": settings.early_stopping} if num > 1 else {}
     config = GenerationConfig(
         max_length=1 + LENGTH,
         min_new_tokens=settings.min_tokens or None,
