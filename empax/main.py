@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
         config = load_recipe(_CONFIG.value)
         override(config, _OVERRIDES)
         workdir = expand(_WORKDIR.value or Path("runs") / run_name(_CONFIG.value))
-        from empax.core import distributed
+        from empax.core import cache, distributed
         from empax.core.determinism import make_deterministic
         from empax.core.settings import RunOptions
         from empax.pipeline import run
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
         if RunOptions.of(values).deterministic:
             make_deterministic()  # before anything asks for the devices
         distributed.initialize()
-        run.enable_compilation_cache()
+        cache.enable_compilation_cache()
         if not distributed.is_writer():
             run.quiet_logging()  # what it says, the first process says too
         command = f"python -m empax.main {shlex.join(sys.argv[1:])}"

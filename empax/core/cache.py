@@ -7,13 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from empax.core.files import hash_file, hash_json, read_jsonl, write_atomically, write_jsonl, write_text
+from empax.core.settings import cache_dir
 
 log = logging.getLogger("empax")
 
 T = TypeVar("T")
+
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs across runs."""
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object], read: Callable[[Path], T]) -> T:

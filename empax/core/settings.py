@@ -68,6 +68,8 @@ class DataSettings:
       beam: of "jsonl": options of Apache Beam, which then prepares the corpus; none = this process does.
       moel_compat: pairs as the MoEL lineage cuts them.
       limit: at most this many instances of each split, of dialogues drawn at random (0 = all); for trials.
+      most_passes: of "jsonl": how often a training stage passes over its rows at most, so that steps follow the size of
+        your corpus; 0 = as the recipe says.
     """
 
     name: Literal["empathetic_dialogues", "sample", "jsonl"] = "empathetic_dialogues"
@@ -75,8 +77,9 @@ class DataSettings:
     beam: tuple[str, ...] = ()
     moel_compat: bool = False
     limit: int = 0
+    most_passes: int = 10
 
     def __post_init__(self) -> None:
-        check_numbers(self, "limit", least=0)
+        check_numbers(self, "limit", "most_passes", least=0)
         if self.beam and self.name != "jsonl":
             raise ConfigError(f'data.beam is for data.name = "jsonl"; {self.name!r} is prepared without it.')

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-import grain
 import numpy as np
 from jaxtyping import Int
 
@@ -126,6 +125,8 @@ def train_batches(
 
     if stop_step <= start_step:
         return iter(())
+    import grain  # slow to import, and of training alone
+
     steps = grain.MapDataset.range(start_step, stop_step).map(make)
     return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)))
 

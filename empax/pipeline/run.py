@@ -21,7 +21,6 @@ from empax.core.files import DataError, WorkDir
 from empax.core.inputs import Inputs, noting
 from empax.core.lock import writing
 from empax.core.memory import give_back_freed_memory, peak_memory
-from empax.core.settings import cache_dir
 from empax.core.sharding import batch_shards, make_mesh
 from empax.core.system import RunContext, RunPlan, Stage
 from empax.pipeline.absent import leave_out_absent
@@ -163,12 +162,6 @@ def _run_stage(stage: Stage, files: WorkDir, plan: RunPlan) -> dict[str, Any]:
     give_back_freed_memory()
     module = importlib.import_module(KINDS[stage.kind])
     return module.run(stage.settings, RunContext(files, plan, stage.name)) or {}
-
-
-def enable_compilation_cache() -> None:
-    """Keeps compiled programs across runs."""
-    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def quiet_logging(level: int = logging.WARNING) -> None:

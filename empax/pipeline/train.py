@@ -10,7 +10,7 @@ from empax.core.sharding import LOGICAL, make_mesh
 from empax.core.system import RunContext, TaskSpec
 from empax.core.tree import hash_tree
 from empax.training.loop import LoopSettings, fit
-from empax.training.settings import check_whole_batches
+from empax.training.settings import check_whole_batches, within_passes
 
 log = logging.getLogger("empax")
 
@@ -31,10 +31,25 @@ def check(settings: Any, run: RunContext) -> None:
         check_whole_batches(loop, sketch.task, where=f"config.{run.stage}")
 
 
+def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> LoopSettings:
+    """The recipe's steps, or as many as a corpus of one's own allows, which a line of the log then says."""
+    most = run.plan.data.most_passes
+    fewer = within_passes(loop, num_examples, most)
+    if fewer.steps < loop.steps:
+        log.warning(
+            "%s: %d steps would pass %.0f times over %d rows; %d are made, which is %d times, and its warm-up and "
+            "evaluations come earlier by as much. --config.data.most_passes=0 keeps the recipe's steps.",
+            run.stage, loop.steps, loop.steps * loop.batch_size / num_examples, num_examples, fewer.steps, most,
+        )  # fmt: skip
+    return fewer
+
+
 def run(settings: Any, run: RunContext) -> dict[str, Any]:
     """Trains; returns what `DONE` says of it."""
     spec, loop = spec_of(run)
     assembly, options = spec.build(settings, run), run.plan.options
+    if run.plan.data.name == "jsonl":
+        loop = _of_own_size(loop, len(assembly.train), run)
     result = fit(
         assembly.task,
         train=assembly.train,

@@ -8,6 +8,7 @@ from typing import cast
 
 import jax
 
+from empax.core.cache import enable_compilation_cache
 from empax.core.config import ConfigError
 from empax.core.paths import expand
 from empax.data.tokenizer_folders import load_tokenizer
@@ -19,8 +20,6 @@ from empax.interop.pretrained_encoders import Dtype, EncoderSettings, load_encod
 from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
 from empax.parts.generator.parts import own_options
-from empax.pipeline.run import enable_compilation_cache
-from empax.serving.export import trained_model
 from empax.serving.text_model import MAX_TOKENS, TextModel
 
 
@@ -65,6 +64,8 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
 
 
 def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
+    from empax.serving.export import trained_model  # which brings all of the pipeline
+
     found = trained_model(workdir)
     if found.passages:
         raise ConfigError(

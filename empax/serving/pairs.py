@@ -19,21 +19,23 @@ Texts: TypeAlias = Iterable[str]
 Pairs: TypeAlias = Iterable[tuple[str, str] | Mapping[str, str]]
 """Sources and targets; a mapping has them as "source" and "target", and so may a table of pandas."""
 
-_LEAST_LENGTH = 16
+LEAST_LENGTH = 16
 """Sources are padded to this many tokens or to the next power of two: few shapes, few compilations."""
 
 
-def batches_of(examples: Examples, batch_size: int) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
-    """Rows in batches for evaluation, each with its numbers (-1 = filler); none if there are no examples."""
+def batches_of(
+    examples: Examples, batch_size: int, *, least: int = LEAST_LENGTH
+) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
+    """Rows in batches for evaluation, each with its numbers (-1 = filler); `least` as of `buckets_of`."""
     if not len(examples):
         return iter(())
-    return eval_batches(examples, batch_size=batch_size, buckets=buckets_of(examples))
+    return eval_batches(examples, batch_size=batch_size, buckets=buckets_of(examples, least=least))
 
 
-def buckets_of(*several: Examples) -> tuple[int, ...]:
-    """Padded lengths of sources in tokens, ascending, up to one that the longest fits in."""
+def buckets_of(*several: Examples, least: int = LEAST_LENGTH) -> tuple[int, ...]:
+    """Padded lengths of sources in tokens, ascending from `least`, up to one that the longest fits in."""
     longest = max(int(examples.lengths.reshape(len(examples), -1)[:, 0].max()) for examples in several)
-    sizes = [_LEAST_LENGTH]
+    sizes = [least]
     while sizes[-1] < longest:
         sizes.append(2 * sizes[-1])
     return tuple(sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from empax.core.cache import kept_array
 from empax.core.files import hash_json
 from empax.core.settings import cache_dir
 from empax.core.types import Instance
-from empax.data import sample
+from empax.data import features, sample
 from empax.data.dialogues import to_instances
 from empax.data.wheels import MINILM
 from empax.interop.pretrained_encoders import EncoderSettings
@@ -22,9 +21,6 @@ from empax.parts.knowledge.vectors import TextEncoder
 
 _SHAPE = {"rows": 4, "tokens": 64}
 """One for corpus and questions alike, so that one program is compiled."""
-
-VOTERS = 10
-"""How many of the nearest dialogues vote for an emotion."""
 
 
 class Similar(NamedTuple):
@@ -56,13 +52,17 @@ class SimilarReplies:
     @classmethod
     def of(cls, encoder: TextEncoder, instances: Sequence[Instance]) -> SimilarReplies:
         """Embeds the contexts of `instances`, or takes their vectors from the cache."""
-        texts = [_text(instance.context) for instance in instances]
+        texts = [features.plain_context(instance.context) for instance in instances]
         path = cache_dir() / "embeddings" / f"{hash_json([encoder.hash, 'similar', _SHAPE, texts])}.npy"
         return cls(encoder, tuple(instances), kept_array(path, lambda: encoder.few(texts, **_SHAPE)))
 
-    def __call__(self, context: Sequence[str], count: int) -> list[Similar]:
-        """The most similar ones, the nearest first, one of a dialogue."""
-        scores = self.vectors @ self.encoder.few([_text(context)], **_SHAPE)[0]
+    def embed(self, context: Sequence[str]) -> Float[np.ndarray, " D"]:
+        """The unit vector of a context."""
+        return self.encoder.few([features.plain_context(context)], **_SHAPE)[0]
+
+    def nearest(self, vector: Float[np.ndarray, " D"], count: int) -> list[Similar]:
+        """The most similar exemplars, the nearest first, one of a dialogue."""
+        scores = self.vectors @ vector
         found: dict[str, Similar] = {}
         for place in np.argsort(-scores, kind="stable"):
             instance = self.instances[place]
@@ -82,17 +82,3 @@ def load_similar(splits: Sequence[str] = tuple(sample.SPLITS)) -> SimilarReplies
     dialogues = sample.load_dialogues()
     instances = to_instances(dialogue for split in splits for dialogue in dialogues[split])
     return SimilarReplies.of(TextEncoder.of(EncoderSettings(pretrained=MINILM), None, 0), instances)
-
-
-def voted(found: Sequence[Similar]) -> tuple[str, int]:
-    """The emotion of most, and of how many; of several the one whose exemplars are nearer."""
-    votes = collections.Counter(similar.instance.emotion for similar in found)
-    scores = collections.Counter[str]()
-    for similar in found:
-        scores[similar.instance.emotion] += similar.score  # pyright: ignore[reportArgumentType]
-    emotion = max(votes, key=lambda name: (votes[name], scores[name]))
-    return emotion, votes[emotion]
-
-
-def _text(context: Sequence[str]) -> str:
-    return " ".join(context)

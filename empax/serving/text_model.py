@@ -38,11 +38,18 @@ from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.task import Decoder, Generator, Reader
 from empax.serving.answering import answers_of
-from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
-from empax.serving.pairs import Pairs, Texts, batches_of, check_whole, checked_pairs, checked_texts, given_turns, zipped
+from empax.serving.pairs import (
+    LEAST_LENGTH,
+    Pairs,
+    Texts,
+    batches_of,
+    check_whole,
+    checked_pairs,
+    checked_texts,
+    given_turns,
+    zipped,
+)
 from empax.serving.safety import Before, answer_to_danger
-from empax.training.loop import fit
-from empax.training.lora import lora_task
 
 MAX_TOKENS = 64
 """Of an answer, where the model's folder does not say."""
@@ -173,7 +180,7 @@ class TextModel:
         if most is not None:
             answer = call.settings.max_tokens if isinstance(self.model, DecoderOnly) else 0
             max_source_tokens = min(max_source_tokens, max(most - answer, 1))
-        (answer,) = self._answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens)
+        (answer,) = self._answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens, least=64)
         return answer.strip()
 
     def _answers(
@@ -184,8 +191,12 @@ class TextModel:
         batch_size: int,
         seed: int,
         max_tokens: int | None = None,
+        least: int = LEAST_LENGTH,
     ) -> list[str]:
-        """`call.num_texts` answers to each context, one after the other; `max_tokens` of a context are read."""
+        """`call.num_texts` answers to each context, one after the other.
+
+        Of a context `max_tokens` are read; a short one is padded to `least`, so that few programs are compiled.
+        """
         check_whole("seed", seed, least=0)
         task = self._task(call.settings, eos_id=call.eos_id, start_id=call.start_id)
         if not contexts:
@@ -193,7 +204,7 @@ class TextModel:
         lengths = None if max_tokens is None else {"max_context_tokens": max_tokens}
         examples = self._examples([(context, "") for context in contexts], answer=call, lengths=lengths)
         answers: list[list[str]] = [[] for _ in contexts]
-        for number, (rows, batch) in enumerate(batches_of(examples, batch_size)):
+        for number, (rows, batch) in enumerate(batches_of(examples, batch_size, least=least)):
             rng = jax.random.fold_in(jax.random.key(seed), number)
             limits = call.limits(np.where(rows < 0, 1, examples.lengths[rows, 0]))
             found = answers_of(task, {"model": self.params}, batch, rng, limits, rows >= 0)
@@ -306,6 +317,11 @@ class TextModel:
             `workdir` holds another fine-tuning.
           Interrupted: Ctrl-C or SIGTERM. With `workdir`, what was learnt so far is kept.
         """
+        # Here and not above, so that who trains nothing does not wait for what trains.
+        from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
+        from empax.training.loop import fit
+        from empax.training.lora import lora_task
+
         learnt, judged = checked_pairs(pairs, "pairs"), checked_pairs(validation, "validation")
         if not learnt:
             raise ConfigError("pairs is empty; give at least one (source, target).")

@@ -91,6 +91,37 @@ class LoopSettings:
             start = stop
 
 
+def within_passes(settings: LoopSettings, num_examples: int, most: int) -> LoopSettings:
+    """The settings with fewer steps, where theirs pass over the examples more than `most` times.
+
+    Warm-ups, and what comes every so many updates, become shorter by the same factor.
+
+    Args:
+      settings: of the stage.
+      num_examples: that it learns from.
+      most: passes over them; 0 = any number.
+    """
+    steps = max(-(-most * num_examples // settings.batch_size), 1)
+    if not most or steps >= settings.steps:
+        return settings
+
+    def shorter(updates: int) -> int:
+        return max(round(updates * steps / settings.steps), 1) if updates else 0
+
+    optimizer = settings.optimizer
+    groups = tuple(
+        group if group.warmup_steps is None else dataclasses.replace(group, warmup_steps=shorter(group.warmup_steps))
+        for group in optimizer.groups
+    )
+    every = ("log_every_steps", "eval_every_steps", "checkpoint_every_steps", "refresh_every_steps")
+    return dataclasses.replace(
+        settings,
+        steps=steps,
+        optimizer=dataclasses.replace(optimizer, warmup_steps=shorter(optimizer.warmup_steps), groups=groups),
+        **{name: shorter(getattr(settings, name)) for name in every},
+    )
+
+
 def check_buckets(buckets: Sequence[int]) -> None:
     """Raises ConfigError unless `buckets` are ascending lengths in tokens, each at most LONGEST_BUCKET."""
     if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] > LONGEST_BUCKET:

@@ -54,15 +54,15 @@ def stop_at(stage: str, step: int, number: signal.Signals) -> None:
 
 def keep_all_programs() -> None:
     """Has even the quickest compilation kept: a run that is started again and again repeats hundreds of them."""
-    from empax.pipeline import run
+    from empax.core import cache
 
-    enable = run.enable_compilation_cache
+    enable = cache.enable_compilation_cache
 
     def enable_all() -> None:
         enable()
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
-    run.enable_compilation_cache = enable_all
+    cache.enable_compilation_cache = enable_all
 
 
 def leave_with_parent() -> None:

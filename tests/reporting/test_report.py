@@ -470,14 +470,15 @@ def test_peers_are_compared_as_they_were_cleaned_and_never_with_rows_as_they_are
     assert "not" not in plain.caption
 
 
-def test_a_page_leads_with_six_metrics_and_three_replies_and_folds_the_rest(tmp_path):
+def test_a_page_leads_with_six_metrics_and_three_replies_with_their_exemplars_and_folds_the_rest(tmp_path):
     found = made(examples=5)
     report.write_report(found, tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     lead, rest = text.split("<nav>")
     assert (lead.count('class="card"'), lead.count("<article>"), rest.count("<article>")) == (6, 3, 2)
     folded = Page(text)
-    assert [tag for tag, attrs in folded.tags if tag == "details" and "open" in attrs] == []
+    open_ones = [tag for tag, attrs in folded.tags if tag == "details" and "open" in attrs]
+    assert len(open_ones) == len(re.findall(r"<details open><summary>\d+ exemplars<", text)) == 5  # nothing but these
     assert rest.count("<section") == rest.count("<details><summary><h2>")
     lead = (tmp_path / "report.md").read_text(encoding="utf-8").split("## Results")[0]
     assert lead.count("reference: ") == 3

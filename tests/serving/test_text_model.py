@@ -273,6 +273,13 @@ def test_importing_is_quick_and_brings_no_model_library():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
+def test_what_loads_a_model_waits_for_nothing_that_trains_or_evaluates():
+    slow = {"grain", "orbax", "optax", "tensorflow_datasets", "scipy", "nltk", "transformers", "scann", "sklearn"}
+    program = f"import sys, empax; empax.load, empax.TextModel; print({slow} & set(sys.modules) or 'none of them')"
+    ran = subprocess.run([sys.executable, "-c", program], check=True, timeout=300, capture_output=True, text=True)
+    assert ran.stdout == "none of them\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
 @pytest.mark.parametrize("page", ["README.md", pytest.param("docs/python.md", marks=pytest.mark.slow)])

@@ -41,7 +41,6 @@ from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings, ResponseTaskSettings
 from empax.parts.generator.task import Decoder, Fusion, Generator, Reader
-from empax.training.checkpoint import load_params
 from empax.training.lora import AdaptableTask, LoraTask, is_adapted, lora_task
 
 log = logging.getLogger("empax")
@@ -128,6 +127,8 @@ class GeneratorParts:
 
     def stage_params(self, run: RunContext, stage: str) -> Params:
         """All parameters of a finished stage: adapters are merged into the weights that they sit on."""
+        from empax.training.checkpoint import load_params  # slow to import, and of runs alone
+
         params = load_params(run.files.stage(stage))
         if not is_adapted(params):
             return params
