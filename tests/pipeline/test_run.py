@@ -248,9 +248,12 @@ def test_a_comet_is_trained_from_a_wheel_or_a_folder(folder, tmp_path):
 
 
 def test_quickstart_is_sound_and_needs_no_download():
-    config = plain(quickstart.get_config())
-    make_plan(config)
-    assert config["data"]["name"] == "sample"
+    for name in ("", *reg_t5.LIGHT, f"{reg_t5.PUBLISHED},tiny"):
+        config = plain(quickstart.get_config(name))
+        make_plan(config)
+        assert config["data"]["name"] == "sample"
+        model = name.removesuffix(",tiny") or quickstart.MODEL
+        assert config["reg"]["generator"]["pretrained"] == config["prepare"]["tokenizer"]["pretrained"] == model
 
 
 def test_an_unknown_variant_is_named():
