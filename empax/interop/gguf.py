@@ -21,7 +21,7 @@ from empax.data.gguf import GgufFile, GgufTensor, read_gguf
 from empax.interop.tensors import MappedTensor
 
 _PLAIN = {0: np.dtype(np.float32), 1: np.dtype(np.float16), 30: np.dtype(ml_dtypes.bfloat16)}
-_BYTES_AT_ONCE = 1 << 21  # of blocks: what is worked on stays small
+_BYTES_AT_ONCE = 1 << 18  # of blocks: what is worked on stays small
 _ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 _TURNED = ("llama", "mistral")  # whose queries and keys llama.cpp lays otherwise
 
@@ -212,10 +212,14 @@ def _dequantize(rows: np.ndarray, kind: int) -> Float[np.ndarray, "rows numbers"
     """The numbers that blocks stand for, some rows at a time."""
     import gguf
 
-    at_once = max(1, _BYTES_AT_ONCE // rows.shape[1])
-    parts = (rows[start : start + at_once] for start in range(0, len(rows), at_once))
     kinds = gguf.GGMLQuantizationType(kind)
-    return np.concatenate([gguf.quants.dequantize(np.ascontiguousarray(part), kinds) for part in parts])
+    block, size = gguf.GGML_QUANT_SIZES[kinds]
+    numbers = np.empty((len(rows), rows.shape[1] // size * block), np.float32)
+    at_once = max(1, _BYTES_AT_ONCE // rows.shape[1])
+    for start in range(0, len(rows), at_once):
+        part = np.ascontiguousarray(rows[start : start + at_once])
+        numbers[start : start + at_once] = gguf.quants.dequantize(part, kinds)
+    return numbers
 
 
 def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
