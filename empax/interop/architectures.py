@@ -14,27 +14,11 @@ from empax.core.config import ConfigError
 from empax.core.types import Params
 from empax.interop import model_mappings as tables
 from empax.interop.mappings import Mapping
-from empax.models.bart import bart_config, blenderbot_config, marian_config, mbart_config, pegasus_config
-from empax.models.bert import (
-    BertConfig,
-    BertEncoder,
-    bert_config,
-    distilbert_config,
-    dpr_config,
-    electra_config,
-    mpnet_config,
-    roberta_config,
-)
-from empax.models.decoder_families import (
-    gpt2_config,
-    llama_config,
-    mistral_config,
-    opt_config,
-    qwen2_config,
-    qwen3_config,
-)
+from empax.models import bart, bert, t5
+from empax.models import decoder_families as decoders
+from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from empax.models.t5 import T5Encoder, mt5_config, t5_config
+from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 Config: TypeAlias = TransformerConfig | BertConfig | DecoderOnlyConfig
@@ -66,26 +50,26 @@ class Architecture:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "t5": Architecture(t5_config, tables.t5_mapping),
-    "bert": Architecture(bert_config, tables.bert_mapping),
-    "llama": Architecture(llama_config, tables.llama_mapping),
-    "qwen2": Architecture(qwen2_config, tables.llama_mapping),
-    "qwen3": Architecture(qwen3_config, tables.llama_mapping),
-    "mistral": Architecture(mistral_config, tables.llama_mapping),
-    "opt": Architecture(opt_config, tables.opt_mapping),
-    "gpt2": Architecture(gpt2_config, tables.gpt2_mapping),
-    "bart": Architecture(bart_config, tables.bart_mapping),
-    "blenderbot": Architecture(blenderbot_config, tables.bart_mapping),
-    "roberta": Architecture(roberta_config, tables.bert_mapping),
-    "mpnet": Architecture(mpnet_config, tables.mpnet_mapping),
-    "dpr": Architecture(dpr_config, tables.dpr_mapping),
-    "mt5": Architecture(mt5_config, tables.t5_mapping),
-    "mbart": Architecture(mbart_config, tables.bart_mapping),
-    "marian": Architecture(marian_config, tables.bart_mapping),
-    "pegasus": Architecture(pegasus_config, tables.bart_mapping),
-    "xlm-roberta": Architecture(roberta_config, tables.bert_mapping),
-    "distilbert": Architecture(distilbert_config, tables.distilbert_mapping),
-    "electra": Architecture(electra_config, tables.bert_mapping),
+    "t5": Architecture(t5.t5_config, tables.t5_mapping),
+    "bert": Architecture(bert.bert_config, tables.bert_mapping),
+    "llama": Architecture(decoders.llama_config, tables.llama_mapping),
+    "qwen2": Architecture(decoders.qwen2_config, tables.llama_mapping),
+    "qwen3": Architecture(decoders.qwen3_config, tables.llama_mapping),
+    "mistral": Architecture(decoders.mistral_config, tables.llama_mapping),
+    "opt": Architecture(decoders.opt_config, tables.opt_mapping),
+    "gpt2": Architecture(decoders.gpt2_config, tables.gpt2_mapping),
+    "bart": Architecture(bart.bart_config, tables.bart_mapping),
+    "blenderbot": Architecture(bart.blenderbot_config, tables.bart_mapping),
+    "roberta": Architecture(bert.roberta_config, tables.bert_mapping),
+    "mpnet": Architecture(bert.mpnet_config, tables.mpnet_mapping),
+    "dpr": Architecture(bert.dpr_config, tables.dpr_mapping),
+    "mt5": Architecture(t5.mt5_config, tables.t5_mapping),
+    "mbart": Architecture(bart.mbart_config, tables.bart_mapping),
+    "marian": Architecture(bart.marian_config, tables.bart_mapping),
+    "pegasus": Architecture(bart.pegasus_config, tables.bart_mapping),
+    "xlm-roberta": Architecture(bert.roberta_config, tables.bert_mapping),
+    "distilbert": Architecture(bert.distilbert_config, tables.distilbert_mapping),
+    "electra": Architecture(bert.electra_config, tables.bert_mapping),
 }
 
 

@@ -74,12 +74,7 @@ def bart_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Tran
 def blenderbot_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
     """Settings of a BlenderBot: pre-norm, a norm after the last layer, learned positions in either stack.
 
-    Args:
-      name_or_fields: a preset ("blenderbot-400M-distill", "blenderbot-3B", …) or the fields of a `config.json`.
-      changes: fields of TransformerConfig that shall differ.
-
-    Raises:
-      ConfigError: an unknown preset, a field is missing, or asks for something that BlenderBot here does not do.
+    As `bart_config`; presets are "blenderbot-400M-distill", "blenderbot-3B", ….
     """
     fields = name_or_fields
     if isinstance(fields, str):

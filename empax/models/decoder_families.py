@@ -66,11 +66,7 @@ def llama_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Dec
 
 
 def qwen2_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a Qwen2 or Qwen2.5 (biases of queries, keys and values alone); arguments as of `llama_config`.
-
-    Raises:
-      ConfigError: a field is missing, or asks for something that is not supported here.
-    """
+    """Settings of a Qwen2 or Qwen2.5 (biases of queries, keys and values alone). As `llama_config`."""
     given = _llama_like(fields, "Qwen2", head_dim=None)
     own: dict[str, Any] = {
         "attention_bias": True,
@@ -81,11 +77,7 @@ def qwen2_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig
 
 
 def qwen3_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a dense Qwen3 (norms of each head's queries and keys); arguments as of `llama_config`.
-
-    Raises:
-      ConfigError: a field is missing, or asks for something that is not supported here.
-    """
+    """Settings of a dense Qwen3 (norms of each head's queries and keys); arguments and errors as of `llama_config`."""
     given = _llama_like(fields, "Qwen3", head_dim=128)
     own: dict[str, Any] = {
         "head_norm": True,
@@ -96,11 +88,7 @@ def qwen3_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig
 
 
 def mistral_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a Mistral (every layer reads a window); arguments as of `llama_config`.
-
-    Raises:
-      ConfigError: a field is missing, or asks for something that is not supported here.
-    """
+    """Settings of a Mistral (every layer reads a window); arguments and errors as of `llama_config`."""
     if fields.get("layer_types") is not None:
         raise ConfigError(f"layer_types = {fields['layer_types']!r} of a Mistral is not supported here; leave it out.")
     given = _llama_like(fields, "Mistral", head_dim=None)
@@ -111,17 +99,10 @@ def mistral_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConf
 
 
 def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of an OPT from the fields of a Hugging Face `config.json`.
+    """Settings of an OPT; arguments and errors as of `llama_config`.
 
     Source: Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models"; the released configurations. That of
     350M alone has norms behind its layers and narrower embeddings.
-
-    Args:
-      fields: the JSON object.
-      changes: fields of DecoderOnlyConfig that shall differ, for example `dropout`.
-
-    Raises:
-      ConfigError: a field is missing, or asks for something that is not supported here.
     """
     names = {
         "vocab_size": "vocab_size",
@@ -161,15 +142,7 @@ def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
 
 
 def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a GPT-2 (DialoGPT is one) from a preset or from the fields of a Hugging Face `config.json`.
-
-    Args:
-      name_or_fields: a preset ("gpt2", "dialogpt-medium", …) or the JSON object.
-      changes: fields of DecoderOnlyConfig that shall differ, for example `dropout`.
-
-    Raises:
-      ConfigError: an unknown preset, a field is missing, or asks for something that is not supported here.
-    """
+    """Settings of a GPT-2 (DialoGPT is one) from a preset ("gpt2", "dialogpt-medium", …) or as of `llama_config`."""
     fields = preset(name_or_fields, "GPT-2", _GPT2) if isinstance(name_or_fields, str) else name_or_fields
     names = {
         "vocab_size": "vocab_size",
