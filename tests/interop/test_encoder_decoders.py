@@ -20,20 +20,12 @@ from empax.models.t5 import T5Encoder, t5_config
 
 VOCAB = 37  # no multiple of 8
 
-BART = {
-    "vocab_size": VOCAB,
-    "d_model": 21,
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3,
-    "encoder_ffn_dim": 26,
-    "decoder_ffn_dim": 26,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "max_position_embeddings": 19,
-    "scale_embedding": True,
-    "attn_implementation": "eager",
-}
-T5 = {  # heads that do not divide d_model
+BART = {"vocab_size": VOCAB, "d_model": 21, "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 19}
+BART |= {f"{stack}_attention_heads": 3 for stack in ("encoder", "decoder")}
+BART |= {f"{stack}_ffn_dim": 26 for stack in ("encoder", "decoder")}
+BART |= {"scale_embedding": True, "attn_implementation": "eager"}
+# Heads that do not divide d_model.
+T5 = {
     "vocab_size": VOCAB,
     "d_model": 20,
     "d_kv": 5,
@@ -41,10 +33,8 @@ T5 = {  # heads that do not divide d_model
     "d_ff": 28,
     "num_layers": 2,
     "num_decoder_layers": 3,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 12,
-    "decoder_start_token_id": 0,
 }
+T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "decoder_start_token_id": 0}
 
 # T5 v1.0 is "t5", v1.1 "gated".
 KINDS = ["bart", "bart-untied", "t5", "gated", "blenderbot", "t5-untied", "gated-tied"]

@@ -20,16 +20,9 @@ from empax.models.bert import BertEncoder
 
 VOCAB, WIDTH = 301, 21
 LENGTH = 17  # long enough for the logarithmic ones of 32 buckets by distance
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "num_attention_heads": 3,
-    "intermediate_size": 27,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 20,
-    "layer_norm_eps": 1e-5,
-    "attn_implementation": "eager",
-}
+SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_attention_heads": 3, "intermediate_size": 27}
+SIZES |= {"num_hidden_layers": 2, "max_position_embeddings": 20, "layer_norm_eps": 1e-5}
+SIZES |= {"attn_implementation": "eager"}
 
 
 @functools.cache

@@ -26,15 +26,8 @@ from empax.models.dual_encoder import DualEncoder, Projection
 
 WIDTH = 18
 TEXTS = ["I lost my keys today.", "Oh no!", "We went to the sea, and it rained."]
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *"abcdefghijklmnopqrstuvwxyz.,!:IOW",
-    *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
-]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *".,!:IOW", *(f"##{letter}" for letter in LETTERS)]
 
 
 @pytest.fixture(scope="module")
@@ -202,54 +195,40 @@ def folder_of(path, *, modules=None, **files):
 DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activation.Tanh"}
 
 
+POOL, TEXT, FOLDER = "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+
+
+def with_dense(**fields):
+    return {"modules": ["Transformer", "Pooling", "Dense"], "2_Dense/config.json": DENSE_FILE | fields}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"modules": ["Transformer", "Pooling", "LSTM"]}, "asks for 'sentence_transformers.models.LSTM'"),
         ({"modules": ["Transformer"]}, "has the order Transformer; here it is Transformer, Pooling"),
-        ({"1_Pooling/config.json": {"pooling_mode": ["cls", "mean"]}}, "asks for cls, mean; one of mean, cls, max"),
+        ({POOL: {"pooling_mode": ["cls", "mean"]}}, "asks for cls, mean; one of mean, cls, max"),
+        (with_dense(use_residual=True), "use_residual = True is not here"),
         (
-            {
-                "modules": ["Transformer", "Pooling", "Dense"],
-                "2_Dense/config.json": {**DENSE_FILE, "use_residual": True},
-            },
-            "use_residual = True is not here",
-        ),
-        (
-            {
-                "modules": ["Transformer", "Pooling", "Dense"],
-                "2_Dense/config.json": {**DENSE_FILE, "activation_function": "mine.Swish"},
-            },
+            with_dense(activation_function="mine.Swish"),
             "activation_function = 'mine.Swish' is not here; it is one of torch.nn's Tanh",
         ),
-        (
-            {
-                "modules": ["Transformer", "Pooling", "Dense"],
-                "2_Dense/config.json": {**DENSE_FILE, "module_input_name": "token_embeddings"},
-            },
-            "module_input_name = 'token_embeddings'",
-        ),
-        (
-            {"config_sentence_transformers.json": {"similarity_fn_name": "euclidean"}},
-            "similarity_fn_name = 'euclidean'",
-        ),
-        ({"config_sentence_transformers.json": {"default_prompt_name": "x"}}, "default_prompt_name = 'x' is none of"),
-        ({"config_sentence_transformers.json": {"truncate_dim": 0}}, "truncate_dim = 0 must be a number of entries"),
-        ({"config_sentence_transformers.json": {"truncate_dim": "4"}}, "truncate_dim = '4' must be a number"),
-        ({"config_sentence_transformers.json": {"model_type": "SparseEncoder"}}, "model_type = 'SparseEncoder'"),
+        (with_dense(module_input_name="token_embeddings"), "module_input_name = 'token_embeddings'"),
+        ({FOLDER: {"similarity_fn_name": "euclidean"}}, "similarity_fn_name = 'euclidean'"),
+        ({FOLDER: {"default_prompt_name": "x"}}, "default_prompt_name = 'x' is none of"),
+        ({FOLDER: {"truncate_dim": 0}}, "truncate_dim = 0 must be a number of entries"),
+        ({FOLDER: {"truncate_dim": "4"}}, "truncate_dim = '4' must be a number"),
+        ({FOLDER: {"model_type": "SparseEncoder"}}, "model_type = 'SparseEncoder'"),
         # What nobody here knows may change the vectors.
-        ({"config_sentence_transformers.json": {"quantize": "int8"}}, "says quantize = 'int8', which is not known"),
-        ({"1_Pooling/config.json": {"pooling_mode": "mean", "layers": [1, 2]}}, r"says layers = \[1, 2\]"),
-        ({"1_Pooling/config.json": {"pooling_mode_mean_squares": True}}, "says pooling_mode_mean_squares = True"),
-        ({"1_Pooling/config.json": {"pooling_mode_max_tokens": "no"}}, "pooling_mode_max_tokens = 'no' must be"),
-        ({"sentence_bert_config.json": {"query_length": 32}}, "says query_length = 32"),
-        ({"sentence_bert_config.json": {"model_args": {"torch_dtype": "float16"}}}, "says model_args"),
-        ({"sentence_bert_config.json": {"modality_config": {"image": {}}}}, "modality_config = {'image': {}} is not"),
-        ({"sentence_bert_config.json": {"do_lower_case": "yes"}}, "do_lower_case = 'yes' must be true or false"),
-        (
-            {"modules": ["Transformer", "Pooling", "Dense"], "2_Dense/config.json": {**DENSE_FILE, "dropout": 0.1}},
-            "says dropout = 0.1",
-        ),
+        ({FOLDER: {"quantize": "int8"}}, "says quantize = 'int8', which is not known"),
+        ({POOL: {"pooling_mode": "mean", "layers": [1, 2]}}, r"says layers = \[1, 2\]"),
+        ({POOL: {"pooling_mode_mean_squares": True}}, "says pooling_mode_mean_squares = True"),
+        ({POOL: {"pooling_mode_max_tokens": "no"}}, "pooling_mode_max_tokens = 'no' must be"),
+        ({TEXT: {"query_length": 32}}, "says query_length = 32"),
+        ({TEXT: {"model_args": {"torch_dtype": "float16"}}}, "says model_args"),
+        ({TEXT: {"modality_config": {"image": {}}}}, "modality_config = {'image': {}} is not"),
+        ({TEXT: {"do_lower_case": "yes"}}, "do_lower_case = 'yes' must be true or false"),
+        (with_dense(dropout=0.1), "says dropout = 0.1"),
         (
             {
                 "modules": ["Transformer", "Pooling", "Normalize"],
@@ -257,11 +236,8 @@ DENSE_FILE = {"out_features": 3, "activation_function": "torch.nn.modules.activa
             },
             "says eps = 0.1",
         ),
-        ({"sentence_bert_config.json": {"transformer_task": "fill-mask"}}, "transformer_task = 'fill-mask'"),
-        (
-            {"sentence_bert_config.json": {"max_seq_length": "long"}},
-            "bert_config.json: max_seq_length = .long. must be",
-        ),
+        ({TEXT: {"transformer_task": "fill-mask"}}, "transformer_task = 'fill-mask'"),
+        ({TEXT: {"max_seq_length": "long"}}, "bert_config.json: max_seq_length = .long. must be"),
     ],
 )
 def test_what_is_not_here_is_refused_by_name(options, message, tmp_path):
