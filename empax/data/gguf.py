@@ -257,9 +257,10 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
         if cut in _COMPOSED:
             backend.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
         backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-        kinds = file.metadata.get("tokenizer.ggml.token_type", [])
+        kinds = file.metadata.get("tokenizer.ggml.token_type")
+        kinds = kinds if isinstance(kinds, list) else []
         for number, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-            added = [token for token, kind in zip(tokens, _list(kinds), strict=False) if kind == number]
+            added = [token for token, kind in zip(tokens, kinds, strict=False) if kind == number]
             add = backend.add_special_tokens if special else backend.add_tokens
             add([AddedToken(token, normalized=False, special=special) for token in added])
     names = _special_names(file, tokens)
@@ -290,10 +291,6 @@ def _special_names(file: GgufFile, tokens: list[str]) -> dict[str, str]:
     if "eos_token" in names:
         names.setdefault("pad_token", names["eos_token"])
     return names
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _byte_level(*before: Any, regex: bool) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 import re
 import zlib
 from pathlib import Path
@@ -209,7 +210,10 @@ def _described(file: Path, said: dict[str, Any], *, transposed: bool) -> ZarrTen
     right = {
         "zarr_format": said.get("zarr_format") == 2,
         "shape": _is_shape(shape),
-        "chunks": _is_shape(shape) and _is_shape(chunks) and len(chunks) == len(shape) and not _beyond(chunks, shape),
+        "chunks": _is_shape(shape)
+        and _is_shape(chunks)
+        and len(chunks) == len(shape)
+        and all(map(operator.le, chunks, shape)),  # else a chunk is as large as a file likes
         "dtype": said.get("dtype") in list(_DTYPES),
         "compressor": kind in (None, *_COMPRESSORS),
         "order": said.get("order", "C") in ("C", "F"),
@@ -226,11 +230,6 @@ def _described(file: Path, said: dict[str, Any], *, transposed: bool) -> ZarrTen
     dtype = _DTYPES[said["dtype"]]
     order = said.get("order", "C")
     return ZarrTensor(file.parent, tuple(shape), tuple(chunks), dtype, order, separator, kind is not None, transposed)
-
-
-def _beyond(chunks: list[int], shape: list[int]) -> bool:
-    """Whether a chunk is larger than the whole, so as large as a file likes."""
-    return any(chunk > size for chunk, size in zip(chunks, shape, strict=True))
 
 
 def _is_shape(value: Any) -> bool:

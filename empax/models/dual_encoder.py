@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -20,15 +21,11 @@ Pooling: TypeAlias = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "last
 """How states become a vector, under sentence-transformers' names."""
 
 
-def _exact_gelu(x: Array) -> Array:
-    return jax.nn.gelu(x, approximate=False)
-
-
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "tanh": jnp.tanh,
     "relu": jax.nn.relu,
-    "gelu": _exact_gelu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid,
 }

@@ -77,7 +77,7 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
         embedding_stddev=1.0,
         final_norm=True,
     )
-    if _is_encoder(fields):
+    if any(name.endswith("EncoderModel") for name in fields.get("architectures") or []):
         config = encoder_alone(config)
     return dataclasses.replace(config, **(more | changes))
 
@@ -105,10 +105,6 @@ def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
         tied = field_or(fields, "tie_word_embeddings", False)
         config = dataclasses.replace(config, tie_embeddings=tied, output_scale=False)
     return dataclasses.replace(config, **changes)
-
-
-def _is_encoder(fields: Mapping[str, Any]) -> bool:
-    return any(name.endswith("EncoderModel") for name in fields.get("architectures") or [])
 
 
 def encoder_alone(config: TransformerConfig) -> TransformerConfig:

@@ -298,21 +298,16 @@ class EncoderDecoder(nn.Module):
 
     def step(self, tokens: Int[Array, "B K"], cache: DecodeCache) -> tuple[Float[Array, "B K V"], DecodeCache]:
         """Reads one token of every hypothesis (the first is `start_id`) and gives the next one's logits."""
-        hidden, cache, _ = self._step(tokens, cache, with_weights=False)
+        hidden, cache, _ = self.decoder.step(self.step_inputs(tokens, cache), cache, with_weights=False)
         return self.logits_from(hidden), cache
 
     def step_with_weights(
         self, tokens: Int[Array, "B K"], cache: DecodeCache
     ) -> tuple[Float[Array, "B K D"], DecodeCache, Float[Array, "B K S"]]:
         """`step` of `decode_with_weights`: states and weights in place of logits."""
-        hidden, cache, weights = self._step(tokens, cache, with_weights=True)
+        hidden, cache, weights = self.decoder.step(self.step_inputs(tokens, cache), cache, with_weights=True)
         assert weights is not None
         return hidden, cache, weights
-
-    def _step(
-        self, tokens: Int[Array, "B K"], cache: DecodeCache, *, with_weights: bool
-    ) -> tuple[Float[Array, "B K D"], DecodeCache, Float[Array, "B K S"] | None]:
-        return self.decoder.step(self.step_inputs(tokens, cache), cache, with_weights=with_weights)
 
     def _check_length(self, length: int) -> None:
         c = self.config
