@@ -1,43 +1,17 @@
 """The official client over loopback."""
 
-import asyncio
-import socket
 import threading
 import time
 
 import openai
 import pytest
-import uvicorn
 
-from empax.serving.web.app import ServerSettings, make_app
 from tests.serving.web.stub import Stub
-
-
-@pytest.fixture
-def served():
-    """Starts a server with a stub; gives the stub, the server and its address."""
-    running = []
-
-    def start(stub, **settings):
-        place = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(make_app([stub], ServerSettings(**settings)), log_level="warning"))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[place])))
-        thread.start()
-        running.append((server, thread, place))
-        while not server.started:
-            time.sleep(0.02)
-        return server, f"http://127.0.0.1:{place.getsockname()[1]}/v1"
-
-    yield start
-    for server, thread, place in running:
-        server.should_exit = True
-        thread.join(20)
-        place.close()
 
 
 def test_openais_client_chats_streams_embeds_and_gets_its_own_errors(served):
     _, url = served(Stub(), token="abc")
-    with openai.OpenAI(base_url=url, api_key="abc", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="abc", max_retries=0) as client:
         asked = {"model": "stub", "messages": [{"role": "user", "content": "I lost my keys."}]}
         reply = client.chat.completions.create(**asked, temperature=0.7, max_completion_tokens=20, seed=1)
         assert reply.choices[0].message.content == "stub heard I lost my keys."
@@ -52,7 +26,7 @@ def test_openais_client_chats_streams_embeds_and_gets_its_own_errors(served):
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(**{**asked, "model": "gpt"})
     with (
-        openai.OpenAI(base_url=url, api_key="abd", max_retries=0) as stranger,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="abd", max_retries=0) as stranger,
         pytest.raises(openai.AuthenticationError),
     ):
         stranger.models.list()
@@ -65,7 +39,7 @@ def test_a_server_that_is_told_to_stop_finishes_what_runs(served):
     said = []
 
     def ask():
-        with openai.OpenAI(base_url=url, api_key="-", max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
             asked = {"model": "stub", "messages": [{"role": "user", "content": "wait"}]}
             said.append(client.chat.completions.create(**asked).choices[0].message.content)
 

@@ -1,0 +1,164 @@
+"""The page in a real browser: a conversation, two users, a vote, three widths, and nothing from other hosts."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from empax.rating.answers import read_answers, read_key
+from tests.serving.web.stub import Stub
+
+pytestmark = pytest.mark.slow
+sync_api = pytest.importorskip("playwright.sync_api")
+
+WHY = {
+    "emotion": "sad", "attributes": {"sentiment": "low"}, "facts": ["dog (IsA pet)"], "intents": ["ask", "hope"],
+    "reasons": "I *lost* my keys.",
+    "exemplars": [{"said": "<i>lost</i>", "reply": "Oh no.", "emotion": "sad", "score": 0.9, "source": "d1#2"}],
+}  # fmt: skip
+
+
+class Telling(Stub):
+    def answer(self, asked):
+        return [dataclasses.replace(said, why=WHY) for said in super().answer(asked)]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def opened(browser, url, **options):
+    """A page in a browser of its own, with the hosts that it asks and its errors."""
+    page = browser.new_context(**options).new_page()
+    hosts, errors = set(), []
+    page.on("request", lambda request: hosts.add("/".join(request.url.split("/")[:3])))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(url)
+    page.locator(".side").first.wait_for(state="attached")
+    return page, hosts, errors
+
+
+def say(page, text):
+    turns = page.locator(".turn").count()
+    page.keyboard.type(text)  # the field has the focus
+    page.keyboard.press("Enter")
+    page.locator(".turn:not([aria-busy])").nth(turns + 1).wait_for()
+    page.locator("#status:empty").wait_for(state="attached")
+
+
+def test_a_conversation_by_keyboard_with_what_stands_behind_it(browser, served):
+    _, url = served(Telling(), safety="The safety layer is on.")
+    page, hosts, errors = opened(browser, url)
+    assert page.locator("#safety").inner_text() == "The safety layer is on."
+    page.locator("#text").press("Shift+Enter")
+    assert page.locator("#text").input_value() == "\n"
+    page.locator("#text").fill("")
+    say(page, "<script>document.title = 'no'</script><b>x</b>")
+    turns = page.locator(".turn")
+    assert turns.nth(0).inner_text() == "<script>document.title = 'no'</script><b>x</b>"
+    assert "heard <script>" in turns.nth(1).inner_text()
+    assert page.title() == "empax"
+    assert page.locator(".turn script, .turn b, .turn i").count() == 0
+    say(page, "And now?")
+    assert turns.count() == 4
+    page.locator("summary", has_text="Why this reply").last.click()
+    shown = page.locator(".why").last.inner_text()
+    for piece in (
+        "sad",
+        "low",
+        "dog (IsA pet)",
+        "ask → hope",
+        "I *lost* my keys.",
+        "<i>lost</i> → Oh no.",
+        "score 0.9, d1#2",
+    ):
+        assert piece in shown
+    page.get_by_role("button", name="New conversation").click()
+    page.locator(".side").wait_for(state="attached")
+    page.locator(".turn").first.wait_for(state="detached")
+    assert hosts == {url}
+    assert errors == []
+
+
+def test_settings_reach_the_model_and_a_refusal_is_read_out(browser, served):
+    stub = Stub()
+    _, url = served(stub)
+    page, _, _ = opened(browser, url)
+    page.locator("#settings summary").click()
+    page.locator("#max_tokens").fill("999")
+    page.locator("#text").fill("Hello")
+    page.locator("#text").press("Enter")
+    page.locator("#status.error").wait_for()
+    assert "max_tokens = 999" in page.get_by_role("status").inner_text()
+    assert page.locator("#text").input_value() == "Hello"  # nothing is lost
+    assert page.locator(".turn").count() == 0
+
+
+def test_two_users_at_once_do_not_see_each_other(browser, served):
+    _, url = served(Stub())
+    one, two = (opened(browser, url)[0] for _ in range(2))
+    say(one, "first user")
+    say(two, "second user")
+    say(one, "first again")
+    assert [turn.inner_text().split("\n")[0] for turn in two.locator(".turn").all()] == [
+        "second user",
+        "stub heard second user",
+    ]
+    assert one.locator(".turn").count() == 4
+
+
+def test_a_vote_between_two_that_nobody_can_tell_apart(browser, served, tmp_path):
+    _, url = served(Telling("ours"), Stub("theirs"), votes=tmp_path)
+    page, _, errors = opened(browser, url)
+    say(page, "Hello.")
+    assert page.locator(".why").count() == 0
+    first = page.locator(".side").first.locator(".turn").nth(1).inner_text().split()[0]
+    for aspect, side in (("empathy", "A"), ("relevance", "Tie"), ("fluency", "B")):
+        page.get_by_role("radiogroup", name=aspect).get_by_label(side).check()
+    page.get_by_role("button", name="Vote").click()
+    page.locator("#status", has_text="Thank you").wait_for()
+    assert f"A was {first}" in page.get_by_role("status").inner_text()
+    (answer,) = read_answers(list(tmp_path.glob("answers-*.json")), read_key(tmp_path / "key.json"))
+    assert answer.values == {"empathy": 1, "relevance": 0, "fluency": -1}
+    assert answer.item.systems[0] == first
+    assert errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_cut_from_narrow_to_wide(browser, served, scheme, tmp_path):
+    _, url = served(Telling("ours"), Telling("theirs"), votes=tmp_path, safety="One line of safety. " * 5)
+    page, _, _ = opened(browser, url, color_scheme=scheme)
+    say(page, "word " * 40 + "x" * 300)
+    for width in (390, 800, 1600):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        cut = page.evaluate(
+            "[...document.querySelectorAll('.turn')].filter(t => t.scrollWidth > t.clientWidth + 1).length"
+        )
+        assert cut == 0
+        side = page.locator(".side")
+        one, two = side.first.bounding_box(), side.last.bounding_box()
+        assert (one["y"] == two["y"]) == (width > 390)  # side by side where there is room
+        page.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
+    colour = json.loads(page.evaluate("JSON.stringify(getComputedStyle(document.body).backgroundColor.match(/\\d+/g))"))
+    assert (int(colour[0]) < 100) == (scheme == "dark")
+
+
+def test_a_token_is_asked_for_and_kept_for_the_tab(browser, served):
+    _, url = served(Stub(), token="abc")
+    page = browser.new_page()
+    page.goto(url)
+    page.locator("#token").fill("abc")
+    page.locator("#token").press("Enter")
+    page.locator(".side").wait_for(state="attached")
+    say(page, "Hello.")
+    assert page.locator(".turn").nth(1).inner_text().startswith("stub heard Hello.")
