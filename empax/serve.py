@@ -39,9 +39,11 @@ _STOP_SECONDS = 30
 
 
 def main(argv: list[str]) -> None:
+    # Here and not above, so that --help answers at once.
+    from empax.core.cache import enable_compilation_cache
     from empax.core.config import ConfigError
     from empax.core.files import DataError, message_of
-    from empax.pipeline.run import enable_compilation_cache, quiet_logging
+    from empax.pipeline.run import quiet_logging
     from empax.training.checkpoint import CheckpointError
 
     keep_freed_memory()
