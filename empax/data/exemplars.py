@@ -307,8 +307,7 @@ class ExemplarExamples(ContextExamples):
         shape, layout = chosen.shape, self.form.layout
         source, source_mask = (part.reshape(len(rows), -1, part.shape[1]) for part in sources)
         # Always full length: queries are few beside the passages, and one shape less is many compilations less.
-        picked = [self.queries[i] if i >= 0 else [] for i in rows]
-        query, query_mask = features.pad(picked, layout.max_query_tokens, self.key_pad_id)
+        query, query_mask = padded(self.queries, rows, layout.max_query_tokens, self.key_pad_id)
         key = key_mask = embedding = None
         if self.key_embeddings is None:
             key, key_mask = pad_to_level(self.corpus.keys, chosen.ravel(), self.key_pad_id, layout.max_key_tokens)
@@ -335,6 +334,13 @@ class ExemplarExamples(ContextExamples):
                 "response_mask": response_mask.reshape(*shape, -1),
             }
         return ExemplarBatch(**arrays)
+
+
+def padded(
+    texts: Sequence[Sequence[int]], rows: Sequence[int] | np.ndarray, length: int, pad_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of `texts` (-1 = none), of at most `length` ids, padded to that, and the mask of what is real."""
+    return features.pad([texts[i] if i >= 0 else [] for i in rows], length, pad_id)
 
 
 def newest(texts: Sequence[list[int]], rows: Sequence[int], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from empax.parts.attributes import load_judge
 from empax.pipeline.plan import make_plan
 from empax.systems.emprl.rewards import empathy_reward
 from empax.systems.reflectdiffu.labels import INTENTS
-from empax.systems.reflectdiffu.replies import ReplyEmpathy, load_reply_judges
+from empax.systems.reflectdiffu.reinforced import ReplyEmpathy, load_reply_judges
 from empax.training.checkpoint import load_params
 from tests.end_to_end.promises import assert_a_killed_run_ends_the_same
 

@@ -124,7 +124,6 @@ READERS = {
     "dailydialog": small_talk,
     "given_pairs": given_pairs,
     "intents": functools.partial(in_file, intents.read_listener_intents),
-    "empathetic_intents": functools.partial(in_file, intents.read_empathetic_intents),
     "spans": functools.partial(in_file, lambda path: spans.read_spans(path, [SPANNED])),
     "causes": functools.partial(in_file, spans.read_cause_turns),
     "reccon": functools.partial(in_file, spans.read_reccon),

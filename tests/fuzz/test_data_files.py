@@ -63,7 +63,6 @@ TEMPLATE = (
 
 
 INTENTS = b"conv_id,utterance_idx,actor,label\na,1,speaker,sad\na,2,listener,questioning\na,4,listener,wishing\n"
-EMPATHETIC_INTENTS = "0 <SEP> I ran — café.\n40 <SEP> Good night.\n".encode()
 SPANS = [{"id": "a#2", "turn": 0, "start": 3, "end": 11}, {"id": "a#2", "turn": 0, "start": 0, "end": 2}]
 CAUSES = [{"conv_id": "a", "utters": [["hi"]], "context": "sad", "emotion_cause": [0, 2]}]
 RECCON = {
@@ -159,8 +158,6 @@ def test_dailydialog():
 
 def test_intents():
     check("intents", one(mutations(INTENTS, donors=(b",", b"\n", b"sad", INTENTS))), (INTENTS,))
-    both = mutations(EMPATHETIC_INTENTS, donors=(b"<SEP>", b"\n", b"41", EMPATHETIC_INTENTS))
-    check("empathetic_intents", one(both), (EMPATHETIC_INTENTS,))
 
 
 def test_spans_and_causes():

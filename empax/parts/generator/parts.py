@@ -29,7 +29,7 @@ from empax.decoding.generation_config import (
     generation_fields_of,
     options_that_can_be_had,
 )
-from empax.decoding.settings import DecodeSettings, without_unknown
+from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import generation_folder, resolve
 from empax.interop.pretrained import LoadedGenerator, load_generator
 from empax.models.decoder_only import DecoderOnly
@@ -86,10 +86,10 @@ class GeneratorParts:
         return dataclasses.replace(self, generator=dataclasses.replace(self.generator, params=None))
 
     def decoder(self, settings: DecodeSettings) -> Decoder:
-        t, reader = self.tokenizer, self.reader
+        reader = self.reader
         # Not the tokenizer's: BART's decoder starts with the token that ends a text.
         start_id = reader.start_id if isinstance(reader, PromptedDecoder) else reader.config.start_id
-        return Decoder(without_unknown(settings, t.unk_id), start_id=start_id, eos_id=t.eos_id, pad_id=t.pad_id)
+        return dataclasses.replace(Decoder.of(self.tokenizer, settings), start_id=start_id)
 
     def generator_task(self, stage: ResponseTaskSettings, *, fused: bool = False) -> Generator:
         """What a stage trains; `fused`, reading several passages."""

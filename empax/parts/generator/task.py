@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core.protocols import Tokenizer
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.hypotheses import Limits
 from empax.decoding.rerank import Hypotheses, make_reranker, rerank
 from empax.decoding.sampling import Draws
 from empax.decoding.search import Tokens, generate
-from empax.decoding.settings import DecodeSettings, num_hypotheses
+from empax.decoding.settings import DecodeSettings, num_hypotheses, without_unknown
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
 from empax.models.fusion_in_decoder import FusionInDecoder
@@ -77,6 +78,12 @@ class Decoder:
     start_id: int | None
     eos_id: int
     pad_id: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, settings: DecodeSettings) -> Decoder:
+        """In the ids of `tokenizer`, never its unknown word."""
+        decoding = without_unknown(settings, tokenizer.unk_id)
+        return cls(decoding, tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id)
 
     def __call__(
         self,

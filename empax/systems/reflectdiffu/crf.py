@@ -103,4 +103,4 @@ def viterbi(
 
 
 def _by_position(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    return tuple(jnp.moveaxis(array, 1, 0) for array in arrays)
+    return tuple(array.swapaxes(0, 1) for array in arrays)

@@ -80,13 +80,9 @@ def noise_loss(
     mask: Bool[Array, " B"],
     weights: Float[Array, " B"] | None = None,
 ) -> Mean:
-    """Mean squared error of the predicted noise, averaged over features. Source: Ho et al. 2020, Eq. 14.
+    """Mean squared error of the predicted noise over features and, with `weights`, over the rows that `mask` counts.
 
-    Args:
-      predicted: by the denoiser.
-      noise: what was added.
-      mask: True at rows that count.
-      weights: of the rows.
+    Source: Ho et al. 2020, Eq. 14.
     """
     return Mean.of(jnp.mean(jnp.square(predicted - noise), axis=1), mask, weights)
 
@@ -108,38 +104,23 @@ def ddpm_step(
     noisy: Float[Array, "B D"],
     time: Int[Array, " B"],
     predicted: Float[Array, "B D"],
-    noise: Float[Array, "B D"],
     *,
     form: Literal["ho", "printed"] = "ho",
 ) -> Float[Array, "B D"]:
-    r"""One step back, to time - 1.
+    r"""One step back, to time - 1, at its mean.
 
-    .. math:: x_{t-1} = \frac{1}{\sqrt{1 - \beta_t}}
-              \Big(x_t - \frac{\beta_t}{\sqrt{1 - \bar\alpha_t}} \epsilon\Big) + \sigma_t z
+    .. math:: x_{t-1} = \frac{1}{\sqrt{1 - \beta_t}} \Big(x_t - \frac{\beta_t}{\sqrt{1 - \bar\alpha_t}} \epsilon\Big)
 
-    with the posterior's variance, and no noise at time 1. Source: Ho et al. 2020, Algorithm 2.
-
-    Departure: ReflectDiffu's Eq. 7 ("printed") divides by sqrt(1 - sum of the betas) and adds no noise. With its own
-    betas the sum passes 1 at time 201, where the root has no value; there the last value before that stands.
-
-    Args:
-      schedule: the betas.
-      noisy: x_t.
-      time: t.
-      predicted: eps, by the denoiser.
-      noise: z, standard normal; zeros give the mean.
-      form: see above.
+    Source: Ho et al. 2020, Algorithm 2. Departure: ReflectDiffu's Eq. 7 ("printed") divides by sqrt(1 - sum of the
+    betas). With its own betas the sum passes 1 at time 201, where the root has no value; there the last value before
+    that stands.
     """
-    betas, bars = schedule.betas, schedule.alpha_bars
+    betas = schedule.betas
+    left = np.maximum(1.0 - schedule.alpha_bars, 1e-12)
     if form == "printed":
         left = 1.0 - np.cumsum(betas)
         left = np.where(left > 0, left, left[left > 0].min())
-        return (noisy - _at(betas / np.sqrt(left), time) * predicted) / _at(np.sqrt(1.0 - betas), time)
-    share = betas / np.sqrt(np.maximum(1.0 - bars, 1e-12))
-    mean = (noisy - _at(share, time) * predicted) / _at(np.sqrt(1.0 - betas), time)
-    before = np.concatenate([[1.0], bars[:-1]])
-    deviation = np.sqrt(betas * (1.0 - before) / np.maximum(1.0 - bars, 1e-12))
-    return mean + _at(deviation, time) * noise
+    return (noisy - _at(betas / np.sqrt(left), time) * predicted) / _at(np.sqrt(1.0 - betas), time)
 
 
 def ddim_step(
@@ -192,6 +173,6 @@ def ddpm(
 
     def body(noisy: jax.Array, at: jax.Array) -> tuple[Any, None]:
         time = jnp.full(rows, at)
-        return ddpm_step(schedule, noisy, time, predict(noisy, time), jnp.zeros_like(noisy), form=form), None
+        return ddpm_step(schedule, noisy, time, predict(noisy, time), form=form), None
 
     return jax.lax.scan(body, noisy, jnp.arange(start, 0, -1))[0]

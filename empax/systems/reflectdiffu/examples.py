@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import flax.struct
 import numpy as np
@@ -14,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.protocols import Tokenizer
 from empax.core.types import Batch, Instance
 from empax.data import features
-from empax.data.exemplars import LabelledBatch, LabelledExamples, newest, pad_to_level
+from empax.data.exemplars import LabelledBatch, LabelledExamples, newest, pad_to_level, padded
 from empax.data.spans import PlacedRow, SpanExample, place_contexts
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
 from empax.evaluation.empathy import sentiment
@@ -63,36 +62,31 @@ def pieces_of(tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], max_token
     return place_contexts(tokenizer, contexts, max_tokens=max_tokens, first=tokenizer.cls_id, behind=tokenizer.sep_id)
 
 
+def told_of(rows: Sequence[PlacedRow], contexts: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Of each id of a context's row, 1 where it is of the speaker's words, else 0."""
+    return [[*map(int, row.told(len(context)))] for row, context in zip(rows, contexts, strict=True)]
+
+
 class ReasonExamples:
     """Annotated contexts as random-access examples."""
 
     def __init__(self, examples: Sequence[SpanExample], tokenizer: Tokenizer, max_tokens: int):
-        self.rows = pieces_of(tokenizer, [one.context for one in examples], max_tokens)
-        self.tags = [row.labels(one.spans) for row, one in zip(self.rows, examples, strict=True)]
-        self.told = [row.told(len(one.context)) for row, one in zip(self.rows, examples, strict=True)]
+        contexts = [one.context for one in examples]
+        rows = pieces_of(tokenizer, contexts, max_tokens)
+        self.ids, self.told = [row.ids for row in rows], told_of(rows, contexts)
+        self.tags = [row.labels(one.spans) for row, one in zip(rows, examples, strict=True)]
         self.pad_id = tokenizer.pad_id
-        self.lengths = np.array([len(row.ids) for row in self.rows])
+        self.lengths = np.array([len(ids) for ids in self.ids])
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.ids)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ReasonBatch:
         del rng
-        picked = [int(i) for i in indices]
-        source, mask = features.pad([self.rows[i].ids if i >= 0 else [] for i in picked], length, self.pad_id)
-        tags, _ = features.pad([self.tags[i] if i >= 0 else [] for i in picked], length, 0)
-        told, _ = features.pad([[*map(int, self.told[i])] if i >= 0 else [] for i in picked], length, 0)
-        empty = np.zeros((len(picked), 1), np.int32)
-        arrays: dict[str, Any] = {
-            "source": source,
-            "source_mask": mask,
-            "target": empty,
-            "target_mask": empty.astype(bool),
-            "valid": np.array(picked) >= 0,
-            "tags": tags,
-            "told": told.astype(bool),
-        }
-        return ReasonBatch(**arrays)
+        source, mask = padded(self.ids, indices, length, self.pad_id)
+        tags, told = (padded(values, indices, length, 0)[0] for values in (self.tags, self.told))
+        none, valid = np.zeros((len(indices), 1), np.int32), np.asarray(indices) >= 0
+        return ReasonBatch(source, mask, none, none > 0, valid, tags, told > 0)  # pyright: ignore
 
 
 def polarities(contexts: Sequence[Sequence[str]]) -> Int[np.ndarray, " N"]:
@@ -109,13 +103,11 @@ def numbers_of(instances: Sequence[Instance]) -> Int[np.ndarray, " N"]:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How contexts become rows.
+    """How contexts become rows; lengths are those of `settings.ReflectSettings`.
 
     Attributes:
-      tokenizer: of the generator.
       pieces: the annotator's tokenizer; None = no reasons are annotated.
-      max_context_tokens, max_piece_tokens, max_target_tokens: see `settings.ReflectSettings`.
-      slots: ids behind the vocabulary for words of a context that it lacks (`systems.reflectdiffu.pointer_generator`).
+      slots: see `Slots`.
     """
 
     tokenizer: Tokenizer
@@ -154,6 +146,10 @@ class Slots:
         """The target without the slots that its source, which may have been cut, lacks."""
         lacking = (target >= self.first) & ~(target[:, :, None] == source[:, None, :]).any(axis=2)
         return np.where(lacking, self.unknown_id, target)
+
+
+NO_PRIOR = np.full(len(INTENTS), 1.0 / len(INTENTS), np.float32)
+"""Of a classifier that is not there."""
 
 
 class ReflectExamples(LabelledExamples):
@@ -196,8 +192,7 @@ class ReflectExamples(LabelledExamples):
         self.pieces: list[list[int]] = []
         if reading.pieces is not None:
             pieces = pieces_of(reading.pieces, contexts, reading.max_piece_tokens)
-            self.pieces = [row.ids for row in pieces]
-            self.told = [[*map(int, row.told(len(c)))] for row, c in zip(pieces, contexts, strict=True)]
+            self.pieces, self.told = [row.ids for row in pieces], told_of(pieces, contexts)
             self.places = [row.aligned_with(other).tolist() for row, other in zip(rows, pieces, strict=True)]
         self.labels = {
             "intent": intent_ids(intents.get(i.id, "") for i in instances),
@@ -228,7 +223,3 @@ class ReflectExamples(LabelledExamples):
             arrays["told"] = pad_to_level(self.told, rows, 0, most)[0].astype(bool)
             arrays["place"] = newest(self.places, rows, length, -1)[0]
         return ReflectBatch(**arrays)
-
-
-NO_PRIOR = np.full(len(INTENTS), 1.0 / len(INTENTS), np.float32)
-"""Of a classifier that is not there."""

@@ -32,8 +32,6 @@ INTENTS: tuple[str, ...] = (
 
 _CSV_COLUMNS = ["conv_id", "utterance_idx", "actor", "label"]
 _CSV = "listener_intents.csv"
-_EMPATHETIC_INTENTS = (*EMOTIONS, *INTENTS)
-"""Labels of EmpatheticIntents by their number; its own `labels.txt` prints 38 for neutral, its data have 40."""
 
 _TABLE_1: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("surprised proud impressed nostalgic trusting faithful prepared", ("acknowledging", "encouraging", "neutral")),
@@ -83,9 +81,7 @@ def find_listener_intents(data_dir: str | os.PathLike[str] = "") -> Path:
     Raises:
       ConfigError: no folder is named, or it does not hold the file.
     """
-    folder, origin = data_dir, "config.data.dir"
-    if not folder:
-        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
+    folder, origin = (data_dir, "config.data.dir") if data_dir else (os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR")
     wanted = f"the folder with {_CSV}, or to one that holds it under empathetic_dialogues/"
     if not folder:
         raise ConfigError(
@@ -123,21 +119,6 @@ def read_listener_intents(path: Path) -> dict[str, str]:
     return found
 
 
-def read_empathetic_intents(path: Path) -> list[tuple[str, str]]:
-    """Texts of EmpatheticIntents with their labels, an emotion or an intent, by name. A line is `number <SEP> text`.
-
-    Raises:
-      DataError: a line of another form, or an unknown number.
-    """
-    pairs = []
-    for number, line in read_lines(path):
-        label, separator, text = line.partition("<SEP>")
-        if not separator or not label.strip().isdecimal() or int(label) >= len(_EMPATHETIC_INTENTS):
-            raise DataError(f"{path}, line {number}: {line[:60]!r} must be 'NUMBER <SEP> TEXT', the number below 41.")
-        pairs.append((text.strip(), _EMPATHETIC_INTENTS[int(label)]))
-    return pairs
-
-
 @dataclasses.dataclass(frozen=True)
 class IntentTable:
     """How often each intent answers each emotion.
@@ -163,16 +144,14 @@ class IntentTable:
         order = np.argsort(-self.counts, axis=1, kind="stable")[:, :n]
         return {name: tuple(INTENTS[i] for i in row) for name, row in zip(EMOTIONS, order, strict=True)}
 
-    def covered(self, references: Mapping[str, Sequence[str]]) -> float:
-        """Percentage of the instances whose intent is among the references of their emotion: a ceiling of accuracy."""
-        inside = np.array([[intent in references[emotion] for intent in INTENTS] for emotion in EMOTIONS])
-        return 100.0 * float((self.counts * inside).sum() / max(self.counts.sum(), 1))
+    def covered(self, references: Mapping[str, Sequence[str]], *, by_any: bool = False) -> float:
+        """Percentage of the instances whose intent is among the references of their emotion: a ceiling of accuracy.
 
-    def covered_by_any(self, references: Mapping[str, Sequence[str]]) -> float:
-        """Percentage whose intent is a reference of any emotion: the ceiling whatever emotion is predicted."""
+        With `by_any`, among those of any emotion: the ceiling whatever emotion is predicted.
+        """
         named = {intent for intents in references.values() for intent in intents}
-        inside = np.array([intent in named for intent in INTENTS])
-        return 100.0 * float(self.counts[:, inside].sum() / max(self.counts.sum(), 1))
+        inside = np.array([[intent in (named if by_any else references[e]) for intent in INTENTS] for e in EMOTIONS])
+        return 100.0 * float((self.counts * inside).sum() / max(self.counts.sum(), 1))
 
 
 def references(
@@ -205,7 +184,7 @@ def intent_report(train: IntentTable, judged: IntentTable) -> dict[str, Any]:
         },
         "covered_by_commonest": {str(n): round(judged.covered(train.top(n)), 2) for n in range(1, 6)},
         "covered_by_table_1": round(judged.covered(TABLE_1), 2),
-        "covered_by_table_1_whatever_the_emotion": round(judged.covered_by_any(TABLE_1), 2),
+        "covered_by_table_1_whatever_the_emotion": round(judged.covered(TABLE_1, by_any=True), 2),
         "majority": round(100.0 * float(judged.counts.sum(axis=0).max() / max(judged.counts.sum(), 1)), 2),
     }
 

@@ -1,4 +1,7 @@
-"""Task "reasons": the annotator of reasons (ERA), trained on spans that people or a lexicon have marked."""
+"""Task "reasons": the Emotion Reason Annotator (ERA), which words of a conversation say why somebody feels as they do.
+
+It is trained on spans that people or a lexicon have marked.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +21,7 @@ from empax.core.config import ConfigError
 from empax.core.files import write_json
 from empax.core.inputs import note
 from empax.core.paths import expand
+from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Instance, Mean, Metrics, Params
@@ -24,12 +29,12 @@ from empax.data import features, spans
 from empax.data.batches import draw
 from empax.data.spans import Span, SpanExample
 from empax.data.store import check_prepared, load_instances
-from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder
-from empax.models.layers import apply
+from empax.interop.pretrained_encoders import EncoderSettings
+from empax.models.arithmetic import contract
+from empax.models.layers import MASKED, apply, normal
 from empax.parts.encoder.stages import check_encoder, load_stage_encoder
-from empax.systems.reflectdiffu.examples import ReasonBatch, ReasonExamples, pieces_of
-from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
+from empax.systems.reflectdiffu.crf import log_likelihood, viterbi
+from empax.systems.reflectdiffu.examples import ReasonBatch, ReasonExamples, pieces_of, told_of
 from empax.systems.reflectdiffu.settings import ReasonTaskSettings, ReflectSettings
 from empax.training.checkpoint import load_params
 
@@ -37,6 +42,41 @@ log = logging.getLogger("empax")
 
 _ROWS = 64  # of a batch when contexts are annotated
 _COUNTS = ("true", "predicted", "gold")
+_TAGS = 2  # 1 marks a reason (the paper's <em>), 0 any other word (<noem>)
+
+
+class ReasonAnnotator(nn.Module):
+    r"""An encoder, and attention-based composition over all tokens of the conversation, for a CRF over the speaker's.
+
+    .. math:: \alpha_{ij} = \mathrm{softmax}_j(q_i \cdot k_j / \sqrt D), \quad \tilde h_i = h_i + \sum_j \alpha_{ij} h_j
+
+    Source: ReflectDiffu, Eq. 13 to 16. Departure: Eq. 15 leaves out h_i itself, so that words which attend alike would
+    be one; the paper does not say how it scores a pair.
+
+    Parameters are the encoder's under "encoder", and those of composition and CRF ("transitions").
+
+    Attributes:
+      encoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]`, a BertEncoder.
+    """
+
+    encoder: nn.Module
+
+    @nn.compact
+    def __call__(
+        self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
+    ) -> tuple[Float[Array, "B S D"], Float[Array, "B S C"]]:
+        """Reasoning representations and the emissions of the CRF, float32."""
+        size = self.encoder.config.d_model  # pyright: ignore[reportAttributeAccessIssue]
+        query_weight, key_weight = (self.param(name, normal(size**-0.5), (size, size)) for name in ("query", "key"))
+        emission = self.param("emission", normal(size**-0.5), (size, _TAGS))
+        offset = self.param("emission_bias", nn.initializers.zeros, (_TAGS,))
+        self.param("transitions", nn.initializers.zeros, (_TAGS, _TAGS))
+        states = self.encoder(ids, mask, deterministic=deterministic).astype(jnp.float32)  # type: ignore[operator]
+        query = contract("BSD,DE->BSE", states, query_weight) * states.shape[-1] ** -0.5
+        scores = jnp.einsum("BSE,BTE->BST", query, contract("BSD,DE->BSE", states, key_weight))
+        weights = jax.nn.softmax(jnp.where(mask[:, None, :], scores, MASKED), axis=-1)
+        composed = states + jnp.einsum("BST,BTD->BSD", weights, states)
+        return composed, contract("BSD,DC->BSC", composed, emission) + offset[None, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +92,10 @@ class Reasons:
         told = batch.told & batch.source_mask & batch.valid[:, None]
         read = batch.source, batch.source_mask
         _, emissions = apply(self.annotator, params, *read, rng=rng if train else None)
-        bound = {"params": params}
-        scores: Any = self.annotator.apply(bound, emissions, batch.tags, told, method="log_likelihood")
-        loss = Mean.of(-scores, batch.valid)
+        loss = Mean.of(-log_likelihood(emissions, params["transitions"], batch.tags, told), batch.valid)
         if train:
             return loss, {}
-        found: Any = self.annotator.apply(bound, emissions, told, method="tags")
-        gold = jnp.where(told, batch.tags, 0)
+        found, gold = viterbi(emissions, params["transitions"], told), jnp.where(told, batch.tags, 0)
         counts = {"token": _token_counts(gold, found), "span": _span_counts(gold, found)}
         metrics = {
             f"{kind}_{name}": Mean.of(values, batch.valid)
@@ -112,10 +149,6 @@ def check_pieces_encoder(settings: EncoderSettings, run: RunContext) -> None:
         )
 
 
-def annotator_of(encoder: LoadedEncoder) -> ReasonAnnotator:
-    return ReasonAnnotator(encoder.model.encoder)
-
-
 def check_reasons(stage: ReasonTaskSettings, run: RunContext) -> None:
     """Raises ConfigError or DataError if there are no spans, or no such encoder."""
     check_prepared(run)
@@ -147,8 +180,7 @@ def load_examples(stage: ReasonTaskSettings, run: RunContext, split: str) -> lis
 
 def build_reasons(stage: ReasonTaskSettings, run: RunContext) -> Assembly:
     encoder = load_stage_encoder(stage.encoder, run)
-    most, tokenizer = max_pieces(run, run.stage), encoder.tokenizer
-    assert isinstance(tokenizer, SubwordTokenizer)
+    annotator, most, tokenizer = ReasonAnnotator(encoder.model.encoder), max_pieces(run, run.stage), encoder.tokenizer
     make = functools.partial(ReasonExamples, tokenizer=tokenizer, max_tokens=most)
     validation = draw(load_examples(stage, run, "validation"), stage.max_validation_examples)
 
@@ -157,21 +189,16 @@ def build_reasons(stage: ReasonTaskSettings, run: RunContext) -> Assembly:
 
     def on_end(step: int, params: Params) -> None:
         del step
-        finder = ReasonFinder(annotator_of(encoder), params, tokenizer, most)
+        finder = ReasonFinder(annotator, params, tokenizer, most)
         write_json(run.directory / "reasons.json", quality(finder, stage, run))
 
-    return Assembly(
-        Reasons(annotator_of(encoder)),
-        make(load_examples(stage, run, "train")),
-        make(validation),
-        initial=initial,
-        on_end=on_end,
-    )
+    train = make(load_examples(stage, run, "train"))
+    return Assembly(Reasons(annotator), train, make(validation), initial=initial, on_end=on_end)
 
 
 def sketch_reasons(stage: ReasonTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    encoder = load_stage_encoder(stage.encoder, run, planned=True)
-    return Sketch(Reasons(annotator_of(encoder)), shapes_of(ReasonBatch, B=batch_size, S=length, T=1))
+    annotator = ReasonAnnotator(load_stage_encoder(stage.encoder, run, planned=True).model.encoder)
+    return Sketch(Reasons(annotator), shapes_of(ReasonBatch, B=batch_size, S=length, T=1))
 
 
 @functools.lru_cache(maxsize=8)
@@ -182,7 +209,7 @@ def _find_tags(task: Reasons) -> Any:
     @jax.jit
     def find(params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], told: Bool[Array, "B S"]) -> Any:
         _, emissions = apply(annotator, params, ids, mask, rng=None)
-        return annotator.apply({"params": params}, emissions, told & mask, method="tags")
+        return viterbi(emissions, params["transitions"], told & mask)
 
     return find
 
@@ -193,7 +220,7 @@ class ReasonFinder:
 
     annotator: ReasonAnnotator
     params: Params
-    tokenizer: SubwordTokenizer
+    tokenizer: Tokenizer
     max_tokens: int
 
     def __call__(self, contexts: Sequence[Sequence[str]]) -> list[tuple[Span, ...]]:
@@ -202,11 +229,10 @@ class ReasonFinder:
         found = []
         for start in range(0, len(rows), _ROWS):
             part = rows[start : start + _ROWS]
-            size = _ROWS if len(rows) > 1 else 1
+            told = told_of(part, contexts[start : start + _ROWS])
             ids, mask = features.pad([row.ids for row in part], self.max_tokens, self.tokenizer.pad_id)
-            told = [[*map(int, row.told(len(c)))] for row, c in zip(part, contexts[start:], strict=False)]
-            arrays = (ids, mask, features.pad(told, self.max_tokens, 0)[0].astype(bool))
-            arrays = [np.pad(array, ((0, size - len(part)), (0, 0))) for array in arrays]
+            filler = (0, (_ROWS if len(rows) > 1 else 1) - len(part)), (0, 0)
+            arrays = [np.pad(array, filler) for array in (ids, mask, features.pad(told, self.max_tokens, 0)[0] > 0)]
             tags = np.asarray(_find_tags(Reasons(self.annotator))(self.params, *arrays))
             found += [row.spans(labels) for row, labels in zip(part, tags.tolist(), strict=False)]
         return found
@@ -214,11 +240,9 @@ class ReasonFinder:
 
 def load_finder(run: RunContext, stage: str) -> ReasonFinder:
     """The annotator of a finished stage."""
-    settings = run.settings(stage, ReasonTaskSettings)
-    encoder = load_stage_encoder(settings.encoder, run, with_params=False)
-    assert isinstance(encoder.tokenizer, SubwordTokenizer)
-    most = max_pieces(run, stage)
-    return ReasonFinder(annotator_of(encoder), load_params(run.files.stage(stage)), encoder.tokenizer, most)
+    encoder = load_stage_encoder(run.settings(stage, ReasonTaskSettings).encoder, run, with_params=False)
+    annotator, params = ReasonAnnotator(encoder.model.encoder), load_params(run.files.stage(stage))
+    return ReasonFinder(annotator, params, encoder.tokenizer, max_pieces(run, stage))
 
 
 def quality(finder: ReasonFinder, stage: ReasonTaskSettings, run: RunContext) -> dict[str, Any]:

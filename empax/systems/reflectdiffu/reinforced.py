@@ -1,10 +1,10 @@
-"""ReflectDiffu with rewards for the second intent."""
+"""ReflectDiffu with rewards for the second intent, EmpRL's among them: the empathy of the reply to which it leads."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -14,11 +14,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from empax.core import distributed
-from empax.core.types import IS_POSITIVE, Mean, Metrics, Params
+from empax.core.protocols import Tokenizer
+from empax.core.system import RunContext
+from empax.core.types import IS_POSITIVE, Instance, Mean, Metrics, Params
+from empax.parts.attributes import IdentifierJudge, judge_stage, load_judge
+from empax.parts.attributes.identifier import check_mechanisms
+from empax.parts.generator.task import Losses
 from empax.systems.reflectdiffu.examples import ReflectBatch
-from empax.systems.reflectdiffu.replies import ReplyEmpathy
-from empax.systems.reflectdiffu.tasks import ReflectDiffu
-from empax.systems.reflectdiffu.thought import Thought
+from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought
 from empax.training.accumulation import TrainingError
 
 log = logging.getLogger("empax")
@@ -26,6 +29,60 @@ log = logging.getLogger("empax")
 _BASELINE_DECAY = 0.99
 _MOST_RATIO_ERROR = 1e-3
 _LEAST_SPREAD = 1e-6
+
+
+def check_reply_judges(stages: Sequence[str], run: RunContext) -> None:
+    """Raises ConfigError unless `stages` come earlier and train identifiers of all mechanisms."""
+    for name in stages:
+        run.earlier("judges", name, tasks=("attributes.identifier",))
+    check_mechanisms([mechanism for name in stages for mechanism in judge_stage(run, name).mechanisms])
+
+
+def load_reply_judges(stages: Sequence[str], run: RunContext) -> tuple[IdentifierJudge, ...]:
+    """The identifiers of finished stages."""
+    return tuple(load_judge(run, name) for name in stages)  # type: ignore[misc]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplyEmpathy:
+    r"""How likely a reply has the levels of empathy that the gold response has, in (0, 1].
+
+    .. math:: R = \exp(-\sum_m CE(p_m, l_m))
+
+    with l the identifiers' own levels of the gold response. Source: EmpRL, Eq. 2 to 5.
+
+    Attributes:
+      judges: together one for each mechanism.
+      tokenizer: of the replies.
+      instances: N, which rows of batches count.
+      words: of each instance, what slots stand for.
+    """
+
+    judges: tuple[IdentifierJudge, ...]
+    tokenizer: Tokenizer
+    instances: Sequence[Instance]
+    words: Sequence[Sequence[str]]
+    _levels: dict[int, Int[np.ndarray, " M"]] = dataclasses.field(default_factory=dict, compare=False)
+
+    def __call__(self, rows: Int[np.ndarray, " B"], replies: Int[np.ndarray, "B T"]) -> Float[np.ndarray, " B"]:
+        """The rewards of replies to the instances `rows`; 0 for -1."""
+        real = [int(i) for i in rows if i >= 0]
+        self._judge_gold([i for i in dict.fromkeys(real) if i not in self._levels])
+        ids = replies[np.asarray(rows) >= 0].tolist()
+        texts = [self.tokenizer.decode(reply, self.words[i]).strip() for i, reply in zip(real, ids, strict=True)]
+        found = self._log_probs(real, texts)
+        wanted = np.array([self._levels[i] for i in real], int).reshape(len(real), found.shape[1], 1)
+        rewards = np.zeros(len(rows), np.float32)
+        rewards[np.asarray(rows) >= 0] = np.exp(np.take_along_axis(found, wanted, axis=2).sum(axis=(1, 2)))
+        return rewards
+
+    def _judge_gold(self, rows: Sequence[int]) -> None:
+        levels = self._log_probs(rows, [self.instances[i].response for i in rows]).argmax(axis=2)
+        self._levels.update(zip(rows, levels, strict=True))
+
+    def _log_probs(self, rows: Sequence[int], texts: Sequence[str]) -> Float[np.ndarray, "B M 3"]:
+        contexts = [self.instances[i].context for i in rows]
+        return np.concatenate([judge(contexts, texts, progress=False) for judge in self.judges], axis=1)
 
 
 @flax.struct.dataclass
@@ -102,6 +159,20 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         rows, replies = (np.asarray(part) for part in distributed.whole((batch.row, batch.reply)))
         return batch.replace(reward=jnp.asarray(self.empathy(rows, replies)), reply=None)  # type: ignore[attr-defined]
 
+    def intent_parts(self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]) -> Losses:
+        """With the loss of the policy, of a batch whose choices have been drawn."""
+        parts, metrics = super().intent_parts(batch, thought, weights)
+        if thought.policy is None or batch.action is None or batch.log_prob is None:
+            return parts, metrics
+        log_prob = jnp.take_along_axis(thought.policy, batch.action[:, None], axis=1)[:, 0]
+        parts.append((self.stage.policy_weight, policy_loss(log_prob, batch, self.rewarded(batch), weights)))
+        metrics["ratio_error"] = Mean.of(jnp.abs(jnp.exp(log_prob - batch.log_prob) - 1.0), batch.valid)
+        return parts, metrics
+
+    def rewarded(self, batch: ReflectBatch) -> Array:
+        """The rows whose choice has a reward."""
+        return batch.valid & (batch.intent >= 0) if self.stage.reward == "label" else batch.valid
+
     def credit(self, frozen: Params, batch: ReflectBatch, memory: Baseline) -> tuple[ReflectBatch, Baseline, Metrics]:
         """Advantages over the running mean of earlier rewards; over the batch's own mean in the first iteration."""
         del frozen
@@ -133,8 +204,17 @@ class ReinforcedReflectDiffu(ReflectDiffu):
 
     def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
         if metrics["reward_spread"] < _LEAST_SPREAD:
-            log.warning(
-                "step %d: every choice has the same reward (%.6f), from which no policy learns.",
-                step,
-                metrics["reward"],
-            )
+            same = "step %d: every choice has the same reward (%.6f), from which no policy learns."
+            log.warning(same, step, metrics["reward"])
+
+
+def policy_loss(log_prob: Float[Array, " B"], batch: Any, counted: Array, weights: Float[Array, " B"]) -> Mean:
+    r"""REINFORCE with a baseline, by the ratio to the policy that drew.
+
+    .. math:: L = -\frac{\pi(a)}{\mu(a)} (R - b)
+
+    Source: Williams 1992; the ratio: ReflectDiffu, Sec. 3.3.1, which says nothing of mu. No gradient flows to the
+    advantage.
+    """
+    ratio = jnp.exp(log_prob - jax.lax.stop_gradient(batch.log_prob))
+    return Mean.of(-ratio * jax.lax.stop_gradient(batch.advantage), counted, weights)

@@ -10,10 +10,9 @@ from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained_encoders import EncoderSettings
 from empax.parts.generator.settings import check_no_exemplars
 from empax.parts.generator.word_level import WordLevelSettings
-from empax.systems.reflectdiffu.contagion_encoder import Gate
 from empax.systems.reflectdiffu.diffusion import Schedule
-from empax.systems.reflectdiffu.intent_diffusion import Recognition
 from empax.systems.reflectdiffu.labels import INTENTS
+from empax.systems.reflectdiffu.model import Gate, Recognition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +68,7 @@ class ReasonTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class IntentTaskSettings:
-    """The classifier of intents: of the context alone, since nobody has answered yet where it is asked.
-
-    Attributes:
-      max_validation_examples: 0 = all.
-    """
+    """The classifier of intents: of the context alone, since nobody has answered yet where it is asked."""
 
     encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
     max_validation_examples: int = 1000
@@ -91,7 +86,7 @@ class GeneratorTaskSettings:
       reason_tags: which words the encoder is told are reasons: those that the annotator has "marked", "none", or as
         many others of the context, "shuffled". The last two are controls: the annotator's representations stay.
       intents: the stage that trained the classifier of intents; empty = every intent is as likely.
-      experts: which expert judges (`contagion_encoder.Gate`); "none" = w/o C-Experts, one linear head and no
+      experts: which expert judges (`model.Gate`); "none" = w/o C-Experts, one linear head and no
         contrastive loss.
       contrastive_weight: of NT-Xent beside the cross-entropy of emotions.
       temperature: of NT-Xent; ours, as the paper has none.
@@ -115,7 +110,7 @@ class GeneratorTaskSettings:
       restore: "ddim", or Eq. 7 as "printed", step by step.
       restore_steps: of "ddim"; 1 = the estimate of x_0.
       noise_error: whether the denoisers learn to predict the noise; Eq. 10 has only their KL.
-      recognition: what the posterior of the denoisers' latent reads (`systems.reflectdiffu.intent_diffusion`).
+      recognition: what the posterior of the denoisers' latent reads (`systems.reflectdiffu.model`).
       kl_weight: of the denoisers' KL, a sum over dimensions beside an error that is their mean: 2 / d_model is the
         weight of the likelihood's bound. Eq. 10 has 1.
       noise: deviation of what is added to the summary when answering, 1 in training; 0 = its mean, which no denoiser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from empax.core.types import EMOTIONS, Instance, Params
 from empax.data.batches import draw
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
-from empax.decoding.settings import without_unknown
 from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.transformer import EncoderDecoder
 from empax.parts.encoder.stages import load_stage_encoder
@@ -37,14 +37,16 @@ from empax.systems.reflectdiffu.labels import (
     references,
 )
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
-from empax.systems.reflectdiffu.reasons import annotator_of, load_finder
-from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
-from empax.systems.reflectdiffu.replies import ReplyEmpathy, check_reply_judges, load_reply_judges
+from empax.systems.reflectdiffu.reasons import ReasonAnnotator, load_finder
+from empax.systems.reflectdiffu.reinforced import (
+    ReinforcedReflectDiffu,
+    ReplyEmpathy,
+    check_reply_judges,
+    load_reply_judges,
+)
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
-
-_LABELS = ("intent_classifier", "intent_first", "intent_second", "intent_prediction")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +66,15 @@ class Parts:
     table: IntentTable
 
     @classmethod
-    def of(cls, stage: GeneratorTaskSettings, run: RunContext) -> Parts:
-        intents = load_intents(run.plan.data)
-        table = IntentTable.of(load_instances(run, "train"), intents)
-        return cls(
-            run.shared_settings(ReflectSettings), run_tokenizer(run), _pieces_encoder(stage, run), intents, table
-        )
-
-    @classmethod
-    def planned(cls, stage: GeneratorTaskSettings, run: RunContext) -> Parts:
-        """Without any data."""
-        table = IntentTable(np.zeros((len(EMOTIONS), len(INTENTS)), np.int64))
-        pieces = _pieces_encoder(stage, run, planned=True)
-        return cls(run.shared_settings(ReflectSettings), run_tokenizer(run, planned=True), pieces, {}, table)
+    def of(cls, stage: GeneratorTaskSettings, run: RunContext, *, planned: bool = False) -> Parts:
+        """Those of a stage; `planned`: without any data."""
+        pieces = None
+        if stage.reasons:
+            encoder = run.settings(stage.reasons, ReasonTaskSettings).encoder
+            pieces = load_stage_encoder(encoder, run, with_params=False, planned=planned)
+        intents = {} if planned else load_intents(run.plan.data)
+        table = IntentTable.of(() if planned else load_instances(run, "train"), intents)
+        return cls(run.shared_settings(ReflectSettings), run_tokenizer(run, planned=planned), pieces, intents, table)
 
     def task(self, stage: GeneratorTaskSettings) -> ReflectDiffu:
         t, settings = self.tokenizer, self.settings
@@ -86,9 +84,9 @@ class Parts:
         make = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
         return make(
             PointerGenerator(plain, self.slots(stage), t.unk_id or 0) if stage.copying else plain,
-            Decoder(without_unknown(settings.decoding, t.unk_id), t.start_id, t.eos_id, t.pad_id),
+            Decoder.of(t, settings.decoding),
             stage,
-            None if self.pieces is None else annotator_of(self.pieces),
+            None if self.pieces is None else ReasonAnnotator(self.pieces.model.encoder),
             actions,
             label_smoothing=stage.label_smoothing,
             heads=("generator",) if stage.emotion_weight else (),
@@ -104,18 +102,11 @@ class Parts:
         return Reading(self.tokenizer, pieces, *lengths, self.slots(stage))
 
 
-def _pieces_encoder(stage: GeneratorTaskSettings, run: RunContext, *, planned: bool = False) -> LoadedEncoder | None:
-    if not stage.reasons:
-        return None
-    encoder = run.settings(stage.reasons, ReasonTaskSettings).encoder
-    return load_stage_encoder(encoder, run, with_params=False, planned=planned)
-
-
 def _priors(stage: GeneratorTaskSettings, run: RunContext) -> Any:
-    """Instances to the distributions of their intents."""
+    """Instances to the distributions of their intents; even ones without a classifier."""
     if stage.intents:
         return load_guesser(run, stage.intents)
-    return lambda instances: np.repeat(NO_PRIOR[None], len(instances), axis=0)
+    return lambda instances: np.stack([NO_PRIOR] * len(instances))
 
 
 def _frozen(stage: GeneratorTaskSettings, run: RunContext) -> Params:
@@ -136,7 +127,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     if stage.intents:
         run.earlier("intents", stage.intents, tasks=("reflectdiffu.intents",))
     load_intents(run.plan.data)
-    references(stage.actions, IntentTable(np.zeros((len(EMOTIONS), len(INTENTS)), np.int64)), stage.num_actions)
+    references(stage.actions, IntentTable.of((), {}), stage.num_actions)
 
 
 def check_system(run: RunContext) -> None:
@@ -158,7 +149,9 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     def initial(params: Params) -> Params:
         settings = parts.settings.model
         table = load_vectors(settings.vectors, parts.tokenizer, settings.d_model).table
-        return _with_embedding(params, table, copying=stage.copying)
+        model = params["model"]
+        inner = {**(model["model"] if stage.copying else model), "token_embedding": table}
+        return {**params, "model": {**model, "model": inner} if stage.copying else inner}
 
     asked = load_instances(run, "test")
     found = intent_report(parts.table, IntentTable.of(asked, parts.intents))
@@ -177,37 +170,26 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     )
 
 
-def _with_embedding(params: Params, table: np.ndarray, *, copying: bool) -> Params:
-    """`params` with another token embedding, which lies deeper where the model can copy."""
-    if copying:
-        inner = {**params["model"]["model"], "token_embedding": table}
-        return {**params, "model": {**params["model"], "model": inner}}
-    return {**params, "model": {**params["model"], "token_embedding": table}}
-
-
 def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    parts = Parts.planned(stage, run)
+    parts = Parts.of(stage, run, planned=True)
     task, settings = parts.task(stage), parts.settings
     sizes = {"B": batch_size, "S": length, "T": settings.max_target_tokens, "I": len(INTENTS)}
-    frozen: Params = {}
-    filled = {"action", "log_prob", "reward", "advantage"} if stage.reinforced else set()
     if parts.pieces is not None:
         encoder: Any = parts.pieces.model.encoder
         sizes |= {"P": settings.max_piece_tokens, "R": encoder.config.d_model}
-        filled |= {"reasoning", "reasons"} if stage.reinforced else set()
-        ids = jax.ShapeDtypeStruct((batch_size, settings.max_piece_tokens), np.int32)
-        mask = jax.ShapeDtypeStruct(ids.shape, np.bool_)
-        annotator = task.annotator
-        assert annotator is not None
-        made = jax.eval_shape(lambda ids, mask: annotator.init(jax.random.key(0), ids, mask), ids, mask)
-        frozen = {"reasons": made["params"]}
     if stage.mimicry:
         sizes["D"] = settings.model.d_model
-        filled |= {"noise"} if stage.reinforced else set()
     whole = shapes_of(ReflectBatch, **sizes)
     later = ("reasoning", "reasons", "noise", "action", "log_prob", "reward", "advantage", "reply")
     given = dataclasses.replace(whole, **dict.fromkeys(later), **({} if stage.reasons else {"place": None}))
-    batch = dataclasses.replace(given, **{name: getattr(whole, name) for name in filled})
+    frozen: Params = {}
+    if task.annotator is not None:
+        pieces = given.piece, given.piece_mask
+        made = jax.eval_shape(functools.partial(task.annotator.init, jax.random.key(0)), *pieces)
+        frozen = {"reasons": made["params"]}
+    batch = dataclasses.replace(whole, reply=None, place=given.place) if stage.reinforced else given
+    if not stage.reasons:
+        batch = dataclasses.replace(batch, reasons=None)
     return Sketch(task, batch, frozen, given=given)
 
 
@@ -229,11 +211,9 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         return AnswerExamples(examples, notes, examples.words)
 
     params = {**load_params(run.files.stage(options.stage)), **_frozen(stage, run)}
-    absent = {
-        "intent_classifier": not stage.intents,
-        "intent_second": not stage.second_intent or stage.constant_second,
-    }
-    named = [name for name in _LABELS if not absent.get(name)]
+    named = ["intent_first", "intent_prediction"]
+    named += ["intent_classifier"] if stage.intents else []
+    named += ["intent_second"] if stage.second_intent and not stage.constant_second else []
     return Answerer(
         parts.task(stage),
         params,

@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from typing import Any
+from typing import Any, Literal
 
+import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import IS_POSITIVE, Mean, Metrics, Params
 from empax.losses.contrastive import supervised_contrastive
@@ -21,27 +22,42 @@ from empax.models.heads import EMOTION_HEAD, masked_mean
 from empax.models.latent import gaussian_kl
 from empax.models.layers import apply
 from empax.models.transformer import EncoderDecoder
+from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Keys, Losses, ResponseTask, combine, emotion_loss, target_weights
-from empax.systems.reflectdiffu.contagion_encoder import Contagion, EmotionExperts
+from empax.systems.reflectdiffu.crf import viterbi
 from empax.systems.reflectdiffu.diffusion import ddim, ddpm, noise_loss, q_sample
 from empax.systems.reflectdiffu.examples import ReflectBatch
-from empax.systems.reflectdiffu.intent_twice import IntentTwice, Mimicry
 from empax.systems.reflectdiffu.intents import intent_losses
 from empax.systems.reflectdiffu.labels import INTENTS
+from empax.systems.reflectdiffu.model import Contagion, EmotionExperts, IntentTwice, Mimicry
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
-from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
+from empax.systems.reflectdiffu.reasons import ReasonAnnotator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
-from empax.systems.reflectdiffu.thought import (
-    Considered,
-    Thought,
-    log_shares,
-    policy_loss,
-    shown_tags,
-    standardized,
-    tags_of_words,
-)
 
 log = logging.getLogger("empax")
+
+
+@flax.struct.dataclass
+class Thought:
+    """What the model makes of a context before it answers."""
+
+    states: Float[Array, "B S D"]  # that the decoder attends to: Emo_fused, or the encoder's
+    summary: Float[Array, "B D"]  # Q
+    emotion: Float[Array, "B E"]  # log-probabilities
+    emotion_embedding: Float[Array, "2 E D"]  # by the positive and the negative expert
+    first: Float[Array, "B I"]
+    final: Float[Array, "B I"]  # log-probabilities
+    start: Float[Array, "B D"] | None  # what the decoder starts from; None = its start token
+    policy: Float[Array, "B N"] | None = None  # log-probabilities of the reference intents
+    actions: Int[Array, "B N"] | None = None  # which intents those are
+    second: Int[Array, " B"] | None = None  # the chosen intent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Considered(Read):
+    """A context as the decoder takes it, with what was thought of it."""
+
+    thought: Thought
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +101,10 @@ class ReflectDiffu(ResponseTask):
     def experts(self) -> EmotionExperts | None:
         return None if self.stage.experts == "none" else EmotionExperts()
 
+    def ask(self, params: Params, part: str, method: str, *given: Any, **options: Any) -> Any:
+        """A method of the module that is the attribute `part`, with its own parameters."""
+        return getattr(self, part).apply({"params": params[part]}, *given, method=method, **options)
+
     def init(self, rng: jax.Array, batch: ReflectBatch) -> Params:
         rngs = jax.random.split(rng, 5)
         rows, size = batch.source.shape[0], self.model.config.d_model
@@ -113,10 +133,12 @@ class ReflectDiffu(ResponseTask):
         assert self.annotator is not None
         assert batch.told is not None
         assert batch.piece_mask is not None
-        bound = {"params": params["reasons"]}
-        reasoning, emissions = self.annotator.apply(bound, batch.piece, batch.piece_mask)  # type: ignore[misc]
-        tags: Any = self.annotator.apply(bound, emissions, batch.told & batch.piece_mask, method="tags")
-        return reasoning, tags_of_words(tags, batch.place)
+        assert batch.place is not None
+        own = params["reasons"]
+        reasoning, emissions = apply(self.annotator, own, batch.piece, batch.piece_mask, rng=None)
+        tags = viterbi(emissions, own["transitions"], batch.told & batch.piece_mask)
+        words = jnp.take_along_axis(tags, jnp.maximum(batch.place, 0), axis=1)
+        return reasoning, jnp.where(batch.place >= 0, words, 0)
 
     def think(
         self,
@@ -136,23 +158,19 @@ class ReflectDiffu(ResponseTask):
           rng: for dropout.
           erased: zeros stand for what the denoisers restore, to see what that is worth.
         """
-        mask, added, reasoning = batch.source_mask, None, None
-        own = {"params": params.get("contagion")}
+        mask, added, reasoning, stage = batch.source_mask, None, None, self.stage
         if self.annotator is not None:
             reasoning, reasons = self.annotated(params, batch)
-            reasons = shown_tags(reasons, mask, batch.number, self.stage.reason_tags)
-            added = self.contagion.apply(own, reasons, method="added")
-        read = batch.source, mask
-        states = apply(self.model, params["model"], *read, added=added, method="encode", rng=rng)
+            reasons = shown_tags(reasons, mask, batch.number, stage.reason_tags)
+            added = self.ask(params, "contagion", "added", reasons)
+        states = apply(self.model, params["model"], batch.source, mask, added=added, method="encode", rng=rng)
         if reasoning is None:
-            summary: Any = masked_mean(states, mask)
+            summary = masked_mean(states, mask)
         else:
-            pieces = reasoning, batch.piece_mask
-            summary = self.contagion.apply(own, states, mask, *pieces, method="summed_up")
+            summary = self.ask(params, "contagion", "summed_up", states, mask, reasoning, batch.piece_mask)
         emotion, embedding = self.judged(params, batch, summary)
-        bound, stage = {"params": params["intents"]}, self.stage
         mixed = {"share": stage.classifier_share, "form": stage.first_intent}
-        first: Any = self.intents.apply(bound, summary, batch.prior, **mixed, method="first")
+        first = self.ask(params, "intents", "first", summary, batch.prior, **mixed)
         if stage.mimicry:
             states = self.mimicked(params, states, mask, summary, first, noise, erased=erased)
         thought = Thought(states, summary, emotion, embedding, first, log_shares(first), None)
@@ -187,46 +205,39 @@ class ReflectDiffu(ResponseTask):
         stage, clean = self.stage, standardized(summary)
         schedule, start = stage.diffusion, stage.state_time
         time = jnp.full(clean.shape[0], start)
-        intent: Any = self.intents.apply({"params": params["intents"]}, first, method="embed")
-        bound, restored = {"params": params["mimicry"]}, [jnp.zeros_like(clean)] * 2 if erased else []
+        intent, restored = self.ask(params, "intents", "embed", first), [jnp.zeros_like(clean)] * 2 if erased else []
         for side in range(2 - len(restored)):
             added = jnp.zeros_like(clean) if noise is None else noise[:, side]
 
             def predict(noisy: Any, time: Any, side: int = side) -> Any:
-                return self.mimicry.apply(bound, side, noisy, time, intent, method="noise")[0]
+                return self.ask(params, "mimicry", "noise", side, noisy, time, intent)[0]
 
             noisy = q_sample(schedule, clean, time, added)
             if stage.restore == "printed":
                 restored.append(ddpm(predict, schedule, noisy, start=start, form="printed"))
             else:
                 restored.append(ddim(predict, schedule, noisy, start=start, steps=stage.restore_steps))
-        return self.mimicry.apply(bound, states, mask, *restored, method="fused")  # type: ignore[return-value]
+        return self.ask(params, "mimicry", "fused", states, mask, *restored)
 
     def reconsidered(self, params: Params, batch: ReflectBatch, thought: Thought) -> Thought:
         """With the second intent, among the references of the likeliest emotion, and the final one."""
-        bound = {"params": params["intents"]}
         state = masked_mean(thought.states, batch.source_mask)
         known = batch.prior if self.stage.final_prior else None
-        if self.stage.constant_second:
-            even = jnp.full_like(thought.first, 1.0 / len(INTENTS))
-            found: Any = self.intents.apply(bound, thought.first, even, state, known, method="corrected")
-            return thought.replace(final=jax.nn.log_softmax(found))  # type: ignore[attr-defined]
-        actions = jnp.asarray(self.references, jnp.int32)[thought.emotion.argmax(axis=1)]
-        policy: Any = self.intents.apply(bound, state, batch.turns, actions, method="policy")
-        choice = policy.argmax(axis=1) if batch.action is None else batch.action
-        second = jnp.take_along_axis(actions, choice[:, None], axis=1)[:, 0]
-        one_hot = jax.nn.one_hot(second, len(INTENTS))
-        logits: Any = self.intents.apply(bound, thought.first, one_hot, state, known, method="corrected")
-        return thought.replace(  # type: ignore[attr-defined]
-            policy=policy, actions=actions, second=second, final=jax.nn.log_softmax(logits)
-        )
+        shares, found = jnp.full_like(thought.first, 1.0 / len(INTENTS)), {}
+        if not self.stage.constant_second:
+            actions = jnp.asarray(self.references, jnp.int32)[thought.emotion.argmax(axis=1)]
+            policy = self.ask(params, "intents", "policy", state, batch.turns, actions)
+            choice = policy.argmax(axis=1) if batch.action is None else batch.action
+            second = jnp.take_along_axis(actions, choice[:, None], axis=1)[:, 0]
+            shares = jax.nn.one_hot(second, len(INTENTS))
+            found = {"policy": policy, "actions": actions, "second": second}
+        logits = self.ask(params, "intents", "corrected", thought.first, shares, state, known)
+        return thought.replace(final=jax.nn.log_softmax(logits), **found)  # type: ignore[attr-defined]
 
     def start_of(self, params: Params, final: Float[Array, "B I"]) -> Float[Array, "B D"]:
         """The decoder's start token and the final intent, as expected, in one vector."""
-        config = self.model.config
-        intent: Any = self.intents.apply({"params": params["intents"]}, jnp.exp(final), method="embed")
-        ids = jnp.full((final.shape[0], 1), config.start_id, jnp.int32)
-        word: Any = self.model.apply({"params": params["model"]}, ids, method="embed")
+        config, intent = self.model.config, self.ask(params, "intents", "embed", jnp.exp(final))
+        word = self.ask(params, "model", "embed", jnp.full((final.shape[0], 1), config.start_id, jnp.int32))
         return config.d_model**0.5 * (word[:, 0] + intent)
 
     def encode(self, params: Params, batch: ReflectBatch, rng: jax.Array | None) -> Considered:
@@ -235,10 +246,8 @@ class ReflectDiffu(ResponseTask):
 
     def considered(self, batch: ReflectBatch, thought: Thought) -> Considered:
         """As the decoder takes it."""
-        beside: dict[str, Any] = {"start": thought.start}
-        if isinstance(self.model, PointerGenerator):
-            beside["source"] = batch.source
-        return Considered(thought.states, batch.source_mask, beside, thought=thought)
+        copied = {"source": batch.source} if isinstance(self.model, PointerGenerator) else {}
+        return Considered(thought.states, batch.source_mask, {"start": thought.start, **copied}, thought=thought)
 
     def loss(
         self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array, *, train: bool
@@ -289,7 +298,7 @@ class ReflectDiffu(ResponseTask):
         return {**averages, "mimicry_gain": gain}
 
     def intent_parts(self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]) -> Losses:
-        """Cross-entropy of the gold intent, the policy's loss, and how often each thought is right.
+        """Cross-entropy of the gold intent, and how often each thought is right.
 
         The label is the listener's own intent; what the policy has drawn never is.
         """
@@ -317,17 +326,7 @@ class ReflectDiffu(ResponseTask):
             "spoiled": Mean.of(first_hit * (1.0 - hit), known),
             "policy_entropy": Mean.of(entropy, batch.valid),
         }
-        if batch.action is None or batch.log_prob is None:
-            return parts, metrics
-        log_prob = jnp.take_along_axis(thought.policy, batch.action[:, None], axis=1)[:, 0]
-        counted = self.rewarded(batch)
-        parts.append((self.stage.policy_weight, policy_loss(log_prob, batch, counted, weights)))
-        metrics["ratio_error"] = Mean.of(jnp.abs(jnp.exp(log_prob - batch.log_prob) - 1.0), batch.valid)
         return parts, metrics
-
-    def rewarded(self, batch: ReflectBatch) -> Array:
-        """The rows whose choice has a reward."""
-        return batch.valid & (batch.intent >= 0) if self.stage.reward == "label" else batch.valid
 
     def diffusion_parts(
         self, params: Params, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"], rng: Any
@@ -337,7 +336,7 @@ class ReflectDiffu(ResponseTask):
         The summary is what is denoised, not what learns from it: no gradient flows to it.
         """
         stage, clean = self.stage, jax.lax.stop_gradient(standardized(thought.summary))
-        intent: Any = self.intents.apply({"params": params["intents"]}, thought.first, method="embed")
+        intent = self.ask(params, "intents", "embed", thought.first)
         positive = jnp.asarray(IS_POSITIVE)[jnp.maximum(batch.emotion, 0)]
         errors, divergences = [], []
         for side, own in enumerate((positive, ~positive)):
@@ -346,14 +345,11 @@ class ReflectDiffu(ResponseTask):
             time = jax.random.randint(when, (clean.shape[0],), 1, stage.diffusion.steps + 1)
             noise = jax.random.normal(what, clean.shape)
             given = side, q_sample(stage.diffusion, clean, time, noise), time, intent, latent, clean
-            made: Any = self.mimicry.apply({"params": params["mimicry"]}, *given, method="noise")
-            found, posterior, prior = made
+            found, posterior, prior = self.ask(params, "mimicry", "noise", *given)
             errors.append(noise_loss(found, noise, counted, weights))
             divergences.append(Mean.of(gaussian_kl(posterior, prior), counted, weights))
         error, divergence = errors[0] + errors[1], divergences[0] + divergences[1]
-        parts = [(stage.kl_weight, divergence)]
-        if stage.noise_error:
-            parts.append((1.0, error))
+        parts = [(stage.kl_weight, divergence), *([(1.0, error)] if stage.noise_error else [])]
         return parts, {"noise_error": error, "latent_kl": divergence}
 
     def noise_of(self, batch: ReflectBatch, rng: jax.Array | None) -> Float[Array, "B 2 D"] | None:
@@ -383,3 +379,33 @@ class ReflectDiffu(ResponseTask):
         if isinstance(self.model, PointerGenerator) and self.model.slots:
             found["num_unknown"] = jnp.sum(batch.target_mask & (batch.target == self.model.unknown_id), axis=1)
         return found if thought.second is None else {**found, "intent_second": thought.second}
+
+
+def shown_tags(
+    tags: Int[Array, "B S"],
+    mask: Bool[Array, "B S"],
+    numbers: Int[Array, " B"],
+    which: Literal["marked", "none", "shuffled"],
+) -> Int[Array, "B S"]:
+    """The tags as they are "marked", "none" of them, or as many on other words, by the instance's number ("shuffled").
+
+    Padding stands behind the words.
+    """
+    if which == "none":
+        return jnp.zeros_like(tags)
+    if which == "marked":
+        return tags
+    draw = lambda number: jax.random.uniform(jax.random.fold_in(jax.random.key(1), number), tags.shape[1:])  # noqa: E731
+    order = jnp.argsort(jnp.where(mask, jax.vmap(draw)(numbers), 2.0), axis=1)
+    return jnp.take_along_axis(tags, order, axis=1)
+
+
+def standardized(vectors: Float[Array, "B D"]) -> Float[Array, "B D"]:
+    """Mean 0 and variance 1 over features: the scale that the noise of a schedule is made for."""
+    centred = vectors - jnp.mean(vectors, axis=1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=1, keepdims=True) + 1e-6)
+
+
+def log_shares(shares: Float[Array, "B I"]) -> Float[Array, "B I"]:
+    """Log-probabilities of what need not sum to 1."""
+    return jax.nn.log_softmax(jnp.log(shares + 1e-9))

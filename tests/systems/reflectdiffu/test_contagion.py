@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from empax.models.bert import BertConfig, BertEncoder
-from empax.systems.reflectdiffu.contagion_encoder import Contagion, EmotionExperts
-from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
+from empax.systems.reflectdiffu.crf import viterbi
+from empax.systems.reflectdiffu.model import Contagion, EmotionExperts
+from empax.systems.reflectdiffu.reasons import ReasonAnnotator
 
 B, S, P, D = 4, 5, 6, 8
 RNG = np.random.default_rng(0)
@@ -85,7 +86,7 @@ def test_the_annotator_marks_the_speakers_words_alone_and_ignores_padding():
     @jax.jit
     def run(ids):
         composed, emissions = annotator.apply({"params": params}, ids, mask)
-        return composed, annotator.apply({"params": params}, emissions, told, method="tags")
+        return composed, viterbi(emissions, params["transitions"], told)
 
     composed, tags = run(ids)
     np.testing.assert_array_equal(tags, told)

@@ -12,7 +12,7 @@ import pytest
 from empax.core.config import ConfigError
 from empax.models.latent import gaussian_kl
 from empax.systems.reflectdiffu.diffusion import Schedule, clean_estimate, ddim, ddpm, ddpm_step, noise_loss, q_sample
-from empax.systems.reflectdiffu.intent_diffusion import IntentDenoiser
+from empax.systems.reflectdiffu.model import IntentDenoiser
 
 STANDARD = Schedule()
 
@@ -62,10 +62,7 @@ def test_a_step_back_with_the_true_noise_is_the_posteriors_mean():
         clean, noise, times, noisy = example(time)
         beta, bar, before = STANDARD.betas[time], STANDARD.alpha_bars[time], STANDARD.alpha_bars[time - 1]
         mean = np.sqrt(before) * beta / (1 - bar) * clean + np.sqrt(1 - beta) * (1 - before) / (1 - bar) * noisy
-        found = ddpm_step(STANDARD, noisy, times, noise, jnp.zeros_like(noise))
-        np.testing.assert_allclose(found, mean, rtol=1e-4, atol=1e-4)
-        moved = ddpm_step(STANDARD, noisy, times, noise, jnp.ones_like(noise)) - found
-        np.testing.assert_allclose(moved, np.sqrt(beta * (1 - before) / (1 - bar)), rtol=1e-2, atol=1e-6)
+        np.testing.assert_allclose(ddpm_step(STANDARD, noisy, times, noise), mean, rtol=1e-4, atol=1e-4)
 
 
 def test_all_steps_with_the_true_noise_give_the_clean_vector():
@@ -95,7 +92,7 @@ def test_all_steps_are_one_after_the_other_at_its_mean(form):
     walked, steps = noisy, []
     for time in (3, 2, 1):
         times = jnp.full(3, time)
-        walked = ddpm_step(schedule, walked, times, predict(walked, times), jnp.zeros_like(noise), form=form)
+        walked = ddpm_step(schedule, walked, times, predict(walked, times), form=form)
         steps.append(np.asarray(walked))
     found = ddpm(predict, schedule, noisy, start=3, form=form)
     np.testing.assert_allclose(found, walked, rtol=1e-5, atol=1e-5)
@@ -124,7 +121,7 @@ def test_the_printed_step_has_a_number_where_its_root_has_none():
     left = 1.0 - np.cumsum(STANDARD.betas)
     for time, share in ((100, left[100]), (200, left[200]), (201, left[200]), (1000, left[200])):
         _, noise, times, noisy = example(time)
-        found = np.asarray(ddpm_step(STANDARD, noisy, times, noise, noise, form="printed"))
+        found = np.asarray(ddpm_step(STANDARD, noisy, times, noise, form="printed"))
         beta = STANDARD.betas[time]
         np.testing.assert_allclose(found, (noisy - beta / np.sqrt(share) * noise) / np.sqrt(1 - beta), rtol=1e-3)
 

@@ -55,7 +55,7 @@ def test_the_commonest_of_each_emotion_and_what_they_cover():
     assert found.covered(found.top(1)) == pytest.approx(100 * 4 / 7)
     assert found.covered(found.top(3)) == 100
     assert found.covered(TABLE_1) == pytest.approx(100 * 4 / 7)
-    assert found.covered_by_any(TABLE_1) == pytest.approx(100 * 5 / 7)  # hopeful has wishing
+    assert found.covered(TABLE_1, by_any=True) == pytest.approx(100 * 5 / 7)  # hopeful has wishing
     report = intent_report(found, found)
     assert report["shares"]["sad"]["questioning"] == pytest.approx(2 / 6, abs=1e-4)
     assert report["majority"] == pytest.approx(100 * 3 / 7, abs=0.01)
@@ -87,16 +87,6 @@ def test_labels_are_read_by_name(tmp_path):
         intents.load_intents(DataSettings("jsonl"))
 
 
-def test_empathetic_intents_are_read_by_name(tmp_path):
-    path = tmp_path / "train.txt"
-    path.write_text("0 <SEP> I ran.\n40 <SEP> Good night <SEP> then.\n")
-    assert intents.read_empathetic_intents(path) == [("I ran.", "afraid"), ("Good night <SEP> then.", "neutral")]
-    for line in ("41 <SEP> x", "agreeing <SEP> x", "3 x"):
-        path.write_text(line + "\n")
-        with pytest.raises(DataError, match="line 1"):
-            intents.read_empathetic_intents(path)
-
-
 @pytest.mark.real_data
 def test_ceilings_of_the_real_labels(real_data):
     """In percent, of the test split: what ReflectDiffu's Table 1 and the commonest three intents leave within reach."""
@@ -110,13 +100,6 @@ def test_ceilings_of_the_real_labels(real_data):
     assert report["covered_by_commonest"]["1"] == pytest.approx(37.8, abs=0.1)
     assert report["covered_by_table_1_whatever_the_emotion"] == pytest.approx(53.4, abs=0.1)
     assert report["majority"] == pytest.approx(37.0, abs=0.1)
-
-
-@pytest.mark.real_data
-def test_the_real_empathetic_intents(real_data):
-    pairs = intents.read_empathetic_intents(real_data / "empathetic_intents" / "train.txt")
-    counts = collections.Counter(label for _, label in pairs)
-    assert {counts[intent] for intent in INTENTS} == {610}
 
 
 def test_the_commonest_intent_of_a_turn_is_a_control():

@@ -17,12 +17,10 @@ from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
-from empax.systems.reflectdiffu.reason_annotator import ReasonAnnotator
-from empax.systems.reflectdiffu.reasons import Reasons, _span_counts
-from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu
+from empax.systems.reflectdiffu.reasons import ReasonAnnotator, Reasons, _span_counts
+from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu, policy_loss
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
-from empax.systems.reflectdiffu.tasks import ReflectDiffu
-from empax.systems.reflectdiffu.thought import Thought, policy_loss, shown_tags, standardized
+from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought, shown_tags, standardized
 from empax.training.accumulation import TrainingError
 
 B, S, T, P, V, N = 4, 7, 5, 9, 23, 3
