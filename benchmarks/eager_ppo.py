@@ -128,8 +128,7 @@ class EagerPpo:
             rewards = whiten(rewards, mask, shift_mean=False)
         advantages = self._advantages(rewards, answers.values * mask)
         returns = advantages + answers.values
-        if settings.whiten_advantages:
-            advantages = whiten(advantages, mask)
+        advantages = whiten(advantages, mask)
         if settings.kl.controller == "adaptive":
             error = kl.sum(dim=1).mean().item() / settings.kl.target - 1.0
             self.beta *= 1.0 + min(max(error, -0.2), 0.2) * len(kl) / settings.kl.horizon

@@ -17,11 +17,11 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
 from empax.data.store import load_instances
 from empax.data.tokenizer_folders import load_tokenizer
-from empax.parts.attributes import load_judge
+from empax.parts.attributes import load_identifiers, load_judge
 from empax.pipeline.plan import make_plan
 from empax.systems.emprl.rewards import empathy_reward
 from empax.systems.reflectdiffu.labels import INTENTS
-from empax.systems.reflectdiffu.reinforced import ReplyEmpathy, load_reply_judges
+from empax.systems.reflectdiffu.reinforced import ReplyEmpathy
 from empax.training.checkpoint import load_params
 from tests.end_to_end.promises import assert_a_killed_run_ends_the_same
 
@@ -116,7 +116,7 @@ def test_emprls_reward_teaches_its_policy(rewarded):
 
     run = RunContext(files, make_plan(read_json(files.config)), "generator")
     instances, tokenizer = load_instances(run, "train")[:3], load_tokenizer(files.tokenizer)
-    reward = ReplyEmpathy(load_reply_judges(("identifiers",), run), tokenizer, instances, [["zorblax"]] * 3)
+    reward = ReplyEmpathy(load_identifiers(run, ("identifiers",)), tokenizer, instances, [["zorblax"]] * 3)
     said = ["i am so sorry", "how did it go", "zorblax"]
     replies = np.full((4, 8), tokenizer.eos_id)
     for row, text in enumerate(said[:2]):

@@ -12,9 +12,11 @@ from empax.parts.attributes.judges import (
     TASKS,
     AttributeSettings,
     Judge,
+    check_identifiers,
     judge_kind,
     judge_stage,
     load_holdout,
+    load_identifiers,
     load_judge,
 )
 
@@ -28,9 +30,11 @@ __all__ = [
     "IdentifierJudge",
     "IdentifierTaskSettings",
     "Judge",
+    "check_identifiers",
     "judge_kind",
     "judge_stage",
     "load_holdout",
+    "load_identifiers",
     "load_judge",
     "make_probabilities",
 ]

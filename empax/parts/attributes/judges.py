@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
 
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
@@ -22,6 +23,7 @@ from empax.parts.attributes.identifier import (
     IdentifierTaskSettings,
     build_identifier,
     check_identifier,
+    check_mechanisms,
     load_identifier,
     sketch_identifier,
 )
@@ -76,6 +78,19 @@ def judge_stage(run: RunContext, stage_name: str) -> JudgeTaskSettings:
     return run.settings(stage_name, JudgeTaskSettings)
 
 
+def check_identifiers(run: RunContext, setting: str, stages: Sequence[str]) -> list[IdentifierTaskSettings]:
+    """The settings of `stages`, which `setting` names.
+
+    Raises:
+      ConfigError: one does not come earlier or trains no identifiers, or together they lack a mechanism.
+    """
+    for name in stages:
+        run.earlier(setting, name, tasks=("attributes.identifier",))
+    found = [run.settings(name, IdentifierTaskSettings) for name in stages]
+    check_mechanisms([mechanism for stage in found for mechanism in stage.mechanisms])
+    return found
+
+
 def load_holdout(run: RunContext, stage_name: str) -> list[Pair]:
     """The pairs that the judge of `stage_name` was not trained on."""
     return load_pairs(judge_stage(run, stage_name), run.at(stage_name))[1]
@@ -87,3 +102,8 @@ def load_judge(run: RunContext, stage_name: str) -> Judge:
     params = load_params(run.files.stage(stage_name))
     made_by = hash_json([hash_tree(params), dataclasses.asdict(stage)])
     return _LOADERS[judge_kind(run, stage_name)](stage, run, params, made_by)
+
+
+def load_identifiers(run: RunContext, stages: Sequence[str]) -> tuple[IdentifierJudge, ...]:
+    """Those of finished stages that `check_identifiers` has seen."""
+    return tuple(cast(IdentifierJudge, load_judge(run, name)) for name in stages)

@@ -41,24 +41,8 @@ def mask_first_token(mask: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
     return mask.at[:, 0].set(False)
 
 
-def penalize_missing_eos(
-    scores: Float[Array, " B"], tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, eos_id: int, penalty: float
-) -> Float[Array, " B"]:
-    """Scores, less `penalty` for responses that were cut off before their end-of-sequence token.
-
-    Source: Huang et al. 2024, "The N+ implementation details of RLHF with PPO" (there a fixed score); as in TRL's PPO.
-    """
-    ended = jnp.any(mask & (tokens == eos_id), axis=1)
-    cut_off = jnp.any(mask, axis=1) & ~ended
-    return scores.astype(jnp.float32) - jnp.where(cut_off, penalty, 0.0)
-
-
 def token_rewards(
-    scores: Float[Array, " B"],
-    kl: Float[Array, "B T"],
-    mask: Bool[Array, "B T"],
-    *,
-    beta: Float[Array, ""] | float,
+    scores: Float[Array, " B"], kl: Float[Array, "B T"], mask: Bool[Array, "B T"], *, beta: Float[Array, ""] | float
 ) -> Float[Array, "B T"]:
     r"""The reward of every token: the score on the last one, and everywhere what the KL costs.
 
@@ -123,11 +107,8 @@ class ScoreStatistics:
         count = self.count + added
         share = added / jnp.maximum(count, 1.0)
         delta = mean - self.mean
-        return jax.lax.stop_gradient(
-            ScoreStatistics(
-                count=count, mean=self.mean + delta * share, m2=self.m2 + m2 + jnp.square(delta) * self.count * share
-            )
-        )
+        m2 = self.m2 + m2 + jnp.square(delta) * self.count * share
+        return jax.lax.stop_gradient(ScoreStatistics(count, self.mean + delta * share, m2))
 
     def std(self) -> Float[Array, ""]:
         """Unbiased; 1 as long as the scores do not differ, so that dividing by it is safe."""
@@ -135,19 +116,12 @@ class ScoreStatistics:
         # Departure from TRL, which divides by 1e-7 there: a first batch of equal scores would become a reward of 1e7.
         return jnp.where(std > 1e-6, std, 1.0)
 
-    def normalise(
-        self, scores: Float[Array, " B"], *, shift_mean: bool = True, clip: float | None = None
-    ) -> Float[Array, " B"]:
-        """Scores over their running standard deviation; update first, with these scores too, as TRL does.
+    def normalise(self, scores: Float[Array, " B"]) -> Float[Array, " B"]:
+        """Scores of a batch in running deviations above the running mean (TRL: `use_score_norm`, on in EmpRL's runs).
 
-        Args:
-          scores: of one batch.
-          shift_mean: whether the running mean is taken off (TRL: `use_score_norm`, on in EmpRL's runs).
-          clip: the result lies in [-clip, clip]; None = anywhere.
+        Update first, with these scores too, as TRL does.
         """
-        scores = scores.astype(jnp.float32)
-        scaled = (scores - self.mean if shift_mean else scores) / self.std()
-        return jax.lax.stop_gradient(scaled if clip is None else jnp.clip(scaled, -clip, clip))
+        return jax.lax.stop_gradient((scores.astype(jnp.float32) - self.mean) / self.std())
 
 
 def generalized_advantages(
@@ -184,8 +158,6 @@ def generalized_advantages(
     Returns:
       Advantages, not whitened, and returns.
     """
-    if form not in ("sound", "paper_literal"):
-        raise ValueError(f"form = {form!r} is not allowed; it takes 'sound' or 'paper_literal'.")
     rewards, values = real(rewards, mask), real(values, mask)
     decay = gamma * lam
 
@@ -219,12 +191,9 @@ def grpo_advantages(
     Args:
       scores: of responses, those to one context next to each other: `Generated.tokens` [B, K, T] as [B K, T].
       valid: False on filler rows, which are no part of their group.
-      group_size: responses to each context; at least 2.
+      group_size: responses to each context; at least 2, and a divisor of the batch.
       scale_rewards: whose std: "group", or "batch", that of all scores (Hu et al. 2025, REINFORCE++; Liu et al. 2025,
         "Part I: Tricks or Traps"); "none" = no division (Dr. GRPO). TRL's names.
-
-    Raises:
-      ValueError: a group of one, or groups that do not divide the batch.
     """
     grouped, counts, size = _groups(scores, valid, group_size)
     mean = jnp.sum(grouped, axis=1, keepdims=True) / jnp.maximum(size, 1.0)
@@ -245,15 +214,8 @@ def rloo_advantages(scores: Float[Array, " B"], valid: Bool[Array, " B"], *, gro
     .. math:: A_i = R_i - \frac{1}{K - 1} \sum_{j \ne i} R_j
 
     Unlike the mean of the whole group, this baseline does not depend on the response. Source: Ahmadian et al. 2024,
-    Eq. 8; Kool et al. 2019. A response that is alone in its group has the advantage 0.
-
-    Args:
-      scores: as in `grpo_advantages`.
-      valid: as in `grpo_advantages`.
-      group_size: K.
-
-    Raises:
-      ValueError: as in `grpo_advantages`.
+    Eq. 8; Kool et al. 2019. A response that is alone in its group has the advantage 0. Arguments are those of
+    `grpo_advantages`, with K responses in a group.
     """
     grouped, counts, size = _groups(scores, valid, group_size)
     others = jnp.sum(grouped, axis=1, keepdims=True) - grouped
@@ -265,10 +227,6 @@ def _groups(
     scores: Float[Array, " B"], valid: Bool[Array, " B"], group_size: int
 ) -> tuple[Float[Array, "G K"], Bool[Array, "G K"], Float[Array, "G 1"]]:
     """Scores by group, which of them count, and how many."""
-    if group_size < 2:
-        raise ValueError(f"group_size = {group_size} is not allowed; a baseline needs at least 2 responses.")
-    if scores.shape[0] % group_size:
-        raise ValueError(f"group_size = {group_size} does not divide a batch of {scores.shape[0]} responses.")
     counts = valid.reshape(-1, group_size)
     grouped = real(scores.reshape(-1, group_size), counts)
     return grouped, counts, jnp.sum(counts.astype(jnp.float32), axis=1, keepdims=True)

@@ -20,13 +20,8 @@ from empax.models.layers import apply
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Generator
 from empax.systems.emprl import ppo
-from empax.systems.emprl.advantages import (
-    ScoreStatistics,
-    mask_first_token,
-    penalize_missing_eos,
-    response_mask,
-)
-from empax.systems.emprl.kl import AdaptiveKL, FixedKL, kl_penalty, sequence_kl
+from empax.systems.emprl.advantages import ScoreStatistics, mask_first_token, response_mask
+from empax.systems.emprl.kl import KlController, kl_penalty, sequence_kl
 from empax.systems.emprl.rewards import Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout, repeat_rows
 from empax.systems.emprl.settings import PpoTaskSettings
@@ -35,7 +30,7 @@ from empax.training.accumulation import TrainingError
 log = logging.getLogger("empax")
 
 
-FEWEST_DISTINCT, LEAST_ENTROPY, FEWEST_TOKENS = 0.2, 0.1, 3.0
+LEAST = {"distinct_responses": 0.2, "entropy": 0.1, "response_tokens": 3.0}
 """Below any of them a policy has collapsed, or is about to: a warning, since only its user can tell."""
 
 
@@ -43,7 +38,7 @@ FEWEST_DISTINCT, LEAST_ENTROPY, FEWEST_TOKENS = 0.2, 0.1, 3.0
 class Memory:
     """What goes from rollout to rollout."""
 
-    kl: Any  # FixedKL or AdaptiveKL
+    kl: KlController
     statistics: ScoreStatistics
     rollouts: Any  # Int[Array, ""], batches so far
 
@@ -88,11 +83,8 @@ class Policy:
 
     def init_memory(self) -> Memory:
         kl = self.settings.kl
-        controller = (
-            AdaptiveKL.starting_at(kl.coefficient, target=kl.target, horizon=kl.horizon)
-            if kl.controller == "adaptive"
-            else FixedKL.starting_at(kl.coefficient)
-        )
+        target = kl.target if kl.controller == "adaptive" else None
+        controller = KlController(jnp.asarray(kl.coefficient, jnp.float32), target, kl.horizon)
         return Memory(controller, ScoreStatistics.empty(), jnp.zeros((), jnp.int32))
 
     def rollout(self, params: Params, frozen: Params, batch: PolicyBatch, rng: jax.Array) -> Rollout:
@@ -151,25 +143,19 @@ class Policy:
 
     def scored(self, rollout: Any, memory: Memory) -> tuple[Float[Array, " B"], ScoreStatistics]:
         """The scores that advantages are made of, and the statistics with them."""
-        settings, valid = self.settings, rollout.mask.any(axis=1)
-        scores = penalize_missing_eos(
-            rollout.scores,
-            rollout.tokens,
-            rollout.mask,
-            eos_id=self.generator.decoder.eos_id,
-            penalty=settings.missing_eos_penalty,
-        )
-        statistics = memory.statistics.update(scores, valid)
-        return (statistics.normalise(scores) if settings.normalize_scores else scores), statistics
+        scores = rollout.scores.astype(jnp.float32)
+        statistics = memory.statistics.update(scores, rollout.mask.any(axis=1))
+        return (statistics.normalise(scores) if self.settings.normalize_scores else scores), statistics
 
     def token_kl(self, rollout: Any) -> Float[Array, "B T"]:
         """To the reference, in nats, by the estimator of the settings."""
-        return kl_penalty(
-            rollout.log_probs,
-            rollout.reference_log_probs,
-            self.counted(rollout),
-            estimator=self.settings.kl.estimator,
-        )
+        given = rollout.log_probs, rollout.reference_log_probs, self.counted(rollout)
+        return kl_penalty(*given, estimator=self.settings.kl.estimator)
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """Of ratios, as the losses take them."""
+        return {name: getattr(self.settings, name) for name in ("clip", "epsilon_high", "delta")}
 
     def rated_parts(self, rollout: Any) -> dict[str, Float[Array, " B"]]:
         """What each part of the reward says, by its name."""
@@ -206,12 +192,7 @@ class Policy:
         return ppo.weighted_sum((1.0, loss), (-settings.entropy_weight * factor, bonus))
 
     def with_likelihood(
-        self,
-        loss: Mean,
-        params: Params,
-        rollout: Rollout,
-        encoded: Read,
-        factor: Float[Array, ""],
+        self, loss: Mean, params: Params, rollout: Rollout, encoded: Read, factor: Float[Array, ""]
     ) -> tuple[Mean, Metrics]:
         r"""The loss and, times its weight, the mean negative log-likelihood of a gold token; and the latter, to log.
 
@@ -228,11 +209,7 @@ class Policy:
     def on_gold(self, params: Params, batch: PolicyBatch, encoded: Read, *, focus: float = 0.0) -> tuple[Mean, Metrics]:
         """The mean negative log-likelihood of a gold token, weighted by the merit of its response; and without weights.
 
-        Args:
-          params: of the policy.
-          batch: contexts, answered or not.
-          encoded: what `encoded` gives for them.
-          focus: see PolicyTaskSettings.likelihood_focus.
+        `focus` is PolicyTaskSettings.likelihood_focus.
         """
         found = self.generator.nll(params, _inputs(batch), encoded)
         nll, tokens = (jnp.where(batch.valid, found[name], 0.0) for name in ("nll", "num_tokens"))
@@ -243,7 +220,7 @@ class Policy:
     def guarded(self, log_probs: Float[Array, "B T"], rollout: Rollout, mask: Bool[Array, "B T"]) -> dict[str, Mean]:
         """Means over tokens of what must be 0 before anything is learnt."""
         ratio = jnp.abs(jnp.expm1(jnp.where(mask, log_probs - rollout.log_probs, 0.0)))
-        moved = kl_penalty(log_probs, rollout.reference_log_probs, mask, estimator="abs")
+        moved = jnp.abs(kl_penalty(log_probs, rollout.reference_log_probs, mask))
         return {"ratio_error": Mean.of(ratio, mask), "reference_error": Mean.of(moved, mask)}
 
     def check_start(self, metrics: Mapping[str, float], *, step: int) -> None:
@@ -266,20 +243,11 @@ class Policy:
                 )
 
     def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
-        signs = {
-            "distinct_responses": FEWEST_DISTINCT,
-            "entropy": LEAST_ENTROPY,
-            "response_tokens": FEWEST_TOKENS,
-        }
-        low = [
-            f"{name} = {metrics[name]:.3g} (below {least:g})" for name, least in signs.items() if metrics[name] < least
-        ]
-        if low:
-            log.warning(
-                "the policy may have collapsed at step %d: %s; raise kl.coefficient or lower the learning rate.",
-                step,
-                ", ".join(low),
-            )
+        signs = [(name, metrics[name], least) for name, least in LEAST.items() if metrics[name] < least]
+        if signs:
+            low = ", ".join(f"{name} = {value:.3g} (below {least:g})" for name, value, least in signs)
+            advice = "the policy may have collapsed at step %d: %s; raise kl.coefficient or lower the learning rate."
+            log.warning(advice, step, low)
 
 
 def value_head(settings: PpoTaskSettings) -> ClassificationHead:

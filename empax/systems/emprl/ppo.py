@@ -6,7 +6,7 @@ mask (NaN too) changes neither value nor gradient.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,6 @@ def reduce_tokens(values: Float[Array, "B T"], mask: Bool[Array, "B T"], reducti
     """
     if reduction == "tokens":
         return Mean.of(values, mask)
-    if reduction not in ("sequences", "sequence_means"):
-        raise ValueError(
-            f"reduction = {reduction!r} is not allowed; it takes one of 'tokens', 'sequences', 'sequence_means'."
-        )
     sums = jnp.sum(real(values, mask), axis=1)
     if reduction == "sequence_means":
         sums = sums / jnp.maximum(jnp.sum(mask.astype(jnp.float32), axis=1), 1.0)
@@ -48,9 +44,7 @@ def weighted_sum(*parts: tuple[float | Float[Array, ""], Mean]) -> Mean:
 
     EmpRL, Eq. 13: `weighted_sum((1.0, policy), (0.1, value))`. `Mean.__add__` is for parts of a batch, not of a loss.
     """
-    return Mean(
-        total=sum((factor * part.total for factor, part in parts), start=jnp.zeros(())), weight=parts[0][1].weight
-    )
+    return Mean(sum((factor * part.total for factor, part in parts), start=jnp.zeros(())), parts[0][1].weight)
 
 
 def ratio_below(
@@ -136,16 +130,15 @@ def value_loss(
     mask: Bool[Array, "B T"],
     *,
     clip: float | None,
-    factor: float = 0.5,
     reduction: Reduction = "tokens",
     keep: Switch = None,
 ) -> tuple[Mean, Metrics]:
-    r"""Squared error of the values; clipped, it takes the worse of two.
+    r"""Half the squared error of the values; clipped, it takes the worse of two.
 
-    .. math:: L = f \, \mathrm{mean} \max((V_t - R_t)^2, (V'_t - R_t)^2), \quad
+    .. math:: L = \tfrac{1}{2} \, \mathrm{mean} \max((V_t - R_t)^2, (V'_t - R_t)^2), \quad
       V'_t = \mathrm{clip}(V_t, V^{old}_t - \epsilon, V^{old}_t + \epsilon)
 
-    Source: EmpRL, Eq. 15, which prints `clip=None, factor=1.0, reduction="sequences"`; its runs (TRL) clip at 0.2 and
+    Source: EmpRL, Eq. 15, which prints `clip=None, reduction="sequences"` and no half; its runs (TRL) clip at 0.2 and
     halve, as Dhariwal et al. 2017 (OpenAI Baselines) do.
 
     Args:
@@ -154,8 +147,7 @@ def value_loss(
       returns: R_t of `generalized_advantages`; no gradient flows.
       mask: True at tokens that count.
       clip: epsilon > 0, in units of the values; None = not clipped.
-      factor: f.
-      reduction: what `mean` is.
+      reduction: as in `policy_loss`.
       keep: as in `policy_loss`.
 
     Returns:
@@ -170,7 +162,7 @@ def value_loss(
         clipped = jnp.square(jnp.clip(values, old_values - clip, old_values + clip) - returns)
         cut = clipped > error
         error = jnp.maximum(error, clipped)
-    loss = reduce_tokens(factor * error, mask, reduction)
+    loss = reduce_tokens(0.5 * error, mask, reduction)
     return loss, {"value_clip_fraction": Mean.of(cut.astype(jnp.float32), counted)}
 
 
@@ -181,13 +173,10 @@ def grpo_loss(
     advantages: Float[Array, " B"],
     mask: Bool[Array, "B T"],
     *,
-    clip: float,
     kl_coefficient: float | Float[Array, ""],
-    epsilon_high: float | None = None,
-    delta: float | None = None,
-    importance_sampling_level: Level = "token",
     reduction: Reduction = "sequence_means",
     keep: Switch = None,
+    **options: Any,
 ) -> tuple[Mean, Metrics]:
     r"""PPO's policy loss with one advantage for a whole response, and the KL in the loss instead of the reward.
 
@@ -202,30 +191,16 @@ def grpo_loss(
       reference_log_probs: under the frozen reference; no gradient flows.
       advantages: of `grpo_advantages`.
       mask: True at tokens that count.
-      clip: epsilon > 0.
       kl_coefficient: beta, at least 0.
-      epsilon_high: as in `policy_loss`.
-      delta: as in `policy_loss`.
-      importance_sampling_level: as in `policy_loss`; "sequence" is GSPO.
       reduction: what `mean` is, for both parts.
       keep: as in `policy_loss`.
+      options: of `policy_loss`; importance_sampling_level = "sequence" is GSPO.
 
     Returns:
       The loss; the metrics of `policy_loss`, `policy_loss` itself, and `kl` = mean k3 in nats per token.
     """
     spread = jnp.broadcast_to(advantages[:, None], mask.shape)
-    policy, metrics = policy_loss(
-        log_probs,
-        old_log_probs,
-        spread,
-        mask,
-        clip=clip,
-        epsilon_high=epsilon_high,
-        delta=delta,
-        importance_sampling_level=importance_sampling_level,
-        reduction=reduction,
-        keep=keep,
-    )
+    policy, metrics = policy_loss(log_probs, old_log_probs, spread, mask, reduction=reduction, keep=keep, **options)
     counted = mask if keep is None else mask & keep
     kl = kl_penalty(log_probs, reference_log_probs, counted, estimator="k3")
     loss = weighted_sum((1.0, policy), (kl_coefficient, reduce_tokens(kl, mask, reduction)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,18 +17,16 @@ from empax.core import distributed
 from empax.core.cache import kept_array
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
-from empax.core.plugins import load_function
+from empax.core.plugins import blamed, load_function
 from empax.core.protocols import InstanceEncoder, Tokenizer
 from empax.core.sharding import local_mesh
-from empax.core.text_functions import row_fields, wanted_fields
+from empax.core.text_functions import call_on_texts, can_be_tried, needed_fields, row_fields, wanted_fields
 from empax.core.types import LEVELS, MECHANISMS, Instance, Params
 from empax.data import features
 from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
 from empax.parts.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
-from empax.systems.emprl.expectations import balanced_gains, expected_levels, f1_gains
-from empax.systems.emprl.functions import call_text_function
-from empax.systems.emprl.novelty import Novelty
+from empax.systems.emprl.expectations import Novelty, balanced_gains, expected_levels, f1_gains
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings
 
@@ -152,11 +150,10 @@ class EmpathyReward:
           instances: N of them.
           cache: folder where the levels are kept, so that neither a run that goes on nor the next one need ask again.
         """
-        first = self.judges[0]
+        first, most = self.judges[0], self.judges[0].stage.max_context_tokens
         contexts, responses = [i.context for i in instances], [i.response for i in instances]
-        ids, _ = encode_exchanges(
-            first.tokenizer, contexts, responses, max_context_tokens=self._context, max_response_tokens=self._response
-        )
+        lengths = {"max_context_tokens": most, "max_response_tokens": first.stage.response_buckets[-1]}
+        ids, _ = encode_exchanges(first.tokenizer, contexts, responses, **lengths)
         path = cache / f"{hash_json([[judge.hash for judge in self.judges], contexts, responses])}.npy"
         gold = kept_array(path, lambda: self._levels(contexts, responses))
         if self.goal == "gold":
@@ -169,7 +166,7 @@ class EmpathyReward:
             wanted = f1_gains(expected_levels(embeddings, gold, [i.dialogue_id for i in instances]))
         earned = np.take_along_axis(wanted, gold[:, :, None], axis=2).mean(axis=(1, 2))
         merit = (earned - earned.mean()) / max(earned.std(), 1e-6)
-        return JudgedContexts(ids, wanted, first.tokenizer.pad_id, self._context, merit.astype(np.float32))
+        return JudgedContexts(ids, wanted, first.tokenizer.pad_id, most, merit.astype(np.float32))
 
     def _levels(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Int[np.ndarray, "N M"]:
         """The likeliest of each response, in the order of MECHANISMS."""
@@ -177,19 +174,11 @@ class EmpathyReward:
         covered = [name for judge in self.judges for name in judge.task.mechanisms]
         return log_probs.argmax(axis=2).astype(np.int32)[:, [covered.index(name) for name in MECHANISMS]]
 
-    @property
-    def _context(self) -> int:
-        return self.judges[0].stage.max_context_tokens
-
-    @property
-    def _response(self) -> int:
-        return self.judges[0].stage.response_buckets[-1]
-
     def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
         batch, reader = rollout.batch, self.judges[0].tokenizer
         if self.on_host:
             tokens = np.asarray(distributed.whole(rollout.tokens))
-            texts = [self.tokenizer.decode([int(t) for t in row]).strip() for row in tokens]
+            texts = decoded(self.tokenizer, tokens)
             width = tokens.shape[1] + 16
             _, ids = encode_exchanges(reader, [()] * len(texts), texts, max_context_tokens=4, max_response_tokens=width)
             response, mask = features.pad(ids, width, reader.pad_id)
@@ -197,22 +186,18 @@ class EmpathyReward:
             ended = rollout.mask & (rollout.tokens != self.tokenizer.eos_id)
             response, mask = frame(rollout.tokens, ended, cls_id=reader.cls_id, sep_id=reader.sep_id)
         own = tuple(params[str(i)] for i in range(len(self.judges)))
-        found = self._probabilities(own, batch.context, batch.context_mask, response, mask)
-        return self.of(found, batch.wanted, batch.turn, batch.valid)
-
-    def of(
-        self,
-        probabilities: Float[Array, "B M 3"],
-        wanted: Float[Array, "B M 3"],
-        turn: Int[Array, " B"],
-        valid: Bool[Array, " B"],
-    ) -> Float[Array, " B"]:
+        found = self._probabilities(own, batch.context, batch.context_mask, response, mask), batch.wanted
         if self.goal != "gold":
-            return empathy_gain(probabilities, wanted, valid)
-        scores = empathy_reward(probabilities, wanted, valid)
+            return empathy_gain(*found, batch.valid)
+        scores = empathy_reward(*found, batch.valid)
         if not self.shift_penalty:
             return scores
-        return trajectory_reward(scores, probabilities, wanted, turn, valid, shift_penalty=self.shift_penalty)
+        return trajectory_reward(scores, *found, batch.turn, batch.valid, shift_penalty=self.shift_penalty)
+
+
+def decoded(tokenizer: Tokenizer, tokens: Int[np.ndarray, "B T"]) -> list[str]:
+    """Responses as texts."""
+    return [tokenizer.decode([int(t) for t in row]).strip() for row in tokens]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,8 +248,7 @@ class TextReward:
 
     def _asked(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         asked = [self.instances[int(i)] for i in rows]
-        responses = [self.tokenizer.decode([int(t) for t in row]).strip() for row in tokens]
-        return call_text_function(self.function, self.name, asked, responses, self._known)
+        return call_text_function(self.function, self.name, asked, decoded(self.tokenizer, tokens), self._known)
 
     @functools.cached_property
     def _known(self) -> tuple[str, ...]:
@@ -325,7 +309,7 @@ def make_reward(
     """The reward that settings describe.
 
     Args:
-      settings: its parts; at most one "empathy".
+      settings: its parts.
       tokenizer: the generator's.
       instances: that batches' rows count.
       judges: loads the identifiers of a stage.
@@ -333,15 +317,17 @@ def make_reward(
       responses: loads all gold responses; needed, and called, where kind = "novelty".
 
     Raises:
-      ConfigError: two parts of "empathy", or a function that is not there.
+      ConfigError: a function that is not there, or identifiers that read other ids than each other.
     """
-    if sum(part.kind == "empathy" for part in settings) > 1:
-        raise ConfigError("rewards has two parts of kind = 'empathy'; give one both stages.")
     parts: list[tuple[float, EmpathyReward | CompiledReward | TextReward]] = []
     for part in settings:
         if part.kind == "empathy":
             found = tuple(judges(stage) for stage in part.stages)
-            _check_alike(part.stages, found)
+            for stage, judge in zip(part.stages, found, strict=True):
+                if not tokenizers_agree(judge.tokenizer, found[0].tokenizer):
+                    raise ConfigError(
+                        f"rewards: the identifiers of {stage!r} and {part.stages[0]!r} have different tokenizers."
+                    )
             assert encoder is not None or part.goal != "f1"
             expects = encoder() if encoder is not None and part.goal == "f1" else None
             made = EmpathyReward(found, tokenizer, part.shift_penalty, part.goal, expects)
@@ -365,15 +351,6 @@ def part_names(settings: Sequence[RewardSettings]) -> tuple[str, ...]:
     return tuple(name if names.index(name) == i else f"{name}_{i}" for i, name in enumerate(names))
 
 
-def _check_alike(stages: Sequence[str], judges: Sequence[IdentifierJudge]) -> None:
-    """Raises ConfigError if the identifiers cannot be shown the same ids."""
-    first = judges[0]
-    for stage, judge in zip(stages[1:], judges[1:], strict=True):
-        if not tokenizers_agree(judge.tokenizer, first.tokenizer):
-            raise ConfigError(f"rewards: the identifiers of {stage!r} and {stages[0]!r} have different tokenizers.")
-    check_contexts(stages, [judge.stage.max_context_tokens for judge in judges])
-
-
 def check_contexts(stages: Sequence[str], lengths: Sequence[int]) -> None:
     """Raises ConfigError if the identifiers of `stages` read contexts of different `lengths`."""
     for stage, length in zip(stages, lengths, strict=True):
@@ -387,3 +364,74 @@ def check_contexts(stages: Sequence[str], lengths: Sequence[int]) -> None:
 def _nothing(rollout: Rollout) -> jax.Array:
     """The paper's "w/o empathy reward": the KL alone is left."""
     return jnp.zeros(rollout.tokens.shape[0], jnp.float32)
+
+
+def call_text_function(
+    function: Callable[..., Any],
+    name: str,
+    instances: Sequence[Instance],
+    responses: Sequence[str],
+    known: Iterable[str] = (),
+) -> Float[np.ndarray, " N"]:
+    """The scores of `responses` to the contexts of `instances`, as float32; see `call_on_texts`.
+
+    Raises:
+      ConfigError: the function raised something, wants a field that no row has, or did not return one finite number for
+        each.
+    """
+    contexts, references = [i.context for i in instances], [i.response for i in instances]
+    found = call_on_texts(function, f"the reward {name}", contexts, responses, references, instances, known)
+    return found.astype(np.float32)
+
+
+def try_functions(
+    settings: Sequence[RewardSettings],
+    rows: Callable[[Iterable[str]], Sequence[Instance]],
+    rollout: Rollout,
+    later: Sequence[str] = (),
+) -> None:
+    """Finds the functions that `settings` name, and calls each on a few rows.
+
+    Args:
+      settings: of all rewards; those without a function are passed over.
+      rows: gives what a text function is called with, rows that have the fields of given names if there are any; their
+        responses are rated.
+      rollout: the shapes of as many answers, with which a compiled function is traced.
+      later: notes that stages are going to add to the rows.
+
+    Raises:
+      ConfigError: a function is not there, wants a field that no row is going to have, fails, or returns something else
+        than one number for each row.
+    """
+    for part in settings:
+        if not part.function:
+            continue
+        function = load_function(part.function)
+        if part.kind == "text":
+            needed = needed_fields(function)
+            instances = rows(needed - set(later))
+            fields = {*row_fields(instances), *later}
+            if missing := sorted(needed - fields):
+                raise ConfigError(
+                    f"the reward {part.function} wants {', '.join(missing)}; the fields of its rows are going to be "
+                    f"{', '.join(sorted(fields))}. A field of your own is one of the lines of your corpus "
+                    '(config.data.name = "jsonl").'
+                )
+            # It may be costly; and what stages add is not there before the run.
+            if distributed.is_writer() and can_be_tried(function, instances):
+                call_text_function(function, part.function, instances, [i.response for i in instances])
+            continue
+        args = (getattr(function, "params"), rollout) if hasattr(function, "params") else (rollout,)  # noqa: B009
+        with blamed(f"the reward {part.function}"):
+            found = jax.eval_shape(function, *args)
+        shape, kind = getattr(found, "shape", None), getattr(found, "dtype", None)
+        count = jax.tree.leaves(rollout)[0].shape[0]
+        if shape != (count,) or kind is None or not _is_real(kind):
+            raise ConfigError(
+                f"the reward {part.function} returns {found} for {count} rows; it must return an array of shape "
+                f"({count},) of numbers."
+            )
+
+
+def _is_real(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from typing import Any
 
 import flax.struct
 import jax
@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.types import LEVELS, Batch, Instance
-from empax.data import features
-from empax.data.exemplars import ContextExamples
+from empax.core.types import LEVELS, Batch
+from empax.data.exemplars import ContextExamples, padded
 
 
 @flax.struct.dataclass
@@ -87,12 +86,8 @@ class PolicyExamples:
     """Contexts as random-access examples (`core.protocols.Examples`), for a policy to answer."""
 
     def __init__(self, examples: ContextExamples, judged: JudgedContexts):
-        self.examples, self.judged = examples, judged
+        self.examples, self.judged, self.instances = examples, judged, examples.instances
         self.lengths = examples.lengths[:, 0]  # the gold response is not read
-
-    @property
-    def instances(self) -> Sequence[Instance]:
-        return self.examples.instances
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -101,20 +96,18 @@ class PolicyExamples:
         return self.rows(np.asarray(indices), np.zeros(len(indices), np.int32), length, rng)
 
     def rows(self, indices: np.ndarray, turn: np.ndarray, length: int, rng: np.random.Generator) -> PolicyBatch:
-        judged = self.judged
-        contexts = [judged.contexts[i] if i >= 0 else [] for i in indices]
-        context, context_mask = features.pad(contexts, judged.max_tokens, judged.pad_id)
-        known = np.maximum(indices, 0)
+        judged, known = self.judged, np.maximum(indices, 0)
+        context, context_mask = padded(judged.contexts, indices, judged.max_tokens, judged.pad_id)
         # Numpy arrays until they are put on devices; the annotations are those of the step.
-        return PolicyBatch(
-            inputs=self.examples.collate(indices, length, rng),
-            row=indices.astype(np.int32),  # pyright: ignore[reportArgumentType]
-            context=context,  # pyright: ignore[reportArgumentType]
-            context_mask=context_mask,  # pyright: ignore[reportArgumentType]
-            wanted=judged.wanted[known],  # pyright: ignore[reportArgumentType]
-            turn=turn.astype(np.int32),  # pyright: ignore[reportArgumentType]
-            merit=judged.merit[known],  # pyright: ignore[reportArgumentType]
-        )
+        arrays: dict[str, Any] = {
+            "row": indices.astype(np.int32),
+            "context": context,
+            "context_mask": context_mask,
+            "wanted": judged.wanted[known],
+            "turn": turn.astype(np.int32),
+            "merit": judged.merit[known],
+        }
+        return PolicyBatch(self.examples.collate(indices, length, rng), **arrays)
 
 
 class DialogueExamples:
@@ -124,20 +117,15 @@ class DialogueExamples:
     """
 
     def __init__(self, turns: PolicyExamples, max_turns: int):
-        self.turns, self.max_turns = turns, max_turns
+        self.turns, self.max_turns, self.instances = turns, max_turns, turns.instances
         found: dict[str, list[int]] = {}
         for i, instance in enumerate(turns.instances):
             found.setdefault(instance.dialogue_id, []).append(i)
-        order = {i: len(turns.instances[i].context) for rows in found.values() for i in rows}
         self.rows = np.full((len(found), max_turns), -1, np.int64)
         for d, rows in enumerate(found.values()):
-            kept = sorted(rows, key=lambda i: order[i])[:max_turns]
+            kept = sorted(rows, key=lambda i: len(turns.instances[i].context))[:max_turns]
             self.rows[d, : len(kept)] = kept
         self.lengths = np.where(self.rows >= 0, turns.lengths[np.maximum(self.rows, 0)], 0).max(axis=1)
-
-    @property
-    def instances(self) -> Sequence[Instance]:
-        return self.turns.instances
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -18,7 +18,7 @@ class RewardSettings:
 
     Attributes:
       kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "novelty" (what it adds to
-        Distinct-2, see `systems.emprl.novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
+        Distinct-2, see `systems.emprl.expectations:Novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
       weight: factor of the part; below 0 the part is a penalty.
       goal: of "empathy". "gold": the levels of the gold response (Eq. 2 to 5); "f1": the levels that add most to the
         weighted F1, by what the context lets expect (`systems.emprl.expectations`): the mean of many gold responses;
@@ -104,7 +104,6 @@ class PolicyTaskSettings:
       rewards: the parts of the reward.
       kl: see there.
       normalize_scores: standardise scores by the running mean and deviation of all so far.
-      missing_eos_penalty: taken off the score of a response that was cut off.
       clip: epsilon of Eq. 14.
       epsilon_high: how far a ratio may rise above 1; None = `clip`.
       delta: the most that a ratio counts for, above 1 + epsilon_high; None = no bound.
@@ -133,7 +132,6 @@ class PolicyTaskSettings:
     rewards: tuple[RewardSettings, ...] = (RewardSettings(),)
     kl: KlSettings = dataclasses.field(default_factory=KlSettings)
     normalize_scores: bool = True
-    missing_eos_penalty: float = 0.0
     clip: float = 0.2
     epsilon_high: float | None = None
     delta: float | None = None
@@ -160,12 +158,14 @@ class PolicyTaskSettings:
         if self.delta is not None and self.delta <= 1.0 + high:
             raise ConfigError(f"delta = {self.delta} must be above 1 + epsilon_high = {1.0 + high}, or None.")
         check_numbers(self, "max_ratio", above=1)
-        check_numbers(self, "missing_eos_penalty", "entropy_weight", "likelihood_weight", "likelihood_focus", least=0)
+        check_numbers(self, "entropy_weight", "likelihood_weight", "likelihood_focus", least=0)
         check_numbers(self, "kept_share", above=0, most=1)
         check_numbers(self, "max_turns", least=1)
         check_numbers(self, "max_examples", "max_validation_examples", "replies", least=0)
         if self.index and self.whole_dialogues:
             raise ConfigError("whole_dialogues and index do not go together: exemplars belong to single turns.")
+        if sum(reward.kind == "empathy" for reward in self.rewards) > 1:
+            raise ConfigError("rewards has two parts of kind = 'empathy'; give one both stages.")
         if any(reward.shift_penalty for reward in self.rewards) and not self.whole_dialogues:
             raise ConfigError("shift_penalty needs whole_dialogues = True: single turns have no shifts.")
 
@@ -178,7 +178,6 @@ class PpoTaskSettings(PolicyTaskSettings):
       gamma, lam: of the advantages (Eq. 9 and 10).
       advantages: "sound", or Eq. 9 to the letter.
       whiten_rewards: scale rewards of tokens, KL included, to variance 1, their mean kept.
-      whiten_advantages: to mean 0 and variance 1.
       value_weight: of the value loss (Eq. 13).
       value_hidden: width of a hidden layer in the value head; 0 = it is linear.
       value_sees_levels: the value head also reads the levels that the reward asks for. Nobody needs
@@ -194,7 +193,6 @@ class PpoTaskSettings(PolicyTaskSettings):
     lam: float = 0.95
     advantages: Form = "sound"
     whiten_rewards: bool = True
-    whiten_advantages: bool = True
     value_weight: float = 0.1
     value_hidden: int = 0
     value_sees_levels: bool = False

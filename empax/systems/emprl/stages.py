@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ from empax.data.batches import draw
 from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances, planned_notes
 from empax.models.heads import EMOTION_HEAD
-from empax.parts.attributes import IdentifierJudge, IdentifierTaskSettings, judge_stage, load_judge
-from empax.parts.attributes.identifier import check_mechanisms
+from empax.parts.attributes import check_identifiers, load_identifiers
 from empax.parts.exemplars.checks import check_passages
 from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
@@ -36,8 +34,7 @@ from empax.parts.generator.stages import answerer_of, context_examples
 from empax.parts.generator.task import Generator
 from empax.parts.generator.trained import Trained, generator_to_export
 from empax.retrieval.index import load_index
-from empax.systems.emprl.functions import try_functions
-from empax.systems.emprl.rewards import Reward, check_contexts, make_reward
+from empax.systems.emprl.rewards import Reward, check_contexts, make_reward, try_functions
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
 from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
@@ -61,13 +58,7 @@ def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward
 def first_params(parts: GeneratorParts, run: RunContext, stage: str) -> Params:
     """{"model", "emotion"} of the stage that a policy begins with; of a joint stage, its generator."""
     params = parts.stage_params(run, stage)
-    params = params.get("generator", params)
-    if "model" not in params:
-        raise ConfigError(
-            f"config.{run.stage}.start_from = {stage!r} trains no generator; name a stage of the tasks 'generator' or "
-            "'reg.joint'."
-        )
-    return params
+    return params.get("generator", params)
 
 
 def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
@@ -84,7 +75,8 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
         check_candidates(run, stage.index, ("train", "validation"), run.shared_settings(RetrievalSettings).passages)
     for part in stage.rewards:
         if part.kind == "empathy":
-            _check_identifiers(part.stages, run)
+            found = check_identifiers(run, "rewards.stages", part.stages)
+            check_contexts(part.stages, [judge.max_context_tokens for judge in found])
     asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
     rollout = _sketch_rollout(asked, stage.rollout.max_tokens, has_values=False)
     unknown = dict.fromkeys(("scores", "advantages", "kl_coefficient"))
@@ -106,33 +98,15 @@ def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
         )
 
 
-def _check_identifiers(stages: Sequence[str], run: RunContext) -> None:
-    """Raises ConfigError unless `stages` train identifiers that can reward together."""
-    found = []
-    for name in stages:
-        run.earlier("rewards.stages", name, tasks=("attributes.identifier",))
-        found.append(judge_stage(run, name))
-    levelled = [mechanism for judge in found for mechanism in judge.mechanisms]
-    check_mechanisms(levelled)
-    check_contexts(stages, [judge.max_context_tokens for judge in found if isinstance(judge, IdentifierTaskSettings)])
-
-
 def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
     first = first_params(parts, run, stage.start_from)
-
-    def judges(name: str) -> IdentifierJudge:
-        judge = load_judge(run, name)
-        if not isinstance(judge, IdentifierJudge):
-            raise ConfigError(f"config.{name} trains no identifiers; set its task to 'attributes.identifier'.")
-        return judge
-
     train = _examples(parts, run, stage, "train", stage.max_examples)
     reward = make_reward(
         stage.rewards,
         tokenizer=parts.tokenizer,
         instances=train.instances,
-        judges=judges,
+        judges=lambda name: load_identifiers(run, (name,))[0],
         encoder=lambda: load_encoder_of(run, ""),
         responses=lambda: [instance.response for instance in load_instances(run, "train")],
     )
@@ -185,34 +159,28 @@ class Replies:
     """
 
     def __init__(
-        self,
-        parts: GeneratorParts,
-        run: RunContext,
-        stage: PolicyTaskSettings,
-        instances: Sequence[Instance],
-        first: Params,
+        self, parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings, asked: list[Instance], first: Params
     ):
-        self._parts, self._run, self._stage, self._first = parts, run, stage, first
-        self._instances = instances
-        self._answerer: Answerer | None = None
+        self._parts, self._run, self._stage, self._asked, self._first = parts, run, stage, asked, first
+
+    @functools.cached_property
+    def _answerer(self) -> Answerer:
+        """One, so that it compiles once."""
+        options = AnswerOptions(self._run.stage, "", (self._parts.settings.layout.max_source_tokens,))
+        return _answerer(self._parts, self._run, self._stage, {}, options)
 
     def __call__(self, step: int, params: Params | None) -> None:
-        if params is None or not self._instances:
+        if params is None or not self._asked:
             return
         distributed.make_once(self._path(0), lambda: self._keep(0, self._first["model"]))
-        distributed.make_once(
-            self._path(step),
-            lambda: self._keep(step, policy_model(self._parts, params, self._first, self._stage.kept_share)),
-        )
+        model = functools.partial(policy_model, self._parts, params, self._first, self._stage.kept_share)
+        distributed.make_once(self._path(step), lambda: self._keep(step, model()))
 
     def _keep(self, step: int, model: Params) -> None:
-        if self._answerer is None:  # one, so that it compiles once
-            options = AnswerOptions(self._run.stage, "", (self._parts.settings.layout.max_source_tokens,))
-            self._answerer = _answerer(self._parts, self._run, self._stage, {}, options)
         # From the host always: arrays that lie elsewhere would be another program to compile.
         self._answerer.take(jax.device_get({"model": model, "emotion": self._first["emotion"]}))
         # The same draws at every step: what differs is the policy.
-        made = self._answerer.respond(self._instances, batch_size=len(self._instances), seed=self._run.seed)
+        made = self._answerer.respond(self._asked, batch_size=len(self._asked), seed=self._run.seed)
         write_json(self._path(step), [{"context": list(p.context), "response": p.response} for p in made])
 
     def _path(self, step: int) -> Path:

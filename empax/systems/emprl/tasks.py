@@ -47,8 +47,7 @@ class Ppo(Policy):
         advantages, returns = generalized_advantages(
             rewards, batch.values, mask, gamma=settings.gamma, lam=settings.lam, form=settings.advantages
         )
-        if settings.whiten_advantages:
-            advantages = whiten(advantages, mask)
+        advantages = whiten(advantages, mask)
         warm = (memory.rollouts >= settings.value_warmup_steps).astype(jnp.float32)
         credited = batch.replace(
             advantages=advantages, returns=returns, policy_weight=jnp.broadcast_to(warm, batch.tokens.shape[:1])
@@ -68,16 +67,8 @@ class Ppo(Policy):
         assert values is not None
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
         options: dict[str, Any] = {"reduction": settings.reduction, "keep": keep}
-        policy, metrics = ppo.policy_loss(
-            log_probs,
-            batch.log_probs,
-            batch.advantages,
-            mask,
-            clip=settings.clip,
-            epsilon_high=settings.epsilon_high,
-            delta=settings.delta,
-            **options,
-        )
+        given = log_probs, batch.log_probs, batch.advantages, mask
+        policy, metrics = ppo.policy_loss(*given, **self.bounds, **options)
         value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **options)
         loss = ppo.weighted_sum((warm, policy), (settings.value_weight, value))
         loss = self.with_entropy(loss, logits, mask, warm * keep)
@@ -119,20 +110,10 @@ class Grpo(Policy):
         settings, mask, encoded = self.settings, self.counted(batch), self.encoded(params, batch.batch)
         log_probs, _, logits = self.read(params, batch.batch, batch.tokens, encoded)
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
-        loss, metrics = ppo.grpo_loss(
-            log_probs,
-            batch.log_probs,
-            batch.reference_log_probs,
-            batch.advantages,
-            mask,
-            clip=settings.clip,
-            epsilon_high=settings.epsilon_high,
-            delta=settings.delta,
-            importance_sampling_level=settings.importance_sampling_level,
-            kl_coefficient=batch.kl_coefficient[0],
-            reduction=settings.reduction,
-            keep=keep,
-        )
+        given = log_probs, batch.log_probs, batch.reference_log_probs, batch.advantages, mask
+        level, coefficient = settings.importance_sampling_level, batch.kl_coefficient[0]
+        options: dict[str, Any] = {"reduction": settings.reduction, "keep": keep, "importance_sampling_level": level}
+        loss, metrics = ppo.grpo_loss(*given, kl_coefficient=coefficient, **self.bounds, **options)
         loss = self.with_entropy(loss, logits, mask, keep.astype(jnp.float32))
         loss, gold = self.with_likelihood(loss, params, batch, encoded, keep.astype(jnp.float32))
         metrics["token_kl"] = metrics.pop("kl")

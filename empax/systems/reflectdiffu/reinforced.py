@@ -15,10 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from empax.core import distributed
 from empax.core.protocols import Tokenizer
-from empax.core.system import RunContext
 from empax.core.types import IS_POSITIVE, Instance, Mean, Metrics, Params
-from empax.parts.attributes import IdentifierJudge, judge_stage, load_judge
-from empax.parts.attributes.identifier import check_mechanisms
+from empax.parts.attributes import IdentifierJudge
 from empax.parts.generator.task import Losses
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought
@@ -29,18 +27,6 @@ log = logging.getLogger("empax")
 _BASELINE_DECAY = 0.99
 _MOST_RATIO_ERROR = 1e-3
 _LEAST_SPREAD = 1e-6
-
-
-def check_reply_judges(stages: Sequence[str], run: RunContext) -> None:
-    """Raises ConfigError unless `stages` come earlier and train identifiers of all mechanisms."""
-    for name in stages:
-        run.earlier("judges", name, tasks=("attributes.identifier",))
-    check_mechanisms([mechanism for name in stages for mechanism in judge_stage(run, name).mechanisms])
-
-
-def load_reply_judges(stages: Sequence[str], run: RunContext) -> tuple[IdentifierJudge, ...]:
-    """The identifiers of finished stages."""
-    return tuple(load_judge(run, name) for name in stages)  # type: ignore[misc]
 
 
 @dataclasses.dataclass(frozen=True)

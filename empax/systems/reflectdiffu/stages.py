@@ -21,6 +21,7 @@ from empax.data.store import PrepareSettings, check_prepared, load_instances, ru
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.transformer import EncoderDecoder
+from empax.parts.attributes import check_identifiers, load_identifiers
 from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
@@ -38,12 +39,7 @@ from empax.systems.reflectdiffu.labels import (
 )
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.reasons import ReasonAnnotator, load_finder
-from empax.systems.reflectdiffu.reinforced import (
-    ReinforcedReflectDiffu,
-    ReplyEmpathy,
-    check_reply_judges,
-    load_reply_judges,
-)
+from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu, ReplyEmpathy
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
@@ -123,7 +119,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     if stage.reasons:
         run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
     if stage.reward == "empathy":
-        check_reply_judges(stage.judges, run)
+        check_identifiers(run, "judges", stage.judges)
     if stage.intents:
         run.earlier("intents", stage.intents, tasks=("reflectdiffu.intents",))
     load_intents(run.plan.data)
@@ -159,7 +155,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     write_json(run.directory / "intents.json", found)
     train, task = examples("train", 0), parts.task(stage)
     if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
-        judged = load_reply_judges(stage.judges, run), parts.tokenizer, train.instances, train.words
+        judged = load_identifiers(run, stage.judges), parts.tokenizer, train.instances, train.words
         task = dataclasses.replace(task, empathy=ReplyEmpathy(*judged))
     return Assembly(
         task,

@@ -10,7 +10,6 @@ from empax.systems.emprl.advantages import (
     generalized_advantages,
     grpo_advantages,
     mask_first_token,
-    penalize_missing_eos,
     response_mask,
     rloo_advantages,
     token_rewards,
@@ -49,14 +48,6 @@ def test_dropping_the_first_token_drops_nothing_else():
     found = mask_first_token(jnp.asarray(MASK))
     np.testing.assert_array_equal(found[:, 1:], MASK[:, 1:])
     assert not found[:, 0].any()
-
-
-def test_responses_without_an_end_are_penalised():
-    tokens = jnp.asarray([[5, 1, 1], [5, 6, 7], [5, 5, 1], [0, 0, 0]])
-    mask = response_mask(tokens, jnp.asarray([True, True, True, False]), eos_id=1)
-    scores = jnp.asarray([0.1, 0.2, 0.3, 0.4])
-    found = penalize_missing_eos(scores, tokens, mask, eos_id=1, penalty=1.0)
-    np.testing.assert_allclose(found, [0.1, -0.8, 0.3, 0.4], rtol=1e-6)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -145,11 +136,7 @@ def test_running_statistics_are_those_of_all_scores_so_far():
         assert statistics.count == len(seen)
         assert float(statistics.mean) == pytest.approx(mean, rel=1e-5)
         assert float(statistics.std()) == pytest.approx(std, rel=1e-4)
-    for shift_mean, clip in ((True, None), (False, None), (True, 0.5)):
-        expected = (scores - (mean if shift_mean else 0.0)) / std
-        expected = expected if clip is None else np.clip(expected, -clip, clip)
-        found = statistics.normalise(jnp.asarray(scores), shift_mean=shift_mean, clip=clip)
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(statistics.normalise(jnp.asarray(scores)), (scores - mean) / std, rtol=1e-3, atol=1e-4)
 
 
 def test_a_batch_of_fillers_changes_no_statistics():
@@ -163,7 +150,7 @@ def test_a_batch_of_fillers_changes_no_statistics():
 def test_equal_scores_do_not_become_huge_rewards():
     statistics = ScoreStatistics.empty().update(jnp.full(5, 0.7), jnp.ones(5, bool))
     np.testing.assert_allclose(statistics.normalise(jnp.full(5, 0.7)), 0.0, atol=1e-6)
-    np.testing.assert_allclose(statistics.normalise(jnp.full(5, 0.7), shift_mean=False), 0.7)
+    np.testing.assert_allclose(statistics.normalise(jnp.full(5, 0.9)), 0.2, rtol=1e-5)
 
 
 def test_statistics_are_a_tree_that_holds_anything():
@@ -292,9 +279,3 @@ def test_leave_one_out_advantages_follow_a_loop_and_are_those_of_groups_scaled()
 
 def test_a_group_of_equals_teaches_nothing():
     np.testing.assert_allclose(grpo_advantages(jnp.full(8, 0.3), jnp.ones(8, bool), group_size=4), 0.0, atol=1e-3)
-
-
-@pytest.mark.parametrize(("group_size", "message"), [(1, "at least 2"), (5, "does not divide a batch of 8")])
-def test_groups_must_be_groups(group_size, message):
-    with pytest.raises(ValueError, match=message):
-        grpo_advantages(jnp.zeros(8), jnp.ones(8, bool), group_size=group_size)

@@ -13,8 +13,7 @@ from empax.core.config import ConfigError
 from empax.core.plugins import load_function
 from empax.core.text_functions import LARGEST_SCORE, checked_numbers
 from empax.core.types import Instance
-from empax.systems.emprl.functions import call_text_function, try_functions
-from empax.systems.emprl.rewards import TextReward
+from empax.systems.emprl.rewards import TextReward, call_text_function, try_functions
 from empax.systems.emprl.settings import RewardSettings
 
 ROWS = (Instance("a#2", ("hi",), "yes", ""), Instance("b#2", ("oh",), "no", ""))

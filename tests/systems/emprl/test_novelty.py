@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
-from empax.systems.emprl.novelty import Novelty
+from empax.systems.emprl.expectations import Novelty
 from empax.systems.emprl.rewards import make_reward
 from empax.systems.emprl.settings import RewardSettings
 

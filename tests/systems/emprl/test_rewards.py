@@ -21,6 +21,7 @@ from empax.systems.emprl.rewards import (
     EmpathyReward,
     Reward,
     TextReward,
+    check_contexts,
     empathy_gain,
     empathy_reward,
     make_reward,
@@ -257,9 +258,9 @@ def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkey
     balanced = dataclasses.replace(reward, goal="balanced")
     gains = balanced.judged(EXCHANGES, tmp_path).wanted
     np.testing.assert_array_equal(gains, balanced_gains(first.wanted.argmax(axis=2)))
-    given = jnp.asarray(probabilities(2), jnp.float32)
-    earned = balanced.of(given, jnp.asarray(gains), jnp.zeros(2, int), jnp.ones(2, bool))
-    np.testing.assert_allclose(earned, empathy_gain(given, jnp.asarray(gains), jnp.ones(2, bool)))
+    said = jnp.exp(judge([instance.context for instance in EXCHANGES], SAID))
+    earned = balanced.rate(balanced.params, answered(balanced, judge.tokenizer, tmp_path))
+    np.testing.assert_allclose(earned[:2], empathy_gain(said, jnp.asarray(gains), jnp.ones(2, bool)), rtol=5e-3)
     monkeypatch.setattr(IdentifierJudge, "__call__", None)
     np.testing.assert_array_equal(reward.judged(EXCHANGES, tmp_path).wanted, first.wanted)
     other = EmpathyReward((dataclasses.replace(judge, hash="another"),), judge.tokenizer)
@@ -312,7 +313,7 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
         ),
         (lambda: RewardSettings(shift_penalty=-1.0), "shift_penalty = -1.0 must be at least 0"),
         (lambda: RewardSettings(stages=()), r"stages = \(\); name the stages"),
-        (lambda: PolicyTaskSettings(missing_eos_penalty=-1.0), "missing_eos_penalty = -1.0 must be at least 0"),
+        (lambda: PolicyTaskSettings(rewards=(RewardSettings(),) * 2), "two parts of kind = 'empathy'"),
         (lambda: PpoTaskSettings(value_clip=0.0), "None switches clipping off"),
     ],
 )  # fmt: skip
@@ -321,26 +322,11 @@ def test_settings_that_cannot_work_are_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "tokens", "message"),
-    [
-        (("a long walk",), 64, "'two' and 'one' have different tokenizers"),
-        ((), 32, "max_context_tokens is 32 in 'two' and 64"),
-    ],
-)
-def test_identifiers_that_reward_together_read_the_same_ids(toy, vocabulary, tokens, message):
+def test_identifiers_that_reward_together_read_the_same_ids(toy):
     def judge(stage):
-        second = stage == "two"
-        words = train_bpe(["i see", *(vocabulary if second else ())], vocab_size=300)
-        settings = types.SimpleNamespace(max_context_tokens=tokens if second else 64)
-        return types.SimpleNamespace(tokenizer=words, stage=settings)
+        return types.SimpleNamespace(tokenizer=train_bpe(["i see", f"a {stage} walk"], vocab_size=300))
 
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match="'two' and 'one' have different tokenizers"):
         make_reward([RewardSettings(stages=("one", "two"))], tokenizer=toy.Words(), instances=[], judges=judge)
-
-
-def test_two_empathy_rewards_are_one_too_many(toy):
-    with pytest.raises(ConfigError, match="two parts of kind = 'empathy'"):
-        make_reward(
-            [RewardSettings(), RewardSettings()], tokenizer=toy.Words(), instances=[], judges=lambda stage: None
-        )
+    with pytest.raises(ConfigError, match="max_context_tokens is 32 in 'two' and 64"):
+        check_contexts(("one", "two"), (64, 32))
