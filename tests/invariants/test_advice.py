@@ -963,8 +963,6 @@ WITHOUT_A_CASE = {
     ): _BEAM,
     ("serving/export.py", "give the work directory of one"): _RUN,
     ("serving/session.py", "give the work directory of one that has finished"): _RUN,
-    ("systems/emprl/stages.py", "name a stage of the tasks 'generator' or 'reg.joint'"): _EARLIER,
-    ("systems/emprl/stages.py", "set its task to 'attributes.identifier'"): _EARLIER,
     ("systems/emprl/policy.py", "or raise guard_tolerance if that is all"): _RUN,
 }
 """(file, piece of the message) → why nothing is provoked here."""

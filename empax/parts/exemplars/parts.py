@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -148,7 +148,7 @@ class ExemplarSearch:
         encoder: Any = None,
         made_by: str = "",
         corpus: Corpus | None = None,
-    ) -> ExemplarSearch:
+    ) -> Self:
         """That of a finished index stage, with its filter.
 
         Args:

@@ -16,7 +16,7 @@ from empax.core.text_files import read_lines
 from empax.core.types import Instance
 from empax.data import features
 from empax.data.english import vader_lexicon
-from empax.data.exemplars import LabelledExamples, newest
+from empax.data.exemplars import LabelledExamples, newest, padded
 from empax.data.knowledge import SOCIAL_RELATIONS, facts_of
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
 from empax.systems.classic.readers import ClassicBatch
@@ -83,8 +83,8 @@ class ClassicExamples(LabelledExamples):
         arrays["speaker"] = newest(self.speakers, rows, length, self.pad_id)[0]
         arrays["emotional"] = self.emotional[arrays["source"]] & arrays["source_mask"]
         if self.feedback_tokens:
-            feedback = [self.feedback[i] if i >= 0 else [] for i in rows]
-            arrays["feedback"], arrays["feedback_mask"] = features.pad(feedback, self.feedback_tokens, self.pad_id)
+            found = padded(self.feedback, rows, self.feedback_tokens, self.pad_id)
+            arrays["feedback"], arrays["feedback_mask"] = found
         if self.facts_tokens:
             nothing: list[list[int]] = [[]] * len(SOCIAL_RELATIONS)
             facts = [ids for i in rows for ids in (self.facts[i] if i >= 0 else nothing)]

@@ -18,9 +18,8 @@ from empax.models.stack import Layer
 from empax.models.transformer import EncoderDecoder, causal
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import AdversarySettings, Critic
-from empax.systems.classic.mimicry import Mimicry
+from empax.systems.classic.mimicry import Mimicry, Refinement
 from empax.systems.classic.readers import ClassicBatch, EmotionHead, EmotionWords, ListenerGate, Read
-from empax.systems.classic.refinement import Refinement
 
 READERS: dict[str, Any] = {
     "emotion": EmotionHead,

@@ -54,10 +54,9 @@ class ClassicSettings(WordLevelSettings):
             raise ConfigError('readers: "mimicry" reads the emotion itself; leave out "emotion".')
         if "listeners" in self.readers and "emotion" not in self.readers[: self.readers.index("listeners")]:
             raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
-        if "emotion_words" in self.readers and "emotion" in self.readers[: self.readers.index("emotion_words")]:
-            raise ConfigError('readers: "emotion" reads what "emotion_words" adds; put it behind them.')
-        if "refinement" in self.readers and "emotion" in self.readers[: self.readers.index("refinement")]:
-            raise ConfigError('readers: "emotion" reads what "refinement" makes of the context; put it behind that.')
+        for name in ("emotion_words", "refinement"):
+            if name in self.readers and "emotion" in self.readers[: self.readers.index(name)]:
+                raise ConfigError(f'readers: "emotion" reads what "{name}" makes of the context; put it behind that.')
         check_no_exemplars(self.decoding)
         if self.decoding.rerank == "similarity":
             raise ConfigError(

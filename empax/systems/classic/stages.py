@@ -20,7 +20,6 @@ from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
-from empax.decoding.settings import without_unknown
 from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.parts.generator.task import Decoder
@@ -39,11 +38,7 @@ TOKEN_LOSSES = ("nll", "frequency")
 
 
 def check_system(run: RunContext) -> None:
-    """Whether the tokenizer is one of words, and the word vectors and the lexicon are there.
-
-    Raises:
-      ConfigError: it is not so.
-    """
+    """Raises ConfigError unless the tokenizer is one of words, and the word vectors and the lexicon are there."""
     check_prepared(run)
     settings = run.shared_settings(ClassicSettings)
     if run.settings("prepare", PrepareSettings).tokenizer.kind != "words":
@@ -54,11 +49,7 @@ def check_system(run: RunContext) -> None:
 
 
 def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
-    """Whether each loss has a weight, and the stage whose emotions are prepended comes before.
-
-    Raises:
-      ConfigError: it is not so.
-    """
+    """Raises ConfigError unless each loss has a weight, and the stage whose emotions are prepended comes before."""
     check_prepared(run)
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
     losses = settings.losses
@@ -92,14 +83,10 @@ class ClassicParts:
 
     def task(self, stage: ClassicTaskSettings) -> ClassicTask:
         settings, tokenizer = self.settings, self.tokenizer
-        decoding = without_unknown(settings.decoding, tokenizer.unk_id)
+        config = settings.config(tokenizer.vocab_size, tokenizer.start_id)
         return ClassicTask(
-            Classic(
-                settings.config(tokenizer.vocab_size, tokenizer.start_id),
-                settings.reader_settings(),
-                settings.adversary,
-            ),
-            Decoder(decoding, tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id),
+            Classic(config, settings.reader_settings(), settings.adversary),
+            Decoder.of(tokenizer, settings.decoding),
             stage.weights,
             label_smoothing=stage.label_smoothing,
             heads=("emotion",) if stage.weights.get("emotion") else (),
@@ -156,15 +143,15 @@ def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:
     validation = draw(load_instances(run, "validation"), stage.max_validation_examples)
     emotions_of = _prepended(stage, run)
     train = load_instances(run, "train")
-    examples = (
+    learnt, held_out = (
         parts.examples(train, emotions_of(train), train=True),
         parts.examples(validation, emotions_of(validation)),
     )
     initial = parts.initial if parts.settings.vectors else None
     frozen: Params = {"lexicon": parts.lexicon()} if parts.settings.adversary is not None else {}
     if stage.weights.get("frequency"):
-        frozen["frequency"] = parts.word_weights(examples[0].targets)
-    return Assembly(parts.task(stage), *examples, frozen=frozen, initial=initial)
+        frozen["frequency"] = parts.word_weights(learnt.targets)
+    return Assembly(parts.task(stage), learnt, held_out, frozen=frozen, initial=initial)
 
 
 def _prepended(stage: ClassicTaskSettings, run: RunContext) -> Callable[[Sequence[Instance]], list[str] | None]:

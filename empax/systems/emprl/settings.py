@@ -18,7 +18,7 @@ class RewardSettings:
 
     Attributes:
       kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "novelty" (what it adds to
-        Distinct-2, see `systems.emprl.expectations:Novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
+        Distinct-2, see `expectations.Novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
       weight: factor of the part; below 0 the part is a penalty.
       goal: of "empathy". "gold": the levels of the gold response (Eq. 2 to 5); "f1": the levels that add most to the
         weighted F1, by what the context lets expect (`systems.emprl.expectations`): the mean of many gold responses;

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from empax.core.config import ConfigError
-from empax.core.protocols import InstanceEncoder, Tokenizer
+from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Instance, Params
@@ -225,13 +225,12 @@ def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int
     parts, layout = GeneratorParts.of(run, planned=True), run.shared_settings(LempexSettings).layout
     empathy = None
     if stage.losses != "none":
-        classifiers = [
-            (name, planned_classifier(run.settings(name, ClassifierTaskSettings), run)) for name in stage.judges
-        ]
+        settings = {name: run.settings(name, ClassifierTaskSettings) for name in stage.judges}
+        classifiers = tuple((name, planned_classifier(own, run)) for name, own in settings.items())
         regressor = None
         if stage.sentiment:
             regressor = regressor_of(run.settings(stage.sentiment, SentimentTaskSettings), run, planned=True)
-        empathy = EmpathyLosses(stage, tuple(classifiers), regressor)
+        empathy = EmpathyLosses(stage, classifiers, regressor)
     task = generator_task(parts, stage, run, empathy)
     sizes = {"B": batch_size, "S": length, "T": layout.max_target_tokens}
     if stage.index:
@@ -247,37 +246,13 @@ def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int
     return Sketch(task, batch, frozen)
 
 
-@dataclasses.dataclass(frozen=True)
-class LempexAnswers:
-    """Instances with exemplars as the generator answers them.
-
-    Attributes:
-      form: how texts are read; it cuts no reference.
-      search: finds exemplars.
-    """
-
-    form: TurnForm
-    search: ExemplarSearch
-
-    @property
-    def encoder(self) -> InstanceEncoder:
-        return self.search.encoder
-
-    @property
-    def pairs(self) -> Sequence[Instance]:
-        return self.search.pairs
-
-    def __call__(self, instances: Sequence[Instance]) -> AnswerExamples:
-        return self.show(instances, *self.find(instances))
-
-    def find(self, instances: Sequence[Instance]) -> tuple[np.ndarray, np.ndarray]:
-        return self.search.find(instances)
+class LempexSearch(ExemplarSearch):
+    """Shows exemplars as the generator reads them; no reference is cut."""
 
     def show(self, instances: Sequence[Instance], rows: np.ndarray, scores: np.ndarray) -> AnswerExamples:
-        examples = LempexExamples(
-            instances, self.form, corpus=self.search.corpus, candidates=rows, others=len(instances) > 1
-        )
-        return AnswerExamples(examples, self.search.notes(rows, scores))
+        form = TurnForm(self.parts.tokenizer, self.parts.for_answers().settings.layout)
+        examples = LempexExamples(instances, form, corpus=self.corpus, candidates=rows, others=len(instances) > 1)
+        return AnswerExamples(examples, self.notes(rows, scores))
 
 
 def answer_generator(stage: LempexTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
@@ -288,16 +263,13 @@ def answer_generator(stage: LempexTaskSettings, run: RunContext, options: Answer
     """
     parts = GeneratorParts.of(run, with_params=False)
     task = generator_task(parts, stage, run, None)
-    params = {
-        name: leaf
-        for name, leaf in load_params(run.files.stage(options.stage)).items()
-        if name not in ("judges", "heads")
-    }
-    form = TurnForm(parts.tokenizer, parts.for_answers().settings.layout)
+    saved = load_params(run.files.stage(options.stage))
+    params = {name: leaf for name, leaf in saved.items() if name not in ("judges", "heads")}
     if stage.index:
         corpus = Corpus.of(load_instances(run, "train"), TurnForm(parts.tokenizer, parts.settings.layout))
-        search = ExemplarSearch.of(run, parts, stage.index, single=not options.buckets, corpus=corpus)
-        return answerer_of(parts, task, params, LempexAnswers(form, search), options)
+        search = LempexSearch.of(run, parts, stage.index, single=not options.buckets, corpus=corpus)
+        return answerer_of(parts, task, params, search, options)
+    form = TurnForm(parts.tokenizer, parts.for_answers().settings.layout)
 
     def alone(instances: Sequence[Instance]) -> AnswerExamples:
         return AnswerExamples(LempexExamples(instances, form), [{} for _ in instances])

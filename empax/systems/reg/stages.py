@@ -64,10 +64,6 @@ NO_EMOTIONS = (
 )
 
 
-def emotion_task(parts: EmotionParts) -> EmotionTask:
-    return EmotionTask(parts.retriever)
-
-
 def retriever_task(parts: RegParts, distillation: DistillationSettings) -> RetrieverTask:
     trial = DecodeSettings(method="greedy", max_tokens=distillation.explore_tokens)
     generator = parts.generator
@@ -172,7 +168,7 @@ def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunC
 
 def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
     parts = emotion_parts(run)
-    task, start = emotion_task(parts), parts.retriever_params(run, "")
+    task, start = EmotionTask(parts.retriever), parts.retriever_params(run, "")
     tokenizer, settings = parts.retrieval.encoder.tokenizer, parts.retrieval.settings
 
     def examples(split: str, most: int) -> SequenceExamples:
@@ -304,11 +300,8 @@ class Refresh:
         distributed.wait_for(mark_of(path))
         self.train.set_candidates(np.load(path))
 
-    def _make(self, params: Any) -> np.ndarray:
-        return self._search(trained_whole(params)["retriever"])
-
-    def _search(self, params: Params) -> np.ndarray:
-        encoder, mesh = self.parts.corpus_encoder(params), local_mesh()
+    def _make(self, params: Params) -> np.ndarray:
+        encoder, mesh = self.parts.corpus_encoder(trained_whole(params)["retriever"]), local_mesh()
         index = load_index(self.run.files.index(self.stage.index), mesh=mesh)
         corpus = self.train.corpus
         if self.stage.passage_encoder == "trained":
@@ -354,7 +347,7 @@ def _sketch_batch(
 def sketch_emotions(stage: EmotionTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     del stage
     parts = RegParts.of(run, planned=True)
-    return Sketch(emotion_task(parts), shapes_of(Batch, B=batch_size, S=length, T=1))
+    return Sketch(EmotionTask(parts.retriever), shapes_of(Batch, B=batch_size, S=length, T=1))
 
 
 def sketch_dense(stage: DenseTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:

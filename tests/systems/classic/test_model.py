@@ -148,7 +148,7 @@ def test_what_is_read_of_a_reference(made):
     ("values", "message"),
     [
         ({"readers": ("listeners",)}, 'gated by the logits of "emotion"; put that before them'),
-        ({"readers": ("emotion", "emotion_words")}, "put it behind them"),
+        ({"readers": ("emotion", "emotion_words")}, "put it behind that"),
         ({"readers": ("emotion", "refinement")}, "put it behind that"),
         ({"readers": ("emotion", "emotion")}, "names one twice"),
         ({"readers": ("mimicry", "emotion")}, 'leave out "emotion"'),

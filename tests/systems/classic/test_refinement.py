@@ -13,7 +13,7 @@ from empax.data.knowledge import SOCIAL_RELATIONS, Fact
 from empax.data.words import train_words
 from empax.pipeline.plan import make_plan, plain
 from empax.systems.classic.examples import ClassicExamples
-from empax.systems.classic.refinement import AFFECTION, COGNITION
+from empax.systems.classic.mimicry import AFFECTION, COGNITION
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.classic.stages import ClassicParts
 from tests.systems.classic.small import END, make
