@@ -207,9 +207,9 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         return AnswerExamples(examples, notes, examples.words)
 
     params = {**load_params(run.files.stage(options.stage)), **_frozen(stage, run)}
-    named = ["intent_first", "intent_prediction"]
-    named += ["intent_classifier"] if stage.intents else []
-    named += ["intent_second"] if stage.second_intent and not stage.constant_second else []
+    second = stage.second_intent and not stage.constant_second
+    named = (*(["intent_classifier"] if stage.intents else []), "intent_first",
+             *(["intent_second"] if second else []), "intent_prediction")  # fmt: skip
     return Answerer(
         parts.task(stage),
         params,
