@@ -3,6 +3,7 @@ r"""Serves a model or a finished run: a page to talk to, and OpenAI's endpoints.
   empax serve empathetic-t5-small                  # then open http://127.0.0.1:8000
   empax serve runs/reg_t5 --compare=runs/emprl_t5  # two side by side, blinded, with a vote
   empax serve minilm                               # an encoder: /v1/embeddings
+  empax serve --watch runs/reg_t5                  # curves of a run while it trains
 
 It takes what `empax.load` takes: published names, folders, wheels, work directories. It needs `pip install
 'empax[serve]'`. Messages that seem to speak of self-harm or danger get a fixed answer that names help
@@ -11,6 +12,7 @@ It takes what `empax.load` takes: published names, folders, wheels, work directo
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -31,6 +33,7 @@ _QUEUE = flags.DEFINE_integer("queue", 64, "How many replies may wait; others ge
 _RATE = flags.DEFINE_integer("rate", 120, "Requests a minute from one address; 0 = any number.", lower_bound=0)
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 256, "Most tokens of a reply.", lower_bound=1, upper_bound=4096)
 _VOTES = flags.DEFINE_string("votes", "votes", "With --compare: the folder for votes.")
+_WATCH = flags.DEFINE_boolean("watch", False, "Show how a run trains, in place of what it says.")
 _LOG_TEXTS = flags.DEFINE_boolean("log_texts", False, "Whether the log has what people say and are told.")
 _SAFETY = flags.DEFINE_boolean("safety", True, "Whether messages that seem to speak of danger get a fixed answer.")
 
@@ -67,15 +70,13 @@ def _application(names: list[str]) -> Any:
     if _HOST.value not in LOCAL and not token:
         raise ConfigError(f"--host={_HOST.value} is open to others; set EMPAX_TOKEN, or take --host=127.0.0.1.")
     try:
-        from empax.serving.web.app import ServerSettings, make_app
+        from empax.serving.web.app import ServerSettings, make_app, make_watch_app
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'empax[serve]' brings it.") from error
     from empax.serving.safety import announcement, answer_to_danger
     from empax.serving.web.systems import load_system
 
     before = answer_to_danger if _SAFETY.value else None
-    wanted = [names[0], *([_COMPARE.value] if _COMPARE.value else [])]
-    systems = [load_system(n, batch_size=_BATCH.value, max_tokens=_MAX_TOKENS.value, before=before) for n in wanted]
     settings = ServerSettings(
         token=token,
         places=_QUEUE.value,
@@ -83,8 +84,13 @@ def _application(names: list[str]) -> Any:
         hosts=LOCAL if _HOST.value in LOCAL else (),
         log_texts=_LOG_TEXTS.value,
         votes=expand(_VOTES.value),
-        safety=announcement() if before else "The model answers everything: --nosafety.",
     )
+    if _WATCH.value:
+        return make_watch_app(expand(names[0]), settings)
+    said = announcement() if before else "The model answers everything: --nosafety."
+    settings = dataclasses.replace(settings, safety=said)
+    wanted = [names[0], *([_COMPARE.value] if _COMPARE.value else [])]
+    systems = [load_system(n, batch_size=_BATCH.value, max_tokens=_MAX_TOKENS.value, before=before) for n in wanted]
     return make_app(systems, settings)
 
 
@@ -98,8 +104,7 @@ def serve(application: Any) -> None:
     log.propagate = False
     log.addHandler(logging.StreamHandler(sys.stderr))
     log.handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    names = " and ".join(application.state.server.systems)
-    log.info("%s at http://%s:%d", names, f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value, _PORT.value)
+    log.info("http://%s:%d", f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value, _PORT.value)
     uvicorn.run(
         application, host=_HOST.value, port=_PORT.value, log_level="warning", access_log=False, server_header=False,
         timeout_graceful_shutdown=_STOP_SECONDS,

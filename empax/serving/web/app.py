@@ -34,6 +34,7 @@ from empax.serving.web.openai import (
 )
 from empax.serving.web.systems import System
 from empax.serving.web.votes import Votes
+from empax.serving.web.watch import check_run, watch_page
 
 T = TypeVar("T")
 
@@ -217,6 +218,29 @@ def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:
     app.add_middleware(
         Gate, token=settings.token, per_minute=settings.per_minute, hosts=settings.hosts, numbers=server.numbers,
         paths=paths, open_paths=_OPEN,
+    )  # fmt: skip
+    return app
+
+
+def make_watch_app(workdir: Path, settings: ServerSettings) -> FastAPI:
+    """The page of a run that trains, and nothing else.
+
+    Raises:
+      ConfigError: there is no run.
+    """
+    check_run(workdir)
+    app = FastAPI(title="empax", docs_url=None, redoc_url=None, openapi_url=None)
+
+    def page() -> Response:  # in a thread, since it reads files
+        return Response(watch_page(workdir), media_type="text/html")
+
+    app.add_api_route("/", page, methods=["GET"], response_model=None)
+    sheet = functools.partial(_file, *_FILES["/page.css"])
+    app.add_api_route("/page.css", sheet, methods=["GET"], response_model=None)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_middleware(
+        Gate, token=settings.token, per_minute=settings.per_minute, hosts=settings.hosts, numbers=Numbers(),
+        paths=("/", "/page.css"), open_paths=(),
     )  # fmt: skip
     return app
 

@@ -26,7 +26,7 @@ from empax.serving.loading import load
 from empax.serving.pairs import batches_of, buckets_of
 from empax.serving.safety import Before, answer_to_danger
 from empax.serving.session import Session
-from empax.serving.text_model import TextModel
+from empax.serving.text_model import MAX_TOKENS, TextModel
 
 MOST_SOURCE_TOKENS = 512
 """Of a longer conversation the newest turns are read that fit."""
@@ -127,8 +127,9 @@ class ModelSystem:
             self._source_tokens = config.max_positions // 2 if shared else config.max_positions
             max_tokens = min(max_tokens, config.max_positions // 2)
         self.max_tokens = max_tokens
-        own = model._call({})
-        self._usual = min(own.settings.max_tokens, max_tokens)
+        told = model.decoding
+        silent = isinstance(told, Mapping) and not (told.get("max_new_tokens") or told.get("max_length"))
+        self._usual = min(MAX_TOKENS if silent else model._call({}).settings.max_tokens, max_tokens)
         room = {"max_new_tokens": max_tokens}
         self._calls: dict[str, Call] = {
             "own": model._call(room),
