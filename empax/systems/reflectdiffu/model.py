@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import EMOTIONS
-from empax.core.vectors import unit
 from empax.models.heads import masked_mean
 from empax.models.latent import Gaussian, draw
 from empax.models.layers import Attention, gelu, normal, sinusoidal_positions
@@ -150,7 +149,9 @@ class IntentTwice(nn.Module):
           share: alpha.
           form: see above.
         """
-        semantic = jax.nn.softmax(unit(summary) @ unit(self.intent_embedding).T / _TEMPERATURE, axis=-1)
+        unit, own = summary * _inverse_length(summary), self.intent_embedding
+        own = own * _inverse_length(own)
+        semantic = jax.nn.softmax(unit @ own.T / _TEMPERATURE, axis=-1)
         return (semantic if form == "printed" else (1.0 - share) * semantic) + share * prior
 
     def policy(
@@ -303,3 +304,7 @@ class Mimicry(nn.Module):
         for polarity in range(2):
             self.noise(polarity, summary, time, summary, clean=summary)
         return self.fused(states, mask, summary, summary)
+
+
+def _inverse_length(vectors: Float[Array, "N D"]) -> Float[Array, "N 1"]:
+    return jax.lax.rsqrt(jnp.sum(jnp.square(vectors), axis=1, keepdims=True) + 1e-12)
