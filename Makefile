@@ -24,6 +24,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	touch $@
 
 quickstart: $(VENV)/.installed
+	$(BIN)/python -m empax.demo --held_out=3
+	@echo
 	$(BIN)/python -m empax.main --config=configs/quickstart.py --workdir=runs/quickstart
 	@sed -n '1,/^## Results/p' runs/quickstart/report.md | sed '$$d'
 	@sed -n '/^## What the exemplars are worth$$/,/^## [^W]\|^## What.*:/p' runs/quickstart/report.md | sed '$$d'

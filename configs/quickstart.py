@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from . import common, reg_t5
 
-MODEL = reg_t5.WHEEL
+MODEL = reg_t5.PUBLISHED
 
 FROZEN = [{"pattern": "retriever/", "frozen": True}]
 
