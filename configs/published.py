@@ -2,7 +2,7 @@ r"""The adapters that empax publishes in weights/: LoRA on all linear layers of 
 
   python -m empax.main --config=configs/published.py:empathetic-t5-small --config.data.dir=DATA --workdir=WORKDIR
   python -m empax.main --config=configs/published.py:empathetic-smollm2 --config.data.dir=DATA --workdir=WORKDIR
-  python -m empax.export --workdir=WORKDIR --output=weights/NAME --format=peft
+  python -m tools.publish --workdir=WORKDIR --output=weights/NAME --decode='{"num_beams": 4}'
   python -m empax.main --config=configs/published.py:empathetic-t5-small,tiny     # a trial: four steps
 
 The model reads its source as `empax.load(...).reply(turns)` gives it: the turns of a T5 with " | " between them, a chat
