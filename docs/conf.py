@@ -19,6 +19,7 @@ include_patterns = [
     "notebooks/README.md",
     "results/README.md",
     "results/plan/README.md",
+    "weights/*/README.md",
 ]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
