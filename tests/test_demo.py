@@ -1,14 +1,18 @@
 """One message answered: exemplars that are near, the emotion of most, and a model's reply."""
 
 import dataclasses
+import functools
+import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from absl import flags
 
-from empax import demo
+import empax
 from empax.core.config import ConfigError
 from empax.core.types import EMOTIONS, Instance
 from empax.data import wheels
@@ -37,6 +41,22 @@ class Echo:
     def reply(self, turns, *, before):
         assert before is None  # the command has looked at the message
         return f"You said: {turns[-1]}"
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The command with flags of its own: other commands have flags of the same names."""
+    own, patch = flags.FlagValues(), pytest.MonkeyPatch()
+    own.set_gnu_getopt()
+    for kind in ("string", "integer"):
+        define = getattr(flags, f"DEFINE_{kind}")
+        patch.setattr(flags, f"DEFINE_{kind}", functools.partial(define, flag_values=own))
+    spec = importlib.util.spec_from_file_location("demo_alone", Path(empax.__file__).with_name("demo.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    patch.undo()
+    module.own = own
+    return module
 
 
 INSTANCES = [
@@ -88,7 +108,7 @@ def test_the_head_that_comes_with_empax_knows_the_emotions():
     assert 0.3 < head.accuracy < 0.5
 
 
-def test_an_answer_has_exemplars_emotion_and_reply(search):
+def test_an_answer_has_exemplars_emotion_and_reply(demo, search):
     lines = demo.answer(["I lost my keys"], Echo(), search, HEAD, exemplars=2).split("\n")
     assert lines == [
         "  somebody said  I lost my keys",
@@ -102,7 +122,7 @@ def test_an_answer_has_exemplars_emotion_and_reply(search):
 
 
 @pytest.fixture
-def run(search, monkeypatch, capsys):
+def run(demo, search, monkeypatch, capsys):
     """The command in this process, with an echo for a model and the letters for MiniLM."""
     loaded, splits = [], []
     monkeypatch.setattr(loading, "load", lambda name: loaded.append(name) or Echo())
@@ -112,12 +132,11 @@ def run(search, monkeypatch, capsys):
     monkeypatch.setattr("empax.serving.safety.load_nearest", lambda: None)
 
     def command(*words):
-        demo.flags.FLAGS.unparse_flags()
-        left = demo.flags.FLAGS(["demo", *words])
+        left = demo.own(["demo", *words])
         try:
             demo.main(left)
         finally:
-            demo.flags.FLAGS(["demo", "--model=empathetic-t5-small", "--exemplars=2", "--held_out=0"])
+            demo.own(["demo", "--model=empathetic-t5-small", "--exemplars=2", "--held_out=0"])
         return capsys.readouterr().out, loaded[-1], splits[-1:]
 
     return command

@@ -15,7 +15,7 @@ from empax.core.system import AnswerOptions, Stage
 
 NOT_SETTINGS = ("Config", "Spec")
 OPTIONAL = {"empax.retrieval.beam"}
-OPTIONAL |= {f"empax.{command}" for command in ("main", "chat", "evaluate", "export", "judges")}
+OPTIONAL |= {f"empax.{command}" for command in ("main", "chat", "demo", "evaluate", "export", "judges", "serve")}
 """Modules with flags, or with packages that few have; none has settings."""
 
 

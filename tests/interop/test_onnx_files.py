@@ -159,7 +159,7 @@ def test_what_is_read_of_no_onnx_file_is_named(tmp_path):
     with pytest.raises(DataError, match="w is of type 14"):
         read_onnx(tmp_path / "complex.onnx")
     made = graph({"w": np.ones((2, 300), np.float32)})
-    onnx.save(made, tmp_path / "outside.onnx", save_as_external_data=True, size_threshold=8, location="weights")
+    onnx.save(made, tmp_path / "outside.onnx", save_as_external_data=True, size_threshold=8, location="outside.bin")
     with pytest.raises(DataError, match="keeps w in another file"):
         read_onnx(tmp_path / "outside.onnx")
 

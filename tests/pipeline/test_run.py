@@ -119,7 +119,8 @@ def test_every_form_of_reg_and_emprl_on_t5_is_sound_and_begins_with_the_same_fin
         with pytest.raises(ValueError, match=r"reg_t5\.py"):
             reg_t5.get_config(wrong)
     with pytest.raises(
-        ValueError, match=r"emprl_t5\.py:base: 'base' is unknown; it takes flan-t5-small-titles, a folder"
+        ValueError,
+        match=r"emprl_t5\.py:base: 'base' is unknown; it takes flan-t5-small-titles, empathetic-t5-small, a folder",
     ):
         emprl_t5.get_config("base")
 

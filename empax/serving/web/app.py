@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.text_files import visible
 from empax.rating.study import ASPECTS
 from empax.serving.web.batcher import Batcher, FullError
@@ -64,6 +64,10 @@ class ServerSettings:
     log_texts: bool = False
     votes: Path = Path("votes")
     safety: str = ""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "places", least=1)
+        check_numbers(self, "per_minute", least=0)
 
 
 class _Server:
