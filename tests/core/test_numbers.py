@@ -92,7 +92,7 @@ ZERO_REFUSED = (
     "min_count", "searched", "width", "latent", "teacher_decay_steps", "kernel",
     "facts_tokens", "social_tokens", "own_tokens", "max_piece_tokens", "max_candidates", "tails", "entity_facts",
     "hidden", "rows@study", "comparisons", "max_source_tokens",
-    "num_actions", "restore_steps", "state_time", "weight@ContrastSettings", "weight@nec",
+    "places", "num_actions", "restore_steps", "state_time", "weight@ContrastSettings", "weight@nec",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""
 
