@@ -44,7 +44,7 @@ datasets: empathetic_dialogues
 # {name}
 
 LoRA adapters (rank {rank}, all linear layers, bfloat16) on `{base}`, which learnt to answer people who tell what
-happened to them. They come with [empax](https://pypi.org/project/empax/):
+happened to them. They come with empax:
 
 ```python
 import empax

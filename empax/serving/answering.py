@@ -1,21 +1,212 @@
-"""Answers to a batch of texts, in as little memory as they take."""
+"""From texts to answers: how a generator reads, decodes, and writes; in as little memory as answers take."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
-from empax.core.types import Batch, Generated, Params
+from empax.core.config import ConfigError
+from empax.core.types import Batch, Generated, Instance, Params
+from empax.data.exemplars import ContextExamples
+from empax.data.sources import LayoutSettings, PlainForm
+from empax.data.tokenizers import SubwordTokenizer
+from empax.decoding.generation_config import options_that_can_be_had
 from empax.decoding.hypotheses import Limits
+from empax.decoding.options import Call, call_of
 from empax.decoding.sampling import Draws
-from empax.parts.generator.task import Generator
+from empax.decoding.settings import DecodeSettings, without_unknown
+from empax.interop.export import Generation
+from empax.models.bert import BertConfig
+from empax.models.decoder_only import DecoderOnly
+from empax.models.dual_encoder import DualEncoder
+from empax.models.heads import EMOTION_HEAD
+from empax.models.prompted import PromptedDecoder
+from empax.models.transformer import EncoderDecoder
+from empax.parts.generator.task import Decoder, Generator, Reader
+from empax.serving.pairs import LEAST_LENGTH, batches_of, check_whole
 
 _ROOM = 256
 """Tokens of the first cache."""
+_ENDLESS = 10**6
+
+
+class Likelihoods(NamedTuple):
+    """How likely targets are behind their sources, the end of the text included.
+
+    Attributes:
+      nll: negative log-likelihood of each target, in nats.
+      num_tokens: of each target.
+    """
+
+    nll: Float[np.ndarray, " N"]
+    num_tokens: Int[np.ndarray, " N"]
+
+    @property
+    def perplexity(self) -> float:
+        """Per token, over all targets; nan where there is none."""
+        return float(np.exp(self.nll.sum() / self.num_tokens.sum())) if len(self.nll) else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class TextGenerator:
+    """A generator with its tokenizer: options to how it decodes, texts to batches, ids to texts.
+
+    Attributes:
+      model, params, tokenizer, decoding, source: as of `text_model.TextModel`.
+    """
+
+    model: EncoderDecoder | DecoderOnly
+    params: Params
+    tokenizer: SubwordTokenizer
+    decoding: DecodeSettings | Mapping[str, Any]
+    source: str
+
+    def call(self, options: Mapping[str, Any]) -> Call:
+        """How a call of `TextModel.generate` with these options decodes.
+
+        Raises:
+          ConfigError: an option is unknown or would change nothing.
+        """
+        model, t = self.model, self.tokenizer
+        known = {"encoder_decoder": isinstance(model, EncoderDecoder), "eos_id": t.eos_id}
+        known["vocab_size"] = model.config.vocab_size
+        if isinstance(self.decoding, DecodeSettings):
+            own, fields = self.decoding, self.generation().fields()
+        else:
+            own, fields = DecodeSettings(), self.decoding
+        kept, _ = options_that_can_be_had(fields, **known)
+        return call_of(options, kept, own=own, **known)
+
+    def generation(self) -> Generation:
+        """How an export of the model decodes."""
+        t, own = self.tokenizer, self.decoding
+        start_id = self.model.config.start_id if isinstance(self.model, EncoderDecoder) else t.start_id
+        if isinstance(own, DecodeSettings):
+            return Generation(dataclasses.asdict(own), start_id, t.eos_id, t.pad_id)
+        return Generation({}, start_id, t.eos_id, t.pad_id, written=own)
+
+    def said(self, text: str, ids: list[int]) -> str:
+        """The answer that ids are, to what ends in `text`."""
+        if isinstance(self.model, DecoderOnly) and not self.tokenizer.chat_template:
+            return self.tokenizer.continuation(text, ids)
+        return self.tokenizer.decode(ids)
+
+    def task(self, settings: DecodeSettings, *, eos_id: int | None = None, start_id: int | None = None) -> Generator:
+        """The model as training and decoding take it; None: as tokenizer and model have it."""
+        model, t = self.model, self.tokenizer
+        settings = without_unknown(settings, t.unk_id)
+        if isinstance(model, DecoderOnly):
+            reader: Reader = PromptedDecoder(model.clone(rows_fit=True))  # `check_lengths` sees to it
+            start_id = None
+        else:
+            reader, start_id = model, model.config.start_id if start_id is None else start_id
+        decoder = Decoder(settings, start_id, t.eos_id if eos_id is None else eos_id, t.pad_id)
+        return Generator(reader, decoder, EMOTION_HEAD, emotion_weight=0.0, heads=())
+
+    def examples(
+        self,
+        pairs: Sequence[tuple[str | tuple[str, ...], str]],
+        *,
+        answer: Call | None = None,
+        lengths: Mapping[str, int] | None = None,
+    ) -> ContextExamples:
+        """Texts, or turns of a conversation, with their answers as training and decoding take them.
+
+        `lengths` are those of `LayoutSettings`; without, nothing is cut.
+
+        Raises:
+          ConfigError: a text, with its answer behind it in a decoder-only model, has more tokens than positions, or
+            than `answer` has room for.
+        """
+        prompted = isinstance(self.model, DecoderOnly)
+        layout = LayoutSettings(**{"max_context_tokens": _ENDLESS, "max_target_tokens": _ENDLESS, **(lengths or {})})
+        form = PlainForm(self.tokenizer, layout, self.tokenizer.chat_template if prompted else None)
+        instances = [
+            Instance(f"{i}#2", (source,) if isinstance(source, str) else source, target, "")
+            for i, (source, target) in enumerate(pairs)
+        ]
+        examples = ContextExamples(instances, form)
+        sources, targets = examples.lengths.T
+        if answer is not None:
+            targets = answer.most_tokens(sources)
+            for number in np.flatnonzero(targets < 1):
+                raise ConfigError(
+                    f"text {number} has {sources[number]} tokens, and max_length = {answer.settings.max_tokens} counts "
+                    "them with the answer's; raise max_length, or give max_new_tokens in its place."
+                )
+        # Prompt and answer have one row of positions; an encoder-decoder has one for each.
+        check_lengths(self.model, self.source, sources + targets if prompted else sources)
+        return examples
+
+    def answers(
+        self,
+        contexts: Sequence[tuple[str, ...]],
+        call: Call,
+        *,
+        batch_size: int,
+        seed: int,
+        max_tokens: int | None = None,
+        least: int = LEAST_LENGTH,
+    ) -> list[str]:
+        """`call.num_texts` answers to each context, one after the other.
+
+        Of a context `max_tokens` are read; a short one is padded to `least`, so that few programs are compiled.
+        """
+        check_whole("seed", seed, least=0)
+        task = self.task(call.settings, eos_id=call.eos_id, start_id=call.start_id)
+        if not contexts:
+            return []
+        lengths = None if max_tokens is None else {"max_context_tokens": max_tokens}
+        examples = self.examples([(context, "") for context in contexts], answer=call, lengths=lengths)
+        answers: list[list[str]] = [[] for _ in contexts]
+        for number, (rows, batch) in enumerate(batches_of(examples, batch_size, least=least)):
+            rng = jax.random.fold_in(jax.random.key(seed), number)
+            limits = call.limits(np.where(rows < 0, 1, examples.lengths[rows, 0]))
+            found = answers_of(task, {"model": self.params}, batch, rng, limits, rows >= 0)
+            for row, several in zip(rows, found, strict=True):
+                if row >= 0:
+                    answers[row] = [self.said(contexts[row][-1], ids.tolist()) for ids in several[: call.num_texts]]
+        return [answer for several in answers for answer in several]
+
+    def nll(self, pairs: Sequence[tuple[str, str]], *, batch_size: int) -> Likelihoods:
+        """How likely each target is behind its source.
+
+        Raises:
+          ConfigError: a text is too long.
+        """
+        task, examples = self.task(DecodeSettings()), self.examples(pairs)
+        nll, num_tokens = np.zeros(len(examples)), np.zeros(len(examples), np.int64)
+        for rows, batch in batches_of(examples, batch_size):
+            found, sizes = _read(task, self.params, batch)
+            kept = rows >= 0
+            nll[rows[kept]], num_tokens[rows[kept]] = np.asarray(found)[kept], np.asarray(sizes)[kept]
+        return Likelihoods(nll, num_tokens)
+
+
+def most_tokens(model: EncoderDecoder | DecoderOnly | DualEncoder) -> int | None:
+    """The most tokens that a model has positions for; None = any number."""
+    if isinstance(model, DualEncoder):
+        config: Any = model.encoder.config  # pyright: ignore[reportAttributeAccessIssue]
+        return config.max_tokens() if isinstance(config, BertConfig) else None
+    return model.config.max_positions if model.config.position == "learned" else None
+
+
+def check_lengths(
+    model: EncoderDecoder | DecoderOnly | DualEncoder, source: str, tokens: Sequence[int] | Int[np.ndarray, " N"]
+) -> None:
+    """Raises ConfigError if one of the texts, of `tokens[N]`, takes more positions than the model from `source` has."""
+    most = most_tokens(model)
+    for number, length in enumerate(tokens):
+        if most is not None and length > most:
+            answer = ", its answer's among them" if isinstance(model, DecoderOnly) else ""
+            raise ConfigError(f"text {number} takes {length} positions{answer}; {source} has {most}: shorten it.")
 
 
 def answers_of(
@@ -47,3 +238,10 @@ def answers_of(
 @functools.partial(jax.jit, static_argnums=0)
 def _generate(task: Generator, params: Params, batch: Batch, rng: jax.Array | Draws, limits: Limits) -> Generated:
     return task.decoder(task.model, params["model"], batch.source, batch.source_mask, rng, limits=limits)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read(task: Generator, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    own = {"model": params}
+    found = task.nll(own, batch, task.encode(own, batch, None))
+    return found["nll"], found["num_tokens"]

@@ -5,41 +5,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
 from empax.core.paths import given_folder
 from empax.core.tree import hash_tree
-from empax.core.types import Batch, Instance, Params
+from empax.core.types import Batch, Params
 from empax.data.batches import SequenceExamples
-from empax.data.exemplars import ContextExamples
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.generation_config import options_that_can_be_had
-from empax.decoding.options import Call, call_of
-from empax.decoding.settings import DecodeSettings, without_unknown
-from empax.interop.export import Format, Generation, export_generator, export_retriever
+from empax.decoding.settings import DecodeSettings
+from empax.interop.export import Format, export_generator, export_retriever
 from empax.interop.peft import base_beneath, export_adapters
-from empax.models.bert import BertConfig
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
-from empax.models.heads import EMOTION_HEAD
 from empax.models.lora import LoraSettings
-from empax.models.prompted import PromptedDecoder
 from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.task import Decoder, Generator, Reader
-from empax.serving.answering import answers_of
+from empax.serving.answering import Likelihoods, TextGenerator, check_lengths, most_tokens
 from empax.serving.pairs import (
-    LEAST_LENGTH,
     Pairs,
     Texts,
     batches_of,
@@ -53,23 +45,6 @@ from empax.serving.safety import Before, answer_to_danger
 
 MAX_TOKENS = 64
 """Of an answer, where the model's folder does not say."""
-
-
-class Likelihoods(NamedTuple):
-    """How likely targets are behind their sources, the end of the text included.
-
-    Attributes:
-      nll: negative log-likelihood of each target, in nats.
-      num_tokens: of each target.
-    """
-
-    nll: Float[np.ndarray, " N"]
-    num_tokens: Int[np.ndarray, " N"]
-
-    @property
-    def perplexity(self) -> float:
-        """Per token, over all targets; nan where there is none."""
-        return float(np.exp(self.nll.sum() / self.num_tokens.sum())) if len(self.nll) else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +87,13 @@ class TextModel:
     trained: bool = False
     adapters: Adapters | None = None
 
+    @property
+    def generator(self) -> TextGenerator:
+        """What generates; ConfigError of an encoder."""
+        if isinstance(self.model, DualEncoder):
+            raise ConfigError(f"{self.source} is an encoder and generates no text; it has `embed`.")
+        return TextGenerator(self.model, self.params, self.tokenizer, self.decoding, self.source)
+
     def __repr__(self) -> str:
         size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.params))
         kind = self.fields.get("model_type", "from scratch")
@@ -141,7 +123,8 @@ class TextModel:
         """
         contexts = [(source,) for source in checked_texts(texts, "texts")]
         check_whole("batch_size", batch_size, least=1)
-        return self._answers(contexts, self._call(options), batch_size=batch_size, seed=seed)
+        generator = self.generator
+        return generator.answers(contexts, generator.call(options), batch_size=batch_size, seed=seed)
 
     def reply(
         self,
@@ -171,7 +154,8 @@ class TextModel:
         """
         context = given_turns(turns, "turns")
         check_whole("max_source_tokens", max_source_tokens, least=1)
-        call, most = self._call(options), _most_tokens(self.model)
+        generator, most = self.generator, most_tokens(self.model)
+        call = generator.call(options)
         if call.num_texts > 1:
             raise ConfigError(f"reply gives one answer, and num_return_sequences = {call.num_texts} asks for more.")
         said = before(context[-1]) if before else None
@@ -180,60 +164,8 @@ class TextModel:
         if most is not None:
             answer = call.settings.max_tokens if isinstance(self.model, DecoderOnly) else 0
             max_source_tokens = min(max_source_tokens, max(most - answer, 1))
-        (answer,) = self._answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens, least=64)
+        (answer,) = generator.answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens, least=64)
         return answer.strip()
-
-    def _answers(
-        self,
-        contexts: Sequence[tuple[str, ...]],
-        call: Call,
-        *,
-        batch_size: int,
-        seed: int,
-        max_tokens: int | None = None,
-        least: int = LEAST_LENGTH,
-    ) -> list[str]:
-        """`call.num_texts` answers to each context, one after the other.
-
-        Of a context `max_tokens` are read; a short one is padded to `least`, so that few programs are compiled.
-        """
-        check_whole("seed", seed, least=0)
-        task = self._task(call.settings, eos_id=call.eos_id, start_id=call.start_id)
-        if not contexts:
-            return []
-        lengths = None if max_tokens is None else {"max_context_tokens": max_tokens}
-        examples = self._examples([(context, "") for context in contexts], answer=call, lengths=lengths)
-        answers: list[list[str]] = [[] for _ in contexts]
-        for number, (rows, batch) in enumerate(batches_of(examples, batch_size, least=least)):
-            rng = jax.random.fold_in(jax.random.key(seed), number)
-            limits = call.limits(np.where(rows < 0, 1, examples.lengths[rows, 0]))
-            found = answers_of(task, {"model": self.params}, batch, rng, limits, rows >= 0)
-            for row, several in zip(rows, found, strict=True):
-                if row >= 0:
-                    answers[row] = [self._said(contexts[row][-1], ids.tolist()) for ids in several[: call.num_texts]]
-        return [answer for several in answers for answer in several]
-
-    def _call(self, options: Mapping[str, Any]) -> Call:
-        """How a call of `generate` with these options decodes."""
-        model, t = self.model, self.tokenizer
-        if isinstance(model, DualEncoder):
-            raise ConfigError(f"{self.source} is an encoder and generates no text; it has `embed`.")
-        known = {"encoder_decoder": isinstance(model, EncoderDecoder), "eos_id": t.eos_id}
-        known["vocab_size"] = model.config.vocab_size
-        if isinstance(self.decoding, DecodeSettings):
-            own, fields = self.decoding, self._generation().fields()
-        else:
-            own, fields = DecodeSettings(), self.decoding
-        kept, _ = options_that_can_be_had(fields, **known)
-        return call_of(options, kept, own=own, **known)
-
-    def _generation(self) -> Generation:
-        """How an export of the model decodes."""
-        t, own = self.tokenizer, self.decoding
-        start_id = self.model.config.start_id if isinstance(self.model, EncoderDecoder) else t.start_id
-        if isinstance(own, DecodeSettings):
-            return Generation(dataclasses.asdict(own), start_id, t.eos_id, t.pad_id)
-        return Generation({}, start_id, t.eos_id, t.pad_id, written=own)
 
     def nll(self, sources: Texts, targets: Texts, *, batch_size: int = 8) -> Likelihoods:
         """How likely each target is behind its source.
@@ -242,13 +174,7 @@ class TextModel:
           ConfigError: the model generates no text, there is not one target for each source, or a text is too long.
         """
         check_whole("batch_size", batch_size, least=1)
-        task, examples = self._task(DecodeSettings()), self._examples(zipped(sources, targets))
-        nll, num_tokens = np.zeros(len(examples)), np.zeros(len(examples), np.int64)
-        for rows, batch in batches_of(examples, batch_size):
-            found, sizes = _read(task, self.params, batch)
-            kept = rows >= 0
-            nll[rows[kept]], num_tokens[rows[kept]] = np.asarray(found)[kept], np.asarray(sizes)[kept]
-        return Likelihoods(nll, num_tokens)
+        return self.generator.nll(zipped(sources, targets), batch_size=batch_size)
 
     def embed(self, texts: Texts, *, batch_size: int = 32) -> Float[np.ndarray, "N D"]:
         """One float32 vector for each text; of an encoder-decoder, the mean of its encoder's states.
@@ -270,7 +196,7 @@ class TextModel:
         reading = self.tokenizer.reading
         form = PlainForm(self.tokenizer, LayoutSettings())
         ids = form.encode([reading.prompt + source for source in sources], max_tokens=reading.max_tokens, keep="start")
-        self._check_lengths([len(row) for row in ids])
+        check_lengths(self.model, self.source, [len(row) for row in ids])
         ends = [[self.tokenizer.eos_id]] * len(ids)
         examples = SequenceExamples(ids, ends, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
         vectors = np.zeros((len(ids), model.width), np.float32)
@@ -327,11 +253,12 @@ class TextModel:
             raise ConfigError("pairs is empty; give at least one (source, target).")
         values = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
         values |= {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
-        asked, plain = FinetuneSettings.of(values), self._task(DecodeSettings())
+        asked, generator = FinetuneSettings.of(values), self.generator
+        plain = generator.task(DecodeSettings())
         settings = lora_settings(lora, width=self.model.config.d_model)
         adapted = None if settings is None else lora_task(plain, settings, dtype=self.model.config.dtype)
-        train = self._examples(learnt, lengths=asked.lengths)
-        held_out = self._examples(judged, lengths=asked.lengths) if judged else None
+        train = generator.examples(learnt, lengths=asked.lengths)
+        held_out = generator.examples(judged, lengths=asked.lengths) if judged else None
         loop = asked.loop(train, held_out, adapters=adapted is not None)
 
         def start(fresh: Params) -> Params:
@@ -373,11 +300,11 @@ class TextModel:
         folder, t = given_folder(folder, "folder"), self.tokenizer
         if isinstance(self.model, DualEncoder):
             export_retriever(
-                folder, self.model, self.params, t, max_tokens=_most_tokens(self.model) or 512,
+                folder, self.model, self.params, t, max_tokens=most_tokens(self.model) or 512,
                 base=self.fields or None, format=_format(format, ("transformers", "empax")),
             )  # fmt: skip
             return
-        generation = self._generation()
+        generation = self.generator.generation()
         if _format(format, ("transformers", "empax", "peft")) != "peft":
             export_generator(
                 folder, self.model, self.params, t, generation, base=self.fields or None, format=cast(Format, format)
@@ -400,91 +327,10 @@ class TextModel:
                 base=base, tokenizer=t, generation=generation,
             )  # fmt: skip
 
-    def _said(self, text: str, ids: list[int]) -> str:
-        if isinstance(self.model, DecoderOnly) and not self.tokenizer.chat_template:
-            return self.tokenizer.continuation(text, ids)
-        return self.tokenizer.decode(ids)
-
-    def _task(self, settings: DecodeSettings, *, eos_id: int | None = None, start_id: int | None = None) -> Generator:
-        """The model as training and decoding take it; None: as tokenizer and model have it."""
-        model, t = self.model, self.tokenizer
-        if isinstance(model, DualEncoder):
-            raise ConfigError(f"{self.source} is an encoder and generates no text; it has `embed`.")
-        settings = without_unknown(settings, t.unk_id)
-        if isinstance(model, DecoderOnly):
-            reader: Reader = PromptedDecoder(model.clone(rows_fit=True))  # `_check_lengths` sees to it
-            start_id = None
-        else:
-            reader, start_id = model, model.config.start_id if start_id is None else start_id
-        decoder = Decoder(settings, start_id, t.eos_id if eos_id is None else eos_id, t.pad_id)
-        return Generator(reader, decoder, EMOTION_HEAD, emotion_weight=0.0, heads=())
-
-    def _examples(
-        self,
-        pairs: Sequence[tuple[str | tuple[str, ...], str]],
-        *,
-        answer: Call | None = None,
-        lengths: Mapping[str, int] | None = None,
-    ) -> ContextExamples:
-        """Texts, or turns of a conversation, with their answers as training and decoding take them.
-
-        `lengths` are those of `LayoutSettings`; without, nothing is cut.
-
-        Raises:
-          ConfigError: a text, with its answer behind it in a decoder-only model, has more tokens than positions, or
-            than `answer` has room for.
-        """
-        prompted = isinstance(self.model, DecoderOnly)
-        layout = LayoutSettings(**{"max_context_tokens": _ENDLESS, "max_target_tokens": _ENDLESS, **(lengths or {})})
-        form = PlainForm(self.tokenizer, layout, self.tokenizer.chat_template if prompted else None)
-        instances = [
-            Instance(f"{i}#2", (source,) if isinstance(source, str) else source, target, "")
-            for i, (source, target) in enumerate(pairs)
-        ]
-        examples = ContextExamples(instances, form)
-        sources, targets = examples.lengths.T
-        if answer is not None:
-            targets = answer.most_tokens(sources)
-            for number in np.flatnonzero(targets < 1):
-                raise ConfigError(
-                    f"text {number} has {sources[number]} tokens, and max_length = {answer.settings.max_tokens} counts "
-                    "them with the answer's; raise max_length, or give max_new_tokens in its place."
-                )
-        # Prompt and answer have one row of positions; an encoder-decoder has one for each.
-        self._check_lengths(sources + targets if prompted else sources)
-        return examples
-
-    def _check_lengths(self, tokens: Sequence[int] | Int[np.ndarray, " N"]) -> None:
-        most = _most_tokens(self.model)
-        for number, length in enumerate(tokens):
-            if most is not None and length > most:
-                answer = ", its answer's among them" if isinstance(self.model, DecoderOnly) else ""
-                raise ConfigError(
-                    f"text {number} takes {length} positions{answer}; {self.source} has {most}: shorten it."
-                )
-
-
-_ENDLESS = 10**6
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _read(task: Generator, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    own = {"model": params}
-    found = task.nll(own, batch, task.encode(own, batch, None))
-    return found["nll"], found["num_tokens"]
-
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _embed(model: DualEncoder, params: Params, batch: Batch, unpooled: int) -> Any:
     return model.apply({"params": params}, batch.source, batch.source_mask, unpooled=unpooled)
-
-
-def _most_tokens(model: EncoderDecoder | DecoderOnly | DualEncoder) -> int | None:
-    """The most tokens that a model has positions for; None = any number."""
-    if isinstance(model, DualEncoder):
-        config: Any = model.encoder.config  # pyright: ignore[reportAttributeAccessIssue]
-        return config.max_tokens() if isinstance(config, BertConfig) else None
-    return model.config.max_positions if model.config.position == "learned" else None
 
 
 def _format(name: str, allowed: tuple[str, ...]) -> Any:

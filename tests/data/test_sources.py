@@ -169,22 +169,28 @@ def wordpieces():
     return SubwordTokenizer(backend, pad="[SEP]", eos="[SEP]", start="[CLS]", bos="[CLS]", chat_template=CHATML)
 
 
+def rendered(ours, source, turns, system=""):
+    """Ids of transformers' `apply_chat_template` for a conversation that the user ends, as `tokenize=True` has them."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    tokens = {"bos_token": ours.names["bos_token"], "eos_token": ours.names["eos_token"]}
+    messages = [{"role": ["user", "assistant"][i % 2], "content": turn} for i, turn in enumerate(turns)]
+    messages = [{"role": "system", "content": system}, *messages] if system else messages
+    (prompt,), _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=True, **tokens)
+    return ours.backend.encode(prompt, add_special_tokens=False).ids
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("source", ["its own", MISTRAL], ids=["own", "mistral"])
 @pytest.mark.parametrize("make", [smollm2, sentencepiece, wordpieces])
 def test_ids_are_those_of_transformers_apply_chat_template(make, source):
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     ours = make()
     source = ours.chat_template if source == "its own" else source
     tokens = {"bos_token": ours.names["bos_token"], "eos_token": ours.names["eos_token"]}
     roomy = LayoutSettings(max_context_tokens=1000, max_passage_tokens=24, max_target_tokens=8)
     chat = ChatForm(ours, roomy, False, chat_template(source, **tokens))
     for turns in (LONG[:1], LONG, ("I won!", "Great, how?", "I ran - 10 km...", "Wow.", "It's over now")):
-        messages = [{"role": ["user", "assistant"][i % 2], "content": turn} for i, turn in enumerate(turns)]
-        messages = [{"role": "system", "content": INSTRUCTION}, *messages]
-        (prompt,), _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=True, **tokens)
-        expected = ours.backend.encode(prompt, add_special_tokens=False).ids  # what `tokenize=True` does
+        expected = rendered(ours, source, turns, INSTRUCTION)
         (context,) = chat.contexts([Instance("a#1", turns, "", "", {})])
         assert [*chat.prefix, *context.attributes, *context.ids, chat.start_id] == expected
 
@@ -304,23 +310,14 @@ def test_a_plain_source_is_cut_inside_its_frame(tokenizer):
 @pytest.mark.parametrize("source", ["its own", MISTRAL], ids=["own", "mistral"])
 @pytest.mark.parametrize("make", [smollm2, sentencepiece, wordpieces])
 def test_a_plain_context_is_a_chat_of_user_and_assistant(make, source):
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     ours = make()
     source = ours.chat_template if source == "its own" else source
-    tokens = {"bos_token": ours.names["bos_token"], "eos_token": ours.names["eos_token"]}
-
-    def oracle(turns):
-        messages = [{"role": ["user", "assistant"][i % 2], "content": turn} for i, turn in enumerate(turns)]
-        (prompt,), _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=True, **tokens)
-        return ours.backend.encode(prompt, add_special_tokens=False).ids
-
-    wanted = oracle(LONG)
+    wanted = rendered(ours, source, LONG)
     (whole,) = PlainForm(ours, LayoutSettings(max_context_tokens=400), source).contexts(INSTANCES[1:2])
     assert whole.ids == wanted
     # One token less leaves room for the last turn alone, which is a chat of its own.
     (newest,) = PlainForm(ours, LayoutSettings(max_context_tokens=len(wanted) - 1), source).contexts(INSTANCES[1:2])
-    assert newest.ids == oracle(LONG[2:])
+    assert newest.ids == rendered(ours, source, LONG[2:])
 
 
 def test_a_plain_context_keeps_its_newest_turns_and_tells_them_apart(tokenizer):

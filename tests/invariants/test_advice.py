@@ -915,7 +915,7 @@ WITHOUT_A_CASE = {
     ("decoding/options.py", "generate: "): "tests/decoding/test_options.py follows each",
     ("serving/pairs.py", "give a list of {}"): _FRONT_DOOR,
     ("serving/text_model.py", "give at least one (source, target)"): _FRONT_DOOR,
-    ("serving/text_model.py", "shorten it"): _FRONT_DOOR,
+    ("serving/answering.py", "shorten it"): _FRONT_DOOR,
     ("serving/pairs.py", 'give mappings with "source" and "target"'): _FRONT_DOOR,
     ("serving/text_model.py", "save that model and load it before"): _FRONT_DOOR,
     ("interop/sentence_modules.py", "must hold a list of objects; fetch the model again"): _FETCH,

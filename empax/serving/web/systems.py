@@ -127,14 +127,14 @@ class ModelSystem:
             self._source_tokens = config.max_positions // 2 if shared else config.max_positions
             max_tokens = min(max_tokens, config.max_positions // 2)
         self.max_tokens = max_tokens
-        told = model.decoding
+        generator, told = model.generator, model.decoding
         silent = isinstance(told, Mapping) and not (told.get("max_new_tokens") or told.get("max_length"))
-        self._usual = min(MAX_TOKENS if silent else model._call({}).settings.max_tokens, max_tokens)
+        self._usual = min(MAX_TOKENS if silent else generator.call({}).settings.max_tokens, max_tokens)
         room = {"max_new_tokens": max_tokens}
         self._calls: dict[str, Call] = {
-            "own": model._call(room),
-            "likeliest": model._call({**room, "method": "greedy"}),
-            "drawn": model._call({**room, "do_sample": True, "num_samples": 1}),
+            "own": generator.call(room),
+            "likeliest": generator.call({**room, "method": "greedy"}),
+            "drawn": generator.call({**room, "do_sample": True, "num_samples": 1}),
         }
 
     def _way(self, asked: Asked) -> str:
@@ -144,7 +144,9 @@ class ModelSystem:
 
     def _examples(self, asked: Sequence[Asked]) -> Any:
         # Nothing is cut but the conversation, and there is room for every answer.
-        return self.model._examples([(a.turns, "") for a in asked], lengths={"max_context_tokens": self._source_tokens})
+        return self.model.generator.examples(
+            [(a.turns, "") for a in asked], lengths={"max_context_tokens": self._source_tokens}
+        )
 
     def group(self, asked: Asked) -> Hashable:
         if not self.options:
@@ -165,13 +167,13 @@ class ModelSystem:
         return said
 
     def _generate(self, asked: Sequence[Asked]) -> list[Said]:
-        model, call = self.model, self._calls[self._way(asked[0])]
+        model, call = self.model.generator, self._calls[self._way(asked[0])]
         settings = call.settings
         usual = settings.temperature, settings.top_p
         drawn = settings.method == "sample"
         if drawn:
             settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0)
-        task = model._task(settings, eos_id=call.eos_id, start_id=call.start_id)
+        task = model.task(settings, eos_id=call.eos_id, start_id=call.start_id)
         ends = (task.decoder.eos_id, *settings.more_eos_ids)
         examples, said = self._examples(asked), {}
         for rows, batch in batches_of(examples, self.batch_size):
@@ -190,7 +192,7 @@ class ModelSystem:
                     continue
                 end = np.flatnonzero(np.isin(best[:limit], ends))
                 count = int(end[0]) + 1 if len(end) else int(limit)
-                text = model._said(asked[row].turns[-1], best.tolist()).strip()
+                text = model.said(asked[row].turns[-1], best.tolist()).strip()
                 said[int(row)] = Said(text, int(examples.lengths[row, 0]), count, cut=not len(end))
         return [said[i] for i in range(len(asked))]
 

@@ -84,4 +84,4 @@ def test_a_run_tells_what_stands_behind_a_reply_and_decodes_as_it_does():
     assert json.dumps(why)
     assert why_of(Prediction(("x",), "y", "")) == {}
     with pytest.raises(ConfigError, match="temperature: run decodes as its recipe says"):
-        RunSystem("run", None).group(Asked(("x",), temperature=1.0))  # type: ignore[arg-type]
+        RunSystem("run", None).group(Asked(("x",), temperature=1.0))
