@@ -8,9 +8,9 @@ from pathlib import Path
 
 from empax.core.config import ConfigError
 from empax.core.inputs import note
-from empax.core.paths import expand
 from empax.core.text_files import DataError, check_length, read_lines
 from empax.core.types import Dialogue, Instance, Utterance
+from empax.data.corpora import find_corpus
 from empax.data.dialogues import to_instances
 
 FOLDER = "dailydialog"
@@ -38,21 +38,10 @@ def find_dailydialog(data_dir: str | os.PathLike[str] | None = None, *, split: s
     """
     if split not in SPLITS:
         raise ConfigError(f"DailyDialog has no split {split!r}; it has {', '.join(SPLITS)}.")
-    folder, origin = data_dir, "config.data.dir"
-    if not folder:
-        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
     name = f"dialogues_{split}.txt"
-    wanted = f"the folder with {name}, or to one that holds it under {FOLDER}/"
-    if not folder:
-        raise ConfigError(
-            f"DailyDialog is not downloaded by itself: set --config.data.dir or EMPAX_DATA_DIR to {wanted}."
-        )
-    root = expand(folder)
-    for place in (root / name, root / FOLDER / name):
-        if place.is_file():
-            note(f"DailyDialog, {split}", place)
-            return place
-    raise ConfigError(f"{origin} = {str(folder)!r} holds no DailyDialog; set it to {wanted}.")
+    place = find_corpus("DailyDialog", [name], FOLDER, data_dir) / name
+    note(f"DailyDialog, {split}", place)
+    return place
 
 
 def load_dialogues(path: Path | str) -> list[Dialogue]:

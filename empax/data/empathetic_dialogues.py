@@ -31,6 +31,7 @@ from empax.core.settings import cache_dir
 from empax.core.text_files import DataError, check_length, check_regular, split_lines
 from empax.core.types import EMOTIONS, Dialogue
 from empax.data.builder import DialogueBuilder, alternate, example_of, load
+from empax.data.corpora import data_folder
 
 ARCHIVE_NAME = "empatheticdialogues.tar.gz"
 ARCHIVE_URL = f"https://dl.fbaipublicfiles.com/parlai/empatheticdialogues/{ARCHIVE_NAME}"
@@ -65,9 +66,7 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
     Raises:
       DataError: nothing where the user pointed, no network, or a download that is not the official archive.
     """
-    folder, origin = data_dir, "config.data.dir"
-    if not folder:
-        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
+    folder, origin = data_folder(data_dir)
     if not folder:
         return _downloaded(cache_dir() / "downloads" / ARCHIVE_NAME)
     root = expand(folder)
@@ -88,7 +87,7 @@ def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None
     Raises:
       DataError: see `find_archive`.
     """
-    if data_dir or os.environ.get("EMPAX_DATA_DIR"):
+    if data_folder(data_dir)[0]:
         return find_archive(data_dir)
     note_known("EmpatheticDialogues", ARCHIVE_URL, ARCHIVE_SHA256)
     return None

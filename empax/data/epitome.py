@@ -16,6 +16,7 @@ from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.text_files import DataError, check_length, read_lines
 from empax.core.types import LEVELS, MECHANISMS
+from empax.data.corpora import data_folder, find_corpus
 
 FILES = {
     "emotional_reaction": "emotional-reactions-reddit.csv",
@@ -47,23 +48,14 @@ def find_epitome(data_dir: str | os.PathLike[str] | None = None) -> Path:
     Raises:
       ConfigError: no folder is named, or it does not hold the files.
     """
-    folder, origin = data_dir, "config.data.dir"
-    if not folder:
-        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
-    wanted = f"the folder with {', '.join(FILES.values())}, or to one that holds them under {FOLDER}/"
-    if not folder:
-        raise ConfigError(f"EPITOME is not downloaded by itself: set --config.data.dir or EMPAX_DATA_DIR to {wanted}.")
-    root = expand(folder)
-    for place in (root, root / FOLDER):
-        if all((place / name).is_file() for name in FILES.values()):
-            note("EPITOME", place, [place / name for name in FILES.values()])
-            return place
-    raise ConfigError(f"{origin} = {str(folder)!r} holds no EPITOME; set it to {wanted}.")
+    place = find_corpus("EPITOME", list(FILES.values()), FOLDER, data_dir)
+    note("EPITOME", place, [place / name for name in FILES.values()])
+    return place
 
 
 def is_absent(data_dir: str | os.PathLike[str] | None = None) -> bool:
     """Whether not one of the files is where `find_epitome` looks; where some are, it says which are missing."""
-    folder = data_dir or os.environ.get("EMPAX_DATA_DIR")
+    folder, _ = data_folder(data_dir)
     places = (expand(folder), expand(folder) / FOLDER) if folder else ()
     return not any((place / name).exists() for place in places for name in FILES.values())
 

@@ -19,11 +19,11 @@ from jaxtyping import Int
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_jsonl
 from empax.core.inputs import note
-from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
 from empax.core.text_files import read_json
 from empax.core.types import Instance
 from empax.data import sample
+from empax.data.corpora import find_corpus
 from empax.data.dailydialog import written
 from empax.data.english import vader_lexicon
 
@@ -120,17 +120,9 @@ def find_causes(data_dir: str | os.PathLike[str] = "") -> Path:
     Raises:
       ConfigError: no folder is named, or it does not hold RECCON's files.
     """
-    folder, origin = data_dir, "config.data.dir"
-    if not folder:
-        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
-    wanted = f"a folder with reccon_dailydialog_train.json, or to one that holds it under {_FOLDER}/"
-    if not folder:
-        raise ConfigError(f"RECCON is not downloaded by itself: set --config.data.dir or EMPAX_DATA_DIR to {wanted}.")
-    for place in (expand(folder), expand(folder) / _FOLDER):
-        if (place / "reccon_dailydialog_train.json").is_file():
-            note("RECCON", place)
-            return place
-    raise ConfigError(f"{origin} = {str(folder)!r} holds no RECCON; set it to {wanted}.")
+    place = find_corpus("RECCON", ["reccon_dailydialog_train.json"], _FOLDER, data_dir)
+    note("RECCON", place)
+    return place
 
 
 def read_reccon(path: Path) -> list[SpanExample]:

@@ -19,6 +19,7 @@ from empax.core.paths import expand
 from empax.core.text_files import check_length
 from empax.core.types import Instance
 from empax.data import features
+from empax.data.corpora import data_folder
 
 Negative: TypeAlias = Literal["other_emotion", "same_emotion"]
 """A response of another dialogue, which has another emotion or the same one."""
@@ -160,15 +161,13 @@ def find_given_pairs(data_dir: str | os.PathLike[str] | None = None) -> Path:
     Raises:
       ConfigError: no folder is named, or it does not hold the files.
     """
-    folder, origin = data_dir, "config.data.dir"
-    if not folder:
-        folder, origin = os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR"
+    folder, origin = data_folder(data_dir)
     place = expand(folder or ".") / FOLDER
     if folder and all((place / name).is_file() for name in FILES.values()):
         note("LEMPEx' pairs of Reddit", place, [place / name for name in FILES.values()])
         return place
     raise ConfigError(
-        f"{origin} = {str(folder or '')!r} holds no {FOLDER}/ with {' and '.join(FILES.values())}, the pairs that the "
+        f"{origin} = {str(folder)!r} holds no {FOLDER}/ with {' and '.join(FILES.values())}, the pairs that the "
         "authors of LEMPEx released (declare-lab/exemplary-empathy); put them there, or set dpr_data = 'ed'."
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -20,6 +19,7 @@ from empax.core.settings import cache_dir
 from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data import sample
+from empax.data.corpora import data_folder
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_from, ranked, read_knowledge
 from empax.data.store import may_load
 from empax.data.wordnet import WordNet
@@ -203,7 +203,7 @@ def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> 
 
 
 def _atomic_folder(settings: SourceSettings, run: RunContext) -> str:
-    folder = settings.path or run.plan.data.dir or os.environ.get("EMPAX_DATA_DIR", "")
+    folder = settings.path or str(data_folder(run.plan.data.dir)[0])
     if not folder:
         raise ConfigError(
             f"config.{run.stage}: nothing says where ATOMIC's files are; set path to their folder, or config.data.dir "

@@ -18,11 +18,11 @@ from jaxtyping import Int
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.inputs import note
-from empax.core.paths import expand
 from empax.core.settings import DataSettings
 from empax.core.text_files import read_lines
 from empax.core.types import EMOTIONS, Instance
 from empax.data import sample
+from empax.data.corpora import find_corpus
 
 INTENTS: tuple[str, ...] = (
     "agreeing", "acknowledging", "encouraging", "consoling", "sympathizing", "suggesting", "questioning", "wishing",
@@ -81,19 +81,9 @@ def find_listener_intents(data_dir: str | os.PathLike[str] = "") -> Path:
     Raises:
       ConfigError: no folder is named, or it does not hold the file.
     """
-    folder, origin = (data_dir, "config.data.dir") if data_dir else (os.environ.get("EMPAX_DATA_DIR"), "EMPAX_DATA_DIR")
-    wanted = f"the folder with {_CSV}, or to one that holds it under empathetic_dialogues/"
-    if not folder:
-        raise ConfigError(
-            f"the intents of EmpatheticDialogues are not downloaded: set --config.data.dir or EMPAX_DATA_DIR to "
-            f"{wanted}."
-        )
-    root = expand(folder)
-    for place in (root / _CSV, root / "empathetic_dialogues" / _CSV):
-        if place.is_file():
-            note("the intents of EmpatheticDialogues", place)
-            return place
-    raise ConfigError(f"{origin} = {str(folder)!r} holds no {_CSV}; set it to {wanted}.")
+    place = find_corpus(f"{_CSV} (EmpatheticDialogues' intents)", [_CSV], "empathetic_dialogues", data_dir) / _CSV
+    note("the intents of EmpatheticDialogues", place)
+    return place
 
 
 def read_listener_intents(path: Path) -> dict[str, str]:

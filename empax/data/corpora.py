@@ -1,0 +1,45 @@
+"""Where a corpus is that the user has downloaded: one folder for all of them, or a folder each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from empax.core.config import ConfigError
+from empax.core.paths import expand
+
+DATA_DIR = "EMPAX_DATA_DIR"
+"""The environment's name for the folder of corpora."""
+
+
+def data_folder(data_dir: str | os.PathLike[str] | None) -> tuple[str | os.PathLike[str], str]:
+    """The folder that the user names, "" for none, and where: the setting `data.dir`, else the environment."""
+    if data_dir:
+        return data_dir, "config.data.dir"
+    return os.environ.get(DATA_DIR, ""), DATA_DIR
+
+
+def find_corpus(what: str, files: Sequence[str], under: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder with `files`: the folder that the user names, or `under`/ in it.
+
+    Args:
+      what: the corpus, for messages.
+      files: names, all of which it holds.
+      under: its own folder in a folder of corpora.
+      data_dir: as in the settings; empty: the environment's.
+
+    Raises:
+      ConfigError: no folder is named, or it does not hold the files.
+    """
+    folder, origin = data_folder(data_dir)
+    wanted = (
+        f"the folder with {', '.join(files)}, or to one that holds {under}/ with {'it' if len(files) == 1 else 'them'}"
+    )
+    if not folder:
+        raise ConfigError(f"{what} is not downloaded by itself: set --config.data.dir or {DATA_DIR} to {wanted}.")
+    root = expand(folder)
+    for place in (root, root / under):
+        if all((place / name).is_file() for name in files):
+            return place
+    raise ConfigError(f"{origin} = {str(folder)!r} holds no {what}; set it to {wanted}.")

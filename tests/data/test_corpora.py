@@ -1,0 +1,38 @@
+"""Where corpora are that a user has downloaded."""
+
+import re
+
+import pytest
+
+from empax.core.config import ConfigError
+from empax.data.corpora import data_folder, find_corpus
+
+
+@pytest.fixture(autouse=True)
+def nothing_named(monkeypatch):
+    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
+
+
+def test_a_corpus_lies_in_the_named_folder_or_in_one_of_its_own(tmp_path, monkeypatch):
+    own = tmp_path / "songs"
+    own.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (own / name).write_text("la\n")
+    assert find_corpus("Songs", ["a.txt", "b.txt"], "songs", own) == own
+    assert find_corpus("Songs", ["a.txt", "b.txt"], "songs", tmp_path) == own
+    monkeypatch.setenv("EMPAX_DATA_DIR", str(tmp_path))
+    assert find_corpus("Songs", ["a.txt"], "songs") == own
+    assert data_folder(own) == (own, "config.data.dir")
+    assert data_folder("") == (str(tmp_path), "EMPAX_DATA_DIR")
+
+
+def test_an_absent_corpus_is_named_with_its_files_and_with_where_the_folder_was_given(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"^Songs is not downloaded by itself: set .* EMPAX_DATA_DIR to the folder"):
+        find_corpus("Songs", ["a.txt"], "songs")
+    (tmp_path / "a.txt").write_text("la\n")
+    lacks = "holds no Songs; set it to the folder with a.txt, b.txt, or to one that holds them under songs/"
+    with pytest.raises(ConfigError, match=re.escape(f"config.data.dir = {str(tmp_path)!r} {lacks}")):
+        find_corpus("Songs", ["a.txt", "b.txt"], "songs", str(tmp_path))
+    monkeypatch.setenv("EMPAX_DATA_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="^EMPAX_DATA_DIR = "):
+        find_corpus("Songs", ["b.txt"], "songs")
