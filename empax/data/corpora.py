@@ -33,9 +33,8 @@ def find_corpus(what: str, files: Sequence[str], under: str, data_dir: str | os.
       ConfigError: no folder is named, or it does not hold the files.
     """
     folder, origin = data_folder(data_dir)
-    wanted = (
-        f"the folder with {', '.join(files)}, or to one that holds {under}/ with {'it' if len(files) == 1 else 'them'}"
-    )
+    they = "it" if len(files) == 1 else "them"
+    wanted = f"the folder with {', '.join(files)}, or to one that holds {they} under {under}/"
     if not folder:
         raise ConfigError(f"{what} is not downloaded by itself: set --config.data.dir or {DATA_DIR} to {wanted}.")
     root = expand(folder)

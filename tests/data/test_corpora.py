@@ -34,5 +34,5 @@ def test_an_absent_corpus_is_named_with_its_files_and_with_where_the_folder_was_
     with pytest.raises(ConfigError, match=re.escape(f"config.data.dir = {str(tmp_path)!r} {lacks}")):
         find_corpus("Songs", ["a.txt", "b.txt"], "songs", str(tmp_path))
     monkeypatch.setenv("EMPAX_DATA_DIR", str(tmp_path))
-    with pytest.raises(ConfigError, match="^EMPAX_DATA_DIR = "):
+    with pytest.raises(ConfigError, match=r"^EMPAX_DATA_DIR = "):
         find_corpus("Songs", ["b.txt"], "songs")
