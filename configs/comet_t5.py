@@ -84,6 +84,7 @@ def budget(config: ConfigDict, machine: str) -> None:
     else:
         config.generator.update(common.sizes(steps=6000, batch_size=128, evaluations=6))
         config.evaluate.batch_size = 128
+        common.on_gpu(config)
 
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:

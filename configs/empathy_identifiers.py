@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from . import common
 
 FORMS = ("separate",)
+MACHINES = ("cpu", "gpu")
 MECHANISMS = ("emotional_reaction", "interpretation", "exploration")
 
 
@@ -70,7 +71,7 @@ def tiny(**more: Any) -> ConfigDict:
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "empathy_identifiers.py", forms=FORMS)
+    chosen = common.arguments(arg, "empathy_identifiers.py", forms=FORMS, machines=MACHINES)
     config = common.base(system="attributes", data="sample" if chosen.tiny else "empathetic_dialogues")
     config.attributes = ConfigDict()
     make = tiny if chosen.tiny else identifiers
@@ -81,6 +82,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.update(stages)
     config.assess = ConfigDict({"kind": "assess", "judges": tuple(stages)})
     config.run = (*stages, "assess")
+    if chosen.machine == "gpu":
+        common.on_gpu(config)
     if chosen.tiny:  # a random encoder reads with the run's tokenizer
         config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"vocab_size": 600}})
         config.run = ("prepare", *config.run)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from . import common, emprl_transformer, reg_llm, reg_transformer
+from . import common, emprl_transformer, layouts, reg_llm, reg_transformer
 
 FORMS, FLAGS = emprl_transformer.ABLATIONS, emprl_transformer.FLAGS
 MACHINES = reg_transformer.MACHINES
@@ -33,7 +33,10 @@ def get_config(arg: str = "") -> ConfigDict:
     }
     chosen = common.arguments(arg, "emprl_llm.py", **known)
     model = chosen.model or "smollm2"
-    config = recipe(model, chosen.form, chosen.machine or ("cpu" if model in reg_llm.LIGHT else "gpu"))
+    machine = chosen.machine or ("cpu" if model in reg_llm.LIGHT else "gpu")
+    config = recipe(model, chosen.form, machine)
+    if machine == "gpu":
+        common.on_gpu(config, lengths=2, remat=layouts.ON_GPU.get(model, "full"))
     if chosen.tiny:
         config = shrink(config, random=not chosen.model)
     return emprl_transformer.flagged(config, chosen)

@@ -9,8 +9,9 @@ r"""EmpRL on a fine-tuned T5, its own backbone, sized for two CPU cores.
   python -m empax.main --config=configs/emprl_t5.py:flan-t5-small-titles,grpo,tiny      # a trial with that model
 
 The model is that of configs/reg_t5.py, and so is its fine-tuning: `--reuse=WORKDIR` of a run of that recipe takes it
-over. Identifiers and rewards are those of configs/emprl_transformer.py. Its stages took six minutes on a shared H200:
-empathy F1 goes from 64.0 to 66.5 (docs/results/emprl.md).
+over (on a GPU, with "machine=cpu" for both: there REG's is longer). Identifiers and rewards are those of
+configs/emprl_transformer.py. Its stages took six minutes on a shared H200: empathy F1 goes from 64.0 to 66.5
+(docs/results/emprl.md).
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from ml_collections import ConfigDict
 from . import common, emprl_transformer, reg_t5
 
 FORMS, FLAGS = emprl_transformer.ABLATIONS, emprl_transformer.FLAGS
+MACHINES = emprl_transformer.MACHINES
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    known = {"models": reg_t5.LIGHT, "folders": True, "forms": FORMS, "flags": FLAGS}
+    known = {"models": reg_t5.LIGHT, "folders": True, "forms": FORMS, "flags": FLAGS, "machines": MACHINES}
     chosen = common.arguments(arg, "emprl_t5.py", **known)
     config = recipe(chosen.model or reg_t5.WHEEL, chosen.form)
+    if chosen.machine == "gpu":
+        common.on_gpu(config, lengths=2)
     if chosen.tiny:
         config = shrink(config, random=not chosen.model)
     return emprl_transformer.flagged(config, chosen)

@@ -27,12 +27,15 @@ ABLATIONS = ("expected", "balanced", "sft", "no_kl", "no_reward", "grpo", "gspo"
 GROUPS = ("grpo", "gspo")
 FORMS = (*ABLATIONS, "retrieval")
 FLAGS = ("dailydialog", "consensus", "tiny")
+MACHINES = reg_transformer.MACHINES
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "emprl_transformer.py", forms=FORMS, flags=FLAGS)
+    chosen = common.arguments(arg, "emprl_transformer.py", forms=FORMS, flags=FLAGS, machines=MACHINES)
     start = reg_transformer.recipe("" if chosen.form == "retrieval" else "no_retrieval", "cpu")
     config = reinforced(start, chosen.form)
+    if chosen.machine == "gpu":  # the same budget
+        common.on_gpu(config, lengths=2)
     if chosen.tiny:
         config = shrink(config)
     return flagged(config, chosen)

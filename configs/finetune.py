@@ -16,12 +16,14 @@ from ml_collections import ConfigDict
 
 from . import common
 
+MACHINES = ("cpu", "gpu")
+
 
 def get_config(arg: str = "") -> ConfigDict:
     model, _, rest = arg.partition(",")
     if not model or model in ("lora", "tiny"):
         raise ValueError("finetune needs a model; write finetune:FOLDER, finetune:FOLDER,lora or finetune:FOLDER,tiny.")
-    chosen = common.arguments(rest, "finetune.py:MODEL", flags=("lora", "tiny"))
+    chosen = common.arguments(rest, "finetune.py:MODEL", flags=("lora", "tiny"), machines=MACHINES)
     config = common.base(system="seq2seq", data="jsonl")
     config.run = ("prepare", "generator", "evaluate", "report")
     config.seq2seq = ConfigDict(
@@ -54,6 +56,8 @@ def get_config(arg: str = "") -> ConfigDict:
         {"kind": "evaluate", "stage": "generator", "buckets": (32, 64, 128, 256), "batch_size": 16, "judge": ""}
     )
     config.report = ConfigDict({"kind": "report"})
+    if chosen.machine == "gpu":
+        common.on_gpu(config, lengths=2)
     if chosen.tiny:
         config.generator.update({"steps": 4, "eval_every_steps": 2, "checkpoint_every_steps": 2, "log_every_steps": 2})
         config.generator.optimizer.warmup_steps = 1

@@ -52,6 +52,14 @@ LAYOUTS = {
     },
 }
 
+MACHINES = ("cpu", "gpu", *CHIPS)
+
+ON_GPU: dict[str, str] = {
+    **dict.fromkeys(("flan-t5-small-titles", "empathetic-t5-small", "small", "base"), "none"),
+    **dict.fromkeys(("smollm2", "empathetic-smollm2"), "minimal"),
+}
+"""What a model computes again on one GPU of 80 GB; others "full": their activations would not fit (--mode=plan)."""
+
 
 def sized(
     arg: str,
@@ -68,19 +76,20 @@ def sized(
     Args:
       arg: behind the colon of `--config`.
       file: of the recipe.
-      recipe: makes it of model, form and "cpu" or "gpu".
+      recipe: makes it of model, form and "cpu", "gpu" or "slice".
       shrink: makes the trial of it; `random` is whether no model was named.
       light: models for two CPU cores; the first is the default.
       models: those for an accelerator.
       forms: what it can be instead of the whole system.
     """
-    machines = ("cpu", "gpu", *CHIPS)
-    chosen = common.arguments(arg, file, models=(*light, *models), folders=True, forms=forms, machines=machines)
+    chosen = common.arguments(arg, file, models=(*light, *models), folders=True, forms=forms, machines=MACHINES)
     model = chosen.model or light[0]
     machine = chosen.machine or ("cpu" if model in light else "gpu")
-    config = recipe(model, chosen.form, machine if machine == "cpu" else "gpu")
+    config = recipe(model, chosen.form, "slice" if machine in CHIPS else machine)
     if machine in CHIPS:
         return on_topology(config, model, machine)
+    if machine == "gpu":
+        common.on_gpu(config, lengths=2, remat=ON_GPU.get(model, "full"))
     return shrink(config, random=not chosen.model) if chosen.tiny else config
 
 

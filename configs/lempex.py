@@ -46,8 +46,8 @@ def get_config(arg: str = "") -> ConfigDict:
     chosen = common.arguments(arg, "lempex.py", flags=(*FORMS, "consensus", "tiny"), machines=MACHINES, numbers=("q",))
     config = recipe()
     if chosen.machine == "gpu":
-        on_gpu(config)
-        common.one_bucket(config)
+        more_steps(config)
+        common.on_gpu(config)
     forms = [form for form in FORMS if form in chosen.flags] + [f"q={count}" for count in chosen.numbers.values()]
     common.check_together(arg, "lempex.py", tuple(forms), read)
     for form in forms:
@@ -208,12 +208,9 @@ def generator() -> ConfigDict:
     )
 
 
-def on_gpu(config: ConfigDict) -> None:
+def more_steps(config: ConfigDict) -> None:
     """The budget of a GPU: the same models, which learn for longer (its code: fifty epochs)."""
-    for model in (config.lempex.generator, config.lempex.retriever, config.sentiment.encoder):
-        model.unroll = 1
     for judge in (config.judges, config.second_seed):
-        judge.encoder.unroll = 1
         judge.update({"steps": 600, "eval_every_steps": 150})
     config.retriever.update({"steps": 2500, "eval_every_steps": 500, "checkpoint_every_steps": 500})
     config.retriever.optimizer.warmup_steps = 100

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from . import common
 
+MACHINES = ("cpu", "gpu")
 LAYOUT = {"max_query_tokens": 64, "max_key_tokens": 24}  # ours: the newest turns, most responses whole
 
 
@@ -63,7 +64,7 @@ def retriever(**more: Any) -> ConfigDict:
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    chosen = common.arguments(arg, "lempex_retriever.py")
+    chosen = common.arguments(arg, "lempex_retriever.py", machines=MACHINES)
     config = common.base(system="lempex", data="empathetic_dialogues")
     config.run = ("prepare", "zero_shot", "retriever", "index")
     config.lempex = ConfigDict({**towers(), "layout": LAYOUT}, convert_dict=True)
@@ -71,6 +72,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.zero_shot = index(encoder="", queries={})
     config.retriever = retriever()
     config.index = index(encoder="retriever", queries={"train": 0, "validation": 0, "test": 0})
+    if chosen.machine == "gpu":
+        common.on_gpu(config)
     return shrink(config) if chosen.tiny else config
 
 

@@ -239,11 +239,11 @@ def budget(config: ConfigDict, machine: str) -> None:
         config.contrastive.update(common.sizes(steps=150, batch_size=16, evaluations=3))
         config.evaluate.batch_size = 32
     else:
-        config.nec.generator.update({"dtype": "bfloat16", "remat": "full"})
+        config.nec.generator.dtype = "bfloat16"
         config.generator.update(common.sizes(steps=5000, batch_size=32, evaluations=5))
         config.contrastive.update(common.sizes(steps=600, batch_size=16, evaluations=3))
         config.evaluate.batch_size = 64
-        common.one_bucket(config)
+        common.on_gpu(config)
 
 
 def change(config: ConfigDict, form: str) -> None:

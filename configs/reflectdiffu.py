@@ -291,7 +291,7 @@ def budget(config: ConfigDict, machine: str) -> None:
     for name, size in sizes.items():
         config[name].update(size)
     if machine == "gpu":
-        common.one_bucket(config)
+        common.on_gpu(config)
 
 
 def shrink(config: ConfigDict) -> ConfigDict:

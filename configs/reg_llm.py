@@ -27,6 +27,7 @@ LIGHT = ("smollm2", "empathetic-smollm2")  # the second: adapters on the first t
 HUB = {"llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
 PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
 FORMS = ("sft", "prompted", "no_attributes", "apart", "response")
+MACHINES = layouts.MACHINES
 PLAIN = {"clip_norm": 1.0, "schedule": "linear", "weight_decay": 0.0}
 
 
@@ -105,7 +106,7 @@ def budget(config: ConfigDict, machine: str) -> None:
         stages = {"exemplars": (100, 8), "retriever": (40, 8), "joint": (50, 8), "emotions": (650, 32)}
         candidates = 4
     else:
-        config.reg.generator.update({"dtype": "bfloat16", "remat": "full"})
+        config.reg.generator.update({"dtype": "bfloat16", **({} if machine == "gpu" else {"remat": "full"})})
         config.reg.passages = 6
         config.generator.update(common.sizes(steps=800, batch_size=64, evaluations=16, **rhythm))
         config.evaluate.update({"batch_size": 16, "limit": 0, "head_examples": 2000})

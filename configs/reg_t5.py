@@ -42,6 +42,7 @@ HUB = {
 }
 LIGHT = (WHEEL, PUBLISHED)
 FORMS = ("no_attributes", "no_retrieval", "sft", "contrastive", *reg_transformer.LAYOUTS)
+MACHINES = layouts.MACHINES
 PLAIN = {"clip_norm": 1.0, "schedule": "linear"}
 
 
@@ -58,15 +59,17 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     config.reg.generator = ConfigDict({"architecture": "t5", "dropout": 0.1, "dtype": "bfloat16", **pretrained})
     config.prepare.tokenizer = ConfigDict({"pretrained": pretrained["pretrained"]})
     config.report.paper_row = "T5 + REG"
+    again = {} if machine == "gpu" else {"remat": "full"}
     if machine == "cpu":
         on_two_cores(config)
     else:
         on_accelerators(config)
+        config.reg.generator.update(again)
     if model not in LIGHT and machine != "cpu":
         contriever = {"pretrained": "facebook/contriever", "preset": "contriever"}
         config.reg.retriever.update(contriever)
         if "attributes" in config:
-            config.attributes.encoder = ConfigDict({**pretrained, "dtype": "bfloat16", "remat": "full"})
+            config.attributes.encoder = ConfigDict({**pretrained, "dtype": "bfloat16", **again})
     reg_transformer.read(config)
     if form == "sft":
         config.reg.decoding = ConfigDict({"method": "greedy", "max_tokens": 30})
@@ -93,7 +96,6 @@ def on_two_cores(config: ConfigDict) -> None:
 
 def on_accelerators(config: ConfigDict) -> None:
     """The budget of an accelerator: ours, but for the paper's 1e-4 of the generator. None of it was tuned on one."""
-    config.reg.generator.remat = "full"
     config.reg.layout = ConfigDict(
         {
             "max_context_tokens": 128,

@@ -50,6 +50,8 @@ def get_config(arg: str = "") -> ConfigDict:
         config.run = ("prepare", "reasons", *config.run[1:])
         config.annotate.reasons = "reasons"
         config.reg.query = "reasons"
+    if chosen.machine == "gpu":
+        common.on_gpu(config, lengths=2)
     return config
 
 
@@ -261,7 +263,7 @@ def joint() -> ConfigDict:
 
 
 def budget(config: ConfigDict, machine: str) -> None:
-    """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
+    """Steps, batches and arithmetic: what depends on the machine, one of MACHINES or "slice" (of TPUs)."""
     if machine == "cpu":
         # A quarter to a half of the time of float32 in a plain scan.
         arithmetic = {"dtype": "bfloat16", "unroll": 6}
@@ -277,7 +279,7 @@ def budget(config: ConfigDict, machine: str) -> None:
         }
         config.evaluate.batch_size = 32
     else:
-        arithmetic = {"dtype": "bfloat16", "remat": "full"}
+        arithmetic = {"dtype": "bfloat16", **({} if machine == "gpu" else {"remat": "full"})}
         queries = {"train": 0, "validation": 1000}  # every training context
         sizes = {
             "attributes": common.sizes(steps=800, batch_size=32, evaluations=10),

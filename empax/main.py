@@ -24,9 +24,10 @@ if __name__ == "__main__":
 from absl import app, flags
 
 from empax.core.config import ConfigError
+from empax.core.machine import check_gpu, has_gpu
 from empax.core.memory import keep_freed_memory
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import load_recipe, override, parse_flags, run_name, split_overrides
+from empax.core.recipe import load_recipe, override, parse_flags, run_name, sized_for, split_overrides
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
@@ -47,7 +48,8 @@ def main(argv: list[str]) -> None:
         if len(argv) > 1 or not _CONFIG.value:
             what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
             raise ConfigError(f"{what}--config=FILE.py is needed (see configs/); settings are --config.a.b=VALUE.")
-        config = load_recipe(_CONFIG.value)
+        recipe = sized_for("gpu", _CONFIG.value) if has_gpu() else _CONFIG.value
+        config = load_recipe(recipe)
         override(config, _OVERRIDES)
         workdir = expand(_WORKDIR.value or Path("runs") / run_name(_CONFIG.value))
         from empax.core import cache, distributed
@@ -58,6 +60,8 @@ def main(argv: list[str]) -> None:
         from empax.pipeline.plan import make_plan, plain
 
         run.quiet_logging(logging.INFO)
+        if recipe != _CONFIG.value:
+            logging.getLogger("empax").info("This machine has a GPU: the recipe is %s; machine=cpu overrides.", recipe)
         values = plain(config)
         if _MODE.value == "plan":
             from empax.planning.plan import show
@@ -67,10 +71,13 @@ def main(argv: list[str]) -> None:
         if RunOptions.of(values).deterministic:
             make_deterministic()  # before anything asks for the devices
         distributed.initialize()
+        if recipe != _CONFIG.value:
+            check_gpu(recipe)
         cache.enable_compilation_cache()
         if not distributed.is_writer():
             run.quiet_logging()  # what it says, the first process says too
-        command = f"python -m empax.main {shlex.join(sys.argv[1:])}"
+        words = (word.replace(_CONFIG.value, recipe) if _CONFIG.value in word else word for word in sys.argv[1:])
+        command = f"python -m empax.main {shlex.join(words)}"
         reuse = expand(_REUSE.value) if _REUSE.value else None
         run.run(values, workdir, reuse=reuse, redo=_REDO.value, command=command)
     except (ConfigError, DataError, CheckpointError, TrainingError, OSError) as error:

@@ -90,6 +90,19 @@ def load_recipe(spec: str) -> Any:
         raise ConfigError(f"--config={spec}: {error}") from error
 
 
+def sized_for(machine: str, spec: str) -> str:
+    """`spec` with the form "machine=MACHINE" where the recipe lists it in MACHINES and no machine was asked for.
+
+    A trial ("tiny") fits any machine. Raises ConfigError as `load_recipe`.
+    """
+    name, _, argument = spec.partition(":")
+    words = [word.strip() for word in argument.split(",") if word.strip()]
+    if "tiny" in words or any(word.startswith("machine=") for word in words):
+        return spec
+    known = getattr(_module(_find(name, spec)), "MACHINES", ())
+    return f"{name}:{','.join([*words, f'machine={machine}'])}" if machine in known else spec
+
+
 def run_name(spec: str) -> str:
     """The name of a folder for "RECIPE:ARG": "reg_t5-base-tiny" for "configs/reg_t5.py:base,tiny"."""
     name, _, argument = spec.partition(":")

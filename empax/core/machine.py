@@ -1,0 +1,35 @@
+"""Which accelerator JAX will compute on, known before it starts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+from empax.core.config import ConfigError
+
+_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # those that JAX itself looks at
+
+
+def has_gpu() -> bool:
+    """Whether JAX will compute on an NVIDIA GPU, as far as files and the environment tell.
+
+    JAX is not asked: its backend reads flags once, and several processes join before it starts.
+    """
+    if wanted := os.environ.get("JAX_PLATFORMS", ""):
+        return wanted.split(",")[0] in ("cuda", "gpu")
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    plugins = [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
+    return any(name.startswith("xla_cuda") for name in plugins) and any(Path(path).exists() for path in _DEVICES)
+
+
+def check_gpu(recipe: str) -> None:
+    """Raises ConfigError if JAX has passed over the GPU that `recipe` was chosen for. Starts its backend."""
+    import jax  # `has_gpu` answers without
+
+    if (backend := jax.default_backend()) != "gpu":
+        raise ConfigError(
+            f"--config={recipe} was chosen for this machine's GPU, but JAX computes on {backend}; mend its plugin for "
+            "CUDA, or write machine=cpu."
+        )
